@@ -1,0 +1,108 @@
+use burn::module::ParamId;
+
+/// What a user can do wrong, in a sentence that names the parameter and the way out.
+///
+/// The fallible methods (`try_new`, `try_step`, ..) return it; their plain counterparts panic with
+/// its message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FusedError {
+    /// The model was created on a device without autodiff.
+    #[error(
+        "parameter `{path}` is on a device without autodiff ({device}): create the model on \
+         `device.autodiff()`, or call `model.train()` on one that comes from validation"
+    )]
+    NotAutodiff {
+        /// Path of the first parameter found.
+        path: String,
+        /// Its device.
+        device: String,
+    },
+
+    /// This build of backburn has no tap for the backend of the model.
+    #[error(
+        "parameter `{path}` is on {device}, a backend this build of backburn does not cover: \
+         enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..)"
+    )]
+    BackendNotCovered {
+        /// Path of the first parameter found.
+        path: String,
+        /// Its device.
+        device: String,
+    },
+
+    /// One trainable parameter stands at two places of the module.
+    #[error(
+        "parameter {id} appears twice in the module, as `{first}` and as `{second}`: Burn's \
+         optimizer would step one of them only. Keep it in one place and use its value in both, \
+         or give the copy an id of its own"
+    )]
+    DuplicateParameter {
+        /// The id both places share.
+        id: ParamId,
+        /// Path of the first.
+        first: String,
+        /// Path of the second.
+        second: String,
+    },
+
+    /// The model is already in fused form: it was cloned out of a training step.
+    #[error(
+        "parameter `{path}` belongs to a model cloned out of a fused step: use \
+         `FusedOptimizer::model()` to get an ordinary model"
+    )]
+    AlreadyFused {
+        /// Path of the first parameter found.
+        path: String,
+    },
+
+    /// The loss has no gradient to offer.
+    #[error(
+        "the loss is not tracked by autodiff: it depends on no trainable parameter of the model \
+         (is everything frozen, or the loss detached?)"
+    )]
+    LossNotTracked,
+
+    /// The backward pass reached none of the model's parameters.
+    #[error(
+        "the loss depends on no trainable parameter of the model: none of its {parameters} \
+         parameters got a gradient, and nothing was updated"
+    )]
+    LossWithoutParameters {
+        /// The number of trainable parameters.
+        parameters: usize,
+    },
+
+    /// An optimizer record holds the state of a parameter that the model does not have.
+    #[error(
+        "the optimizer record holds the state of parameter {id} (`{path}`), which the model does \
+         not have: load the model record that was saved with it first"
+    )]
+    ForeignRecord {
+        /// The id in the record.
+        id: ParamId,
+        /// The path in the record, empty if it has none.
+        path: String,
+    },
+
+    /// An optimizer record holds a state of another rank than its parameter.
+    #[error(
+        "the optimizer record holds a state of rank {found} for parameter `{path}` of rank \
+         {expected}: it was saved with another model"
+    )]
+    RecordRank {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Rank of the parameter.
+        expected: usize,
+        /// Rank in the record.
+        found: usize,
+    },
+
+    /// An optimizer record that can't be read.
+    #[error("the optimizer record can't be read: {reason}")]
+    UnreadableRecord {
+        /// What Burn says about it.
+        reason: String,
+    },
+}

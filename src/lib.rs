@@ -1,0 +1,53 @@
+//! Gradient release for [Burn](burn): the optimizer step fused into the backward pass.
+//!
+//! Stock training computes every gradient, keeps them all, then steps. backburn applies Burn's own
+//! optimizer to a parameter the moment its gradient is complete, inside the backward pass, in
+//! place, and drops the gradient. The memory of the gradients is gone; the training result is the
+//! same, on CPU backends bit for bit.
+//!
+//! - In a custom loop, [`FusedOptimizer`] takes the model and the optimizer.
+#![cfg_attr(
+    feature = "train",
+    doc = "- With Burn's training, [`FusedLearner`](train::FusedLearner) takes the place of `Learner`."
+)]
+#![cfg_attr(
+    not(feature = "train"),
+    doc = "- With Burn's training, `FusedLearner` (feature `train`) takes the place of `Learner`."
+)]
+//!
+//! # The rooms
+//!
+//! Data walks down; no room imports from one above it.
+//!
+//! | room | what it knows |
+//! |---|---|
+//! | `train` | Burn's `Learner` and training loop |
+//! | `optimizer` | the front door of a custom loop: a model, an optimizer, a step |
+//! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
+//! | `pass` | what all slots share during one forward and backward pass |
+//! | `policy` | what happens to a finished gradient |
+//! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
+//!
+//! # Features
+//!
+//! Backends carry Burn's names (`flex`, the default, `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
+//! `cuda`, `rocm`, `cpu`), as do `fusion`, `autotune`, `train` and `tui`. The crate must be built
+//! with the feature of the backend that trains: the tap is an operation of that backend.
+
+#![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod error;
+mod loss;
+mod optimizer;
+mod pass;
+mod policy;
+mod record;
+mod report;
+mod slot;
+mod tap;
+
+pub use error::FusedError;
+pub use loss::Loss;
+pub use optimizer::FusedOptimizer;
+pub use report::StepReport;

@@ -1,0 +1,58 @@
+use burn::tensor::{Gradients, Tensor};
+
+/// What the forward closure of a step returns: a loss of any rank, alone or with anything else.
+///
+/// ```
+/// # use backburn::FusedOptimizer;
+/// # use burn::{nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::{Device, Tensor}};
+/// # let device = Device::flex().autodiff();
+/// # let model: Linear = LinearConfig::new(2, 1).init(&device);
+/// # let x = Tensor::<2>::ones([3, 2], &device);
+/// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+/// let loss: Tensor<1> = fused.step(0.1, |model| model.forward(x.clone()).mean());
+/// let (loss, output) = fused.step(0.1, |model| {
+///     let output = model.forward(x);
+///     (output.clone().mean(), output)
+/// });
+/// # let _: (Tensor<1>, Tensor<2>) = (loss, output);
+/// ```
+pub trait Loss: sealed::Sealed + Sized {
+    /// Whether a backward pass can start from the loss.
+    #[doc(hidden)]
+    fn is_tracked(&self) -> bool;
+
+    /// Runs the backward pass and detaches the loss.
+    #[doc(hidden)]
+    fn backward(self) -> (Self, Gradients);
+}
+
+impl<const D: usize> Loss for Tensor<D> {
+    fn is_tracked(&self) -> bool {
+        Tensor::is_tracked(self)
+    }
+
+    fn backward(self) -> (Self, Gradients) {
+        let gradients = Tensor::backward(&self);
+        (self.detach(), gradients)
+    }
+}
+
+impl<const D: usize, T> Loss for (Tensor<D>, T) {
+    fn is_tracked(&self) -> bool {
+        self.0.is_tracked()
+    }
+
+    fn backward(self) -> (Self, Gradients) {
+        let (loss, gradients) = Loss::backward(self.0);
+        ((loss, self.1), gradients)
+    }
+}
+
+mod sealed {
+    use burn::tensor::Tensor;
+
+    pub trait Sealed {}
+
+    impl<const D: usize> Sealed for Tensor<D> {}
+    impl<const D: usize, T> Sealed for (Tensor<D>, T) {}
+}

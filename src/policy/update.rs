@@ -1,0 +1,99 @@
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{Device, Tensor};
+
+/// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
+/// learning rate, clipping and record of Burn's works unchanged.
+///
+/// The optimizer is never cloned while training: Burn updates a state in place only while it has
+/// one owner.
+pub(crate) struct Update {
+    pub(crate) optimizer: ModuleOptimizer,
+    pub(crate) learning_rate: ModuleLearningRate,
+}
+
+impl Update {
+    pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
+        Self {
+            optimizer,
+            learning_rate: 0.0.into(),
+        }
+    }
+
+    /// Returns the stepped `value`; neither it nor `gradient` has autodiff.
+    ///
+    /// The step happens in place where the optimizer does so and `value` has no other owner.
+    pub(crate) fn step<const D: usize>(
+        &mut self,
+        path: &str,
+        id: ParamId,
+        value: Tensor<D>,
+        gradient: Tensor<D>,
+    ) -> Tensor<D> {
+        let mut gradients = GradientsParams::new();
+        gradients.register(id, gradient);
+        let addressed = Addressed {
+            path,
+            // Burn asks the parameter for its autodiff state before it takes the inner value.
+            param: Param::initialized(id, Tensor::from_inner(value)),
+        };
+        let addressed = self
+            .optimizer
+            .step(self.learning_rate.clone(), addressed, gradients);
+        addressed.param.into_value().inner()
+    }
+}
+
+/// A single parameter that shows its path in the model to a mapper: parameter groups match by
+/// path and optimizer records store it.
+#[derive(Clone, Debug)]
+struct Addressed<'a, const D: usize> {
+    path: &'a str,
+    param: Param<Tensor<D>>,
+}
+
+impl<const D: usize> Module for Addressed<'_, D> {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.param.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        let param = self.param.fork(device);
+        Self { param, ..self }
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        let param = self.param.to_device(device);
+        Self { param, ..self }
+    }
+
+    fn train(self) -> Self {
+        let param = self.param.train();
+        Self { param, ..self }
+    }
+
+    fn valid(&self) -> Self {
+        let param = self.param.valid();
+        Self { param, ..*self }
+    }
+
+    fn materialize(self) -> Self {
+        let param = self.param.materialize();
+        Self { param, ..self }
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        // Burn joins the names of the entered modules with dots, so one name can hold the path.
+        visitor.enter_module(self.path, "Parameter");
+        self.param.visit(visitor);
+        visitor.exit_module(self.path, "Parameter");
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        mapper.enter_module(self.path, "Parameter");
+        let param = Module::map(self.param, mapper);
+        mapper.exit_module(self.path, "Parameter");
+        Self { param, ..self }
+    }
+}

@@ -1,0 +1,72 @@
+use std::any::Any;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
+use burn::tensor::{Device, Tensor};
+
+use super::parameter::ParameterSlot;
+
+/// What a parameter in fused form carries: the way from every read of it to its slot.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotHandle {
+    slot: Arc<dyn Any + Send + Sync>,
+}
+
+impl SlotHandle {
+    pub(crate) fn new<const D: usize>(slot: Arc<ParameterSlot<D>>) -> Self {
+        Self { slot }
+    }
+}
+
+impl Reparameterization for SlotHandle {
+    const NAME: &'static str = "backburn";
+
+    /// The placeholder tells how the parameter is to be read: whatever the user's code did to the
+    /// module (`valid`, `no_grad`) it did to the placeholder.
+    fn apply<const D: usize>(&self, placeholder: Tensor<D>) -> Tensor<D> {
+        let slot = Arc::clone(&self.slot)
+            .downcast::<ParameterSlot<D>>()
+            .expect("a slot has the rank of its parameter");
+
+        if !placeholder.is_autodiff() {
+            slot.value()
+        } else if !placeholder.is_tracked() {
+            slot.constant()
+        } else {
+            slot.tapped()
+        }
+    }
+}
+
+/// The handle has no parameters of its own, and the slot stays where it is.
+impl Module for SlotHandle {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        devices
+    }
+
+    fn fork(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, _visitor: &mut V) {}
+
+    fn map<M: ModuleMapper>(self, _mapper: &mut M) -> Self {
+        self
+    }
+}

@@ -1,0 +1,142 @@
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
+use burn::tensor::Tensor;
+
+use super::handle::SlotHandle;
+use crate::error::FusedError;
+use crate::tap;
+
+/// What becomes of a float parameter in fused form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Trainable: owned by a slot, updated as its gradient completes.
+    Tapped,
+    /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
+    /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
+    Left,
+    /// Frozen or a running statistic: not touched.
+    Frozen,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) path: String,
+    pub(crate) rank: usize,
+    pub(crate) elements: usize,
+    pub(crate) role: Role,
+    device: burn::tensor::Device,
+}
+
+/// The float parameters of a module by id.
+#[derive(Clone, Debug)]
+pub(crate) struct Inventory {
+    entries: HashMap<ParamId, Entry>,
+}
+
+impl Inventory {
+    /// Takes stock of `module` and refuses what can't be trained in fused form. Initializes lazy
+    /// parameters, in module order.
+    pub(crate) fn take<M: Module>(module: &M) -> Result<Self, FusedError> {
+        let mut clerk = Clerk::default();
+        module.visit(&mut clerk);
+
+        if let Some(path) = clerk.fused {
+            return Err(FusedError::AlreadyFused { path });
+        }
+        if let (Some((_, first)), false) = (clerk.found.first(), clerk.autodiff) {
+            return Err(FusedError::NotAutodiff {
+                path: first.path.clone(),
+                device: format!("{:?}", first.device),
+            });
+        }
+
+        let mut entries = HashMap::<ParamId, Entry>::new();
+        for (id, entry) in clerk.found {
+            if entry.role == Role::Tapped && !tap::covers(&entry.device) {
+                return Err(FusedError::BackendNotCovered {
+                    path: entry.path,
+                    device: format!("{:?}", entry.device),
+                });
+            }
+            let trainable = entry.role != Role::Frozen;
+            match entries.get(&id) {
+                Some(first) if trainable || first.role != Role::Frozen => {
+                    return Err(FusedError::DuplicateParameter {
+                        id,
+                        first: first.path.clone(),
+                        second: entry.path,
+                    });
+                }
+                _ => entries.insert(id, entry),
+            };
+        }
+        Ok(Self { entries })
+    }
+
+    pub(crate) fn get(&self, id: ParamId) -> Option<&Entry> {
+        self.entries.get(&id)
+    }
+
+    pub(crate) fn role(&self, id: ParamId) -> Option<Role> {
+        self.get(id).map(|entry| entry.role)
+    }
+
+    /// The number of parameters with this role, and of elements in them.
+    pub(crate) fn count(&self, role: Role) -> (usize, usize) {
+        let entries = self.entries.values().filter(|entry| entry.role == role);
+        entries.fold((0, 0), |(parameters, elements), entry| {
+            (parameters + 1, elements + entry.elements)
+        })
+    }
+
+    /// The ids of the parameters that stay ordinary leaves.
+    pub(crate) fn left(&self) -> Vec<ParamId> {
+        let left = self.entries.iter().filter(|(_, e)| e.role == Role::Left);
+        left.map(|(id, _)| *id).collect()
+    }
+}
+
+#[derive(Default)]
+struct Clerk {
+    names: Vec<String>,
+    found: Vec<(ParamId, Entry)>,
+    autodiff: bool,
+    fused: Option<String>,
+}
+
+impl ModuleVisitor for Clerk {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Burn visits a reparameterized parameter first, then enters its reparameterization.
+        if container_type == "Reparameterization"
+            && let Some((_, entry)) = self.found.last_mut()
+        {
+            if name == SlotHandle::NAME {
+                self.fused.get_or_insert_with(|| entry.path.clone());
+            } else if entry.role == Role::Tapped {
+                entry.role = Role::Left;
+            }
+        }
+        self.names.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        self.autodiff |= value.is_autodiff();
+        let entry = Entry {
+            path: self.names.join("."),
+            rank: D,
+            elements: value.shape().num_elements(),
+            role: match value.is_require_grad() {
+                true => Role::Tapped,
+                false => Role::Frozen,
+            },
+            device: value.device(),
+        };
+        self.found.push((param.id, entry));
+    }
+}

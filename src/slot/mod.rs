@@ -1,0 +1,61 @@
+//! A slot owns the value of one trainable parameter while its model is in fused form.
+//!
+//! Attaching moves every value into a slot and leaves a placeholder in the module; reading the
+//! parameter asks the slot; restoring puts the values back into an ordinary module.
+
+mod attach;
+mod handle;
+mod inventory;
+mod parameter;
+mod placeholder;
+mod restore;
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub(crate) use attach::attach;
+pub(crate) use inventory::{Inventory, Role};
+pub(crate) use placeholder::hollow;
+pub(crate) use restore::restore;
+
+/// A slot, whatever the rank of its parameter.
+pub(crate) trait Slot: Debug + Send + Sync {
+    /// Path of the parameter in the module.
+    fn path(&self) -> &str;
+
+    /// Steps the parameter with its accumulated gradient, if it has one and none arrived in this
+    /// pass.
+    fn flush(&self);
+
+    /// Lets go of the autodiff graph and says what happened in this pass.
+    fn end(&self) -> SlotReport;
+
+    /// Keeps the old value through the next update, which the optimizer has not tried yet.
+    fn expect_first_update(&self);
+
+    /// For downcasting to the rank of the parameter.
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// What happened to one parameter in a pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotReport {
+    /// A gradient arrived.
+    pub(crate) received: bool,
+    /// The optimizer stepped the parameter.
+    pub(crate) updated: bool,
+    /// Someone else held the value, so it was copied to be updated. None if the backend can't
+    /// tell.
+    pub(crate) copied: Option<bool>,
+}
+
+impl SlotReport {
+    fn new(tells_owners: bool) -> Self {
+        Self {
+            received: false,
+            updated: false,
+            copied: tells_owners.then_some(false),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+use std::any::Any;
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::module::ParamId;
+use burn::tensor::{GradientCheckpointingStrategy, Tensor};
+use parking_lot::Mutex;
+
+use super::{Slot, SlotReport};
+use crate::pass::{Goal, Pass, Phase};
+use crate::tap::{GradientSink, lift, tap};
+
+/// The slot of a parameter of rank `D`.
+#[derive(Debug)]
+pub(crate) struct ParameterSlot<const D: usize> {
+    id: ParamId,
+    path: String,
+    strategy: GradientCheckpointingStrategy,
+    pass: Arc<Pass>,
+    /// Whether the backend can tell that a buffer has one owner.
+    tells_owners: bool,
+    state: Mutex<State<D>>,
+}
+
+#[derive(Debug)]
+struct State<const D: usize> {
+    /// Without autodiff. Empty only while the optimizer has it.
+    value: Option<Tensor<D>>,
+    accumulated: Option<Tensor<D>>,
+    reading: Reading<D>,
+    report: SlotReport,
+    first_update: bool,
+}
+
+/// How far a parameter has come in the current pass.
+#[derive(Debug)]
+enum Reading<const D: usize> {
+    Unread,
+    /// Read; every further read returns the same tap, so autodiff sums the uses.
+    Tapped(Tensor<D>),
+    /// Its gradient has arrived.
+    Delivered,
+}
+
+impl<const D: usize> ParameterSlot<D> {
+    /// A slot for `value`, which has no autodiff.
+    pub(crate) fn new(
+        id: ParamId,
+        path: &str,
+        value: Tensor<D>,
+        strategy: GradientCheckpointingStrategy,
+        pass: Arc<Pass>,
+    ) -> Self {
+        let probe = Tensor::<1>::zeros([1], &value.device()).into_dispatch();
+        let tells_owners = probe.can_mut();
+        Self {
+            id,
+            path: path.to_string(),
+            strategy,
+            pass,
+            tells_owners,
+            state: Mutex::new(State {
+                value: Some(value),
+                accumulated: None,
+                reading: Reading::Unread,
+                report: SlotReport::new(tells_owners),
+                first_update: true,
+            }),
+        }
+    }
+
+    /// The current value without autodiff.
+    pub(crate) fn value(&self) -> Tensor<D> {
+        self.held(&self.state.lock())
+    }
+
+    /// The current value as an autodiff constant.
+    pub(crate) fn constant(&self) -> Tensor<D> {
+        lift(self.value(), self.strategy)
+    }
+
+    /// The current value as an ordinary trainable parameter holds it.
+    pub(crate) fn leaf(&self) -> Tensor<D> {
+        self.constant().require_grad()
+    }
+
+    /// The current value with its gradient tapped.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a pass, and after the gradient has arrived.
+    pub(crate) fn tapped(self: &Arc<Self>) -> Tensor<D> {
+        let path = &self.path;
+        assert!(
+            self.pass.phase() != Phase::Idle,
+            "parameter `{path}` was read outside of a training step, from a model cloned out of \
+             one: use `FusedOptimizer::model()` or `valid()` instead"
+        );
+        let mut state = self.state.lock();
+        match &state.reading {
+            Reading::Tapped(tapped) => tapped.clone(),
+            Reading::Delivered => panic!(
+                "parameter `{path}` was read again after its gradient had arrived in this step: \
+                 combine the losses and run one backward pass per step"
+            ),
+            Reading::Unread => {
+                let value = self.held(&state);
+                let tick = self.pass.next_tick(&value.device(), self.strategy);
+                let census = self.pass.census();
+                let tapped = tap(value, self.strategy, tick, self.clone(), census);
+                state.reading = Reading::Tapped(tapped.clone());
+                tapped
+            }
+        }
+    }
+
+    fn held(&self, state: &State<D>) -> Tensor<D> {
+        state.value.clone().unwrap_or_else(|| {
+            panic!(
+                "the value of parameter `{}` is gone: the optimizer panicked while it held it",
+                self.path
+            )
+        })
+    }
+
+    fn step(&self, state: &mut State<D>, gradient: Tensor<D>) {
+        // An optimizer that refuses the parameter (Muon on a bias) does so at the first update, by
+        // a panic that takes its arguments along: the slot keeps a handle until that has passed.
+        let value = if state.first_update {
+            self.held(state)
+        } else {
+            let value = state.value.take();
+            self.tell_copy(state, value.expect("a parameter in use has its value"))
+        };
+        let mut update = self.pass.update();
+        state.value = Some(update.step(&self.path, self.id, value, gradient));
+        state.first_update = false;
+        state.report.updated = true;
+    }
+
+    /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
+    fn tell_copy(&self, state: &mut State<D>, value: Tensor<D>) -> Tensor<D> {
+        let value = value.into_dispatch();
+        if self.tells_owners {
+            let copied = !value.can_mut();
+            state.report.copied = Some(copied);
+            if copied {
+                log::debug!(
+                    "parameter `{}` is copied to be updated: something else holds its value",
+                    self.path
+                );
+            }
+        }
+        Tensor::from_dispatch(value)
+    }
+}
+
+impl<const D: usize> GradientSink for ParameterSlot<D> {
+    fn receive(&self, gradient: DispatchTensor) {
+        let path = &self.path;
+        match self.pass.phase() {
+            Phase::Backward => {}
+            Phase::Forward => panic!(
+                "backward was called inside the forward closure of a fused step: return the loss \
+                 instead. Parameter `{path}` and all others are unchanged"
+            ),
+            Phase::Idle => panic!(
+                "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
+                 was carried out of its closure with its graph. Detach it"
+            ),
+        }
+
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        // Drops the tap, the second handle to the value.
+        state.reading = Reading::Delivered;
+        state.report.received = true;
+
+        let gradient = Tensor::<D>::from_dispatch(gradient);
+        let gradient = match state.accumulated.take() {
+            Some(sum) => sum.add(gradient),
+            None => gradient,
+        };
+        match self.pass.goal() {
+            Goal::Accumulate => state.accumulated = Some(gradient),
+            Goal::Update => self.step(state, gradient),
+        }
+    }
+}
+
+impl<const D: usize> Slot for ParameterSlot<D> {
+    fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn flush(&self) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        if let Some(gradient) = state.accumulated.take() {
+            state.reading = Reading::Delivered;
+            self.step(state, gradient);
+        }
+    }
+
+    fn end(&self) -> SlotReport {
+        let mut state = self.state.lock();
+        state.reading = Reading::Unread;
+        std::mem::replace(&mut state.report, SlotReport::new(self.tells_owners))
+    }
+
+    fn expect_first_update(&self) {
+        self.state.lock().first_update = true;
+    }
+
+    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}

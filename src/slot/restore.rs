@@ -1,0 +1,71 @@
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+use super::Slot;
+use super::inventory::{Inventory, Role};
+use super::parameter::ParameterSlot;
+
+/// Fills the hollow module with the values in the slots, and with those of the parameters that
+/// stayed ordinary leaves of `fused`.
+pub(crate) fn restore<M: Module>(
+    hollow: M,
+    fused: &M,
+    inventory: &Inventory,
+    slots: &HashMap<ParamId, Arc<dyn Slot>>,
+) -> M {
+    let mut left = Left {
+        inventory,
+        values: HashMap::new(),
+    };
+    fused.visit(&mut left);
+    hollow.map(&mut Restore {
+        slots,
+        left: left.values,
+    })
+}
+
+/// Collects the values of the parameters that are left to the end of a pass.
+struct Left<'a> {
+    inventory: &'a Inventory,
+    values: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl ModuleVisitor for Left<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.inventory.role(param.id) == Some(Role::Left) {
+            self.values.insert(param.id, Box::new(param.base()));
+        }
+    }
+}
+
+struct Restore<'a> {
+    slots: &'a HashMap<ParamId, Arc<dyn Slot>>,
+    left: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl Restore<'_> {
+    fn value<const D: usize>(&mut self, id: ParamId) -> Option<Tensor<D>> {
+        if let Some(slot) = self.slots.get(&id) {
+            let slot = slot.clone().into_any().downcast::<ParameterSlot<D>>();
+            return Some(slot.expect("a slot has the rank of its parameter").leaf());
+        }
+        let value = self.left.remove(&id)?.downcast::<Tensor<D>>();
+        Some(*value.expect("a value has the rank of its parameter"))
+    }
+}
+
+impl ModuleMapper for Restore<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.value(param.id) {
+            None => param,
+            Some(value) => {
+                let (id, _placeholder, mapper) = param.consume();
+                Param::from_mapped_value(id, value, mapper)
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The autodiff decorator: an identity operation whose backward step takes the finished gradient
+//! out of the graph.
+
+mod census;
+mod clock;
+mod extension;
+
+use std::sync::Arc;
+
+use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+
+pub(crate) use census::Census;
+pub(crate) use clock::Clock;
+pub(crate) use extension::GradientSink;
+
+use extension::{Delivery, TapBackend};
+
+/// Lifts `value` (without autodiff) into the autodiff graph so that its finished gradient is
+/// delivered to `sink`.
+///
+/// Every call hangs the tap on a leaf of its own: a common leaf would join graphs that must stay
+/// apart, since a graph is locked while its backward steps run.
+pub(crate) fn tap<const D: usize>(
+    value: Tensor<D>,
+    strategy: GradientCheckpointingStrategy,
+    tick: DispatchTensor,
+    sink: Arc<dyn GradientSink>,
+    census: Option<Arc<Census>>,
+) -> Tensor<D> {
+    let leaf = lift(value, strategy).require_grad();
+    let delivery = Delivery { sink, census };
+    Tensor::from_dispatch(<Dispatch as TapBackend>::tap(
+        leaf.into_dispatch(),
+        tick,
+        delivery,
+    ))
+}
+
+/// Associates `value` with autodiff under the given checkpointing strategy, untracked.
+pub(crate) fn lift<const D: usize>(
+    value: Tensor<D>,
+    strategy: GradientCheckpointingStrategy,
+) -> Tensor<D> {
+    // `from_inner` alone gives the default strategy, and Burn refuses to mix strategies.
+    Tensor::from_inner(value).with_gradient_checkpointing_strategy(strategy)
+}
+
+/// Whether this build of the crate implements the tap for the backend of `device`.
+pub(crate) fn covers(device: &Device) -> bool {
+    #[allow(unreachable_patterns)] // Burn may have more backends enabled than this crate, or not.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cubecl")]
+        DispatchDevice::Cube(_) => true,
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "ndarray")]
+        DispatchDevice::NdArray(_) => true,
+        _ => false,
+    }
+}

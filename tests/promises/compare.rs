@@ -1,0 +1,93 @@
+//! Stock Burn beside fused training, from the same record.
+
+use backburn::FusedOptimizer;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::{Tensor, TensorData};
+
+/// The values of all float parameters by path.
+pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
+    #[derive(Default)]
+    struct Weights {
+        names: Vec<String>,
+        found: Vec<(String, TensorData)>,
+    }
+
+    impl ModuleVisitor for Weights {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.names.push(name.to_string());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.names.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let value = param.base().inner().into_data();
+            self.found.push((self.names.join("."), value));
+        }
+    }
+
+    let mut weights = Weights::default();
+    model.visit(&mut weights);
+    weights.found
+}
+
+/// Panics with the path of the first parameter that differs in a bit.
+#[track_caller]
+pub fn assert_identical<M: Module>(stock: &M, fused: &M) {
+    let (stock, fused) = (weights(stock), weights(fused));
+    assert_eq!(stock.len(), fused.len());
+    assert!(!stock.is_empty());
+    for ((path, stock), (fused_path, fused)) in stock.iter().zip(&fused) {
+        assert_eq!(path, fused_path);
+        assert_eq!(stock.dtype(), fused.dtype(), "dtype of `{path}`");
+        assert_eq!(stock.shape(), fused.shape(), "shape of `{path}`");
+        assert!(
+            stock.as_bytes() == fused.as_bytes(),
+            "`{path}` differs: stock {stock}, fused {fused}"
+        );
+    }
+}
+
+/// Panics unless training changed every parameter for which `trained` says so, and no other.
+#[track_caller]
+pub fn assert_changed<M: Module>(before: &M, after: &M, trained: impl Fn(&str) -> bool) {
+    for ((path, before), (_, after)) in weights(before).iter().zip(&weights(after)) {
+        let changed = before.as_bytes() != after.as_bytes();
+        assert_eq!(changed, trained(path), "`{path}` changed: {changed}");
+    }
+}
+
+/// A copy that shares nothing with `model`, through its record.
+pub fn copy<M: Module>(model: &M, init: impl FnOnce() -> M) -> M {
+    init().load_record(model.clone().into_record())
+}
+
+/// Trains as a stock loop does.
+pub fn train_stock<M: Module>(
+    mut model: M,
+    optimizer: &mut ModuleOptimizer,
+    steps: usize,
+    learning_rate: f64,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+) -> M {
+    for step in 0..steps {
+        let gradients = loss(&model, step).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(learning_rate, model, gradients);
+    }
+    model
+}
+
+/// Trains the same way, fused.
+pub fn train_fused<M: Module>(
+    fused: &mut FusedOptimizer<M>,
+    steps: usize,
+    learning_rate: f64,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+) {
+    for step in 0..steps {
+        fused.step(learning_rate, |model| loss(model, step));
+    }
+}

@@ -1,0 +1,5 @@
+//! The promises that need no process of their own; one file each.
+
+mod backends;
+mod compare;
+mod fidelity_optimizers;
