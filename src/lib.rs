@@ -46,6 +46,8 @@ mod record;
 mod report;
 mod slot;
 mod tap;
+#[cfg(feature = "train")]
+pub mod train;
 
 pub use error::FusedError;
 pub use loss::Loss;

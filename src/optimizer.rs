@@ -323,6 +323,25 @@ impl<M: Module> FusedOptimizer<M> {
             .expect("the closure does not fail")
     }
 
+    /// The structure of the model, without the values of its trainable parameters.
+    #[cfg(feature = "train")]
+    pub(crate) fn hollow(&self) -> M {
+        self.hollow.clone()
+    }
+
+    /// Puts another optimizer in, state and all, and returns the one before.
+    #[cfg(feature = "train")]
+    pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        std::mem::replace(&mut self.pass.update().optimizer, optimizer)
+    }
+
+    /// Forgets the gradients accumulated so far.
+    #[cfg(feature = "train")]
+    pub(crate) fn drop_accumulated(&mut self) {
+        self.slots.values().for_each(|slot| slot.drop_accumulated());
+        self.left_gradients = GradientsAccumulator::new();
+    }
+
     fn run<R>(
         &mut self,
         phase: Phase,

@@ -31,6 +31,10 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Lets go of the autodiff graph and says what happened in this pass.
     fn end(&self) -> SlotReport;
 
+    /// Forgets the accumulated gradient.
+    #[cfg(feature = "train")]
+    fn drop_accumulated(&self);
+
     /// Keeps the old value through the next update, which the optimizer has not tried yet.
     fn expect_first_update(&self);
 

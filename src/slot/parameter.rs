@@ -208,6 +208,11 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         std::mem::replace(&mut state.report, SlotReport::new(self.tells_owners))
     }
 
+    #[cfg(feature = "train")]
+    fn drop_accumulated(&self) {
+        self.state.lock().accumulated = None;
+    }
+
     fn expect_first_update(&self) {
         self.state.lock().first_update = true;
     }

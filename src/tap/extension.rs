@@ -1,3 +1,5 @@
+#![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it, and its users train on it.
+
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -28,7 +30,6 @@ pub(crate) struct Delivery {
 
 /// The tap as an operation of a backend: the identity, and under autodiff the place where a
 /// finished gradient leaves the graph.
-#[allow(deprecated)]
 #[backend_extension(
     Cube: cfg(feature = "cubecl"),
     Flex: cfg(feature = "flex"),
@@ -52,7 +53,6 @@ impl TapBackend for burn::backend::Cube {}
 #[cfg(feature = "flex")]
 impl TapBackend for burn::backend::Flex {}
 #[cfg(feature = "ndarray")]
-#[allow(deprecated)] // Burn 0.22 still ships it, and its users train on it.
 impl TapBackend for burn::backend::NdArray {}
 
 impl<B, C> TapBackend for Autodiff<B, C>

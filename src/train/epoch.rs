@@ -1,0 +1,114 @@
+//! The epochs of Burn's single-device training, with a fused optimizer in them.
+
+use burn::train::{
+    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainOutput, TrainStep, TrainingItem,
+    ValidLoader,
+};
+
+use super::model::FusedModel;
+use crate::FusedOptimizer;
+
+/// Where the events of an epoch go, and where it learns that it must stop.
+pub(super) struct Events<M: LearnerModel> {
+    pub(super) processor: SupervisedTrainingEventProcessor<FusedModel<M>>,
+    pub(super) interrupter: Interrupter,
+}
+
+impl<M: LearnerModel> Events<M> {
+    pub(super) fn train(
+        &mut self,
+        event: LearnerEvent<<FusedModel<M> as TrainStep>::Output>,
+    ) {
+        let processed = self.processor.process_train(event);
+        self.interrupter.fail_on_error(processed);
+    }
+
+    pub(super) fn valid(
+        &mut self,
+        event: LearnerEvent<<FusedModel<M> as InferenceStep>::Output>,
+    ) {
+        let processed = self.processor.process_valid(event);
+        self.interrupter.fail_on_error(processed);
+    }
+
+    pub(super) fn should_stop(&self) -> bool {
+        self.interrupter.should_stop()
+    }
+}
+
+/// One pass over the training data. `learner` keeps the learning rate.
+pub(super) fn train<M: LearnerModel>(
+    fused: &mut FusedOptimizer<M>,
+    learner: &mut Learner<FusedModel<M>>,
+    dataloader: &TrainLoader<FusedModel<M>>,
+    accumulation: Option<usize>,
+    events: &mut Events<M>,
+) {
+    let mut iterator = dataloader.iter();
+    let mut iteration = 0;
+    let mut accumulated = 0;
+
+    while let Some(item) = iterator.next() {
+        let item = match item {
+            Ok(item) => item,
+            Err(error) => {
+                events.interrupter.fail(error);
+                break;
+            }
+        };
+        let progress = iterator.progress();
+        iteration += 1;
+        accumulated += 1;
+
+        let last = accumulated >= accumulation.unwrap_or(1) || progress.is_completed();
+        // The update happens during the backward pass, so its learning rate must be there before.
+        let learning_rate = last.then(|| {
+            accumulated = 0;
+            learner.lr_step();
+            learner.lr_current()
+        });
+        let output = fused.pass_with_backward(learning_rate, |model| {
+            let TrainOutput { grads, item } = TrainStep::step(model, item);
+            (item, grads)
+        });
+
+        let lr = Some(learner.lr_current());
+        let item = TrainingItem::new(output, progress, Some(iteration), lr);
+        events.train(LearnerEvent::ProcessedItem(item));
+        if events.should_stop() {
+            break;
+        }
+    }
+    // As in Burn, what an interrupted epoch has accumulated is dropped.
+    fused.drop_accumulated();
+}
+
+/// One pass over the validation data.
+pub(super) fn valid<M: LearnerModel>(
+    model: &M,
+    dataloader: &ValidLoader<FusedModel<M>>,
+    events: &mut Events<M>,
+) {
+    let mut iterator = dataloader.iter();
+    let mut iteration = 0;
+
+    while let Some(item) = iterator.next() {
+        let item = match item {
+            Ok(item) => item,
+            Err(error) => {
+                events.interrupter.fail(error);
+                break;
+            }
+        };
+        let progress = iterator.progress();
+        iteration += 1;
+
+        let item = InferenceStep::step(model, item);
+        let item = TrainingItem::new(item, progress, Some(iteration), None);
+        events.valid(LearnerEvent::ProcessedItem(item));
+        if events.should_stop() {
+            break;
+        }
+    }
+}

@@ -1,0 +1,38 @@
+use std::sync::Arc;
+
+use burn::train::{LearnerModel, LearningResult, SupervisedTraining, TrainingStrategy};
+
+use super::learner::FusedLearner;
+use super::model::FusedModel;
+use super::strategy::FusedStrategy;
+
+/// Adds `launch_fused` to Burn's [`SupervisedTraining`].
+pub trait LaunchFused<M: LearnerModel> {
+    /// Launches the training, as [`SupervisedTraining::launch`] does, with the optimizer fused into
+    /// the backward pass.
+    ///
+    /// See the [module docs](super) for what the builder can't pass on.
+    ///
+    /// # Panics
+    ///
+    /// As [`FusedOptimizer::new`](crate::FusedOptimizer::new) and
+    /// [`step`](crate::FusedOptimizer::step) do, and as `SupervisedTraining::launch` does.
+    fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M>;
+}
+
+impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
+    fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M> {
+        let FusedLearner { learner, exchange } = learner;
+        let strategy = Arc::new(FusedStrategy::new(exchange));
+        let result = self
+            .with_training_strategy(TrainingStrategy::Custom(strategy))
+            .launch(learner);
+
+        LearningResult {
+            model: result.model.into_inner(),
+            renderer: result.renderer,
+            interrupted: result.interrupted,
+            error: result.error,
+        }
+    }
+}

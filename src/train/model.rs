@@ -1,0 +1,108 @@
+use std::fmt::{Display, Formatter};
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleMapper, ModuleVisitor};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::Device;
+use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
+
+use super::exchange::Exchange;
+
+/// The model as Burn's training sees it during [`launch_fused`](super::LaunchFused::launch_fused).
+///
+/// It shows the user's model and nothing else: same paths, same records, same display. Its name
+/// appears in the type of the builder, `SupervisedTraining<FusedModel<M>>`, which Rust infers.
+#[derive(Clone, Debug)]
+pub struct FusedModel<M> {
+    model: M,
+    exchange: Exchange<M>,
+}
+
+impl<M> FusedModel<M> {
+    pub(super) fn new(model: M, exchange: Exchange<M>) -> Self {
+        Self { model, exchange }
+    }
+
+    pub(super) fn into_inner(self) -> M {
+        self.model
+    }
+
+    fn with(self, change: impl FnOnce(M) -> M) -> Self {
+        Self {
+            model: change(self.model),
+            exchange: self.exchange,
+        }
+    }
+}
+
+impl<M: LearnerModel> TrainStep for FusedModel<M> {
+    type Input = <M as TrainStep>::Input;
+    type Output = <M as TrainStep>::Output;
+
+    fn step(&self, item: Self::Input) -> TrainOutput<Self::Output> {
+        TrainStep::step(&self.model, item)
+    }
+
+    fn optimize(
+        self,
+        optimizer: &mut ModuleOptimizer,
+        learning_rate: ModuleLearningRate,
+        gradients: GradientsParams,
+    ) -> Self {
+        let Self { model, exchange } = self;
+        let model = match exchange.answer(model, optimizer) {
+            Ok(model) => model,
+            Err(model) => model.optimize(optimizer, learning_rate, gradients),
+        };
+        Self { model, exchange }
+    }
+}
+
+impl<M: LearnerModel> InferenceStep for FusedModel<M> {
+    type Input = <M as InferenceStep>::Input;
+    type Output = <M as InferenceStep>::Output;
+
+    fn step(&self, item: Self::Input) -> Self::Output {
+        InferenceStep::step(&self.model, item)
+    }
+}
+
+impl<M: Display> Display for FusedModel<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        self.model.fmt(f)
+    }
+}
+
+impl<M: Module> Module for FusedModel<M> {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.model.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.with(|model| model.fork(device))
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.with(|model| model.to_device(device))
+    }
+
+    fn train(self) -> Self {
+        self.with(Module::train)
+    }
+
+    fn valid(&self) -> Self {
+        self.clone().with(|model| model.valid())
+    }
+
+    fn materialize(self) -> Self {
+        self.with(Module::materialize)
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.model.visit(visitor);
+    }
+
+    fn map<P: ModuleMapper>(self, mapper: &mut P) -> Self {
+        self.with(|model| model.map(mapper))
+    }
+}
