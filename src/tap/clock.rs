@@ -45,6 +45,13 @@ impl Clock {
 
     /// The tick of the `index`-th read, counted from zero.
     pub(crate) fn tick(&mut self, index: usize) -> DispatchTensor {
+        if self.ticks.len() <= index {
+            self.extend_to(index);
+        }
+        self.ticks[index].clone().into_dispatch()
+    }
+
+    fn extend_to(&mut self, index: usize) {
         while self.ticks.len() <= index {
             let last = self.ticks.last().cloned().unwrap_or_else(|| {
                 Tensor::from_inner(Tensor::zeros([1], &self.device))
@@ -53,7 +60,10 @@ impl Clock {
             self.ticks
                 .push((0..SPACING).fold(last, |tick, _| deeper(tick)));
         }
-        self.ticks[index].clone().into_dispatch()
+        // Autodiff keeps its entries of the nodes between two ticks until a backward pass, any
+        // backward pass, sweeps them up.
+        let sweep = Tensor::from_inner(Tensor::<1>::zeros([1], &self.device));
+        sweep.require_grad().backward();
     }
 }
 

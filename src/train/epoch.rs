@@ -16,18 +16,12 @@ pub(super) struct Events<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> Events<M> {
-    pub(super) fn train(
-        &mut self,
-        event: LearnerEvent<<FusedModel<M> as TrainStep>::Output>,
-    ) {
+    pub(super) fn train(&mut self, event: LearnerEvent<<FusedModel<M> as TrainStep>::Output>) {
         let processed = self.processor.process_train(event);
         self.interrupter.fail_on_error(processed);
     }
 
-    pub(super) fn valid(
-        &mut self,
-        event: LearnerEvent<<FusedModel<M> as InferenceStep>::Output>,
-    ) {
+    pub(super) fn valid(&mut self, event: LearnerEvent<<FusedModel<M> as InferenceStep>::Output>) {
         let processed = self.processor.process_valid(event);
         self.interrupter.fail_on_error(processed);
     }

@@ -39,5 +39,4 @@ impl<M: LearnerModel> FusedLearner<M> {
     pub fn model(&self) -> M {
         self.learner.model().into_inner()
     }
-
 }

@@ -2,4 +2,8 @@
 
 mod backends;
 mod compare;
+mod fidelity_modules;
 mod fidelity_optimizers;
+mod fidelity_properties;
+mod learner;
+mod misuse;

@@ -1,0 +1,79 @@
+//! Trains a vision transformer on real handwritten digits, on the CPU, with the optimizer fused
+//! into the backward pass.
+//!
+//! ```sh
+//! cargo run --release --example vit
+//! cargo run --release --example vit -- --help
+//! ```
+
+mod compare;
+mod data;
+mod model;
+mod options;
+mod training;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use burn::prelude::*;
+use clap::Parser;
+use peak_alloc::PeakAlloc;
+
+use data::Split;
+use options::Options;
+use training::Method;
+
+#[global_allocator]
+static PEAK: PeakAlloc = PeakAlloc;
+
+fn main() -> ExitCode {
+    match train(Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn train(options: Options) -> Result<()> {
+    let data = match &options.images {
+        Some(folder) => Split::folder(folder)?,
+        None => Split::digits()?,
+    };
+    let config = options.preset.config().with_classes(data.classes);
+
+    let folder = &options.output;
+    let context = || format!("folder {} can't be written", folder.display());
+    std::fs::create_dir_all(folder).with_context(context)?;
+    config
+        .save(folder.join("config.json"))
+        .with_context(context)?;
+
+    let device = Device::flex();
+    device.seed(options.seed);
+    let initial = folder.join("initial.bpk");
+    let model = config.init(&device);
+    println!("{} parameters", model.num_params());
+    model.save_file(&initial).with_context(context)?;
+
+    let outcome = if options.compare {
+        compare::compare(&options, &config, &data, &initial)?
+    } else {
+        let method = match options.stock {
+            true => Method::Stock,
+            false => Method::Fused,
+        };
+        training::run(&options, &config, &data, &initial, folder, method)?
+    };
+
+    let file = folder.join("model.bpk");
+    outcome.model.save_file(&file).with_context(context)?;
+    println!(
+        "validation accuracy {:.1} %, {:.0} s, model saved as {}",
+        outcome.accuracy * 100.0,
+        outcome.time.as_secs_f64(),
+        file.display()
+    );
+    Ok(())
+}

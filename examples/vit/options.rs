@@ -1,0 +1,116 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use burn::optim::{
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
+};
+use clap::{Parser, ValueEnum};
+
+use crate::model::VitConfig;
+
+/// Trains a vision transformer with the optimizer fused into the backward pass.
+#[derive(Parser, Clone, Debug)]
+pub struct Options {
+    /// Number of passes over the training images.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
+    pub epochs: u16,
+
+    /// Images per step.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    pub batch_size: u16,
+
+    /// Largest learning rate, reached after a warm-up of one epoch.
+    #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
+    pub learning_rate: f64,
+
+    /// Optimizer.
+    #[arg(long, value_enum, default_value_t = Optimizer::AdamW)]
+    pub optimizer: Optimizer,
+
+    /// Size of the model.
+    #[arg(long, value_enum, default_value_t = Preset::Digits)]
+    pub preset: Preset,
+
+    /// Seed of the weights, the order of the images and the dropout.
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+
+    /// Folder for the checkpoints, the logs and the trained model.
+    #[arg(long, default_value = "runs/vit")]
+    pub output: PathBuf,
+
+    /// Your own images, one folder a class (PNG, JPEG), instead of the digits.
+    #[arg(long, value_name = "DIR")]
+    pub images: Option<PathBuf>,
+
+    /// Train with Burn's own `Learner`.
+    #[arg(long, conflicts_with = "compare")]
+    pub stock: bool,
+
+    /// Train both ways from the same weights and print them side by side.
+    #[arg(long)]
+    pub compare: bool,
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
+        _ => Err("a number above 0 and up to 1 is needed".to_string()),
+    }
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub enum Optimizer {
+    #[value(name = "adamw")]
+    AdamW,
+    Adam,
+    Sgd,
+    Lion,
+    #[value(name = "adagrad")]
+    AdaGrad,
+    Adafactor,
+}
+
+impl Optimizer {
+    pub fn init(self) -> ModuleOptimizer {
+        match self {
+            Self::AdamW => AdamWConfig::new().with_weight_decay(0.05).init(),
+            Self::Adam => AdamConfig::new().init(),
+            Self::Sgd => SgdConfig::new().init(),
+            Self::Lion => LionConfig::new().init(),
+            Self::AdaGrad => AdaGradConfig::new().init(),
+            Self::Adafactor => AdafactorConfig::new().init(),
+        }
+    }
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub enum Preset {
+    /// 8 x 8 images, 0.14 million parameters.
+    Digits,
+    /// 224 x 224 images, 6 million parameters.
+    #[value(name = "vit-ti-16")]
+    VitTi16,
+    /// 224 x 224 images, 22 million parameters.
+    #[value(name = "vit-s-16")]
+    VitS16,
+    /// 224 x 224 images, 86 million parameters.
+    #[value(name = "vit-b-16")]
+    VitB16,
+    /// 224 x 224 images, 304 million parameters.
+    #[value(name = "vit-l-16")]
+    VitL16,
+}
+
+impl Preset {
+    pub fn config(self) -> VitConfig {
+        match self {
+            Self::Digits => VitConfig::digits(),
+            Self::VitTi16 => VitConfig::vit_ti_16(),
+            Self::VitS16 => VitConfig::vit_s_16(),
+            Self::VitB16 => VitConfig::vit_b_16(),
+            Self::VitL16 => VitConfig::vit_l_16(),
+        }
+    }
+}

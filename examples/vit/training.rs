@@ -1,0 +1,188 @@
+//! One training run, fused or stock.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use backburn::train::{FusedLearner, LaunchFused};
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::Dataset;
+use burn::lr_scheduler::LrSchedulerConfig;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::prelude::*;
+use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainOutput,
+    TrainStep,
+};
+
+use crate::PEAK;
+use crate::data::{Batch, ImageBatcher, Images, Split};
+use crate::model::{Vit, VitConfig};
+use crate::options::Options;
+
+impl Vit {
+    fn classify(&self, batch: Batch) -> ClassificationOutput {
+        let output = self.forward(batch.images);
+        let loss = CrossEntropyLossConfig::new()
+            .init(&output.device())
+            .forward(output.clone(), batch.labels.clone());
+        ClassificationOutput::new(loss, output, batch.labels)
+    }
+}
+
+impl TrainStep for Vit {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        let output = self.classify(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Vit {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        self.classify(batch)
+    }
+}
+
+/// Who trains.
+#[derive(Clone, Copy, Debug)]
+pub enum Method {
+    /// Burn's `Learner`.
+    Stock,
+    /// `FusedLearner`.
+    Fused,
+}
+
+/// What came of a run.
+pub struct Outcome {
+    /// The trained model, without autodiff.
+    pub model: Vit,
+    /// Fraction of the held-out images that the model classifies right.
+    pub accuracy: f64,
+    pub time: Duration,
+    /// The most bytes allocated at once during the run, over those before it.
+    pub peak: usize,
+}
+
+/// Trains from the weights in the file `initial`, with checkpoints and logs in `folder`.
+pub fn run(
+    options: &Options,
+    config: &VitConfig,
+    data: &Split,
+    initial: &Path,
+    folder: &Path,
+    method: Method,
+) -> Result<Outcome> {
+    let before = PEAK.current_usage();
+    PEAK.reset_peak_usage();
+    let start = Instant::now();
+
+    let device = Device::flex().autodiff();
+    device.seed(options.seed);
+    let model = config.init(&device).try_load_file(initial)?;
+    let optimizer = options.optimizer.init();
+    let scheduler = scheduler(options, data)?;
+
+    // The two ways differ in two lines.
+    let result = match method {
+        Method::Fused => {
+            let learner = FusedLearner::new(model, optimizer, scheduler);
+            training(options, config, data, folder).launch_fused(learner)
+        }
+        Method::Stock => {
+            let learner = Learner::new(model, optimizer, scheduler);
+            training(options, config, data, folder).launch(learner)
+        }
+    };
+    if let Some(error) = result.error {
+        return Err(anyhow!("{error}"));
+    }
+    let time = start.elapsed();
+    let peak = PEAK.peak_usage() - before;
+
+    let model = result.model;
+    let accuracy = accuracy(&model, options, config, &data.valid)?;
+    Ok(Outcome {
+        model,
+        accuracy,
+        time,
+        peak,
+    })
+}
+
+fn training<M>(
+    options: &Options,
+    config: &VitConfig,
+    data: &Split,
+    folder: &Path,
+) -> SupervisedTraining<M>
+where
+    M: LearnerModel,
+    M: TrainStep<Input = Batch, Output = ClassificationOutput>,
+    M: InferenceStep<Input = Batch, Output = ClassificationOutput>,
+{
+    let train = dataloader(options, config, &data.train, Some(options.seed));
+    let valid = dataloader(options, config, &data.valid, None);
+    SupervisedTraining::new(folder, train, valid)
+        .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .metric_train_numeric(LearningRateMetric::new())
+        .with_default_checkpointers()
+        .num_epochs(options.epochs.into())
+        .summary()
+}
+
+fn dataloader(
+    options: &Options,
+    config: &VitConfig,
+    images: &Images,
+    shuffle: Option<u64>,
+) -> Arc<dyn DataLoader<Batch>> {
+    let batcher = ImageBatcher {
+        size: config.image_size,
+        channels: config.channels,
+    };
+    let builder = DataLoaderBuilder::new(batcher).batch_size(options.batch_size.into());
+    let builder = match shuffle {
+        Some(seed) => builder.shuffle(seed),
+        None => builder,
+    };
+    builder.build(images.clone())
+}
+
+/// A warm-up of one epoch, then a cosine to zero.
+fn scheduler(options: &Options, data: &Split) -> Result<ModuleLrScheduler> {
+    let rate = options.learning_rate;
+    let epoch = data.train.len().div_ceil(options.batch_size.into());
+    let rest = epoch * usize::from(options.epochs - 1).max(1);
+    let warm_up = LinearLrSchedulerConfig::new(rate / 10.0, rate, epoch);
+    let cosine = CosineAnnealingLrSchedulerConfig::new(rate, rest);
+    let schedulers = vec![
+        LrSchedulerConfig::Linear(warm_up),
+        LrSchedulerConfig::Cosine(cosine),
+    ];
+    SequentialLrSchedulerConfig::new(schedulers, vec![epoch])
+        .init()
+        .map_err(|error| anyhow!("{error}"))
+}
+
+fn accuracy(model: &Vit, options: &Options, config: &VitConfig, images: &Images) -> Result<f64> {
+    let mut right = 0;
+    let loader = dataloader(options, config, images, None);
+    for batch in loader.to_device(&Device::flex()).iter() {
+        let Batch { images, labels } = batch?;
+        let predicted = model.forward(images).argmax(1).squeeze_dim::<1>(1);
+        right += predicted.equal(labels).int().sum().into_scalar::<i64>();
+    }
+    Ok(right as f64 / images.len() as f64)
+}

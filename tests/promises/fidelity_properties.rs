@@ -1,0 +1,180 @@
+//! Fused training equals stock Burn bit for bit, on architectures, parameter groups and freezing
+//! patterns that nobody chose.
+
+use backburn::FusedOptimizer;
+use burn::grad_clipping::GradientClipping;
+use burn::module::{Module, ParamGroup};
+use burn::nn::{
+    Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, Tanh,
+};
+use burn::optim::{AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+use proptest::prelude::*;
+
+use crate::compare::*;
+
+#[derive(Module, Debug)]
+enum Norm {
+    Layer(LayerNorm),
+    Rms(RmsNorm),
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    norm: Option<Norm>,
+    expand: Linear,
+    contract: Option<Linear>,
+    gelu: Option<Gelu>,
+    tanh: Option<Tanh>,
+    #[module(skip)]
+    residual: bool,
+}
+
+#[derive(Module, Debug)]
+struct Stack {
+    blocks: Vec<Block>,
+}
+
+/// What proptest varies of one block.
+#[derive(Clone, Debug)]
+struct Plan {
+    norm: u8,
+    activation: u8,
+    hidden: Option<usize>,
+    bias: bool,
+    residual: bool,
+    frozen: u8,
+    group: u8,
+}
+
+const WIDTH: usize = 4;
+
+fn plan() -> impl Strategy<Value = Plan> {
+    let hidden = prop::option::of(1usize..7);
+    let shape = (0u8..3, 0u8..3, hidden, any::<bool>(), any::<bool>());
+    (shape, 0u8..4, 0u8..4).prop_map(
+        |((norm, activation, hidden, bias, residual), frozen, group)| Plan {
+            norm,
+            activation,
+            hidden,
+            bias,
+            residual,
+            frozen,
+            group,
+        },
+    )
+}
+
+fn init(plans: &[Plan], device: &Device) -> Stack {
+    let linear = |input, output, bias| {
+        LinearConfig::new(input, output)
+            .with_bias(bias)
+            .init(device)
+    };
+    let blocks = plans.iter().map(|plan| Block {
+        norm: match plan.norm {
+            0 => None,
+            1 => Some(Norm::Layer(LayerNormConfig::new(WIDTH).init(device))),
+            _ => Some(Norm::Rms(RmsNormConfig::new(WIDTH).init(device))),
+        },
+        expand: linear(WIDTH, plan.hidden.unwrap_or(WIDTH), plan.bias),
+        contract: plan.hidden.map(|hidden| linear(hidden, WIDTH, plan.bias)),
+        gelu: (plan.activation == 1).then(Gelu::new),
+        tanh: (plan.activation == 2).then(Tanh::new),
+        residual: plan.residual,
+    });
+    let mut stack = Stack {
+        blocks: blocks.collect(),
+    };
+    for (index, plan) in plans.iter().enumerate() {
+        let part = match plan.frozen {
+            0 => "norm",
+            1 => "expand",
+            _ => continue,
+        };
+        let group = ParamGroup::from_predicate(format!("blocks.{index}.{part}"));
+        stack = stack.freeze_group(group);
+    }
+    stack
+}
+
+fn optimizer(plans: &[Plan]) -> ModuleOptimizer {
+    let initial = AdamWConfig::new().init();
+    let groups = plans.iter().enumerate();
+    groups.fold(initial, |optimizer, (index, plan)| {
+        let group = ParamGroup::from_predicate(format!("blocks.{index}."));
+        match plan.group {
+            0 => optimizer,
+            1 => optimizer.with_group(group, SgdConfig::new().build(), None),
+            2 => {
+                let clipping = GradientClipping::Norm(0.01);
+                optimizer.with_group(group, AdamConfig::new().build(), Some(clipping))
+            }
+            _ => optimizer.with_group(group, LionConfig::new().build(), None),
+        }
+    })
+}
+
+fn forward(stack: &Stack, x: Tensor<2>) -> Tensor<2> {
+    stack.blocks.iter().fold(x, |x, block| {
+        let hidden = match &block.norm {
+            None => x.clone(),
+            Some(Norm::Layer(norm)) => norm.forward(x.clone()),
+            Some(Norm::Rms(norm)) => norm.forward(x.clone()),
+        };
+        let mut hidden = block.expand.forward(hidden);
+        if let Some(gelu) = &block.gelu {
+            hidden = gelu.forward(hidden);
+        }
+        if let Some(tanh) = &block.tanh {
+            hidden = tanh.forward(hidden);
+        }
+        if let Some(contract) = &block.contract {
+            hidden = contract.forward(hidden);
+        }
+        if block.residual { hidden + x } else { hidden }
+    })
+}
+
+fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
+    let initial = init(plans, device);
+    let batches: Vec<Tensor<2>> = (0..3)
+        .map(|_| Tensor::random([5, WIDTH], Distribution::Default, device))
+        .collect();
+    let loss = |model: &Stack, step: usize| {
+        let output = forward(model, batches[step].clone());
+        output.powi_scalar(2).mean()
+    };
+
+    let stock = copy(&initial, || init(plans, device));
+    let stock = train_stock(stock, &mut optimizer(plans), 3, 1e-2, loss);
+    let fused = copy(&initial, || init(plans, device));
+    let mut fused = FusedOptimizer::new(fused, optimizer(plans));
+    train_fused(&mut fused, 3, 1e-2, loss);
+    assert_identical(&stock, &fused.model());
+}
+
+/// At least one parameter must be in training: the last block is never frozen.
+fn plans() -> impl Strategy<Value = Vec<Plan>> {
+    prop::collection::vec(plan(), 1..6).prop_map(|mut plans| {
+        if let Some(last) = plans.last_mut() {
+            last.frozen = 3;
+        }
+        plans
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn any_architecture_groups_and_freezing_on_flex(plans in plans()) {
+        assert_fused_equals_stock(&plans, &Device::flex().autodiff());
+    }
+
+    #[test]
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    fn any_architecture_groups_and_freezing_on_ndarray(plans in plans()) {
+        assert_fused_equals_stock(&plans, &Device::ndarray().autodiff());
+    }
+}
