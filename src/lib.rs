@@ -53,3 +53,8 @@ pub use error::FusedError;
 pub use loss::Loss;
 pub use optimizer::FusedOptimizer;
 pub use report::StepReport;
+
+/// The examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

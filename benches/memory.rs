@@ -1,0 +1,200 @@
+//! Peak memory of stock Burn and of backburn, side by side.
+//!
+//! ```sh
+//! cargo bench --bench memory
+//! ```
+//!
+//! Every row trains three steps with Adam in f32 on the CPU, once through Burn's `Learner` and once
+//! through `FusedOptimizer`, and prints the most bytes allocated at once, in multiples of the bytes
+//! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
+//! state, the activations held when the backward pass starts, and the largest gradient.
+
+#[path = "../examples/vit/model.rs"]
+mod vit;
+
+use backburn::FusedOptimizer;
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::module::{ModuleVisitor, Param};
+use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::optim::AdamConfig;
+use burn::prelude::*;
+use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+const STEPS: usize = 3;
+const LEARNING_RATE: f64 = 1e-4;
+
+fn main() {
+    println!(
+        "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}",
+        "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "alive"
+    );
+    row(Mlp::init, "MLP 12 x (512, 2048)", [16, 512]);
+    for (name, config, batch) in [
+        ("ViT digits, batch 64", vit::VitConfig::digits(), 64),
+        ("ViT-Ti/16, batch 1", vit::VitConfig::vit_ti_16(), 1),
+        ("ViT-S/16, batch 1", vit::VitConfig::vit_s_16(), 1),
+        ("ViT-S/16, batch 8", vit::VitConfig::vit_s_16(), 8),
+        ("ViT-B/16, batch 1", vit::VitConfig::vit_b_16(), 1),
+        ("ViT-L/16, batch 1", vit::VitConfig::vit_l_16(), 1),
+    ] {
+        let size = config.image_size;
+        let shape = [batch, config.channels, size, size];
+        row(|device| config.init(device), name, shape);
+    }
+}
+
+/// Trains both ways and prints the peaks.
+fn row<const D: usize, M>(init: impl Fn(&Device) -> M, name: &str, input: [usize; D])
+where
+    M: Network<D> + TrainStep<Input = Tensor<D>> + InferenceStep,
+    M: Module + std::fmt::Display + 'static,
+{
+    let device = Device::flex().autodiff();
+    let input = Tensor::<D>::random(input, burn::tensor::Distribution::Default, &device);
+
+    let mut parameters = 0;
+    let mut largest = 0;
+    let stock = peak(|| {
+        let model = init(&device);
+        parameters = size_of::<f32>() * model.num_params();
+        largest = largest_parameter(&model);
+        let optimizer = AdamConfig::new().init();
+        let mut learner = Learner::new(model, optimizer, ConstantLr::new(LEARNING_RATE));
+        for _ in 0..STEPS {
+            let output = learner.train_step(input.clone());
+            learner.lr_step();
+            learner.optimizer_step(output.grads);
+        }
+    });
+
+    let before = BYTES.current_usage();
+    let mut activations = 0;
+    let mut state = 0;
+    let mut alive = 0;
+    let fused = peak(|| {
+        let model = init(&device);
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        fused.count_gradients(true);
+        for _ in 0..STEPS {
+            let held = BYTES.current_usage();
+            fused.step(LEARNING_RATE, |model| {
+                let loss = model.loss(input.clone());
+                activations = BYTES.current_usage() - held;
+                loss
+            });
+        }
+        state = BYTES.current_usage() - before - parameters;
+        alive = fused.last_step().gradients_alive.unwrap_or_default();
+    });
+
+    let multiple = |bytes: usize| bytes as f64 / parameters as f64;
+    println!(
+        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{alive:>10}",
+        parameters as f64 / 1e6,
+        multiple(stock),
+        multiple(fused),
+        fused as f64 / stock as f64,
+        multiple(parameters + state + activations + largest),
+    );
+}
+
+/// The most bytes allocated during `train`, over those before.
+fn peak(train: impl FnOnce()) -> usize {
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    train();
+    BYTES.peak_usage() - before
+}
+
+/// Bytes of the largest parameter.
+fn largest_parameter<M: Module>(model: &M) -> usize {
+    struct Largest(usize);
+
+    impl ModuleVisitor for Largest {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 = self.0.max(param.shape().num_elements());
+        }
+    }
+
+    let mut largest = Largest(0);
+    model.visit(&mut largest);
+    size_of::<f32>() * largest.0
+}
+
+/// A model whose loss needs an input only.
+trait Network<const D: usize> {
+    fn loss(&self, input: Tensor<D>) -> Tensor<1>;
+}
+
+/// Parameters rule: 12 residual blocks of 512 and 2048.
+#[derive(Module, Debug)]
+struct Mlp {
+    blocks: Vec<(Linear, Linear)>,
+    gelu: Gelu,
+}
+
+impl Mlp {
+    fn init(device: &Device) -> Self {
+        let block = || {
+            let expand = LinearConfig::new(512, 2048).init(device);
+            let contract = LinearConfig::new(2048, 512).init(device);
+            (expand, contract)
+        };
+        Self {
+            blocks: (0..12).map(|_| block()).collect(),
+            gelu: Gelu::new(),
+        }
+    }
+}
+
+impl Network<2> for Mlp {
+    fn loss(&self, input: Tensor<2>) -> Tensor<1> {
+        let output = self.blocks.iter().fold(input, |x, (expand, contract)| {
+            let hidden = self.gelu.forward(expand.forward(x.clone()));
+            x + contract.forward(hidden)
+        });
+        output.powi_scalar(2).mean()
+    }
+}
+
+impl Network<4> for vit::Vit {
+    fn loss(&self, input: Tensor<4>) -> Tensor<1> {
+        self.forward(input).powi_scalar(2).mean()
+    }
+}
+
+/// What Burn's `Learner` asks of a model.
+macro_rules! learner_model {
+    ($model:ty, $rank:literal) => {
+        impl TrainStep for $model {
+            type Input = Tensor<$rank>;
+            type Output = RegressionOutput;
+
+            fn step(&self, input: Tensor<$rank>) -> TrainOutput<RegressionOutput> {
+                let loss = self.loss(input);
+                TrainOutput::new(self, loss.backward(), regression(loss))
+            }
+        }
+
+        impl InferenceStep for $model {
+            type Input = Tensor<$rank>;
+            type Output = RegressionOutput;
+
+            fn step(&self, input: Tensor<$rank>) -> RegressionOutput {
+                regression(self.loss(input))
+            }
+        }
+    };
+}
+
+learner_model!(Mlp, 2);
+learner_model!(vit::Vit, 4);
+
+fn regression(loss: Tensor<1>) -> RegressionOutput {
+    let nothing = Tensor::zeros([1, 1], &loss.device());
+    RegressionOutput::new(loss, nothing.clone(), nothing)
+}

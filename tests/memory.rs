@@ -1,0 +1,183 @@
+//! The memory of gradients is released, and nothing else takes its place.
+//!
+//! A process of its own: it counts every allocated byte.
+
+use std::sync::Mutex;
+
+use backburn::FusedOptimizer;
+use burn::module::Module;
+use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+/// One test at a time: they share the counters.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[derive(Module, Debug)]
+struct Residual {
+    expand: Linear,
+    contract: Linear,
+}
+
+#[derive(Module, Debug)]
+struct Mlp {
+    layers: Vec<Residual>,
+}
+
+impl Mlp {
+    fn init(depth: usize, width: usize, device: &Device) -> Self {
+        let layer = || Residual {
+            expand: LinearConfig::new(width, 4 * width).init(device),
+            contract: LinearConfig::new(4 * width, width).init(device),
+        };
+        Self {
+            layers: (0..depth).map(|_| layer()).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.layers.iter().fold(x, |x, layer| {
+            let hidden = Gelu::new().forward(layer.expand.forward(x.clone()));
+            x + layer.contract.forward(hidden)
+        });
+        x.powi_scalar(2).mean()
+    }
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn x(width: usize) -> Tensor<2> {
+    Tensor::random([4, width], Distribution::Default, &device())
+}
+
+/// The canary for a Burn upgrade that changes the order of the tape.
+#[test]
+fn few_gradients_are_alive_at_once_at_any_depth() {
+    let _alone = ALONE.lock();
+    let alive = |depth| {
+        let model = Mlp::init(depth, 4, &device());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+        fused.count_gradients(true);
+        fused.step(0.1, |model| model.loss(x(4)));
+        fused.last_step().gradients_alive.unwrap()
+    };
+    let [shallow, deep, deeper] = [3, 24, 96].map(alive);
+    assert!(deep <= 4, "{deep} gradients alive in 24 layers");
+    assert_eq!([shallow, deeper], [deep, deep]);
+}
+
+/// A count that can't go up would make a poor canary.
+#[test]
+fn the_count_sees_gradients_that_wait() {
+    let _alone = ALONE.lock();
+    let model: Vec<Linear> = (0..5)
+        .map(|_| LinearConfig::new(4, 4).init(&device()))
+        .collect();
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    fused.count_gradients(true);
+    fused.step(0.1, |model| {
+        // Every weight is used twice, and waits for its first use.
+        let twice = model.iter().chain(model);
+        let x = twice.fold(x(4), |x, linear| x.matmul(linear.weight.val()));
+        x.mean()
+    });
+    assert_eq!(fused.last_step().gradients_alive, Some(5));
+    fused.count_gradients(false);
+    fused.step(0.1, |model| model[0].forward(x(4)).mean());
+    assert_eq!(fused.last_step().gradients_alive, None);
+}
+
+/// Allocated bytes after so many steps, over 1,000 steps.
+fn assert_no_growth(loss: impl Fn(&Mlp, Tensor<2>) -> Tensor<1>) {
+    let _alone = ALONE.lock();
+    let mut fused = FusedOptimizer::new(Mlp::init(3, 4, &device()), AdamConfig::new().init());
+    let mut after = |steps: usize| {
+        for _ in 0..steps {
+            fused.step(1e-3, |model| loss(model, x(4)));
+        }
+        BYTES.current_usage()
+    };
+    let start = after(20);
+    let end = after(980);
+    assert!(end <= start, "{} bytes more", end - start);
+}
+
+#[test]
+fn allocated_bytes_do_not_grow_when_every_parameter_is_used() {
+    assert_no_growth(|model, x| model.loss(x));
+}
+
+#[test]
+fn allocated_bytes_do_not_grow_when_parameters_are_read_and_not_used() {
+    assert_no_growth(|model, x| {
+        for layer in &model.layers {
+            // Read, and read into an operation, but not part of the loss.
+            let _ = layer.expand.weight.val();
+            let _ = layer.contract.forward(layer.expand.forward(x.clone()));
+        }
+        model.layers[1].expand.forward(x).mean()
+    });
+}
+
+/// The most bytes allocated during `train`, over those before.
+fn peak(train: impl FnOnce()) -> usize {
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    train();
+    BYTES.peak_usage() - before
+}
+
+#[test]
+fn fused_needs_little_more_than_parameters_state_and_activations() {
+    let _alone = ALONE.lock();
+    let (depth, width) = (8, 128);
+    let x = x(width);
+
+    let mut parameters = 0;
+    let stock = peak(|| {
+        let mut model = Mlp::init(depth, width, &device());
+        parameters = 4 * model.num_params();
+        let mut optimizer = AdamConfig::new().init();
+        for _ in 0..3 {
+            let gradients = model.loss(x.clone()).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optimizer.step(1e-3, model, gradients);
+        }
+    });
+
+    let mut activations = 0;
+    let mut fused_peak = 0;
+    peak(|| {
+        let model = Mlp::init(depth, width, &device());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        fused.step(1e-3, |model| model.loss(x.clone()));
+        let held = BYTES.current_usage();
+        fused_peak = 3 * parameters
+            + peak(|| {
+                for _ in 0..2 {
+                    fused.step(1e-3, |model| {
+                        let loss = model.loss(x.clone());
+                        activations = BYTES.current_usage() - held;
+                        loss
+                    });
+                }
+            });
+    });
+
+    let largest_gradient = 4 * 4 * width * width;
+    let bound = 3 * parameters + activations + largest_gradient;
+    assert!(
+        (fused_peak as f64) < 1.06 * bound as f64,
+        "{fused_peak} bytes, {bound} expected"
+    );
+    assert!(
+        (fused_peak as f64) < 0.85 * stock as f64,
+        "{fused_peak} bytes, {stock} in stock"
+    );
+}
