@@ -27,19 +27,10 @@ struct State<const D: usize> {
     /// Without autodiff. Empty only while the optimizer has it.
     value: Option<Tensor<D>>,
     accumulated: Option<Tensor<D>>,
-    reading: Reading<D>,
+    /// The tap of this pass: every further read returns it, so autodiff sums the uses.
+    tapped: Option<Tensor<D>>,
     report: SlotReport,
     first_update: bool,
-}
-
-/// How far a parameter has come in the current pass.
-#[derive(Debug)]
-enum Reading<const D: usize> {
-    Unread,
-    /// Read; every further read returns the same tap, so autodiff sums the uses.
-    Tapped(Tensor<D>),
-    /// Its gradient has arrived.
-    Delivered,
 }
 
 impl<const D: usize> ParameterSlot<D> {
@@ -62,7 +53,7 @@ impl<const D: usize> ParameterSlot<D> {
             state: Mutex::new(State {
                 value: Some(value),
                 accumulated: None,
-                reading: Reading::Unread,
+                tapped: None,
                 report: SlotReport::new(tells_owners),
                 first_update: true,
             }),
@@ -97,21 +88,20 @@ impl<const D: usize> ParameterSlot<D> {
              one: use `FusedOptimizer::model()` or `valid()` instead"
         );
         let mut state = self.state.lock();
-        match &state.reading {
-            Reading::Tapped(tapped) => tapped.clone(),
-            Reading::Delivered => panic!(
-                "parameter `{path}` was read again after its gradient had arrived in this step: \
-                 combine the losses and run one backward pass per step"
-            ),
-            Reading::Unread => {
-                let value = self.held(&state);
-                let tick = self.pass.next_tick(&value.device(), self.strategy);
-                let census = self.pass.census();
-                let tapped = tap(value, self.strategy, tick, self.clone(), census);
-                state.reading = Reading::Tapped(tapped.clone());
-                tapped
-            }
+        if let Some(tapped) = &state.tapped {
+            return tapped.clone();
         }
+        assert!(
+            !state.report.received,
+            "parameter `{path}` was read again after its gradient had arrived in this step: \
+             combine the losses and run one backward pass per step"
+        );
+        let value = self.held(&state);
+        let tick = self.pass.next_tick(&value.device(), self.strategy);
+        let census = self.pass.census();
+        let tapped = tap(value, self.strategy, tick, self.clone(), census);
+        state.tapped = Some(tapped.clone());
+        tapped
     }
 
     fn held(&self, state: &State<D>) -> Tensor<D> {
@@ -172,8 +162,8 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
 
         let mut state = self.state.lock();
         let state = &mut *state;
-        // Drops the tap, the second handle to the value.
-        state.reading = Reading::Delivered;
+        // The tap is a second handle to the value.
+        state.tapped = None;
         state.report.received = true;
 
         let gradient = Tensor::<D>::from_dispatch(gradient);
@@ -197,14 +187,14 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(gradient) = state.accumulated.take() {
-            state.reading = Reading::Delivered;
+            state.tapped = None;
             self.step(state, gradient);
         }
     }
 
     fn end(&self) -> SlotReport {
         let mut state = self.state.lock();
-        state.reading = Reading::Unread;
+        state.tapped = None;
         std::mem::replace(&mut state.report, SlotReport::new(self.tells_owners))
     }
 

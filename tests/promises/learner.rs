@@ -417,3 +417,45 @@ fn every_update_sees_the_learning_rate_of_stock() {
     assert!(stock[0][0] < stock[3][0] && stock[3][0] > stock[14][0]);
     assert_eq!(stock, fused);
 }
+
+#[test]
+fn a_second_backward_pass_in_a_step_is_refused() {
+    #[derive(Module, Debug)]
+    struct Twice {
+        inner: Regression,
+    }
+
+    impl TrainStep for Twice {
+        type Input = Points;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+            TrainStep::step(&self.inner, batch.clone());
+            TrainStep::step(&self.inner, batch)
+        }
+    }
+
+    impl InferenceStep for Twice {
+        type Input = Points;
+        type Output = RegressionOutput;
+
+        fn step(&self, batch: Points) -> RegressionOutput {
+            self.inner.output(batch)
+        }
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let run = Run::new(1);
+    let model = Twice {
+        inner: Regression::init(),
+    };
+    let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone());
+    let training = run.training::<FusedModel<Twice>>(folder.path());
+    let training = std::panic::AssertUnwindSafe(|| training.launch_fused(learner));
+    let payload = std::panic::catch_unwind(training).err().unwrap();
+    let message = payload.downcast_ref::<String>().unwrap();
+    assert!(
+        message.contains("`inner.input.weight` was read again"),
+        "{message}"
+    );
+}
