@@ -4,6 +4,7 @@
 //! parameter asks the slot; restoring puts the values back into an ordinary module.
 
 mod attach;
+mod form;
 mod handle;
 mod inventory;
 mod parameter;
@@ -14,15 +15,16 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub(crate) use attach::attach;
+pub(crate) use form::FusedForm;
 pub(crate) use inventory::{Inventory, Role};
-pub(crate) use placeholder::hollow;
-pub(crate) use restore::restore;
 
 /// A slot, whatever the rank of its parameter.
 pub(crate) trait Slot: Debug + Send + Sync {
     /// Path of the parameter in the module.
     fn path(&self) -> &str;
+
+    /// Shows the value to a memory recorder.
+    fn show(&self);
 
     /// Steps the parameter with its accumulated gradient, if it has one and none arrived in this
     /// pass.

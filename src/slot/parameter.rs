@@ -7,6 +7,7 @@ use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::{Slot, SlotReport};
+use crate::memory::{self, Category};
 use crate::pass::{Goal, Pass, Phase};
 use crate::tap::{GradientSink, lift, tap};
 
@@ -122,8 +123,12 @@ impl<const D: usize> ParameterSlot<D> {
             let value = state.value.take();
             self.tell_copy(state, value.expect("a parameter in use has its value"))
         };
+        memory::enter_update(&self.path);
         let mut update = self.pass.update();
-        state.value = Some(update.step(&self.path, self.id, value, gradient));
+        let value = update.step(&self.path, self.id, value, gradient);
+        memory::show(Category::Parameter, &value);
+        memory::enter(memory::Phase::Backward);
+        state.value = Some(value);
         state.first_update = false;
         state.report.updated = true;
     }
@@ -167,6 +172,7 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
         state.report.received = true;
 
         let gradient = Tensor::<D>::from_dispatch(gradient);
+        memory::show(Category::Gradient, &gradient);
         let gradient = match state.accumulated.take() {
             Some(sum) => sum.add(gradient),
             None => gradient,
@@ -181,6 +187,10 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
 impl<const D: usize> Slot for ParameterSlot<D> {
     fn path(&self) -> &str {
         &self.path
+    }
+
+    fn show(&self) {
+        memory::show(Category::Parameter, &self.value());
     }
 
     fn flush(&self) {

@@ -8,6 +8,7 @@ use burn::train::{
 
 use super::model::FusedModel;
 use crate::FusedOptimizer;
+use crate::memory;
 
 /// Where the events of an epoch go, and where it learns that it must stop.
 pub(super) struct Events<M: LearnerModel> {
@@ -98,7 +99,9 @@ pub(super) fn valid<M: LearnerModel>(
         let progress = iterator.progress();
         iteration += 1;
 
+        memory::enter(memory::Phase::Validation);
         let item = InferenceStep::step(model, item);
+        memory::enter(memory::Phase::Other);
         let item = TrainingItem::new(item, progress, Some(iteration), None);
         events.valid(LearnerEvent::ProcessedItem(item));
         if events.should_stop() {

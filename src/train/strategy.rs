@@ -62,6 +62,10 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
         let dataloader_train = dataloader_train.to_device(&device);
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
         learner.fork(&device);
+        log::info!(
+            "fused training on {device:?} alone; a strategy set with `with_training_strategy` is \
+             replaced"
+        );
 
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;

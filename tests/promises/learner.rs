@@ -18,11 +18,12 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Relu};
 use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn::train::checkpoint::{FileCheckpointer, KeepLastNCheckpoints};
-use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::metric::store::{Aggregate, Direction, EventStoreClient, Split};
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
-    InferenceStep, Interrupter, Learner, LearnerModel, LearningResult, MetricEarlyStoppingStrategy,
-    RegressionOutput, StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
+    EarlyStoppingStrategy, InferenceStep, Interrupter, Learner, LearnerModel, LearningResult,
+    MetricEarlyStoppingStrategy, RegressionOutput, StoppingCondition, SupervisedTraining,
+    TrainOutput, TrainStep,
 };
 
 use crate::compare::{assert_changed, assert_identical, copy, weights};
@@ -169,7 +170,7 @@ impl Run {
             training = training.early_stopping(MetricEarlyStoppingStrategy::new(
                 &LossMetric::new(),
                 Aggregate::Mean,
-                Direction::Highest, // The loss falls, so the second epoch is not better.
+                Direction::Highest, // The loss falls.
                 Split::Valid,
                 StoppingCondition::NoImprovementSince { n_epochs: 2 },
             ));
@@ -318,14 +319,30 @@ fn early_stopping_ends_where_stock_ends() {
         ..Run::new(9)
     });
     assert!(stock.interrupted.is_none() && fused.interrupted.is_none());
+}
+
+#[test]
+fn early_stopping_ends_the_training() {
+    #[derive(Clone)]
+    struct AfterTwo;
+
+    impl EarlyStoppingStrategy for AfterTwo {
+        fn should_stop(&mut self, epoch: usize, _store: &EventStoreClient) -> bool {
+            epoch == 2
+        }
+    }
 
     let folder = tempfile::tempdir().unwrap();
-    let run = Run {
-        early_stopping: true,
-        ..Run::new(9)
-    };
-    run.fused(Regression::init(), folder.path());
-    assert!(!folder.path().join("train/epoch-9").exists());
+    let run = Run::new(9);
+    let learner = FusedLearner::new(
+        Regression::init(),
+        run.optimizer.clone(),
+        run.scheduler.clone(),
+    );
+    let training = run.training::<FusedModel<Regression>>(folder.path());
+    training.early_stopping(AfterTwo).launch_fused(learner);
+    assert!(folder.path().join("train/epoch-2").exists());
+    assert!(!folder.path().join("train/epoch-3").exists());
 }
 
 #[test]

@@ -330,3 +330,12 @@ on_cpu_backends!(
     a_clone_of_the_model_keeps_its_values,
     a_nan_loss_is_passed_on_as_in_stock,
 );
+
+#[test]
+fn a_memory_recording_without_its_allocator() {
+    use backburn::memory::{MemoryError, MemoryRecorder};
+
+    let error = MemoryRecorder::start().unwrap_err();
+    assert!(matches!(error, MemoryError::NotInstalled));
+    assert!(error.to_string().contains("#[global_allocator]"));
+}

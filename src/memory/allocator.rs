@@ -1,0 +1,77 @@
+use std::alloc::{GlobalAlloc, Layout, System};
+
+use super::events;
+
+/// A global allocator that counts the bytes it hands out, and tells a
+/// [`MemoryRecorder`](super::MemoryRecorder) of each allocation while one records.
+///
+/// ```
+/// use backburn::memory::RecordingAllocator;
+///
+/// #[global_allocator]
+/// static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+/// # fn main() {}
+/// ```
+///
+/// While nothing is recorded, an allocation costs one atomic addition more.
+#[derive(Debug, Default)]
+pub struct RecordingAllocator<A = System> {
+    inner: A,
+}
+
+impl RecordingAllocator {
+    /// On top of the allocator of the operating system.
+    pub const fn new() -> Self {
+        Self { inner: System }
+    }
+}
+
+impl<A> RecordingAllocator<A> {
+    /// On top of another allocator.
+    pub const fn over(inner: A) -> Self {
+        Self { inner }
+    }
+}
+
+// SAFETY: every call is passed on to `inner`, a `GlobalAlloc`, with the arguments as they came, and
+// its answer is returned as it is, so the contract holds as it does for `inner`. The events of a
+// call are counted with atomics in memory reserved before: they neither allocate nor unwind.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc`, which is that of `inner`.
+        let pointer = unsafe { self.inner.alloc(layout) };
+        told(pointer, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`, which is that of `inner`.
+        let pointer = unsafe { self.inner.alloc_zeroed(layout) };
+        told(pointer, layout.size())
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // Before, so that no other thread can be told of the same address first.
+        events::freed(pointer as usize, layout.size());
+        // SAFETY: the caller got `pointer` from this allocator with `layout`, and so from `inner`.
+        unsafe { self.inner.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        events::freed(pointer as usize, layout.size());
+        // SAFETY: the caller got `pointer` from this allocator with `layout`, and so from `inner`,
+        // and keeps the contract of `realloc` on `size`.
+        let moved = unsafe { self.inner.realloc(pointer, layout, size) };
+        if moved.is_null() {
+            told(pointer, layout.size());
+            return moved;
+        }
+        told(moved, size)
+    }
+}
+
+fn told(pointer: *mut u8, size: usize) -> *mut u8 {
+    if !pointer.is_null() {
+        events::allocated(pointer as usize, size);
+    }
+    pointer
+}

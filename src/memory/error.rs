@@ -1,0 +1,31 @@
+use std::path::PathBuf;
+
+/// What can go wrong with a recording.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The program runs on another allocator.
+    #[error(
+        "the recording allocator is not installed: add `#[global_allocator] static ALLOCATOR: \
+         backburn::memory::RecordingAllocator = backburn::memory::RecordingAllocator::new();` to \
+         the program"
+    )]
+    NotInstalled,
+
+    /// There is one log, and so one recording at a time.
+    #[error("a memory recording is under way already: finish it first")]
+    AlreadyRecording,
+
+    /// Nothing happened between start and finish.
+    #[error("the recording is empty: nothing was allocated or marked between start and finish")]
+    Empty,
+
+    /// The result could not be written.
+    #[error("{path} can't be written: {reason}", path = path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+}

@@ -1,0 +1,55 @@
+//! Where the bytes are: records allocated memory over time during training, fused or stock.
+//!
+//! A program installs the [`RecordingAllocator`] in one line and records with a
+//! [`MemoryRecorder`]; the result is a [`MemoryTimeline`].
+//!
+//! ```
+//! use backburn::FusedOptimizer;
+//! use backburn::memory::{MemoryRecorder, RecordingAllocator};
+//! use burn::{nn::LinearConfig, optim::AdamConfig, tensor::{Device, Tensor}};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(64, 64).init(&device);
+//! let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+//! let recorder = MemoryRecorder::start().unwrap();
+//! for _ in 0..3 {
+//!     fused.step(1e-3, |model| model.forward(Tensor::<2>::ones([8, 64], &device)).mean());
+//! }
+//! let timeline = recorder.finish().unwrap();
+//! println!("{timeline}");
+//! ```
+//!
+//! # What is counted, and as what
+//!
+//! Every byte that Rust's global allocator hands out, on all threads, in four categories:
+//!
+//! - *parameters* and *gradients*: the buffers of tensors that were shown to the recorder as such.
+//!   A fused optimizer shows its own; a stock loop shows them with
+//!   [`parameters`](MemoryRecorder::parameters) and [`gradients`](MemoryRecorder::gradients). A
+//!   buffer counts from its birth, so a gradient shown when it is finished counts from the moment
+//!   it was computed.
+//! - *optimizer state*: what was allocated during an update, outlives it, and is no parameter.
+//! - *rest*: everything else: activations, intermediates, autodiff's bookkeeping, data, and whatever
+//!   the program held before.
+//!
+//! The buffers of `flex` and `ndarray` tensors are known. Those of other backends do not lie in the
+//! memory of the process, or their addresses can't be asked for: they count as rest, or not at all.
+
+mod allocator;
+mod buffer;
+mod error;
+mod events;
+mod recorder;
+mod replay;
+mod timeline;
+
+pub use allocator::RecordingAllocator;
+pub use error::MemoryError;
+pub use recorder::MemoryRecorder;
+pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
+
+pub(crate) use events::{Category, is_recording};
+pub(crate) use recorder::{enter, enter_update, show};

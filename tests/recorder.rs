@@ -1,0 +1,263 @@
+//! The memory recorder counts right, for stock training as for fused.
+//!
+//! A process of its own: it installs the recording allocator, over an independent counter.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use backburn::FusedOptimizer;
+use backburn::memory::{
+    MemoryError, MemoryRecorder, MemoryTimeline, Phase, RecordingAllocator, Sample,
+};
+use burn::module::Module;
+use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, Tensor};
+use peak_alloc::PeakAlloc;
+
+static COUNTER: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
+
+/// One test at a time: they share the counters and the log.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const WIDTH: usize = 192;
+const DEPTH: usize = 6;
+const STEPS: usize = 3;
+
+/// Layers of equal size: 148,224 bytes each.
+type Stack = Vec<Linear>;
+
+fn init(device: &Device) -> Stack {
+    let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
+    (0..DEPTH).map(|_| linear()).collect()
+}
+
+fn loss(model: &Stack, x: Tensor<2>) -> Tensor<1> {
+    let gelu = Gelu::new();
+    let x = model
+        .iter()
+        .fold(x, |x, linear| gelu.forward(linear.forward(x)));
+    x.powi_scalar(2).mean()
+}
+
+fn bytes(model: &Stack) -> usize {
+    4 * model.num_params()
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn x(device: &Device) -> Tensor<2> {
+    Tensor::random([4, WIDTH], Distribution::Default, device)
+}
+
+/// Three steps, recorded, and the peak of the independent counter.
+fn record_fused(device: &Device) -> (MemoryTimeline, usize, usize) {
+    let model = init(device);
+    let parameters = bytes(&model);
+    let x = x(device);
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let recorder = MemoryRecorder::start().unwrap();
+    COUNTER.reset_peak_usage();
+    let log = log_bytes();
+    for _ in 0..STEPS {
+        fused.step(1e-3, |model| loss(model, x.clone()));
+    }
+    let peak = COUNTER.peak_usage() - log;
+    (recorder.finish().unwrap(), parameters, peak)
+}
+
+fn record_stock(device: &Device) -> (MemoryTimeline, usize, usize) {
+    let mut model = init(device);
+    let parameters = bytes(&model);
+    let x = x(device);
+    let mut optimizer = AdamConfig::new().init();
+    let recorder = MemoryRecorder::start().unwrap();
+    COUNTER.reset_peak_usage();
+    let log = log_bytes();
+    recorder.parameters(&model);
+    for _ in 0..STEPS {
+        let loss = recorder.forward(|| loss(&model, x.clone()));
+        let gradients = recorder.backward(|| GradientsParams::from_grads(loss.backward(), &model));
+        recorder.gradients(&gradients, &model);
+        model = recorder.update(|| optimizer.step(1e-3, model, gradients));
+        recorder.parameters(&model);
+    }
+    let peak = COUNTER.peak_usage() - log;
+    (recorder.finish().unwrap(), parameters, peak)
+}
+
+/// The recorder's own log, which it leaves out: 2 million events of 32 bytes.
+fn log_bytes() -> usize {
+    32 << 21
+}
+
+#[track_caller]
+fn assert_near(actual: usize, expected: usize, tolerance: f64) {
+    let error = actual.abs_diff(expected) as f64 / expected as f64;
+    assert!(error <= tolerance, "{actual} bytes, {expected} expected");
+}
+
+/// The last sample of each phase that `is` tells.
+fn ends(timeline: &MemoryTimeline, is: impl Fn(&Phase) -> bool) -> Vec<Sample> {
+    let samples = timeline.samples.windows(2);
+    let last = samples.filter(|pair| pair[0].mark != pair[1].mark && is(timeline.phase(&pair[0])));
+    last.map(|pair| pair[0]).collect()
+}
+
+fn on_both_backends(test: impl Fn(&Device)) {
+    let _alone = ALONE.lock();
+    test(&device());
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    test(&Device::ndarray().autodiff());
+}
+
+#[test]
+fn the_recorded_peak_agrees_with_an_independent_counter() {
+    on_both_backends(|device| {
+        for record in [record_stock, record_fused] {
+            let (timeline, _, peak) = record(device);
+            assert_near(timeline.peak().bytes.total(), peak, 0.01);
+            assert_eq!(timeline.lost, 0);
+        }
+    });
+}
+
+#[test]
+fn a_fused_step_holds_parameters_state_and_one_layers_gradient() {
+    on_both_backends(|device| {
+        let (timeline, parameters, _) = record_fused(device);
+        let layer = parameters / DEPTH;
+        for sample in &timeline.samples {
+            let bytes = sample.bytes;
+            assert!(
+                bytes.gradients <= layer,
+                "{} bytes of gradients",
+                bytes.gradients
+            );
+            assert!(bytes.parameters <= parameters + layer);
+            assert!(bytes.optimizer_state <= 2 * parameters + 2 * layer);
+        }
+        let last = timeline.samples.last().unwrap().bytes;
+        assert_near(last.parameters, parameters, 0.0);
+        assert_near(last.optimizer_state, 2 * parameters, 0.02);
+        assert_eq!(last.gradients, 0);
+
+        let updates = ends(&timeline, |phase| matches!(phase, Phase::Update { .. }));
+        assert_eq!(updates.len(), 2 * DEPTH * STEPS);
+    });
+}
+
+#[test]
+fn a_stock_step_holds_all_gradients_before_the_update() {
+    on_both_backends(|device| {
+        let (timeline, parameters, _) = record_stock(device);
+        let backward = ends(&timeline, |phase| *phase == Phase::Backward);
+        assert_eq!(backward.len(), STEPS);
+        for sample in backward {
+            assert_near(sample.bytes.gradients, parameters, 0.0);
+            assert_near(sample.bytes.parameters, parameters, 0.0);
+        }
+        let last = timeline.samples.last().unwrap().bytes;
+        assert_near(last.parameters, parameters, 0.0);
+        // The update of stock Burn also makes new leaves on the autodiff graph.
+        assert_near(last.optimizer_state, 2 * parameters, 0.03);
+        assert_eq!(last.gradients, 0);
+    });
+}
+
+#[test]
+fn the_phases_name_the_parameters_and_the_summary_the_peak() {
+    let _alone = ALONE.lock();
+    let (timeline, _, _) = record_fused(&device());
+
+    let phases = timeline.marks.iter().map(|mark| mark.phase.to_string());
+    let step: Vec<String> = phases.skip(1).take(5).collect();
+    assert_eq!(step[..2], ["forward", "backward"]);
+    assert!(step[2].starts_with("update of 5."), "{}", step[2]);
+    assert_eq!(step[3], "backward");
+    assert!(step[4].starts_with("update of 5."), "{}", step[4]);
+
+    let peak = timeline.peak();
+    let told = timeline.to_string();
+    for words in [
+        format!("peak {:.1} MB", peak.bytes.total() as f64 / 1e6),
+        format!("in phase: {}", timeline.phase(peak)),
+        format!("rest {:.1} MB", peak.bytes.rest as f64 / 1e6),
+    ] {
+        assert!(told.contains(&words), "`{words}` is not in: {told}");
+    }
+}
+
+#[test]
+fn a_recording_survives_a_panic_in_what_it_records() {
+    let _alone = ALONE.lock();
+    let device = device();
+    let mut fused = FusedOptimizer::new(init(&device), AdamConfig::new().init());
+    let recorder = MemoryRecorder::start().unwrap();
+    fused.step(1e-3, |model| loss(model, x(&device)));
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        fused.step(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
+    }));
+    assert!(panic.is_err());
+    let timeline = recorder.finish().unwrap();
+    let phases: Vec<_> = timeline.marks.iter().map(|mark| &mark.phase).collect();
+    assert_eq!(phases.iter().filter(|p| ***p == Phase::Forward).count(), 2);
+    assert_eq!(**phases.last().unwrap(), Phase::Other);
+}
+
+#[test]
+fn mistakes_get_a_clear_error() {
+    let _alone = ALONE.lock();
+    let recorder = MemoryRecorder::start().unwrap();
+    assert!(matches!(
+        MemoryRecorder::start(),
+        Err(MemoryError::AlreadyRecording)
+    ));
+    drop(recorder);
+
+    let empty = MemoryRecorder::start().unwrap().finish();
+    assert!(matches!(empty, Err(MemoryError::Empty)));
+
+    let (timeline, _, _) = record_fused(&device());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("missing/memory.csv");
+    for error in [timeline.save_csv(&path), timeline.save_json(&path)] {
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("missing/memory.csv can't be written"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_timeline_is_written_and_read_back() {
+    let _alone = ALONE.lock();
+    let (timeline, _, _) = record_fused(&device());
+    let folder = tempfile::tempdir().unwrap();
+
+    let json = folder.path().join("memory.json");
+    timeline.save_json(&json).unwrap();
+    let read: MemoryTimeline =
+        serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(read, timeline);
+
+    let file = folder.path().join("memory.csv");
+    timeline.save_csv(&file).unwrap();
+    let mut rows = csv::Reader::from_path(file).unwrap();
+    let rows: Vec<_> = rows.records().map(Result::unwrap).collect();
+    assert_eq!(rows.len(), timeline.samples.len());
+    for (row, sample) in rows.iter().zip(&timeline.samples) {
+        let sum: usize = row
+            .iter()
+            .skip(2)
+            .map(|b| b.parse::<usize>().unwrap())
+            .sum();
+        assert_eq!(sum, sample.bytes.total());
+    }
+}
