@@ -1,6 +1,6 @@
 //! Where the bytes are: records allocated memory over time during training, fused or stock.
 //!
-//! A program installs the [`RecordingAllocator`] in one line and records with a
+//! [`MemoryEstimate`] tells before any training what fusing would save. To see it, a program installs the [`RecordingAllocator`] in one line and records with a
 //! [`MemoryRecorder`]; the result is a [`MemoryTimeline`].
 //!
 //! ```
@@ -41,6 +41,7 @@
 mod allocator;
 mod buffer;
 mod error;
+mod estimate;
 mod events;
 mod recorder;
 mod replay;
@@ -48,6 +49,7 @@ mod timeline;
 
 pub use allocator::RecordingAllocator;
 pub use error::MemoryError;
+pub use estimate::MemoryEstimate;
 pub use recorder::MemoryRecorder;
 pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
 

@@ -2,8 +2,10 @@
 
 mod backends;
 mod compare;
+mod estimate;
 mod fidelity_modules;
 mod fidelity_optimizers;
 mod fidelity_properties;
 mod learner;
 mod misuse;
+mod vit;

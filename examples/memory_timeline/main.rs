@@ -1,0 +1,129 @@
+//! The experiment of PyTorch's tutorial "How to save memory by fusing the optimizer step into the
+//! backward pass": three steps of ViT-L/16 with Adam on one made-up 224 x 224 image, recorded, stock
+//! and fused, and fused with activation checkpointing.
+//!
+//! ```sh
+//! cargo run --release --example memory_timeline
+//! cargo run --release --example memory_timeline -- --preset vit-b-16
+//! ```
+//!
+//! Each way runs in a process of its own and leaves its timeline as JSON and CSV in the output
+//! folder; a table compares them.
+
+#[path = "../vit/model.rs"]
+mod model;
+mod run;
+mod table;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, ensure};
+use backburn::memory::RecordingAllocator;
+use clap::{Parser, ValueEnum};
+
+use model::VitConfig;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+
+/// Records the memory of training steps, stock and fused, and compares them.
+#[derive(Parser, Debug)]
+struct Options {
+    /// Size of the vision transformer.
+    #[arg(long, value_enum, default_value_t = Preset::VitL16)]
+    preset: Preset,
+
+    /// Training steps of each way.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
+    steps: u8,
+
+    /// Folder for the timelines.
+    #[arg(long, default_value = "runs/memory_timeline")]
+    output: PathBuf,
+
+    /// Record this way only, in this process.
+    #[arg(long, value_enum)]
+    only: Option<Way>,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug)]
+enum Preset {
+    #[value(name = "digits")]
+    Digits,
+    #[value(name = "vit-ti-16")]
+    VitTi16,
+    #[value(name = "vit-s-16")]
+    VitS16,
+    #[value(name = "vit-b-16")]
+    VitB16,
+    #[value(name = "vit-l-16")]
+    VitL16,
+}
+
+impl Preset {
+    fn config(self) -> VitConfig {
+        match self {
+            Self::Digits => VitConfig::digits(),
+            Self::VitTi16 => VitConfig::vit_ti_16(),
+            Self::VitS16 => VitConfig::vit_s_16(),
+            Self::VitB16 => VitConfig::vit_b_16(),
+            Self::VitL16 => VitConfig::vit_l_16(),
+        }
+    }
+}
+
+/// How the steps are run.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Burn as it is.
+    Stock,
+    /// The optimizer fused into the backward pass.
+    Fused,
+    /// Fused, with Burn's `gradient_checkpointing()`.
+    FusedCheckpointing,
+}
+
+impl Way {
+    /// Its name on the command line and of its files.
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    match compare(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare(options: &Options) -> Result<()> {
+    let folder = &options.output;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("folder {} can't be written", folder.display()))?;
+    let config = options.preset.config();
+    if let Some(way) = options.only {
+        let timeline = run::record(&config, way, options.steps)?;
+        let file = folder.join(way.name());
+        timeline.save_json(file.with_extension("json"))?;
+        timeline.save_csv(file.with_extension("csv"))?;
+        return Ok(());
+    }
+
+    // A process each: what one leaves in the allocator is no part of the next.
+    for way in Way::value_variants() {
+        let mut process = Command::new(std::env::current_exe()?);
+        let preset = options.preset.to_possible_value();
+        process.arg("--preset");
+        process.arg(preset.context("a preset has a name")?.get_name());
+        process.args(["--steps", &options.steps.to_string(), "--only", &way.name()]);
+        let status = process.arg("--output").arg(folder).status()?;
+        ensure!(status.success(), "the run `{}` failed", way.name());
+    }
+    table::print(&config, folder)
+}

@@ -1,0 +1,69 @@
+//! The estimate before training is what training then holds.
+
+use backburn::memory::MemoryEstimate;
+use burn::module::{Module, ParamGroup};
+use burn::nn::{BatchNormConfig, LinearConfig};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdafactorConfig, AdamConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::Device;
+
+use crate::backends::on_cpu_backends;
+
+fn estimate(device: &Device, optimizer: ModuleOptimizer) -> MemoryEstimate {
+    let linear = || LinearConfig::new(16, 32).init(device);
+    MemoryEstimate::new(&vec![linear(), linear()], &optimizer)
+}
+
+const WEIGHT: usize = 4 * 16 * 32;
+const BYTES: usize = 2 * (WEIGHT + 4 * 32);
+
+fn the_state_is_that_of_the_optimizer(device: &Device) {
+    let momentum = MomentumConfig::new();
+    for (optimizer, state) in [
+        (SgdConfig::new().init(), 0),
+        (SgdConfig::new().with_momentum(Some(momentum)).init(), BYTES),
+        (AdamConfig::new().init(), 2 * BYTES),
+        (AdamConfig::new().with_amsgrad(true).init(), 3 * BYTES),
+    ] {
+        let estimate = estimate(device, optimizer);
+        assert_eq!(estimate.parameters, BYTES);
+        assert_eq!(estimate.gradients, BYTES);
+        assert_eq!(estimate.largest_gradient, WEIGHT);
+        assert_eq!(estimate.optimizer_state, state);
+    }
+    let factored = estimate(device, AdafactorConfig::new().init());
+    assert!((1..BYTES).contains(&factored.optimizer_state));
+}
+
+fn groups_have_the_state_of_their_optimizer(device: &Device) {
+    let group = ParamGroup::from_predicate("0.");
+    let optimizer = AdamConfig::new().init();
+    let optimizer = optimizer.with_group(group, SgdConfig::new().build(), None);
+    assert_eq!(estimate(device, optimizer).optimizer_state, BYTES);
+}
+
+fn frozen_parameters_have_no_gradient(device: &Device) {
+    let norm = BatchNormConfig::new(8).init(device);
+    let group = ParamGroup::from_predicate("beta");
+    let estimate = MemoryEstimate::new(&norm.freeze_group(group), &AdamConfig::new().init());
+    // Scale, shift and two running statistics; the scale is trained.
+    assert_eq!(estimate.parameters, 4 * 4 * 8);
+    assert_eq!(estimate.gradients, 4 * 8);
+    assert_eq!(estimate.optimizer_state, 2 * 4 * 8);
+}
+
+fn what_is_saved_is_the_gradients_less_the_activations(device: &Device) {
+    let estimate = estimate(device, AdamConfig::new().init());
+    assert_eq!(estimate.saved(0), BYTES - WEIGHT);
+    assert_eq!(estimate.saved(1000), BYTES - WEIGHT - 1000);
+    assert_eq!(estimate.saved(BYTES), 0);
+    let told = estimate.to_string();
+    assert!(told.contains("optimizer state 0.0 MB"), "{told}");
+}
+
+on_cpu_backends!(
+    the_state_is_that_of_the_optimizer,
+    groups_have_the_state_of_their_optimizer,
+    frozen_parameters_have_no_gradient,
+    what_is_saved_is_the_gradients_less_the_activations,
+);
