@@ -2,12 +2,15 @@
 //!
 //! ```sh
 //! cargo bench --bench memory
+//! cargo bench --bench memory -- ViT-S   # the rows with this in their name
 //! ```
 //!
 //! Every row trains three steps with Adam in f32 on the CPU, once through Burn's `Learner` and once
 //! through `FusedOptimizer`, and prints the most bytes allocated at once, in multiples of the bytes
 //! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
-//! state, the activations held when the backward pass starts, and the largest gradient.
+//! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
+//! is fused training with Burn's `gradient_checkpointing()`. `alive` is the most parameter gradients
+//! that existed at once.
 
 #[path = "../examples/vit/model.rs"]
 mod vit;
@@ -28,11 +31,22 @@ const STEPS: usize = 3;
 const LEARNING_RATE: f64 = 1e-4;
 
 fn main() {
+    // Cargo passes `--bench` along.
+    let chosen: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with('-'))
+        .collect();
+    let is_chosen =
+        |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
+
     println!(
-        "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}",
-        "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "alive"
+        "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>8}",
+        "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "alive"
     );
-    row(Mlp::init, "MLP 12 x (512, 2048)", [16, 512]);
+    let name = "MLP 12 x (512, 2048)";
+    if is_chosen(name) {
+        row(Mlp::init, name, [16, 512]);
+    }
     for (name, config, batch) in [
         ("ViT digits, batch 64", vit::VitConfig::digits(), 64),
         ("ViT-Ti/16, batch 1", vit::VitConfig::vit_ti_16(), 1),
@@ -43,7 +57,9 @@ fn main() {
     ] {
         let size = config.image_size;
         let shape = [batch, config.channels, size, size];
-        row(|device| config.init(device), name, shape);
+        if is_chosen(name) {
+            row(|device| config.init(device), name, shape);
+        }
     }
 }
 
@@ -71,35 +87,64 @@ where
         }
     });
 
+    let fused = fused(&init, input.clone(), &device);
+    let balanced = {
+        let device = device.clone().gradient_checkpointing();
+        let strategy = device.gradient_checkpointing_strategy().unwrap_or_default();
+        let input = input.with_gradient_checkpointing_strategy(strategy);
+        self::fused(&init, input, &device)
+    };
+
+    let multiple = |bytes: usize| bytes as f64 / parameters as f64;
+    println!(
+        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{:>10.2}{:>8}",
+        parameters as f64 / 1e6,
+        multiple(stock),
+        multiple(fused.peak),
+        fused.peak as f64 / stock as f64,
+        multiple(fused.held + fused.activations + largest),
+        multiple(balanced.peak),
+        fused.alive,
+    );
+}
+
+/// What fused training takes, in bytes.
+struct Fused {
+    peak: usize,
+    /// Parameters and optimizer state.
+    held: usize,
+    /// Held when the backward pass starts.
+    activations: usize,
+    /// The most gradients at once.
+    alive: usize,
+}
+
+fn fused<const D: usize, M>(init: impl Fn(&Device) -> M, input: Tensor<D>, device: &Device) -> Fused
+where
+    M: Network<D> + Module,
+{
     let before = BYTES.current_usage();
-    let mut activations = 0;
-    let mut state = 0;
-    let mut alive = 0;
-    let fused = peak(|| {
-        let model = init(&device);
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut result = Fused {
+        peak: 0,
+        held: 0,
+        activations: 0,
+        alive: 0,
+    };
+    result.peak = peak(|| {
+        let mut fused = FusedOptimizer::new(init(device), AdamConfig::new().init());
         fused.count_gradients(true);
         for _ in 0..STEPS {
             let held = BYTES.current_usage();
             fused.step(LEARNING_RATE, |model| {
                 let loss = model.loss(input.clone());
-                activations = BYTES.current_usage() - held;
+                result.activations = BYTES.current_usage() - held;
                 loss
             });
         }
-        state = BYTES.current_usage() - before - parameters;
-        alive = fused.last_step().gradients_alive.unwrap_or_default();
+        result.held = BYTES.current_usage() - before;
+        result.alive = fused.last_step().gradients_alive.unwrap_or_default();
     });
-
-    let multiple = |bytes: usize| bytes as f64 / parameters as f64;
-    println!(
-        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{alive:>10}",
-        parameters as f64 / 1e6,
-        multiple(stock),
-        multiple(fused),
-        fused as f64 / stock as f64,
-        multiple(parameters + state + activations + largest),
-    );
+    result
 }
 
 /// The most bytes allocated during `train`, over those before.

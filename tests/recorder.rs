@@ -261,3 +261,47 @@ fn a_timeline_is_written_and_read_back() {
         assert_eq!(sum, sample.bytes.total());
     }
 }
+
+#[test]
+fn timelines_are_drawn_on_a_common_scale() {
+    use backburn::memory::plot;
+
+    let _alone = ALONE.lock();
+    let [stock, fused] = [record_stock, record_fused].map(|record| record(&device()).0);
+    let folder = tempfile::tempdir().unwrap();
+    let timelines = [("stock", &stock), ("fused", &fused)];
+
+    let svg = folder.path().join("memory.svg");
+    plot::save_svg(&svg, &timelines).unwrap();
+    let svg = std::fs::read_to_string(svg).unwrap();
+    for (title, timeline) in timelines {
+        let peak = timeline.peak().bytes.total() as f64 / 1e6;
+        assert!(svg.contains(&format!("{title}: peak {peak:.0} MB")));
+    }
+    for words in [
+        "parameters",
+        "optimizer state",
+        "gradients",
+        "rest",
+        "backward",
+    ] {
+        assert_eq!(svg.matches(words).count(), 2, "`{words}`");
+    }
+
+    let png = folder.path().join("memory.png");
+    plot::save_png(&png, &timelines).unwrap();
+    let png = image::open(png).unwrap().into_rgb8();
+    assert_eq!(png.dimensions(), (1000, 600));
+    // Gradients pile up in the upper picture, and are hardly there in the lower one.
+    let gradient = |row: u32| {
+        let pixels = png.rows().nth(row as usize).unwrap();
+        pixels.filter(|pixel| pixel.0 == [204, 85, 51]).count()
+    };
+    let [stock, fused]: [usize; 2] = [0..300, 300..600].map(|rows| rows.map(gradient).sum());
+    assert!(stock > 5 * fused, "{stock} and {fused} pixels");
+
+    let nothing = plot::save_svg(folder.path().join("nothing.svg"), &[]);
+    assert!(matches!(nothing, Err(MemoryError::Empty)));
+    let error = plot::save_png(folder.path().join("missing/memory.png"), &timelines);
+    assert!(matches!(error, Err(MemoryError::Unwritable { .. })));
+}

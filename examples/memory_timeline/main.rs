@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each way runs in a process of its own and leaves its timeline as JSON and CSV in the output
-//! folder; a table compares them.
+//! folder; a table and a picture compare them.
 
 #[path = "../vit/model.rs"]
 mod model;
@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use backburn::memory::RecordingAllocator;
+use backburn::memory::{RecordingAllocator, plot};
 use clap::{Parser, ValueEnum};
 
 use model::VitConfig;
@@ -125,5 +125,18 @@ fn compare(options: &Options) -> Result<()> {
         let status = process.arg("--output").arg(folder).status()?;
         ensure!(status.success(), "the run `{}` failed", way.name());
     }
-    table::print(&config, folder)
+    let timelines = table::read(folder)?;
+    table::print(&config, &timelines);
+
+    let titled: Vec<_> = timelines
+        .iter()
+        .map(|(name, t)| (name.as_str(), t))
+        .collect();
+    plot::save_svg(folder.join("memory.svg"), &titled)?;
+    plot::save_png(folder.join("memory.png"), &titled)?;
+    println!(
+        "timelines (JSON, CSV) and pictures (SVG, PNG) in {}",
+        folder.display()
+    );
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use backburn::FusedOptimizer;
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
+use burn::module::{ModuleVisitor, Param};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -33,6 +34,7 @@ pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline>
     model.visit(&mut Initialize);
     let loss = |model: &Vit| model.forward(image.clone()).sum();
 
+    // What was trained is still there when the recording ends.
     let recorder = MemoryRecorder::start()?;
     if way == Way::Stock {
         let mut model = model;
@@ -47,21 +49,20 @@ pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline>
             recorder.parameters(&model);
             progress.inc(1);
         }
-    } else {
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
-        for _ in 0..steps {
-            fused.step(LEARNING_RATE, loss);
-            progress.inc(1);
-        }
+        return Ok(recorder.finish()?);
     }
-    progress.finish();
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    for _ in 0..steps {
+        fused.step(LEARNING_RATE, loss);
+        progress.inc(1);
+    }
     Ok(recorder.finish()?)
 }
 
 struct Initialize;
 
-impl burn::module::ModuleVisitor for Initialize {
-    fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
+impl ModuleVisitor for Initialize {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         param.val();
     }
 }

@@ -10,9 +10,20 @@ use clap::ValueEnum;
 use crate::Way;
 use crate::model::VitConfig;
 
-/// Reads the timelines in `folder` and prints their peaks, in bytes and in multiples of the
-/// parameters' bytes (P).
-pub fn print(config: &VitConfig, folder: &Path) -> Result<()> {
+/// Reads the timelines in `folder`, with the names of their ways.
+pub fn read(folder: &Path) -> Result<Vec<(String, MemoryTimeline)>> {
+    let ways = Way::value_variants().iter().map(|way| {
+        let file = folder.join(way.name()).with_extension("json");
+        let context = || format!("{} can't be read", file.display());
+        let text = std::fs::read_to_string(&file).with_context(context)?;
+        let timeline = serde_json::from_str(&text).with_context(context)?;
+        Ok((way.name(), timeline))
+    });
+    ways.collect()
+}
+
+/// Prints the peaks in bytes and in multiples of the parameters' bytes (P).
+pub fn print(config: &VitConfig, timelines: &[(String, MemoryTimeline)]) {
     let parameters = config.init(&Device::flex()).num_params();
     let bytes = parameters * size_of::<f32>();
     println!(
@@ -23,17 +34,11 @@ pub fn print(config: &VitConfig, folder: &Path) -> Result<()> {
         "{:<22}{:>12}{:>8}{:>12}{:>8}{:>8}{:>8}  at the peak",
         "", "peak (MB)", "/ P", "parameters", "grads", "state", "rest"
     );
-    for way in Way::value_variants() {
-        let file = folder.join(way.name()).with_extension("json");
-        let context = || format!("{} can't be read", file.display());
-        let text = std::fs::read_to_string(&file).with_context(context)?;
-        let timeline: MemoryTimeline = serde_json::from_str(&text).with_context(context)?;
-
+    for (name, timeline) in timelines {
         let peak = timeline.peak();
         let multiple = |part: usize| part as f64 / bytes as f64;
         println!(
-            "{:<22}{:>12.1}{:>8.2}{:>12.2}{:>8.2}{:>8.2}{:>8.2}  {}",
-            way.name(),
+            "{name:<22}{:>12.1}{:>8.2}{:>12.2}{:>8.2}{:>8.2}{:>8.2}  {}",
             peak.bytes.total() as f64 / 1e6,
             multiple(peak.bytes.total()),
             multiple(peak.bytes.parameters),
@@ -46,6 +51,4 @@ pub fn print(config: &VitConfig, folder: &Path) -> Result<()> {
             println!("{:<22}{} events did not fit in the log", "", timeline.lost);
         }
     }
-    println!("timelines (JSON, CSV) in {}", folder.display());
-    Ok(())
 }

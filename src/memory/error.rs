@@ -1,4 +1,5 @@
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 /// What can go wrong with a recording.
 #[derive(Debug, thiserror::Error)]
@@ -28,4 +29,13 @@ pub enum MemoryError {
         /// What the system says.
         reason: String,
     },
+}
+
+impl MemoryError {
+    pub(super) fn unwritable(path: &Path, reason: impl Display) -> Self {
+        Self::Unwritable {
+            path: path.to_path_buf(),
+            reason: reason.to_string(),
+        }
+    }
 }

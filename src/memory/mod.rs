@@ -43,6 +43,8 @@ mod buffer;
 mod error;
 mod estimate;
 mod events;
+#[cfg(feature = "plot")]
+pub mod plot;
 mod recorder;
 mod replay;
 mod timeline;

@@ -112,8 +112,9 @@ impl MemoryTimeline {
     /// If the file can't be written.
     pub fn save_json(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
         let path = path.as_ref();
-        let text = serde_json::to_string(self).map_err(|error| unwritable(path, error))?;
-        std::fs::write(path, text).map_err(|error| unwritable(path, error))
+        let text =
+            serde_json::to_string(self).map_err(|error| MemoryError::unwritable(path, error))?;
+        std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
     }
 
     /// Writes the samples as CSV: seconds, phase, and the bytes of each category.
@@ -147,14 +148,7 @@ impl MemoryTimeline {
             file.flush()?;
             Ok(())
         };
-        write().map_err(|error| unwritable(path, error))
-    }
-}
-
-fn unwritable(path: &Path, error: impl Display) -> MemoryError {
-    MemoryError::Unwritable {
-        path: path.to_path_buf(),
-        reason: error.to_string(),
+        write().map_err(|error| MemoryError::unwritable(path, error))
     }
 }
 

@@ -1,0 +1,204 @@
+//! Pictures of timelines: stacked areas by category over time, one below the other, on a common
+//! scale.
+
+use std::path::Path;
+
+use epaint_default_fonts::UBUNTU_LIGHT;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::register_font;
+
+use super::error::MemoryError;
+use super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
+
+/// Width of a picture in pixels.
+const WIDTH: u32 = 1000;
+/// Height of one timeline in pixels.
+const HEIGHT: u32 = 300;
+/// Columns that are drawn of a timeline: the highest moment of each.
+const COLUMNS: usize = 400;
+/// The time axis goes on by this factor to leave room for the legend.
+const LEGEND: f64 = 1.2;
+
+/// The categories from the bottom up, with their colors.
+const CATEGORIES: [(&str, RGBColor, fn(&Bytes) -> usize); 4] = [
+    ("parameters", RGBColor(49, 99, 149), |b| b.parameters),
+    ("optimizer state", RGBColor(109, 168, 191), |b| {
+        b.optimizer_state
+    }),
+    ("gradients", RGBColor(204, 85, 51), |b| b.gradients),
+    ("rest (activations)", RGBColor(230, 190, 110), |b| b.rest),
+];
+
+/// Draws `timelines`, each with its title, as SVG.
+///
+/// # Errors
+///
+/// If there is nothing to draw, or the file can't be written.
+pub fn save_svg(
+    path: impl AsRef<Path>,
+    timelines: &[(&str, &MemoryTimeline)],
+) -> Result<(), MemoryError> {
+    let path = path.as_ref();
+    let mut text = String::new();
+    let size = size(timelines)?;
+    {
+        let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        draw(&root, timelines).map_err(|error| MemoryError::unwritable(path, error))?;
+    }
+    std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
+}
+
+/// Draws `timelines`, each with its title, as PNG.
+///
+/// # Errors
+///
+/// If there is nothing to draw, or the file can't be written.
+pub fn save_png(
+    path: impl AsRef<Path>,
+    timelines: &[(&str, &MemoryTimeline)],
+) -> Result<(), MemoryError> {
+    let path = path.as_ref();
+    let (width, height) = size(timelines)?;
+    let mut pixels = vec![0; 3 * (width * height) as usize];
+    {
+        let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+        draw(&root, timelines).map_err(|error| MemoryError::unwritable(path, error))?;
+    }
+    image::save_buffer(path, &pixels, width, height, image::ColorType::Rgb8)
+        .map_err(|error| MemoryError::unwritable(path, error))
+}
+
+fn size(timelines: &[(&str, &MemoryTimeline)]) -> Result<(u32, u32), MemoryError> {
+    let drawn = timelines
+        .iter()
+        .all(|(_, timeline)| !timeline.samples.is_empty());
+    match timelines.len() {
+        count if count > 0 && drawn => Ok((WIDTH, HEIGHT * count as u32)),
+        _ => Err(MemoryError::Empty),
+    }
+}
+
+fn draw<B: DrawingBackend>(
+    root: &DrawingArea<B, Shift>,
+    timelines: &[(&str, &MemoryTimeline)],
+) -> Result<(), String>
+where
+    B::ErrorType: 'static,
+{
+    // Text is measured and drawn with a font that comes along: machines may have none.
+    register_font("sans-serif", FontStyle::Normal, UBUNTU_LIGHT)
+        .map_err(|_| "the font can't be used".to_string())?;
+    root.fill(&WHITE).map_err(|error| error.to_string())?;
+
+    let highest = timelines.iter().map(|(_, t)| t.peak().bytes.total()).max();
+    let highest = mega(highest.unwrap_or_default());
+    let longest = timelines.iter().flat_map(|(_, t)| t.samples.last());
+    let longest = longest.map(|sample| sample.seconds).fold(0.0, f64::max);
+
+    let areas = root.split_evenly((timelines.len(), 1));
+    for (area, (title, timeline)) in areas.iter().zip(timelines) {
+        one(area, title, timeline, longest, highest).map_err(|error| error.to_string())?;
+    }
+    root.present().map_err(|error| error.to_string())
+}
+
+fn one<B: DrawingBackend>(
+    area: &DrawingArea<B, Shift>,
+    title: &str,
+    timeline: &MemoryTimeline,
+    longest: f64,
+    highest: f64,
+) -> Result<(), DrawingAreaErrorKind<B::ErrorType>>
+where
+    B::ErrorType: 'static,
+{
+    let top = highest * 1.12;
+    let peak = mega(timeline.peak().bytes.total());
+    let mut chart = ChartBuilder::on(area)
+        .caption(format!("{title}: peak {peak:.0} MB"), ("sans-serif", 18))
+        .margin(8)
+        .x_label_area_size(32)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..longest * LEGEND, 0.0..top)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_desc("seconds")
+        .y_desc("MB")
+        .label_style(("sans-serif", 13))
+        .draw()?;
+
+    // The phases as a strip along the top.
+    let ends = timeline.marks.iter().skip(1).map(|mark| mark.seconds);
+    let last = timeline
+        .samples
+        .last()
+        .map_or(longest, |sample| sample.seconds);
+    let strip = timeline.marks.iter().zip(ends.chain([last]));
+    chart.draw_series(strip.filter_map(|(mark, end)| {
+        let corners = [(mark.seconds, top * 0.96), (end, top)];
+        Some(Rectangle::new(corners, color(&mark.phase)?.filled()))
+    }))?;
+
+    // The upper categories first: each area goes down to zero.
+    let columns = columns(timeline, longest);
+    for (index, (name, color, _)) in CATEGORIES.iter().enumerate().rev() {
+        let up_to = |bytes: &Bytes| CATEGORIES[..=index].iter().map(|c| c.2(bytes)).sum();
+        let points = columns.iter().map(|s| (s.seconds, mega(up_to(&s.bytes))));
+        chart
+            .draw_series(AreaSeries::new(points, 0.0, color.filled()))?
+            .label(*name)
+            .legend(|(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
+    }
+    for phase in [
+        Phase::Forward,
+        Phase::Backward,
+        Phase::Update { parameter: None },
+    ] {
+        let color = color(&phase).unwrap_or(BLACK);
+        chart
+            .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
+            .label(phase.to_string())
+            .legend(move |(x, y)| Rectangle::new([(x, y - 2), (x + 12, y + 2)], color.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE.mix(0.85))
+        .border_style(BLACK.mix(0.3))
+        .label_font(("sans-serif", 13))
+        .draw()
+}
+
+/// The color of a phase in the strip; none where nothing is trained.
+fn color(phase: &Phase) -> Option<RGBColor> {
+    match phase {
+        Phase::Other => None,
+        Phase::Forward => Some(RGBColor(120, 170, 90)),
+        Phase::Backward => Some(RGBColor(150, 110, 170)),
+        Phase::Update { .. } => Some(RGBColor(60, 60, 60)),
+        Phase::Validation => Some(RGBColor(170, 170, 170)),
+    }
+}
+
+/// The highest sample of each column of the picture, and the last one.
+fn columns(timeline: &MemoryTimeline, longest: f64) -> Vec<Sample> {
+    let column = |s: &Sample| (s.seconds / longest * COLUMNS as f64) as usize;
+    let mut columns: Vec<Sample> = Vec::new();
+    for sample in timeline.samples.iter().chain(timeline.samples.last()) {
+        match columns.last_mut() {
+            Some(last) if column(last) == column(sample) => {
+                if sample.bytes.total() > last.bytes.total() {
+                    *last = *sample;
+                }
+            }
+            _ => columns.push(*sample),
+        }
+    }
+    columns
+}
+
+fn mega(bytes: usize) -> f64 {
+    bytes as f64 / 1e6
+}
