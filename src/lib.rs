@@ -32,7 +32,8 @@
 //! # Features
 //!
 //! Backends carry Burn's names (`flex`, the default, `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
-//! `cuda`, `rocm`, `cpu`), as do `fusion`, `autotune`, `train` and `tui`. The crate must be built
+//! `cuda`, `rocm`, `cpu`), as do `fusion`, `autotune`, `train` and `tui`; `plot` draws recorded
+//! memory. The crate must be built
 //! with the feature of the backend that trains: the tap is an operation of that backend.
 
 #![warn(missing_docs)]
@@ -60,3 +61,8 @@ pub use report::StepReport;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// So does the program in the documentation of the memory recorder.
+#[cfg(all(doctest, feature = "plot"))]
+#[doc = include_str!("../docs/memory.md")]
+struct MemoryDocs;

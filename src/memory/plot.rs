@@ -20,14 +20,35 @@ const COLUMNS: usize = 400;
 /// The time axis goes on by this factor to leave room for the legend.
 const LEGEND: f64 = 1.2;
 
-/// The categories from the bottom up, with their colors.
-const CATEGORIES: [(&str, RGBColor, fn(&Bytes) -> usize); 4] = [
-    ("parameters", RGBColor(49, 99, 149), |b| b.parameters),
-    ("optimizer state", RGBColor(109, 168, 191), |b| {
-        b.optimizer_state
-    }),
-    ("gradients", RGBColor(204, 85, 51), |b| b.gradients),
-    ("rest (activations)", RGBColor(230, 190, 110), |b| b.rest),
+/// A layer of the picture.
+struct Layer {
+    name: &'static str,
+    color: RGBColor,
+    bytes: fn(&Bytes) -> usize,
+}
+
+/// From the bottom up.
+const LAYERS: [Layer; 4] = [
+    Layer {
+        name: "parameters",
+        color: RGBColor(49, 99, 149),
+        bytes: |bytes| bytes.parameters,
+    },
+    Layer {
+        name: "optimizer state",
+        color: RGBColor(109, 168, 191),
+        bytes: |bytes| bytes.optimizer_state,
+    },
+    Layer {
+        name: "gradients",
+        color: RGBColor(204, 85, 51),
+        bytes: |bytes| bytes.gradients,
+    },
+    Layer {
+        name: "rest (activations)",
+        color: RGBColor(230, 190, 110),
+        bytes: |bytes| bytes.rest,
+    },
 ];
 
 /// Draws `timelines`, each with its title, as SVG.
@@ -141,15 +162,16 @@ where
         Some(Rectangle::new(corners, color(&mark.phase)?.filled()))
     }))?;
 
-    // The upper categories first: each area goes down to zero.
+    // The upper layers first: each area goes down to zero.
     let columns = columns(timeline, longest);
-    for (index, (name, color, _)) in CATEGORIES.iter().enumerate().rev() {
-        let up_to = |bytes: &Bytes| CATEGORIES[..=index].iter().map(|c| c.2(bytes)).sum();
+    for (index, layer) in LAYERS.iter().enumerate().rev() {
+        let color = layer.color;
+        let up_to = |bytes: &Bytes| LAYERS[..=index].iter().map(|l| (l.bytes)(bytes)).sum();
         let points = columns.iter().map(|s| (s.seconds, mega(up_to(&s.bytes))));
         chart
             .draw_series(AreaSeries::new(points, 0.0, color.filled()))?
-            .label(*name)
-            .legend(|(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
+            .label(layer.name)
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
     }
     for phase in [
         Phase::Forward,

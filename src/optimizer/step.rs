@@ -57,8 +57,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// Forward and backward without an update: the gradients are added to those accumulated since
     /// the last [`step`](Self::step), which uses them up.
     ///
-    /// Equal to Burn's [`GradientsAccumulator`]. The accumulated gradients take the memory of the
-    /// parameters, as they do in Burn.
+    /// Equal to Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator). The accumulated
+    /// gradients take the memory of the parameters, as they do in Burn.
     ///
     /// # Panics
     ///
