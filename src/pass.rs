@@ -65,6 +65,10 @@ impl Pass {
         state.phase = phase;
         state.goal = goal;
         state.reads = 0;
+        if let Some(census) = &state.census {
+            // A pass that failed may have left taps behind, and with them owners of values.
+            census.take();
+        }
         Running { pass: self }
     }
 

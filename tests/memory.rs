@@ -181,3 +181,19 @@ fn fused_needs_little_more_than_parameters_state_and_activations() {
         "{fused_peak} bytes, {stock} in stock"
     );
 }
+
+/// Counting keeps taps; those of a failed step must not be owners of values in the next.
+#[test]
+fn a_failed_step_leaves_no_second_owner_behind() {
+    let _alone = ALONE.lock();
+    let mut fused = FusedOptimizer::new(Mlp::init(2, 4, &device()), SgdConfig::new().init());
+    fused.count_gradients(true);
+    fused.step(0.1, |model| model.loss(x(4)));
+    assert!(
+        fused
+            .try_step(0.1, |model| model.loss(x(4)).detach())
+            .is_err()
+    );
+    fused.step(0.1, |model| model.loss(x(4)));
+    assert_eq!(fused.last_step().copied, Some(0));
+}

@@ -305,3 +305,94 @@ fn timelines_are_drawn_on_a_common_scale() {
     let error = plot::save_png(folder.path().join("missing/memory.png"), &timelines);
     assert!(matches!(error, Err(MemoryError::Unwritable { .. })));
 }
+
+#[test]
+fn burns_training_logs_the_peak_of_each_step() {
+    use backburn::memory::PeakMemoryMetric;
+    use backburn::train::{FusedLearner, LaunchFused};
+    use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
+    use burn::data::dataset::InMemDataset;
+    use burn::lr_scheduler::constant::ConstantLr;
+    use burn::train::{
+        InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
+    };
+
+    #[derive(Module, Debug)]
+    struct Model {
+        layers: Stack,
+    }
+
+    impl Model {
+        fn output(&self, x: Tensor<2>) -> RegressionOutput {
+            let loss = loss(&self.layers, x.clone());
+            RegressionOutput::new(loss, x.clone(), x)
+        }
+    }
+
+    impl TrainStep for Model {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
+            let output = self.output(x);
+            TrainOutput::new(self, output.loss.backward(), output)
+        }
+    }
+
+    impl InferenceStep for Model {
+        type Input = Tensor<2>;
+        type Output = RegressionOutput;
+
+        fn step(&self, x: Tensor<2>) -> RegressionOutput {
+            self.output(x)
+        }
+    }
+
+    struct Ones;
+
+    impl Batcher<u8, Tensor<2>> for Ones {
+        fn batch(&self, items: Vec<u8>, device: &Device) -> Tensor<2> {
+            Tensor::ones([items.len(), WIDTH], device)
+        }
+    }
+
+    let _alone = ALONE.lock();
+    let loader = || {
+        let items = InMemDataset::new(vec![0; 12]);
+        DataLoaderBuilder::new(Ones).batch_size(4).build(items)
+    };
+    let model = Model {
+        layers: init(&device()),
+    };
+    let parameters = bytes(&model.layers);
+    let learner = FusedLearner::new(model, AdamConfig::new().init(), ConstantLr::new(1e-3));
+    let folder = tempfile::tempdir().unwrap();
+    COUNTER.reset_peak_usage();
+    SupervisedTraining::new(folder.path(), loader(), loader())
+        .metric_train_numeric(PeakMemoryMetric::new())
+        .with_application_logger(None)
+        .num_epochs(2)
+        .launch_fused(learner);
+    let peak = COUNTER.peak_usage() as f64 / 1e6;
+
+    for epoch in ["epoch-1", "epoch-2"] {
+        let logs = std::fs::read_dir(folder.path().join("train").join(epoch)).unwrap();
+        let mut logs = logs.map(|log| std::fs::read_to_string(log.unwrap().path()).unwrap());
+        let log = logs.next().unwrap();
+        let values: Vec<f64> = log
+            .lines()
+            .map(|line| line.split(',').next().unwrap().parse().unwrap())
+            .collect();
+        // Three steps, and the largest of them for the epoch.
+        let [steps @ .., epoch] = &values[..] else {
+            panic!("the log is empty");
+        };
+        assert_eq!(steps.len(), 3, "{log}");
+        assert_eq!(*epoch, steps.iter().copied().fold(0.0, f64::max));
+        let model = parameters as f64 / 1e6;
+        assert!(
+            values.iter().all(|value| (model..=peak).contains(value)),
+            "{log}"
+        );
+    }
+}

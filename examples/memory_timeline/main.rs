@@ -12,6 +12,8 @@
 
 #[path = "../vit/model.rs"]
 mod model;
+#[path = "../vit/preset.rs"]
+mod preset;
 mod run;
 mod table;
 
@@ -22,7 +24,7 @@ use anyhow::{Context, Result, ensure};
 use backburn::memory::{RecordingAllocator, plot};
 use clap::{Parser, ValueEnum};
 
-use model::VitConfig;
+use preset::Preset;
 
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
@@ -45,32 +47,6 @@ struct Options {
     /// Record this way only, in this process.
     #[arg(long, value_enum)]
     only: Option<Way>,
-}
-
-#[derive(ValueEnum, Clone, Copy, Debug)]
-enum Preset {
-    #[value(name = "digits")]
-    Digits,
-    #[value(name = "vit-ti-16")]
-    VitTi16,
-    #[value(name = "vit-s-16")]
-    VitS16,
-    #[value(name = "vit-b-16")]
-    VitB16,
-    #[value(name = "vit-l-16")]
-    VitL16,
-}
-
-impl Preset {
-    fn config(self) -> VitConfig {
-        match self {
-            Self::Digits => VitConfig::digits(),
-            Self::VitTi16 => VitConfig::vit_ti_16(),
-            Self::VitS16 => VitConfig::vit_s_16(),
-            Self::VitB16 => VitConfig::vit_b_16(),
-            Self::VitL16 => VitConfig::vit_l_16(),
-        }
-    }
 }
 
 /// How the steps are run.

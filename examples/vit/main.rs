@@ -10,6 +10,7 @@ mod compare;
 mod data;
 mod model;
 mod options;
+mod preset;
 mod training;
 
 use std::process::ExitCode;

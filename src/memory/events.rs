@@ -39,6 +39,7 @@ pub(super) enum Event {
 const CAPACITY: usize = 1 << 21;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 static RECORDING: AtomicBool = AtomicBool::new(false);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -109,8 +110,17 @@ pub(super) fn stop() -> (Vec<(f64, Event)>, usize) {
     (events.collect(), all - used)
 }
 
+/// The most bytes in use since the last call, without the log.
+#[cfg(feature = "train")]
+pub(super) fn take_peak() -> usize {
+    let log = LOG.get().map_or(0, |log| size_of_val(&*log.entries));
+    let peak = PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
+    peak.saturating_sub(log)
+}
+
 pub(super) fn allocated(address: usize, size: usize) {
-    LIVE.fetch_add(size, Ordering::Relaxed);
+    let before = LIVE.fetch_add(size, Ordering::Relaxed);
+    PEAK.fetch_max(before + size, Ordering::Relaxed);
     write(ALLOCATED, address, size);
 }
 

@@ -1,6 +1,7 @@
 //! Where the bytes are: records allocated memory over time during training, fused or stock.
 //!
-//! [`MemoryEstimate`] tells before any training what fusing would save. To see it, a program installs the [`RecordingAllocator`] in one line and records with a
+//! [`MemoryEstimate`] tells before any training what fusing would save. `PeakMemoryMetric` (feature
+//! `train`) shows the peak of every step in Burn's training display. To see all, a program installs the [`RecordingAllocator`] in one line and records with a
 //! [`MemoryRecorder`]; the result is a [`MemoryTimeline`].
 //!
 //! ```
@@ -43,6 +44,8 @@ mod buffer;
 mod error;
 mod estimate;
 mod events;
+#[cfg(feature = "train")]
+mod metric;
 #[cfg(feature = "plot")]
 pub mod plot;
 mod recorder;
@@ -52,6 +55,8 @@ mod timeline;
 pub use allocator::RecordingAllocator;
 pub use error::MemoryError;
 pub use estimate::MemoryEstimate;
+#[cfg(feature = "train")]
+pub use metric::PeakMemoryMetric;
 pub use recorder::MemoryRecorder;
 pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
 

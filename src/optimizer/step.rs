@@ -137,7 +137,8 @@ impl<M: Module> FusedOptimizer<M> {
         let (output, left_gradients) = result;
 
         let received = ended.iter().filter(|(_, slot)| slot.received).count();
-        let without_gradient = self.form.trained() - received - left_gradients.len();
+        let received = received + left_gradients.len();
+        let without_gradient = self.form.trained().saturating_sub(received);
         let updated = ended.iter().filter(|(_, slot)| slot.updated).count();
         let copied: Option<Vec<bool>> = ended.iter().map(|(_, slot)| slot.copied).collect();
         self.report = StepReport {

@@ -1,5 +1,6 @@
 //! The epochs of Burn's single-device training, with a fused optimizer in them.
 
+use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
     SupervisedTrainingEventProcessor, TrainLoader, TrainOutput, TrainStep, TrainingItem,
@@ -27,6 +28,18 @@ impl<M: LearnerModel> Events<M> {
         self.interrupter.fail_on_error(processed);
     }
 
+    /// The next item with the progress it makes; none at the end and after an error, which ends
+    /// the training.
+    fn next<I>(&self, iterator: &mut dyn DataLoaderIterator<I>) -> Option<(I, Progress)> {
+        match iterator.next()? {
+            Ok(item) => Some((item, iterator.progress())),
+            Err(error) => {
+                self.interrupter.fail(error);
+                None
+            }
+        }
+    }
+
     pub(super) fn should_stop(&self) -> bool {
         self.interrupter.should_stop()
     }
@@ -44,15 +57,7 @@ pub(super) fn train<M: LearnerModel>(
     let mut iteration = 0;
     let mut accumulated = 0;
 
-    while let Some(item) = iterator.next() {
-        let item = match item {
-            Ok(item) => item,
-            Err(error) => {
-                events.interrupter.fail(error);
-                break;
-            }
-        };
-        let progress = iterator.progress();
+    while let Some((item, progress)) = events.next(&mut *iterator) {
         iteration += 1;
         accumulated += 1;
 
@@ -88,15 +93,7 @@ pub(super) fn valid<M: LearnerModel>(
     let mut iterator = dataloader.iter();
     let mut iteration = 0;
 
-    while let Some(item) = iterator.next() {
-        let item = match item {
-            Ok(item) => item,
-            Err(error) => {
-                events.interrupter.fail(error);
-                break;
-            }
-        };
-        let progress = iterator.progress();
+    while let Some((item, progress)) = events.next(&mut *iterator) {
         iteration += 1;
 
         memory::enter(memory::Phase::Validation);
