@@ -1,8 +1,9 @@
 //! Where the bytes are: records allocated memory over time during training, fused or stock.
 //!
 //! [`MemoryEstimate`] tells before any training what fusing would save. `PeakMemoryMetric` (feature
-//! `train`) shows the peak of every step in Burn's training display. To see all, a program installs the [`RecordingAllocator`] in one line and records with a
-//! [`MemoryRecorder`]; the result is a [`MemoryTimeline`].
+//! `train`) shows the peak of every step in Burn's training display. To see all, a program installs
+//! the [`RecordingAllocator`] in one line and records with a [`MemoryRecorder`]; the result is a
+//! [`MemoryTimeline`].
 //!
 //! ```
 //! use backburn::FusedOptimizer;
