@@ -2,13 +2,19 @@
 //!
 //! A process of its own: it installs a logger.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 
 use backburn::FusedOptimizer;
+use backburn::train::{FusedLearner, LaunchFused};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
+use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 struct Told(Mutex<Vec<(Level, String)>>);
@@ -30,14 +36,24 @@ impl Log for Told {
 
 static TOLD: Told = Told(Mutex::new(Vec::new()));
 
+/// One test at a time: they share the logger.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| log::set_logger(&TOLD).unwrap());
+    log::set_max_level(LevelFilter::Debug);
+    told();
+}
+
 fn told() -> Vec<(Level, String)> {
     std::mem::take(&mut TOLD.0.lock().unwrap())
 }
 
 #[test]
 fn attaching_copies_and_missing_gradients_are_told_once() {
-    log::set_logger(&TOLD).unwrap();
-    log::set_max_level(LevelFilter::Debug);
+    let _alone = ALONE.lock();
+    listen();
     let device = Device::flex().autodiff();
     let linear = || LinearConfig::new(2, 2).init(&device);
     let model: Vec<Linear> = vec![linear(), linear(), linear()];
@@ -89,4 +105,74 @@ fn attaching_copies_and_missing_gradients_are_told_once() {
     drop(kept);
     let (_, _, nothing) = step();
     assert_eq!(nothing, []);
+}
+
+#[derive(Module, Debug)]
+struct Model {
+    linear: Linear,
+}
+
+impl Model {
+    fn output(&self, x: Tensor<2>) -> RegressionOutput {
+        let output = self.linear.forward(x.clone());
+        RegressionOutput::new(output.clone().mean(), output, x)
+    }
+}
+
+impl TrainStep for Model {
+    type Input = Tensor<2>;
+    type Output = RegressionOutput;
+
+    fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
+        let output = self.output(x);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Model {
+    type Input = Tensor<2>;
+    type Output = RegressionOutput;
+
+    fn step(&self, x: Tensor<2>) -> RegressionOutput {
+        self.output(x)
+    }
+}
+
+struct Ones;
+
+impl Batcher<u8, Tensor<2>> for Ones {
+    fn batch(&self, items: Vec<u8>, device: &Device) -> Tensor<2> {
+        Tensor::ones([items.len(), 2], device)
+    }
+}
+
+#[test]
+fn a_learner_leaves_the_weights_one_owner() {
+    let _alone = ALONE.lock();
+    listen();
+    let loader = || {
+        let items = InMemDataset::new(vec![0; 6]);
+        DataLoaderBuilder::new(Ones).batch_size(2).build(items)
+    };
+    let model = Model {
+        linear: LinearConfig::new(2, 2).init(&Device::flex().autodiff()),
+    };
+    let learner = FusedLearner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1));
+    let folder = tempfile::tempdir().unwrap();
+    SupervisedTraining::new(folder.path(), loader(), loader())
+        .with_application_logger(None)
+        .num_epochs(3)
+        .launch_fused(learner);
+
+    // Of three epochs with validation between them, nothing but the start is told: no copy.
+    let told = told();
+    let [device, attached] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert!(device.1.contains("alone"), "{}", device.1);
+    assert!(
+        attached.1.starts_with("FusedOptimizer: 2 parameters"),
+        "{}",
+        attached.1
+    );
 }
