@@ -147,7 +147,7 @@ impl Batcher<u8, Tensor<2>> for Ones {
 }
 
 #[test]
-fn a_learner_leaves_the_weights_one_owner() {
+fn a_learner_copies_no_weights() {
     let _alone = ALONE.lock();
     listen();
     let loader = || {

@@ -328,7 +328,7 @@ fn timelines_are_drawn_on_a_common_scale() {
 }
 
 #[test]
-fn burns_training_logs_the_peak_of_each_step() {
+fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
     use backburn::train::{FusedLearner, LaunchFused};
     use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
     use burn::data::dataset::InMemDataset;
@@ -387,6 +387,7 @@ fn burns_training_logs_the_peak_of_each_step() {
     let parameters = bytes(&model.layers);
     let learner = FusedLearner::new(model, AdamConfig::new().init(), ConstantLr::new(1e-3));
     let folder = tempfile::tempdir().unwrap();
+    let recorder = MemoryRecorder::start().unwrap();
     COUNTER.reset_peak_usage();
     SupervisedTraining::new(folder.path(), loader(), loader())
         .metric_train_numeric(PeakMemoryMetric::new())
@@ -394,6 +395,14 @@ fn burns_training_logs_the_peak_of_each_step() {
         .num_epochs(2)
         .launch_fused(learner);
     let peak = COUNTER.peak_usage() as f64 / 1e6;
+    let timeline = recorder.finish().unwrap();
+
+    // The learner has no weights beside those in training.
+    let updates = ends(&timeline, |phase| matches!(phase, Phase::Update { .. }));
+    assert_eq!(updates.len(), 2 * DEPTH * 6);
+    for sample in &updates[2 * DEPTH..] {
+        assert_near(sample.bytes.parameters, parameters, 0.0);
+    }
 
     for epoch in ["epoch-1", "epoch-2"] {
         let logs = std::fs::read_dir(folder.path().join("train").join(epoch)).unwrap();
