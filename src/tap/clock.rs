@@ -57,13 +57,17 @@ impl Clock {
                 Tensor::from_inner(Tensor::zeros([1], &self.device))
                     .with_gradient_checkpointing_strategy(self.strategy)
             });
-            self.ticks
-                .push((0..SPACING).fold(last, |tick, _| deeper(tick)));
+            let tick = (0..SPACING).fold(last, |tick, _| deeper(tick));
+            self.ticks.push(tick);
+            self.sweep();
         }
-        // Autodiff keeps its entries of the nodes between two ticks until a backward pass, any
-        // backward pass, sweeps them up.
-        let sweep = Tensor::from_inner(Tensor::<1>::zeros([1], &self.device));
-        sweep.require_grad().backward();
+    }
+
+    /// Autodiff keeps its entries of the nodes between two ticks, more than a kilobyte each, until
+    /// a backward pass, any backward pass, sweeps them up.
+    fn sweep(&self) {
+        let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &self.device));
+        leaf.require_grad().backward();
     }
 }
 
