@@ -289,6 +289,7 @@ fn made_up(gradients: usize) -> MemoryTimeline {
 
 #[test]
 fn timelines_are_drawn_on_a_common_scale() {
+    let _alone = ALONE.lock();
     let [stock, fused] = [100_000_000, 0].map(made_up);
     let folder = tempfile::tempdir().unwrap();
     let timelines = [("stock", &stock), ("fused", &fused)];
