@@ -105,9 +105,9 @@ fn assert_no_growth(loss: impl Fn(&Mlp, Tensor<2>) -> Tensor<1>) {
     };
     let start = after(20);
     let end = after(980);
-    // A byte a step: less than the smallest thing that could leak, and room for the test harness,
-    // which allocates on its own thread.
-    assert!(end <= start + 980, "{} bytes more", end - start);
+    // Less than two words a step, which no leak of a node or of an entry in a map stays under. The
+    // threads of the backend and of the test harness allocate a little now and then.
+    assert!(end < start + 16 * 980, "{} bytes more", end - start);
 }
 
 #[test]
