@@ -90,9 +90,13 @@ pub(super) fn start() {
     RECORDING.store(true, Ordering::SeqCst);
 }
 
-/// Ends the recording: its events in order with their time in seconds, and how many did not fit.
-pub(super) fn stop() -> (Vec<(f64, Event)>, usize) {
+/// Ends the recording.
+pub(super) fn stop() {
     RECORDING.store(false, Ordering::SeqCst);
+}
+
+/// The events of the last recording in order with their time in seconds, and how many did not fit.
+pub(super) fn read() -> (Vec<(f64, Event)>, usize) {
     let Some(log) = LOG.get() else {
         return (Vec::new(), 0);
     };

@@ -64,8 +64,8 @@ impl MemoryRecorder {
         }
         // Before the first event, so that an empty recording is empty.
         *phases = Vec::with_capacity(64);
-        drop(phases);
         events::start();
+        drop(phases);
         let before = events::live();
         enter(Phase::Other);
         Ok(Self { before })
@@ -77,9 +77,13 @@ impl MemoryRecorder {
     ///
     /// If nothing happened since the start.
     pub fn finish(self) -> Result<MemoryTimeline, MemoryError> {
-        let (events, lost) = events::stop();
-        let phases = std::mem::take(&mut *PHASES.lock());
-        replay(self.before, &events, phases, lost)
+        // Locked, so that no other recording starts before this one is read.
+        let mut phases = PHASES.lock();
+        let before = self.before;
+        drop(self);
+        let (events, lost) = events::read();
+        let phases = std::mem::take(&mut *phases);
+        replay(before, &events, phases, lost)
     }
 
     /// Shows the parameters of `model`: again after an update that does not work in place.

@@ -91,7 +91,7 @@ impl<M: Module> Module for FusedModel<M> {
     }
 
     fn valid(&self) -> Self {
-        self.clone().with(|model| model.valid())
+        Self::new(self.model.valid(), self.exchange.clone())
     }
 
     fn materialize(self) -> Self {
