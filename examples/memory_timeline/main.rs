@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each way runs in a process of its own and leaves its timeline as JSON and CSV in the output
-//! folder; a table and a picture compare them.
+//! folder; a table, two pictures and a page compare them.
 
 #[path = "../vit/model.rs"]
 mod model;
@@ -17,11 +17,11 @@ mod preset;
 mod run;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use backburn::memory::{RecordingAllocator, plot};
+use backburn::memory::{MemoryTimeline, RecordingAllocator, plot};
 use clap::{Parser, ValueEnum};
 
 use preset::Preset;
@@ -104,15 +104,32 @@ fn compare(options: &Options) -> Result<()> {
     let timelines = table::read(folder)?;
     table::print(&config, &timelines);
 
-    let titled: Vec<_> = timelines
+    sheet(folder, &timelines, ["stock", "fused"])?;
+    sheet(folder, &timelines, ["fused", "fused-checkpointing"])?;
+    let all: Vec<_> = timelines
         .iter()
-        .map(|(name, t)| (name.as_str(), t))
+        .map(|(name, timeline)| (name.as_str(), timeline))
         .collect();
-    plot::save_svg(folder.join("memory.svg"), &titled)?;
-    plot::save_png(folder.join("memory.png"), &titled)?;
+    let page = folder.join("memory.html");
+    plot::save_html(&page, &all)?;
     println!(
-        "timelines (JSON, CSV) and pictures (SVG, PNG) in {}",
+        "timelines (JSON, CSV), pictures (SVG, PNG) and a page to zoom and hover in ({}) in {}",
+        page.display(),
         folder.display()
     );
+    Ok(())
+}
+
+/// Two runs on one sheet.
+fn sheet(folder: &Path, timelines: &[(String, MemoryTimeline)], runs: [&str; 2]) -> Result<()> {
+    let chosen = timelines
+        .iter()
+        .filter(|(name, _)| runs.contains(&name.as_str()));
+    let chosen: Vec<_> = chosen
+        .map(|(name, timeline)| (name.as_str(), timeline))
+        .collect();
+    let file = folder.join(runs.join("-and-"));
+    plot::save_svg(file.with_extension("svg"), &chosen)?;
+    plot::save_png(file.with_extension("png"), &chosen)?;
     Ok(())
 }

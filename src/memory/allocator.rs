@@ -13,7 +13,7 @@ use super::events;
 /// # fn main() {}
 /// ```
 ///
-/// While nothing is recorded, an allocation costs two atomic operations more.
+/// While nothing is recorded, an allocation costs an atomic addition and two atomic reads more.
 #[derive(Debug, Default)]
 pub struct RecordingAllocator<A = System> {
     inner: A,

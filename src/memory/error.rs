@@ -9,7 +9,7 @@ pub enum MemoryError {
     #[error(
         "the recording allocator is not installed: add `#[global_allocator] static ALLOCATOR: \
          backburn::memory::RecordingAllocator = backburn::memory::RecordingAllocator::new();` to \
-         the program"
+         the program, or record a device that tells what its pools hold with `start_on`"
     )]
     NotInstalled,
 

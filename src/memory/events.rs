@@ -40,7 +40,7 @@ const CAPACITY: usize = 1 << 21;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-static RECORDING: AtomicBool = AtomicBool::new(false);
+static LOGGING: AtomicBool = AtomicBool::new(false);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static LOG: OnceLock<Log> = OnceLock::new();
 
@@ -71,12 +71,7 @@ pub(super) fn live() -> usize {
     LIVE.load(Ordering::Relaxed).saturating_sub(log)
 }
 
-/// Whether a recording is under way.
-pub(crate) fn is_recording() -> bool {
-    RECORDING.load(Ordering::Relaxed)
-}
-
-/// Starts a recording. None may be under way.
+/// Starts the log. It may not be under way.
 pub(super) fn start() {
     let log = LOG.get_or_init(|| Log {
         start: Instant::now(),
@@ -87,15 +82,15 @@ pub(super) fn start() {
         entry.kind.store(0, Ordering::Relaxed);
     }
     NEXT.store(0, Ordering::SeqCst);
-    RECORDING.store(true, Ordering::SeqCst);
+    LOGGING.store(true, Ordering::SeqCst);
 }
 
-/// Ends the recording.
+/// Ends the log.
 pub(super) fn stop() {
-    RECORDING.store(false, Ordering::SeqCst);
+    LOGGING.store(false, Ordering::SeqCst);
 }
 
-/// The events of the last recording in order with their time in seconds, and how many did not fit.
+/// The events of the log in order with their time in seconds, and how many did not fit.
 pub(super) fn read() -> (Vec<(f64, Event)>, usize) {
     let Some(log) = LOG.get() else {
         return (Vec::new(), 0);
@@ -124,7 +119,10 @@ pub(super) fn take_peak() -> usize {
 
 pub(super) fn allocated(address: usize, size: usize) {
     let before = LIVE.fetch_add(size, Ordering::Relaxed);
-    PEAK.fetch_max(before + size, Ordering::Relaxed);
+    // Read first: most allocations are no peak, and reading is cheap.
+    if before + size > PEAK.load(Ordering::Relaxed) {
+        PEAK.fetch_max(before + size, Ordering::Relaxed);
+    }
     write(ALLOCATED, address, size);
 }
 
@@ -146,7 +144,7 @@ pub(super) fn entered(phase: usize) {
 }
 
 fn write(kind: usize, address: usize, size: usize) {
-    if !is_recording() {
+    if !LOGGING.load(Ordering::Relaxed) {
         return;
     }
     // The log is there: it is set before the first recording starts.

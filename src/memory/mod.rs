@@ -37,8 +37,18 @@
 //! - *rest*: everything else: activations, intermediates, autodiff's bookkeeping, data, and whatever
 //!   the program held before.
 //!
-//! The buffers of `flex` and `ndarray` tensors are known. Those of other backends do not lie in the
-//! memory of the process, or their addresses can't be asked for: they count as rest, or not at all.
+//! The buffers of `flex` and `ndarray` tensors are known.
+//!
+//! # On a device
+//!
+//! The tensors of CubeCL's backends (`wgpu`, `cuda`, ..) lie in memory pools of the device.
+//! [`MemoryRecorder::start_on`] reads the figures of the pools at the begin of every phase, so of
+//! every update too: bytes in use, and bytes reserved, which include pages kept for later. No
+//! allocator needs to be installed. What the pools don't tell is said so, not guessed: what the bytes
+//! are used for (they are [`unassigned`](Bytes::unassigned)), and what came and went between two
+//! phases; only the reserved bytes keep a trace of that. Each reading waits for the device to work
+//! off what was submitted, and makes `fusion` run what it has gathered, so training is slower while
+//! it is recorded, and may use memory a little otherwise than unrecorded.
 
 mod allocator;
 mod buffer;
@@ -49,6 +59,7 @@ mod events;
 mod metric;
 #[cfg(feature = "plot")]
 pub mod plot;
+mod pool;
 mod recorder;
 mod replay;
 mod timeline;
@@ -59,7 +70,7 @@ pub use estimate::MemoryEstimate;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
 pub use recorder::MemoryRecorder;
-pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
+pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
-pub(crate) use events::{Category, is_recording};
-pub(crate) use recorder::{enter, enter_update, show};
+pub(crate) use events::Category;
+pub(crate) use recorder::{enter, enter_update, is_recording, show};

@@ -1,16 +1,36 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
-use parking_lot::Mutex;
+use burn::tensor::{Device, Tensor};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::buffer::buffer;
 use super::error::MemoryError;
 use super::events::{self, Category};
+use super::pool::PoolLog;
 use super::replay::replay;
 use super::timeline::{MemoryTimeline, Phase};
 
-/// The phases entered so far, in the order of their events.
-static PHASES: Mutex<Vec<Phase>> = Mutex::new(Vec::new());
+/// Whether a recording is under way.
+static RECORDING: AtomicBool = AtomicBool::new(false);
+static LOG: Mutex<Log> = Mutex::new(Log::EMPTY);
+
+/// What has been recorded so far.
+enum Log {
+    /// Of the memory of the process: beside the events of the allocator, the bytes in use before,
+    /// and the phases in the order of their events.
+    Process { before: usize, phases: Vec<Phase> },
+    /// Of the memory of a device.
+    Device(PoolLog),
+}
+
+impl Log {
+    const EMPTY: Self = Self::Process {
+        before: 0,
+        phases: Vec::new(),
+    };
+}
 
 /// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
 ///
@@ -44,11 +64,11 @@ static PHASES: Mutex<Vec<Phase>> = Mutex::new(Vec::new());
 /// `finish` gives what was recorded until then.
 #[derive(Debug)]
 pub struct MemoryRecorder {
-    before: usize,
+    _started: (),
 }
 
 impl MemoryRecorder {
-    /// Starts recording.
+    /// Starts recording the memory of the process.
     ///
     /// # Errors
     ///
@@ -58,17 +78,42 @@ impl MemoryRecorder {
         if events::live() == 0 {
             return Err(MemoryError::NotInstalled);
         }
-        let mut phases = PHASES.lock();
-        if events::is_recording() {
+        let mut log = LOG.lock();
+        if is_recording() {
             return Err(MemoryError::AlreadyRecording);
         }
         // Before the first event, so that an empty recording is empty.
-        *phases = Vec::with_capacity(64);
+        *log = Log::EMPTY;
+        let phases = Vec::with_capacity(64);
         events::start();
-        drop(phases);
         let before = events::live();
+        *log = Log::Process { before, phases };
+        Ok(Self::started(log))
+    }
+
+    /// Starts recording the memory of `device`, if it tells what its pools hold, else that of the
+    /// process. No allocator is needed for the former.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_on(device: &Device) -> Result<Self, MemoryError> {
+        let Some(pools) = PoolLog::new(device.clone()) else {
+            return Self::start();
+        };
+        let mut log = LOG.lock();
+        if is_recording() {
+            return Err(MemoryError::AlreadyRecording);
+        }
+        *log = Log::Device(pools);
+        Ok(Self::started(log))
+    }
+
+    fn started(log: MutexGuard<'_, Log>) -> Self {
+        RECORDING.store(true, Ordering::SeqCst);
+        drop(log);
         enter(Phase::Other);
-        Ok(Self { before })
+        Self { _started: () }
     }
 
     /// Ends the recording.
@@ -78,12 +123,15 @@ impl MemoryRecorder {
     /// If nothing happened since the start.
     pub fn finish(self) -> Result<MemoryTimeline, MemoryError> {
         // Locked, so that no other recording starts before this one is read.
-        let mut phases = PHASES.lock();
-        let before = self.before;
+        let mut log = LOG.lock();
         drop(self);
-        let (events, lost) = events::read();
-        let phases = std::mem::take(&mut *phases);
-        replay(before, &events, phases, lost)
+        match std::mem::replace(&mut *log, Log::EMPTY) {
+            Log::Process { before, phases } => {
+                let (events, lost) = events::read();
+                replay(before, &events, phases, lost)
+            }
+            Log::Device(log) => log.finish(),
+        }
     }
 
     /// Shows the parameters of `model`: again after an update that does not work in place.
@@ -121,6 +169,7 @@ impl MemoryRecorder {
 
 impl Drop for MemoryRecorder {
     fn drop(&mut self) {
+        RECORDING.store(false, Ordering::SeqCst);
         events::stop();
     }
 }
@@ -132,18 +181,27 @@ fn during<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Whether a recording is under way.
+pub(crate) fn is_recording() -> bool {
+    RECORDING.load(Ordering::Relaxed)
+}
+
 /// Marks the begin of a phase, and so the end of the one before, if something records.
 pub(crate) fn enter(phase: Phase) {
-    if events::is_recording() {
-        let mut phases = PHASES.lock();
-        phases.push(phase);
-        events::entered(phases.len() - 1);
+    if is_recording() {
+        match &mut *LOG.lock() {
+            Log::Process { phases, .. } => {
+                phases.push(phase);
+                events::entered(phases.len() - 1);
+            }
+            Log::Device(log) => log.enter(phase),
+        }
     }
 }
 
 /// Marks the begin of the update of one parameter, if something records.
 pub(crate) fn enter_update(path: &str) {
-    if events::is_recording() {
+    if is_recording() {
         let parameter = Some(path.to_string());
         enter(Phase::Update { parameter });
     }
@@ -151,7 +209,7 @@ pub(crate) fn enter_update(path: &str) {
 
 /// Tells what the buffer of `tensor` is used for, if something records.
 pub(crate) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
-    if events::is_recording()
+    if is_recording()
         && let Some((address, size)) = buffer(tensor)
     {
         events::shown(category, address, size);

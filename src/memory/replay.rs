@@ -52,6 +52,7 @@ pub(super) fn replay(
             seconds: *seconds,
             mark,
             bytes: by_category(bytes),
+            reserved: None,
         };
         let total = sample.bytes.total();
         let last = samples.last().map(|sample| sample.bytes.total());
@@ -64,6 +65,7 @@ pub(super) fn replay(
         samples,
         marks,
         lost,
+        pools: Vec::new(),
     })
 }
 
@@ -229,5 +231,6 @@ fn by_category(bytes: [i64; 4]) -> Bytes {
         gradients: of(Use::Gradient),
         optimizer_state: of(Use::State),
         rest: of(Use::Rest),
+        unassigned: 0,
     }
 }

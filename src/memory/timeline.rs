@@ -16,12 +16,14 @@ pub struct Bytes {
     pub optimizer_state: usize,
     /// Everything else: activations, intermediates, bookkeeping, data, what was there before.
     pub rest: usize,
+    /// In use on a device that does not tell for what.
+    pub unassigned: usize,
 }
 
 impl Bytes {
     /// The sum of the categories: all bytes in use.
     pub fn total(&self) -> usize {
-        self.parameters + self.gradients + self.optimizer_state + self.rest
+        self.parameters + self.gradients + self.optimizer_state + self.rest + self.unassigned
     }
 }
 
@@ -78,18 +80,37 @@ pub struct Sample {
     pub mark: usize,
     /// The bytes in use.
     pub bytes: Bytes,
+    /// The bytes that the pools of the device hold, those in use among them; `None` for the memory
+    /// of the process.
+    pub reserved: Option<usize>,
+}
+
+/// A memory pool of a device at the end of the recording, as Burn's `Device::memory_pool_report`
+/// tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pool {
+    /// Bytes of one page.
+    pub page_size: u64,
+    /// Pages held.
+    pub pages: u64,
+    /// The most pages held at once since the program began.
+    pub pages_peak: u64,
+    /// Bytes of the largest allocation.
+    pub largest_alloc: u64,
 }
 
 /// Allocated memory over time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryTimeline {
-    /// The moments at which the total had changed by a two-thousandth of the peak, the begin of
-    /// every phase, and the peak; in order.
+    /// In order: the begin of every phase, and, of the memory of the process, the moments at which
+    /// the total had changed by a two-thousandth of the peak, and the peak.
     pub samples: Vec<Sample>,
     /// The phases in order.
     pub marks: Vec<Mark>,
     /// Events that did not fit in the log; if there are any, the end of the recording is missing.
     pub lost: usize,
+    /// The pools of the device; empty for the memory of the process.
+    pub pools: Vec<Pool>,
 }
 
 impl MemoryTimeline {
@@ -98,6 +119,12 @@ impl MemoryTimeline {
         let most = self.samples.iter().map(|sample| sample.bytes.total()).max();
         let peak = self.samples.iter().find(|s| Some(s.bytes.total()) == most);
         peak.expect("a timeline has samples")
+    }
+
+    /// The most bytes that the pools of the device held; `None` for the memory of the process.
+    pub fn peak_reserved(&self) -> Option<usize> {
+        let reserved = self.samples.iter().filter_map(|sample| sample.reserved);
+        reserved.max()
     }
 
     /// The phase of `sample`.
@@ -117,7 +144,7 @@ impl MemoryTimeline {
         std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
     }
 
-    /// Writes the samples as CSV: seconds, phase, and the bytes of each category.
+    /// Writes the samples as CSV: seconds, phase, the bytes of each category, and the reserved ones.
     ///
     /// # Errors
     ///
@@ -133,6 +160,8 @@ impl MemoryTimeline {
                 "gradients",
                 "optimizer_state",
                 "rest",
+                "unassigned",
+                "reserved",
             ])?;
             for sample in &self.samples {
                 let Bytes {
@@ -140,10 +169,13 @@ impl MemoryTimeline {
                     gradients,
                     optimizer_state,
                     rest,
+                    unassigned,
                 } = sample.bytes;
-                let bytes = [parameters, gradients, optimizer_state, rest];
+                let bytes = [parameters, gradients, optimizer_state, rest, unassigned];
                 let start = [sample.seconds.to_string(), self.phase(sample).to_string()];
-                file.write_record(start.into_iter().chain(bytes.map(|b| b.to_string())))?;
+                let reserved = sample.reserved.map(|bytes| bytes.to_string());
+                let row = start.into_iter().chain(bytes.map(|b| b.to_string()));
+                file.write_record(row.chain([reserved.unwrap_or_default()]))?;
             }
             file.flush()?;
             Ok(())
@@ -165,14 +197,31 @@ impl Display for MemoryTimeline {
             peak.seconds,
             self.phase(peak)
         )?;
-        write!(
-            f,
-            "parameters {:.1} MB, gradients {:.1} MB, optimizer state {:.1} MB, rest {:.1} MB",
-            mega(bytes.parameters),
-            mega(bytes.gradients),
-            mega(bytes.optimizer_state),
-            mega(bytes.rest)
-        )?;
+        match self.peak_reserved() {
+            Some(reserved) => write!(
+                f,
+                "reserved at most {:.1} MB; the device does not tell for what",
+                mega(reserved)
+            )?,
+            None => write!(
+                f,
+                "parameters {:.1} MB, gradients {:.1} MB, optimizer state {:.1} MB, rest {:.1} MB",
+                mega(bytes.parameters),
+                mega(bytes.gradients),
+                mega(bytes.optimizer_state),
+                mega(bytes.rest)
+            )?,
+        }
+        for pool in self.pools.iter().filter(|pool| pool.pages_peak > 0) {
+            write!(
+                f,
+                "\npool of pages of {:.1} MB: {} held, {} at most, largest allocation {:.1} MB",
+                pool.page_size as f64 / 1e6,
+                pool.pages,
+                pool.pages_peak,
+                pool.largest_alloc as f64 / 1e6
+            )?;
+        }
         if self.lost > 0 {
             write!(f, "\n{} events did not fit in the log", self.lost)?;
         }

@@ -8,4 +8,6 @@ mod fidelity_optimizers;
 mod fidelity_properties;
 mod learner;
 mod misuse;
+mod pictures;
+mod pools;
 mod vit;

@@ -1,6 +1,3 @@
-//! Pictures of timelines: stacked areas by category over time, one below the other, on a common
-//! scale.
-
 use std::path::Path;
 
 use epaint_default_fonts::UBUNTU_LIGHT;
@@ -8,8 +5,10 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
-use super::error::MemoryError;
-use super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
+use super::super::error::MemoryError;
+use super::super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
+use super::check;
+use super::palette::{self, Layer, RESERVED, Rgb};
 
 /// Width of a picture in pixels.
 const WIDTH: u32 = 1000;
@@ -19,37 +18,6 @@ const HEIGHT: u32 = 300;
 const COLUMNS: usize = 400;
 /// The time axis goes on by this factor to leave room for the legend.
 const LEGEND: f64 = 1.2;
-
-/// A layer of the picture.
-struct Layer {
-    name: &'static str,
-    color: RGBColor,
-    bytes: fn(&Bytes) -> usize,
-}
-
-/// From the bottom up.
-const LAYERS: [Layer; 4] = [
-    Layer {
-        name: "parameters",
-        color: RGBColor(49, 99, 149),
-        bytes: |bytes| bytes.parameters,
-    },
-    Layer {
-        name: "optimizer state",
-        color: RGBColor(109, 168, 191),
-        bytes: |bytes| bytes.optimizer_state,
-    },
-    Layer {
-        name: "gradients",
-        color: RGBColor(204, 85, 51),
-        bytes: |bytes| bytes.gradients,
-    },
-    Layer {
-        name: "rest (activations)",
-        color: RGBColor(230, 190, 110),
-        bytes: |bytes| bytes.rest,
-    },
-];
 
 /// Draws `timelines`, each with its title, as SVG.
 ///
@@ -62,7 +30,8 @@ pub fn save_svg(
 ) -> Result<(), MemoryError> {
     let path = path.as_ref();
     let mut text = String::new();
-    let size = size(timelines)?;
+    check(timelines)?;
+    let size = (WIDTH, HEIGHT * timelines.len() as u32);
     {
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         draw(&root, timelines).map_err(|error| MemoryError::unwritable(path, error))?;
@@ -80,7 +49,8 @@ pub fn save_png(
     timelines: &[(&str, &MemoryTimeline)],
 ) -> Result<(), MemoryError> {
     let path = path.as_ref();
-    let (width, height) = size(timelines)?;
+    check(timelines)?;
+    let (width, height) = (WIDTH, HEIGHT * timelines.len() as u32);
     let mut pixels = vec![0; 3 * (width * height) as usize];
     {
         let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
@@ -88,16 +58,6 @@ pub fn save_png(
     }
     image::save_buffer(path, &pixels, width, height, image::ColorType::Rgb8)
         .map_err(|error| MemoryError::unwritable(path, error))
-}
-
-fn size(timelines: &[(&str, &MemoryTimeline)]) -> Result<(u32, u32), MemoryError> {
-    let drawn = timelines
-        .iter()
-        .all(|(_, timeline)| !timeline.samples.is_empty());
-    match timelines.len() {
-        count if count > 0 && drawn => Ok((WIDTH, HEIGHT * count as u32)),
-        _ => Err(MemoryError::Empty),
-    }
 }
 
 fn draw<B: DrawingBackend>(
@@ -112,29 +72,44 @@ where
         .map_err(|_| "the font can't be used".to_string())?;
     root.fill(&WHITE).map_err(|error| error.to_string())?;
 
-    let highest = timelines.iter().map(|(_, t)| t.peak().bytes.total()).max();
-    let highest = mega(highest.unwrap_or_default());
+    let highest = timelines.iter().map(|(_, t)| {
+        let total = t.peak().bytes.total();
+        total.max(t.peak_reserved().unwrap_or_default())
+    });
     let longest = timelines.iter().flat_map(|(_, t)| t.samples.last());
-    let longest = longest.map(|sample| sample.seconds).fold(0.0, f64::max);
+    let sheet = Sheet {
+        layers: palette::layers(timelines),
+        highest: mega(highest.max().unwrap_or_default()),
+        longest: longest.map(|sample| sample.seconds).fold(0.0, f64::max),
+    };
 
     let areas = root.split_evenly((timelines.len(), 1));
     for (area, (title, timeline)) in areas.iter().zip(timelines) {
-        one(area, title, timeline, longest, highest).map_err(|error| error.to_string())?;
+        one(area, title, timeline, &sheet).map_err(|error| error.to_string())?;
     }
     root.present().map_err(|error| error.to_string())
+}
+
+/// What the timelines of a picture have in common.
+struct Sheet {
+    layers: Vec<&'static Layer>,
+    /// MB.
+    highest: f64,
+    /// Seconds.
+    longest: f64,
 }
 
 fn one<B: DrawingBackend>(
     area: &DrawingArea<B, Shift>,
     title: &str,
     timeline: &MemoryTimeline,
-    longest: f64,
-    highest: f64,
+    sheet: &Sheet,
 ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>>
 where
     B::ErrorType: 'static,
 {
-    let top = highest * 1.12;
+    let longest = sheet.longest;
+    let top = sheet.highest * 1.12;
     let peak = mega(timeline.peak().bytes.total());
     let mut chart = ChartBuilder::on(area)
         .caption(format!("{title}: peak {peak:.0} MB"), ("sans-serif", 18))
@@ -159,26 +134,38 @@ where
     let strip = timeline.marks.iter().zip(ends.chain([last]));
     chart.draw_series(strip.filter_map(|(mark, end)| {
         let corners = [(mark.seconds, top * 0.96), (end, top)];
-        Some(Rectangle::new(corners, color(&mark.phase)?.filled()))
+        let color = rgb(palette::color(&mark.phase)?);
+        Some(Rectangle::new(corners, color.filled()))
     }))?;
 
     // The upper layers first: each area goes down to zero.
     let columns = columns(timeline, longest);
-    for (index, layer) in LAYERS.iter().enumerate().rev() {
-        let color = layer.color;
-        let up_to = |bytes: &Bytes| LAYERS[..=index].iter().map(|l| (l.bytes)(bytes)).sum();
+    for (index, layer) in sheet.layers.iter().enumerate().rev() {
+        let color = rgb(layer.color);
+        let layers = &sheet.layers[..=index];
+        let up_to = |bytes: &Bytes| layers.iter().map(|l| (l.bytes)(bytes)).sum();
         let points = columns.iter().map(|s| (s.seconds, mega(up_to(&s.bytes))));
         chart
             .draw_series(AreaSeries::new(points, 0.0, color.filled()))?
             .label(layer.name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
     }
+    let reserved = columns
+        .iter()
+        .filter_map(|s| Some((s.seconds, mega(s.reserved?))));
+    if timeline.peak_reserved().is_some() {
+        let color = rgb(RESERVED.color);
+        chart
+            .draw_series([PathElement::new(reserved.collect::<Vec<_>>(), color)])?
+            .label(RESERVED.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 12, y)], color));
+    }
     for phase in [
         Phase::Forward,
         Phase::Backward,
         Phase::Update { parameter: None },
     ] {
-        let color = color(&phase).unwrap_or(BLACK);
+        let color = palette::color(&phase).map_or(BLACK, rgb);
         chart
             .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
             .label(phase.to_string())
@@ -191,17 +178,6 @@ where
         .border_style(BLACK.mix(0.3))
         .label_font(("sans-serif", 13))
         .draw()
-}
-
-/// The color of a phase in the strip; none where nothing is trained.
-fn color(phase: &Phase) -> Option<RGBColor> {
-    match phase {
-        Phase::Other => None,
-        Phase::Forward => Some(RGBColor(120, 170, 90)),
-        Phase::Backward => Some(RGBColor(150, 110, 170)),
-        Phase::Update { .. } => Some(RGBColor(60, 60, 60)),
-        Phase::Validation => Some(RGBColor(170, 170, 170)),
-    }
 }
 
 /// The highest sample of each column of the picture, and the last one.
@@ -223,4 +199,8 @@ fn columns(timeline: &MemoryTimeline, longest: f64) -> Vec<Sample> {
 
 fn mega(bytes: usize) -> f64 {
     bytes as f64 / 1e6
+}
+
+fn rgb([red, green, blue]: Rgb) -> RGBColor {
+    RGBColor(red, green, blue)
 }
