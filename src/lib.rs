@@ -26,6 +26,7 @@
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
+//! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
 //! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
 //! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
 //!
@@ -42,6 +43,7 @@
 mod error;
 mod loss;
 pub mod memory;
+pub mod optim;
 mod optimizer;
 mod pass;
 mod policy;

@@ -8,6 +8,7 @@ mod fidelity_optimizers;
 mod fidelity_properties;
 mod learner;
 mod misuse;
+mod optim;
 mod pictures;
 mod pools;
 mod vit;

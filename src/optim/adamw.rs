@@ -1,0 +1,121 @@
+use burn::config::Config;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{self, AdamWState, LearningRate, ModuleOptimizer, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+use super::adam::update_moments;
+use super::kernel;
+use super::rule::{self, Decay, Moments, Rule};
+
+/// Configuration of [`AdamW`]: the fields and defaults of Burn's
+/// [`AdamWConfig`](burn::optim::AdamWConfig).
+#[derive(Config, Debug)]
+pub struct AdamWConfig {
+    /// Decay of the first moment.
+    #[config(default = 0.9)]
+    beta_1: f32,
+    /// Decay of the second moment.
+    #[config(default = 0.999)]
+    beta_2: f32,
+    /// Added to the root of the second moment, for numerical stability.
+    #[config(default = 1e-5)]
+    epsilon: f32,
+    /// Decoupled weight decay.
+    #[config(default = 1e-4)]
+    weight_decay: f32,
+    /// Whether to decay only where it does not work against the update.
+    #[config(default = false)]
+    cautious_weight_decay: bool,
+    /// Whether to use the AMSGrad variant.
+    #[config(default = false)]
+    amsgrad: bool,
+    /// Clipping of each parameter's gradient.
+    grad_clipping: Option<GradientClippingConfig>,
+}
+
+/// AdamW in a single pass.
+///
+/// Computes what Burn's [`AdamW`](burn::optim::AdamW) does:
+/// [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101), with cautious weight decay
+/// ([2025](https://arxiv.org/abs/2510.12402)) and the AMSGrad variant of
+/// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
+#[derive(Clone)]
+pub struct AdamW {
+    config: AdamWConfig,
+    /// For backends without a kernel.
+    stock: optim::AdamW,
+}
+
+impl AdamWConfig {
+    /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
+    pub fn build(&self) -> AdamW {
+        let stock = optim::AdamWConfig::new()
+            .with_beta_1(self.beta_1)
+            .with_beta_2(self.beta_2)
+            .with_epsilon(self.epsilon)
+            .with_weight_decay(self.weight_decay)
+            .with_cautious_weight_decay(self.cautious_weight_decay)
+            .with_amsgrad(self.amsgrad);
+        AdamW {
+            config: self.clone(),
+            stock: stock.build(),
+        }
+    }
+
+    /// The optimizer of a whole module, with gradient clipping.
+    pub fn init(&self) -> ModuleOptimizer {
+        let optimizer = ModuleOptimizer::from(self.build());
+        match &self.grad_clipping {
+            Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
+            None => optimizer,
+        }
+    }
+}
+
+impl Optimizer for AdamW {
+    type State<const D: usize> = AdamWState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<AdamWState<D>>,
+    ) -> (Tensor<D>, Option<AdamWState<D>>) {
+        if !kernel::covers(&parameter) {
+            return self.stock.step(lr, parameter, gradient, state);
+        }
+        let state = state.map(|state| state.momentum);
+        let time = state.as_ref().map_or(0, |state| state.time) + 1;
+        let rule = Rule::AdamW(self.rule(lr, time));
+        let (parameter, momentum) =
+            update_moments(rule, self.config.amsgrad, parameter, gradient, state);
+        (parameter, Some(AdamWState { momentum }))
+    }
+
+    fn to_device<const D: usize>(state: AdamWState<D>, device: &Device) -> AdamWState<D> {
+        <optim::AdamW as Optimizer>::to_device(state, device)
+    }
+}
+
+impl AdamW {
+    /// The hyperparameters of a step, worked out in the precision in which Burn does.
+    fn rule(&self, learning_rate: LearningRate, time: usize) -> rule::AdamW {
+        let config = &self.config;
+        let time = time as i32;
+        let rate = learning_rate * f64::from(config.weight_decay);
+        let decay = match config.cautious_weight_decay {
+            _ if rate == 0.0 => Decay::None,
+            true => Decay::Cautious(rate),
+            false => Decay::Factor(1.0 - rate),
+        };
+        rule::AdamW {
+            moments: Moments::new(config.beta_1, config.beta_2),
+            learning_rate,
+            decay,
+            correction_1: (1.0 - config.beta_1.powi(time)).into(),
+            correction_2: (1.0 - config.beta_2.powi(time)).into(),
+            epsilon: config.epsilon.into(),
+        }
+    }
+}

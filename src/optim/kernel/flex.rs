@@ -1,0 +1,281 @@
+use burn::backend::flex::{FlexTensor, Layout};
+use burn::tensor::{DType, Element, bf16, f16};
+use bytemuck::Pod;
+use num_traits::Float;
+use pulp::Arch;
+
+use super::super::rule::{Rule, UpdateRule};
+
+/// Elements that are computed together, in registers.
+const LANES: usize = 16;
+/// Elements of a strided gradient that are gathered at a time.
+const BLOCK: usize = 64 * LANES;
+/// Elements that are worth a thread.
+const GRAIN: usize = 32 * BLOCK;
+
+/// Applies `rule` to every element.
+pub(super) fn update(
+    rule: Rule,
+    parameter: FlexTensor,
+    gradient: FlexTensor,
+    states: Vec<FlexTensor>,
+) -> (FlexTensor, Vec<FlexTensor>) {
+    match parameter.dtype() {
+        DType::F64 => by_rule::<f64>(rule, parameter, gradient, states),
+        DType::F32 => by_rule::<f32>(rule, parameter, gradient, states),
+        DType::F16 => by_rule::<f16>(rule, parameter, gradient, states),
+        DType::BF16 => by_rule::<bf16>(rule, parameter, gradient, states),
+        dtype => panic!("parameters of type {dtype:?} have no gradient"),
+    }
+}
+
+fn by_rule<E: Stored>(
+    rule: Rule,
+    parameter: FlexTensor,
+    gradient: FlexTensor,
+    states: Vec<FlexTensor>,
+) -> (FlexTensor, Vec<FlexTensor>) {
+    match (rule, states.len()) {
+        (Rule::Adam(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
+        (Rule::Adam(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
+        (Rule::AdamW(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
+        (Rule::AdamW(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
+        (Rule::Lion(rule), _) => pass::<E, 1>(rule, parameter, gradient, states),
+        (Rule::Sgd(rule), 0) => pass::<E, 0>(rule, parameter, gradient, states),
+        (Rule::Sgd(rule), _) => pass::<E, 1>(rule, parameter, gradient, states),
+    }
+}
+
+/// The pass over memory.
+fn pass<E: Stored, const S: usize>(
+    rule: impl UpdateRule<S>,
+    parameter: FlexTensor,
+    gradient: FlexTensor,
+    states: Vec<FlexTensor>,
+) -> (FlexTensor, Vec<FlexTensor>) {
+    let mut parameter = dense(parameter);
+    let mut states: Vec<FlexTensor> = states.into_iter().map(dense).collect();
+
+    let mut written = states.iter_mut().map(FlexTensor::storage_mut::<E>);
+    let chunk = Chunk {
+        parameter: parameter.storage_mut::<E>(),
+        states: std::array::from_fn(|_| written.next().expect("a rule knows its states")),
+    };
+    let gradient = Gradient::new(&gradient);
+    let arch = Arch::new();
+    each(&rule, chunk, &gradient, 0, arch);
+    drop(written);
+    (parameter, states)
+}
+
+/// `tensor` with its elements one after the other in a buffer of their own length; a view of
+/// something else is copied. (A shared buffer is copied by `storage_mut`.)
+fn dense(tensor: FlexTensor) -> FlexTensor {
+    // It is the same buffer if it is dense already, and then has one handle again.
+    let dense = tensor.to_contiguous();
+    drop(tensor);
+    dense
+}
+
+/// What is written of a range of elements.
+struct Chunk<'a, E, const S: usize> {
+    parameter: &'a mut [E],
+    states: [&'a mut [E]; S],
+}
+
+impl<'a, E, const S: usize> Chunk<'a, E, S> {
+    fn split_at(self, middle: usize) -> (Self, Self) {
+        let (left, right) = self.parameter.split_at_mut(middle);
+        let mut halves = self.states.map(|state| {
+            let (left, right) = state.split_at_mut(middle);
+            [Some(left), Some(right)]
+        });
+        let mut take = |half: usize| {
+            halves
+                .each_mut()
+                .map(|halves| halves[half].take().expect("each is taken once"))
+        };
+        let [left_states, right_states] = [take(0), take(1)];
+        let left = Self {
+            parameter: left,
+            states: left_states,
+        };
+        let right = Self {
+            parameter: right,
+            states: right_states,
+        };
+        (left, right)
+    }
+}
+
+/// Updates the elements from `start` on, on several threads if they are many.
+fn each<E: Stored, const S: usize, R: UpdateRule<S>>(
+    rule: &R,
+    chunk: Chunk<'_, E, S>,
+    gradient: &Gradient<'_, E>,
+    start: usize,
+    arch: Arch,
+) {
+    let length = chunk.parameter.len();
+    if length > GRAIN {
+        let middle = (length / 2).next_multiple_of(LANES);
+        let (left, right) = chunk.split_at(middle);
+        rayon::join(
+            || each(rule, left, gradient, start, arch),
+            || each(rule, right, gradient, start + middle, arch),
+        );
+        return;
+    }
+    match gradient {
+        Gradient::Dense(all) => {
+            let gradient = &all[start..start + length];
+            arch.dispatch(Run(rule, chunk, gradient));
+        }
+        Gradient::Strided { storage, layout } => {
+            let mut rest = chunk;
+            let mut start = start;
+            let mut block = [E::zeroed(); BLOCK];
+            while !rest.parameter.is_empty() {
+                let length = rest.parameter.len().min(BLOCK);
+                let (chunk, after) = rest.split_at(length);
+                gather(storage, layout, start, &mut block[..length]);
+                arch.dispatch(Run(rule, chunk, &block[..length]));
+                rest = after;
+                start += length;
+            }
+        }
+    }
+}
+
+/// The inner loop, compiled for what the processor can do.
+struct Run<'a, E, R, const S: usize>(&'a R, Chunk<'a, E, S>, &'a [E]);
+
+impl<E: Stored, R: UpdateRule<S>, const S: usize> pulp::NullaryFnOnce for Run<'_, E, R, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(rule, chunk, gradient) = self;
+        let length = gradient.len();
+        let parameter = &mut chunk.parameter[..length];
+        let mut states = chunk.states.map(|state| &mut state[..length]);
+        let whole = length - length % LANES;
+        for start in (0..whole).step_by(LANES) {
+            lanes::<E, R, S, LANES>(rule, parameter, gradient, &mut states, start);
+        }
+        for start in whole..length {
+            lanes::<E, R, S, 1>(rule, parameter, gradient, &mut states, start);
+        }
+    }
+}
+
+/// Updates `N` elements. They are read before any is written, so the compiler need not ask whether
+/// the buffers overlap.
+#[inline(always)]
+fn lanes<E: Stored, R: UpdateRule<S>, const S: usize, const N: usize>(
+    rule: &R,
+    parameter: &mut [E],
+    gradient: &[E],
+    states: &mut [&mut [E]; S],
+    start: usize,
+) {
+    let range = start..start + N;
+    let load = |values: &[E]| -> [E::Computed; N] {
+        let values = &values[range.clone()];
+        std::array::from_fn(|lane| values[lane].load())
+    };
+    let mut values = load(parameter);
+    let gradients = load(gradient);
+    let mut before: [[E::Computed; N]; S] = std::array::from_fn(|state| load(states[state]));
+    for lane in 0..N {
+        let states = std::array::from_fn(|state| before[state][lane]);
+        let (value, states) = rule.update(values[lane], gradients[lane], states);
+        values[lane] = value;
+        for state in 0..S {
+            before[state][lane] = states[state];
+        }
+    }
+    let store = |to: &mut [E], values: [E::Computed; N]| {
+        let to = &mut to[range.clone()];
+        for lane in 0..N {
+            to[lane] = E::store(values[lane]);
+        }
+    };
+    store(parameter, values);
+    for state in 0..S {
+        store(states[state], before[state]);
+    }
+}
+
+/// A gradient as it lies in memory.
+enum Gradient<'a, E> {
+    Dense(&'a [E]),
+    Strided {
+        storage: &'a [E],
+        layout: &'a Layout,
+    },
+}
+
+impl<'a, E: Stored> Gradient<'a, E> {
+    fn new(tensor: &'a FlexTensor) -> Self {
+        match tensor.as_slice() {
+            Some(elements) => Self::Dense(elements),
+            None => Self::Strided {
+                storage: tensor.storage(),
+                layout: tensor.layout(),
+            },
+        }
+    }
+}
+
+/// Copies the elements from the `start`-th on, in the order of the shape.
+fn gather<E: Copy>(storage: &[E], layout: &Layout, start: usize, to: &mut [E]) {
+    let shape = layout.shape();
+    let mut index = vec![0; shape.num_dims()];
+    let mut rest = start;
+    for dim in (0..index.len()).rev() {
+        index[dim] = rest % shape[dim];
+        rest /= shape[dim];
+    }
+    for element in to {
+        *element = storage[layout.index(&index)];
+        for dim in (0..index.len()).rev() {
+            index[dim] += 1;
+            if index[dim] < shape[dim] {
+                break;
+            }
+            index[dim] = 0;
+        }
+    }
+}
+
+/// An element as it is stored and as it is computed with.
+trait Stored: Element + Pod + Send + Sync {
+    type Computed: Float;
+
+    fn load(self) -> Self::Computed;
+    fn store(value: Self::Computed) -> Self;
+}
+
+macro_rules! stored {
+    ($stored:ty, $computed:ty, $load:expr, $store:expr) => {
+        impl Stored for $stored {
+            type Computed = $computed;
+
+            #[inline(always)]
+            fn load(self) -> $computed {
+                $load(self)
+            }
+
+            #[inline(always)]
+            fn store(value: $computed) -> Self {
+                $store(value)
+            }
+        }
+    };
+}
+
+stored!(f64, f64, |value| value, |value| value);
+stored!(f32, f32, |value| value, |value| value);
+stored!(f16, f32, f16::to_f32, f16::from_f32);
+stored!(bf16, f32, bf16::to_f32, bf16::from_f32);

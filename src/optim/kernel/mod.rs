@@ -1,0 +1,48 @@
+//! One contract, one file a backend: an update rule is applied to every element of a parameter.
+
+mod extension;
+#[cfg(feature = "flex")]
+mod flex;
+
+use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
+use burn::tensor::Tensor;
+
+use super::rule::Rule;
+use extension::{Operands, SinglePass};
+
+/// Whether [`update`] has a kernel for the backend of `tensor`.
+pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
+    #[allow(unreachable_patterns)] // What is there depends on the backends that are built.
+    match tensor.clone().into_dispatch().kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
+        _ => false,
+    }
+}
+
+/// Applies `rule` to the elements of `parameter` and of its `states`, which have its shape and dtype,
+/// and returns them. A buffer with one owner is written in place, others are copied.
+pub(super) fn update<const D: usize, const S: usize>(
+    rule: Rule,
+    parameter: Tensor<D>,
+    gradient: Tensor<D>,
+    states: [Tensor<D>; S],
+) -> (Tensor<D>, [Tensor<D>; S]) {
+    let states = states.map(Tensor::into_dispatch);
+    let operands = Operands::new(parameter.into_dispatch(), states.into());
+    let updated = Dispatch::update(gradient.into_dispatch(), operands, rule);
+    let (parameter, states) = updated.into_parts();
+    let mut states = states.into_iter().map(Tensor::from_dispatch);
+    let states = std::array::from_fn(|_| states.next().expect("as many states as before"));
+    (Tensor::from_dispatch(parameter), states)
+}
+
+/// A state that no step has written: adding to it returns what is added, bit for bit, zeros with
+/// their sign.
+pub(super) fn blank<const D: usize>(parameter: &Tensor<D>) -> Tensor<D> {
+    Tensor::full(
+        parameter.shape(),
+        -0.0,
+        (&parameter.device(), parameter.dtype()),
+    )
+}

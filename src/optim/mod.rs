@@ -1,0 +1,36 @@
+//! Burn's optimizers in a single pass over memory.
+//!
+//! A step of an optimizer written in tensor operations reads and writes the parameter's size a dozen
+//! times. Those here read gradient, parameter and states once and write parameter and states once,
+//! in place where the buffers have one owner, without a temporary of the parameter's size.
+//!
+//! They are drop-ins: the configs have the fields, defaults and builders of Burn's, `init()` gives a
+//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer) for stock and fused training alike, `build()` the
+//! bare optimizer for a parameter group, and their records load into Burn's own and the other way
+//! round.
+//!
+//! ```
+//! use backburn::FusedOptimizer;
+//! use backburn::optim::AdamWConfig; // was burn::optim::AdamWConfig
+//! # use burn::{nn::LinearConfig, tensor::Device};
+//! # let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+//! let fused = FusedOptimizer::new(model, AdamWConfig::new().with_weight_decay(0.01).init());
+//! ```
+//!
+//! # Fidelity
+//!
+//! Every element goes through Burn's arithmetic in Burn's order. On `flex`, f32 and f64 results are
+//! those of Burn's own optimizers bit for bit. Half types are computed in f32 and rounded once, where
+//! Burn rounds after each operation. On any other backend a step is Burn's own.
+
+mod adam;
+mod adamw;
+mod kernel;
+mod lion;
+mod rule;
+mod sgd;
+
+pub use adam::{Adam, AdamConfig};
+pub use adamw::{AdamW, AdamWConfig};
+pub use lion::{Lion, LionConfig};
+pub use sgd::{Sgd, SgdConfig, SgdState};

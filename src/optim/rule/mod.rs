@@ -1,0 +1,36 @@
+//! What each optimizer does to one element: the formulas, in the order in which Burn computes them.
+
+mod adam;
+mod adamw;
+mod lion;
+mod moments;
+mod sgd;
+
+use num_traits::Float;
+
+pub(crate) use adam::Adam;
+pub(crate) use adamw::{AdamW, Decay};
+pub(crate) use lion::Lion;
+pub(crate) use moments::Moments;
+pub(crate) use sgd::Sgd;
+
+/// How an optimizer updates one element of a parameter, with `S` states.
+pub(crate) trait UpdateRule<const S: usize>: Copy + Send + Sync {
+    /// Returns the parameter and its states after the step.
+    fn update<F: Float>(&self, parameter: F, gradient: F, states: [F; S]) -> (F, [F; S]);
+}
+
+/// The rules there are, with the hyperparameters of a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    Adam(Adam),
+    AdamW(AdamW),
+    Lion(Lion),
+    Sgd(Sgd),
+}
+
+/// A hyperparameter in the type of the computation: Burn converts its scalars the same way.
+#[inline(always)]
+fn scalar<F: Float>(value: f64) -> F {
+    F::from(value).expect("floats convert to one another")
+}

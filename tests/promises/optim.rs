@@ -1,0 +1,303 @@
+//! The single-pass optimizers compute what Burn's own do, on CPU backends to the last bit.
+
+use backburn::{FusedOptimizer, optim as ours};
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::ParamGroup;
+use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{self as stock, ModuleOptimizer, Optimizer};
+use burn::tensor::{Bytes, DType, Device, Distribution, FloatDType, Tensor, TensorData, Tolerance};
+use proptest::prelude::*;
+
+use crate::backends::on_cpu_backends;
+use crate::compare::*;
+
+const LEARNING_RATE: f64 = 0.01;
+const STEPS: usize = 5;
+
+/// Calls a function with each of Burn's optimizers and ours beside it, in all their options.
+macro_rules! for_every_pair {
+    ($check:ident($($argument:expr),*)) => {
+        for amsgrad in [false, true] {
+            for decay in [None, Some(WeightDecayConfig::new(0.1))] {
+                let stock = stock::AdamConfig::new().with_amsgrad(amsgrad);
+                let ours = ours::AdamConfig::new().with_amsgrad(amsgrad);
+                $check(
+                    "Adam",
+                    stock.with_weight_decay(decay.clone()).build(),
+                    ours.with_weight_decay(decay).build(),
+                    $($argument),*
+                );
+            }
+            for (decay, cautious) in [(0.0, false), (0.1, false), (0.1, true)] {
+                let stock = stock::AdamWConfig::new().with_amsgrad(amsgrad).with_beta_1(0.8);
+                let ours = ours::AdamWConfig::new().with_amsgrad(amsgrad).with_beta_1(0.8);
+                $check(
+                    "AdamW",
+                    stock.with_weight_decay(decay).with_cautious_weight_decay(cautious).build(),
+                    ours.with_weight_decay(decay).with_cautious_weight_decay(cautious).build(),
+                    $($argument),*
+                );
+            }
+        }
+        let heavy = MomentumConfig::new().with_momentum(0.9).with_dampening(0.3);
+        let nesterov = heavy.clone().with_nesterov(true);
+        for momentum in [None, Some(heavy), Some(nesterov)] {
+            for decay in [None, Some(WeightDecayConfig::new(0.1))] {
+                let stock = stock::SgdConfig::new().with_momentum(momentum.clone());
+                let ours = ours::SgdConfig::new().with_momentum(momentum.clone());
+                $check(
+                    "Sgd",
+                    stock.with_weight_decay(decay.clone()).build(),
+                    ours.with_weight_decay(decay).build(),
+                    $($argument),*
+                );
+            }
+        }
+        for decay in [0.0, 0.1] {
+            $check(
+                "Lion",
+                stock::LionConfig::new().with_weight_decay(decay).build(),
+                ours::LionConfig::new().with_weight_decay(decay).build(),
+                $($argument),*
+            );
+        }
+    };
+}
+
+/// Gradients of either sign and of all sizes, with zeros of both signs.
+fn gradients<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tensor<D>> {
+    let gradient = |step: usize| {
+        let random = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), device);
+        let scale = 10f64.powi(step as i32 - 3);
+        let zero = random.clone().greater_elem(1.0);
+        let negative_zero = random.clone().lower_elem(-1.0);
+        let random = random.mul_scalar(scale);
+        random.mask_fill(zero, 0.0).mask_fill(negative_zero, -0.0)
+    };
+    (0..STEPS).map(gradient).collect()
+}
+
+/// The parameter after each step.
+fn run<const D: usize>(
+    optimizer: impl Optimizer,
+    mut parameter: Tensor<D>,
+    gradients: &[Tensor<D>],
+) -> Vec<TensorData> {
+    let mut state = None;
+    let mut after = Vec::new();
+    for gradient in gradients {
+        // Its own buffer, which may be written.
+        let gradient = gradient.clone();
+        (parameter, state) = optimizer.step(LEARNING_RATE, parameter, gradient, state);
+        after.push(parameter.to_data());
+    }
+    after
+}
+
+fn assert_equal<const D: usize>(
+    name: &str,
+    stock: impl Optimizer,
+    ours: impl Optimizer,
+    parameter: &Tensor<D>,
+    gradients: &[Tensor<D>],
+) {
+    let before = parameter.to_data();
+    let stock = run(stock, parameter.clone(), gradients);
+    let ours = run(ours, parameter.clone(), gradients);
+    for (step, (stock, ours)) in stock.iter().zip(&ours).enumerate() {
+        assert_eq!(stock.dtype(), ours.dtype(), "{name}");
+        let same = match stock.dtype() {
+            DType::F32 | DType::F64 => stock.as_bytes() == ours.as_bytes(),
+            // Computed in f32 and rounded once, where Burn rounds after every operation.
+            _ => {
+                let tolerance = Tolerance::<f32>::rel_abs(0.02, 0.02);
+                ours.assert_approx_eq(stock, tolerance);
+                true
+            }
+        };
+        assert!(same, "{name}, step {step}: stock {stock}, ours {ours}");
+    }
+    assert_eq!(
+        parameter.to_data().as_bytes(),
+        before.as_bytes(),
+        "{name} changed a shared buffer"
+    );
+}
+
+fn all_options_equal_burns_own(device: &Device) {
+    let device = device.clone().inner();
+    let parameter = Tensor::<2>::random([37, 23], Distribution::Default, &device).sub_scalar(0.5);
+    let gradients = gradients([37, 23], &device);
+    for_every_pair!(assert_equal(&parameter, &gradients));
+}
+
+fn all_float_types_equal_burns_own(device: &Device) {
+    let device = device.clone().inner();
+    for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        let parameter = Tensor::<2>::random([9, 7], Distribution::Default, &device).cast(dtype);
+        // Whose squares the half types can hold.
+        let gradients = (0..STEPS).map(|_| {
+            let random = Tensor::<2>::random([9, 7], Distribution::Uniform(0.5, 2.0), &device);
+            let sign = Tensor::<2>::random([9, 7], Distribution::Normal(0.0, 1.0), &device).sign();
+            (random * sign).cast(dtype)
+        });
+        let gradients: Vec<_> = gradients.collect();
+        for_every_pair!(assert_equal(&parameter, &gradients));
+    }
+}
+
+fn tensors_of_no_and_of_one_element_are_stepped(device: &Device) {
+    let device = device.clone().inner();
+    for length in [0, 1] {
+        let parameter = Tensor::<1>::ones([length], &device);
+        let gradients = vec![Tensor::ones([length], &device); STEPS];
+        for_every_pair!(assert_equal(&parameter, &gradients));
+    }
+}
+
+fn views_are_stepped_as_what_they_show(device: &Device) {
+    let device = device.clone().inner();
+    // Larger than a block of what is gathered at a time.
+    let whole = Tensor::<3>::random([20, 41, 30], Distribution::Default, &device);
+    let parameter = whole.clone().swap_dims(0, 2).slice([3..28, 1..40, 0..19]);
+    let shape = parameter.dims();
+    let gradients = gradients([shape[1], shape[2], shape[0]], &device);
+    let permuted = |g: Tensor<3>| g.permute([2, 0, 1]);
+    let mut gradients: Vec<Tensor<3>> = gradients.into_iter().map(permuted).collect();
+    // The gradient of a sum: one element, expanded.
+    gradients[1] = Tensor::<3>::ones([1, 1, 1], &device).expand(shape);
+    let before = whole.to_data();
+    for_every_pair!(assert_equal(&parameter, &gradients));
+    assert_eq!(whole.to_data().as_bytes(), before.as_bytes());
+}
+
+/// Large enough for several threads, at a length that no vector divides.
+fn large_tensors_equal_burns_own(device: &Device) {
+    let device = device.clone().inner();
+    let length = 250_007;
+    let parameter = Tensor::<1>::random([length], Distribution::Default, &device);
+    let gradients = gradients([length], &device);
+    for_every_pair!(assert_equal(&parameter, &gradients));
+}
+
+fn records_load_in_both_directions(device: &Device) {
+    for_every_pair!(assert_interchange(device));
+}
+
+fn assert_interchange(name: &str, stock: impl Optimizer, ours: impl Optimizer, device: &Device) {
+    let initial = mlp(device);
+    let copy = || copy(&initial, || mlp(device));
+    let [stock, ours]: [Box<dyn Fn() -> ModuleOptimizer>; 2] = [
+        Box::new(move || ModuleOptimizer::from(stock.clone())),
+        Box::new(move || ModuleOptimizer::from(ours.clone())),
+    ];
+    let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
+    let train = |model: Vec<Linear>, optimizer: &mut ModuleOptimizer| {
+        train_stock(
+            model,
+            optimizer,
+            2,
+            LEARNING_RATE,
+            |model: &Vec<Linear>, _| loss(model, x.clone()),
+        )
+    };
+
+    let mut throughout = stock();
+    let expected = train(train(copy(), &mut throughout), &mut throughout);
+    for (first, second) in [(&stock, &ours), (&ours, &stock), (&ours, &ours)] {
+        let mut before = first();
+        let model = train(copy(), &mut before);
+        let bytes: Bytes = before.into_bytes().unwrap();
+        let mut after = second().from_bytes(bytes).unwrap();
+        let model = train(model, &mut after);
+        assert_identical(&expected, &model);
+    }
+    let _ = name;
+}
+
+fn mlp(device: &Device) -> Vec<Linear> {
+    let linear = |i, o| LinearConfig::new(i, o).init(device);
+    vec![linear(6, 16), linear(16, 3)]
+}
+
+fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
+    let x = Gelu::new().forward(model[0].forward(x));
+    model[1].forward(x).powi_scalar(2).mean()
+}
+
+fn fused_with_ours_equals_stock_with_burns_own(device: &Device) {
+    let clipping = Some(GradientClippingConfig::Norm(0.01));
+    let stock = stock::AdamWConfig::new().with_grad_clipping(clipping.clone());
+    let ours = ours::AdamWConfig::new().with_grad_clipping(clipping);
+    let group = ParamGroup::from_predicate("bias");
+    let mut stock = stock
+        .init()
+        .with_group(group.clone(), stock::SgdConfig::new().build(), None);
+    let ours = ours
+        .init()
+        .with_group(group, ours::SgdConfig::new().build(), None);
+
+    let initial = mlp(device);
+    let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
+    let loss = |model: &Vec<Linear>, _| loss(model, x.clone());
+    let model = copy(&initial, || mlp(device));
+    let stock = train_stock(model, &mut stock, 4, LEARNING_RATE, loss);
+    let mut fused = FusedOptimizer::new(copy(&initial, || mlp(device)), ours);
+    train_fused(&mut fused, 4, LEARNING_RATE, loss);
+    assert_identical(&stock, &fused.model());
+    assert_changed(&initial, &fused.model(), |_| true);
+}
+
+on_cpu_backends!(
+    all_options_equal_burns_own,
+    all_float_types_equal_burns_own,
+    tensors_of_no_and_of_one_element_are_stepped,
+    views_are_stepped_as_what_they_show,
+    large_tensors_equal_burns_own,
+    records_load_in_both_directions,
+    fused_with_ours_equals_stock_with_burns_own,
+);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the hyperparameters, and whatever comes along as a gradient.
+    #[test]
+    fn any_hyperparameters_equal_burns_own(
+        beta_1 in 0f32..1.0,
+        beta_2 in 0f32..1.0,
+        epsilon in prop::sample::select(vec![1e-12f32, 1e-8, 1e-5, 0.1]),
+        decay in prop::sample::select(vec![0f32, 1e-4, 0.5]),
+        values in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::ZERO | prop::num::f32::SUBNORMAL, 1..40),
+    ) {
+        let device = Device::flex();
+        let gradient = Tensor::<1>::from_floats(values.as_slice(), &device);
+        let parameter = gradient.clone().sin();
+        let gradients = vec![gradient.clone(), gradient.clone().neg(), gradient];
+        let config = stock::AdamWConfig::new().with_beta_1(beta_1).with_beta_2(beta_2);
+        let stock = config.with_epsilon(epsilon).with_weight_decay(decay).build();
+        let config = ours::AdamWConfig::new().with_beta_1(beta_1).with_beta_2(beta_2);
+        let ours = config.with_epsilon(epsilon).with_weight_decay(decay).build();
+        assert_same_numbers("AdamW", run(stock, parameter.clone(), &gradients), run(ours, parameter.clone(), &gradients));
+
+        let stock = stock::LionConfig::new().with_beta_1(beta_1).with_beta_2(beta_2);
+        let ours = ours::LionConfig::new().with_beta_1(beta_1).with_beta_2(beta_2);
+        let (stock, ours) = (stock.with_weight_decay(decay).build(), ours.with_weight_decay(decay).build());
+        assert_same_numbers("Lion", run(stock, parameter.clone(), &gradients), run(ours, parameter, &gradients));
+    }
+}
+
+/// Bit for bit, but for what is no number: those have many bits.
+fn assert_same_numbers(name: &str, stock: Vec<TensorData>, ours: Vec<TensorData>) {
+    for (stock, ours) in stock.iter().zip(&ours) {
+        for (stock, ours) in stock.iter::<f32>().zip(ours.iter::<f32>()) {
+            let same = stock.to_bits() == ours.to_bits() || stock.is_nan() && ours.is_nan();
+            assert!(same, "{name}: stock {stock}, ours {ours}");
+        }
+    }
+}
