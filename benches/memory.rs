@@ -12,17 +12,18 @@
 //! is fused training with Burn's `gradient_checkpointing()`. `alive` is the most parameter gradients
 //! that existed at once.
 
-#[path = "../examples/vit/model.rs"]
-mod vit;
+mod network;
 
 use backburn::FusedOptimizer;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::{ModuleVisitor, Param};
-use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
-use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
+use burn::train::{InferenceStep, Learner, TrainStep};
 use peak_alloc::PeakAlloc;
+
+use network::vit::VitConfig;
+use network::{Mlp, Network};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -48,12 +49,12 @@ fn main() {
         row(Mlp::init, name, [16, 512]);
     }
     for (name, config, batch) in [
-        ("ViT digits, batch 64", vit::VitConfig::digits(), 64),
-        ("ViT-Ti/16, batch 1", vit::VitConfig::vit_ti_16(), 1),
-        ("ViT-S/16, batch 1", vit::VitConfig::vit_s_16(), 1),
-        ("ViT-S/16, batch 8", vit::VitConfig::vit_s_16(), 8),
-        ("ViT-B/16, batch 1", vit::VitConfig::vit_b_16(), 1),
-        ("ViT-L/16, batch 1", vit::VitConfig::vit_l_16(), 1),
+        ("ViT digits, batch 64", VitConfig::digits(), 64),
+        ("ViT-Ti/16, batch 1", VitConfig::vit_ti_16(), 1),
+        ("ViT-S/16, batch 1", VitConfig::vit_s_16(), 1),
+        ("ViT-S/16, batch 8", VitConfig::vit_s_16(), 8),
+        ("ViT-B/16, batch 1", VitConfig::vit_b_16(), 1),
+        ("ViT-L/16, batch 1", VitConfig::vit_l_16(), 1),
     ] {
         let size = config.image_size;
         let shape = [batch, config.channels, size, size];
@@ -168,78 +169,4 @@ fn largest_parameter<M: Module>(model: &M) -> usize {
     let mut largest = Largest(0);
     model.visit(&mut largest);
     size_of::<f32>() * largest.0
-}
-
-/// A model whose loss needs an input only.
-trait Network<const D: usize> {
-    fn loss(&self, input: Tensor<D>) -> Tensor<1>;
-}
-
-/// Parameters rule: 12 residual blocks of 512 and 2048.
-#[derive(Module, Debug)]
-struct Mlp {
-    blocks: Vec<(Linear, Linear)>,
-    gelu: Gelu,
-}
-
-impl Mlp {
-    fn init(device: &Device) -> Self {
-        let block = || {
-            let expand = LinearConfig::new(512, 2048).init(device);
-            let contract = LinearConfig::new(2048, 512).init(device);
-            (expand, contract)
-        };
-        Self {
-            blocks: (0..12).map(|_| block()).collect(),
-            gelu: Gelu::new(),
-        }
-    }
-}
-
-impl Network<2> for Mlp {
-    fn loss(&self, input: Tensor<2>) -> Tensor<1> {
-        let output = self.blocks.iter().fold(input, |x, (expand, contract)| {
-            let hidden = self.gelu.forward(expand.forward(x.clone()));
-            x + contract.forward(hidden)
-        });
-        output.powi_scalar(2).mean()
-    }
-}
-
-impl Network<4> for vit::Vit {
-    fn loss(&self, input: Tensor<4>) -> Tensor<1> {
-        self.forward(input).powi_scalar(2).mean()
-    }
-}
-
-/// What Burn's `Learner` asks of a model.
-macro_rules! learner_model {
-    ($model:ty, $rank:literal) => {
-        impl TrainStep for $model {
-            type Input = Tensor<$rank>;
-            type Output = RegressionOutput;
-
-            fn step(&self, input: Tensor<$rank>) -> TrainOutput<RegressionOutput> {
-                let loss = self.loss(input);
-                TrainOutput::new(self, loss.backward(), regression(loss))
-            }
-        }
-
-        impl InferenceStep for $model {
-            type Input = Tensor<$rank>;
-            type Output = RegressionOutput;
-
-            fn step(&self, input: Tensor<$rank>) -> RegressionOutput {
-                regression(self.loss(input))
-            }
-        }
-    };
-}
-
-learner_model!(Mlp, 2);
-learner_model!(vit::Vit, 4);
-
-fn regression(loss: Tensor<1>) -> RegressionOutput {
-    let nothing = Tensor::zeros([1, 1], &loss.device());
-    RegressionOutput::new(loss, nothing.clone(), nothing)
 }

@@ -9,9 +9,7 @@
 //! order, and prints the median time of a step on the system's allocator, the medians over the
 //! rounds of the others' times in multiples of it, and the allocations of a step.
 
-#[allow(dead_code)] // One of its sizes is enough here.
-#[path = "../examples/vit/model.rs"]
-mod vit;
+mod network;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,6 +21,8 @@ use burn::nn::{Gelu, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::Distribution;
+
+use network::vit::VitConfig;
 
 #[global_allocator]
 static ALLOCATOR: Switch = Switch;
@@ -95,7 +95,7 @@ fn main() {
             y.powi_scalar(2).mean()
         });
     }
-    let config = vit::VitConfig::digits();
+    let config = VitConfig::digits();
     let size = config.image_size;
     let shape = [64, config.channels, size, size];
     let images = Tensor::<4>::random(shape, Distribution::Default, &device);

@@ -1,7 +1,7 @@
-//! Runs the same tests on every CPU backend.
+//! Runs the same tests on every backend that is built.
 
 /// Turns functions that take an autodiff device into one test per backend and function.
-macro_rules! on_cpu_backends {
+macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {
         mod flex {
             $(#[test]
@@ -17,7 +17,23 @@ macro_rules! on_cpu_backends {
                 super::$test(&burn::tensor::Device::ndarray().autodiff());
             })*
         }
+
+        #[cfg(feature = "wgpu")]
+        mod wgpu {
+            $(#[test]
+            fn $test() {
+                super::$test(&burn::tensor::Device::wgpu(Default::default()).autodiff());
+            })*
+        }
+
+        #[cfg(feature = "cuda")]
+        mod cuda {
+            $(#[test]
+            fn $test() {
+                super::$test(&burn::tensor::Device::cuda(Default::default()).autodiff());
+            })*
+        }
     };
 }
 
-pub(crate) use on_cpu_backends;
+pub(crate) use on_every_backend;

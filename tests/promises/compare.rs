@@ -3,7 +3,7 @@
 use backburn::FusedOptimizer;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 /// The values of all float parameters by path.
 pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
@@ -33,9 +33,21 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     weights.found
 }
 
-/// Panics with the path of the first parameter that differs in a bit.
+/// Whether the kernels of `device` compute the same bits whatever they are fused with: on CPU backends.
+pub fn is_exact(device: &Device) -> bool {
+    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cubecl")]
+        burn::backend::DispatchDevice::Cube(_) => false,
+        _ => true,
+    }
+}
+
+/// Panics with the path of the first parameter that differs: on CPU backends in a bit, on others by
+/// more than a thousandth of its size or a ten-thousandth of one.
 #[track_caller]
-pub fn assert_identical<M: Module>(stock: &M, fused: &M) {
+pub fn assert_equal_weights<M: Module>(stock: &M, fused: &M) {
+    let exact = stock.devices().iter().all(is_exact);
     let (stock, fused) = (weights(stock), weights(fused));
     assert_eq!(stock.len(), fused.len());
     assert!(!stock.is_empty());
@@ -43,10 +55,14 @@ pub fn assert_identical<M: Module>(stock: &M, fused: &M) {
         assert_eq!(path, fused_path);
         assert_eq!(stock.dtype(), fused.dtype(), "dtype of `{path}`");
         assert_eq!(stock.shape(), fused.shape(), "shape of `{path}`");
-        assert!(
-            stock.as_bytes() == fused.as_bytes(),
-            "`{path}` differs: stock {stock}, fused {fused}"
-        );
+        let equal = match exact {
+            true => stock.as_bytes() == fused.as_bytes(),
+            false => {
+                let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-4 + 1e-3 * a.abs();
+                stock.iter::<f64>().zip(fused.iter::<f64>()).all(near)
+            }
+        };
+        assert!(equal, "`{path}` differs: stock {stock}, fused {fused}");
     }
 }
 

@@ -7,7 +7,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdafactorConfig, AdamConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::Device;
 
-use crate::backends::on_cpu_backends;
+use crate::backends::on_every_backend;
 
 fn estimate(device: &Device, optimizer: ModuleOptimizer) -> MemoryEstimate {
     let linear = || LinearConfig::new(16, 32).init(device);
@@ -61,7 +61,7 @@ fn what_is_saved_is_the_gradients_less_the_activations(device: &Device) {
     assert!(told.contains("optimizer state 0.0 MB"), "{told}");
 }
 
-on_cpu_backends!(
+on_every_backend!(
     the_state_is_that_of_the_optimizer,
     groups_have_the_state_of_their_optimizer,
     frozen_parameters_have_no_gradient,

@@ -1,0 +1,110 @@
+//! The networks of the benchmarks, with what Burn's `Learner` asks of them.
+
+#![allow(dead_code)] // No benchmark uses them all.
+
+#[path = "../../examples/vit/model.rs"]
+pub mod vit;
+
+use burn::nn::{Gelu, Linear, LinearConfig, Lstm, LstmConfig};
+use burn::prelude::*;
+use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
+
+/// A model whose loss needs an input only.
+pub trait Network<const D: usize> {
+    fn loss(&self, input: Tensor<D>) -> Tensor<1>;
+}
+
+/// Parameters rule: 12 residual blocks of 512 and 2048.
+#[derive(Module, Debug)]
+pub struct Mlp {
+    blocks: Vec<(Linear, Linear)>,
+    gelu: Gelu,
+}
+
+impl Mlp {
+    pub fn init(device: &Device) -> Self {
+        let block = || {
+            let expand = LinearConfig::new(512, 2048).init(device);
+            let contract = LinearConfig::new(2048, 512).init(device);
+            (expand, contract)
+        };
+        Self {
+            blocks: (0..12).map(|_| block()).collect(),
+            gelu: Gelu::new(),
+        }
+    }
+}
+
+impl Network<2> for Mlp {
+    fn loss(&self, input: Tensor<2>) -> Tensor<1> {
+        let output = self.blocks.iter().fold(input, |x, (expand, contract)| {
+            let hidden = self.gelu.forward(expand.forward(x.clone()));
+            x + contract.forward(hidden)
+        });
+        output.powi_scalar(2).mean()
+    }
+}
+
+impl Network<4> for vit::Vit {
+    fn loss(&self, input: Tensor<4>) -> Tensor<1> {
+        self.forward(input).powi_scalar(2).mean()
+    }
+}
+
+/// Two recurrent layers of 256.
+#[derive(Module, Debug)]
+pub struct Recurrent {
+    layers: Vec<Lstm>,
+}
+
+impl Recurrent {
+    pub fn init(device: &Device) -> Self {
+        let layer = || LstmConfig::new(256, 256, true).init(device);
+        Self {
+            layers: vec![layer(), layer()],
+        }
+    }
+}
+
+impl Network<3> for Recurrent {
+    fn loss(&self, input: Tensor<3>) -> Tensor<1> {
+        let output = self
+            .layers
+            .iter()
+            .fold(input, |x, layer| layer.forward(x, None).0);
+        output.powi_scalar(2).mean()
+    }
+}
+
+/// What Burn's `Learner` asks of a model.
+macro_rules! learner_model {
+    ($model:ty, $rank:literal) => {
+        impl TrainStep for $model {
+            type Input = Tensor<$rank>;
+            type Output = RegressionOutput;
+
+            fn step(&self, input: Tensor<$rank>) -> TrainOutput<RegressionOutput> {
+                let loss = self.loss(input);
+                TrainOutput::new(self, loss.backward(), regression(loss))
+            }
+        }
+
+        impl InferenceStep for $model {
+            type Input = Tensor<$rank>;
+            type Output = RegressionOutput;
+
+            fn step(&self, input: Tensor<$rank>) -> RegressionOutput {
+                regression(self.loss(input))
+            }
+        }
+    };
+}
+
+learner_model!(Mlp, 2);
+learner_model!(Recurrent, 3);
+learner_model!(vit::Vit, 4);
+
+fn regression(loss: Tensor<1>) -> RegressionOutput {
+    let nothing = Tensor::zeros([1, 1], &loss.device());
+    RegressionOutput::new(loss, nothing.clone(), nothing)
+}
