@@ -183,3 +183,35 @@ fn fused_needs_little_more_than_parameters_state_and_activations() {
         "{fused_peak} bytes, {stock} in stock"
     );
 }
+
+#[test]
+fn a_single_pass_allocates_nothing_of_the_size_of_the_parameter() {
+    use backburn::optim::{AdamConfig, AdamWConfig, LionConfig, SgdConfig};
+    use burn::optim::Optimizer;
+    use burn::optim::momentum::MomentumConfig;
+
+    fn allocated(optimizer: impl Optimizer) -> usize {
+        let device = Device::flex();
+        let tensor = || Tensor::<1>::random([1 << 20], Distribution::Default, &device);
+        // The first step makes the state.
+        let (parameter, state) = optimizer.step(0.1, tensor(), tensor(), None);
+        let gradient = tensor();
+        let mut stepped = None;
+        let peak = peak(|| stepped = Some(optimizer.step(0.1, parameter, gradient, state)));
+        drop(stepped);
+        peak
+    }
+
+    let _alone = ALONE.lock();
+    let momentum = Some(MomentumConfig::new());
+    for allocated in [
+        allocated(AdamConfig::new().build()),
+        allocated(AdamWConfig::new().with_amsgrad(true).build()),
+        allocated(SgdConfig::new().with_momentum(momentum).build()),
+        allocated(LionConfig::new().build()),
+    ] {
+        // A parameter is 4 MB; threads that start take a little.
+        assert!(allocated < 100_000, "{allocated} bytes");
+    }
+    assert!(allocated(burn::optim::AdamConfig::new().build()) > 4 << 20);
+}

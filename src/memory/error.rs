@@ -21,6 +21,13 @@ pub enum MemoryError {
     #[error("the recording is empty: nothing was allocated or marked between start and finish")]
     Empty,
 
+    /// CubeCL reads its configuration once.
+    #[error(
+        "the memory pools are laid out already: call `match_pool_sizes` before the first use of a \
+         device, and configure CubeCL at one place"
+    )]
+    AlreadyConfigured,
+
     /// The result could not be written.
     #[error("{path} can't be written: {reason}", path = path.display())]
     Unwritable {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use burn::tensor::TensorReadError;
+use burn::tensor::{Device, TensorReadError};
 use burn::train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
@@ -13,7 +13,8 @@ use super::events;
 ///
 /// Burn computes metrics beside the training, so a step's peak can show with the next step. The
 /// program must run on the [`RecordingAllocator`](super::RecordingAllocator); on another allocator
-/// the metric shows `unknown`.
+/// the metric shows `unknown`. For a CubeCL device, [`on`](Self::on) shows the bytes that its pools
+/// reserve, which is what their peak has left behind.
 ///
 /// ```ignore
 /// let training = SupervisedTraining::new(folder, train, valid)
@@ -22,18 +23,41 @@ use super::events;
 #[derive(Clone, Debug)]
 pub struct PeakMemoryMetric {
     name: MetricName,
+    device: Option<Device>,
     step: f64,
     epoch: f64,
 }
 
 impl PeakMemoryMetric {
-    /// Creates the metric.
+    /// The peak of the memory of the process.
     pub fn new() -> Self {
         Self {
             name: Arc::new("Peak Memory".to_string()),
+            device: None,
             step: 0.0,
             epoch: 0.0,
         }
+    }
+
+    /// The memory that the pools of `device` reserve, if it tells; else that of the process.
+    pub fn on(device: &Device) -> Self {
+        if device.memory_pool_usage().is_none() {
+            return Self::new();
+        }
+        Self {
+            name: Arc::new("Reserved Memory".to_string()),
+            device: Some(device.clone()),
+            ..Self::new()
+        }
+    }
+
+    /// Bytes since the last call.
+    fn take(&self) -> f64 {
+        let usage = self.device.as_ref().and_then(Device::memory_pool_usage);
+        usage.map_or_else(
+            || events::take_peak() as f64,
+            |usage| usage.bytes_reserved as f64,
+        )
     }
 
     fn entry(&self, value: f64) -> SerializedEntry {
@@ -63,7 +87,7 @@ impl Metric for PeakMemoryMetric {
         _input: &(),
         _metadata: &MetricMetadata,
     ) -> Result<SerializedEntry, TensorReadError> {
-        self.step = events::take_peak() as f64 / 1e6;
+        self.step = self.take() / 1e6;
         self.epoch = self.epoch.max(self.step);
         Ok(self.entry(self.step))
     }

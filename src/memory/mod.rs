@@ -62,6 +62,8 @@ pub mod plot;
 mod pool;
 mod recorder;
 mod replay;
+#[cfg(feature = "cubecl")]
+mod size_match;
 mod timeline;
 
 pub use allocator::RecordingAllocator;
@@ -70,6 +72,8 @@ pub use estimate::MemoryEstimate;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
 pub use recorder::MemoryRecorder;
+#[cfg(feature = "cubecl")]
+pub use size_match::match_pool_sizes;
 pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
 pub(crate) use events::Category;

@@ -30,9 +30,14 @@ impl PoolLog {
 
     /// Marks the begin of a phase.
     pub(super) fn enter(&mut self, phase: Phase) {
-        let seconds = self.start.elapsed().as_secs_f64();
+        let seconds = self.seconds();
         self.timeline.marks.push(Mark { seconds, phase });
         self.sample();
+    }
+
+    /// Whole nanoseconds, so that JSON reads back what was written.
+    fn seconds(&self) -> f64 {
+        self.start.elapsed().as_nanos() as f64 / 1e9
     }
 
     fn sample(&mut self) {
@@ -40,7 +45,7 @@ impl PoolLog {
             return;
         };
         self.timeline.samples.push(Sample {
-            seconds: self.start.elapsed().as_secs_f64(),
+            seconds: self.seconds(),
             mark: self.timeline.marks.len() - 1,
             bytes: Bytes {
                 unassigned: (usage.bytes_in_use + usage.bytes_padding) as usize,

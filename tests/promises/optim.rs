@@ -92,7 +92,14 @@ fn run<const D: usize>(
         // Its own buffer, which may be written.
         let gradient = gradient.clone();
         (parameter, state) = optimizer.step(LEARNING_RATE, parameter, gradient, state);
-        after.push(parameter.to_data());
+        // A copy: on wgpu the data can show what later steps write in place.
+        let data = parameter.to_data();
+        let bytes = Bytes::from_bytes_vec(data.as_bytes().to_vec());
+        after.push(TensorData::from_bytes(
+            bytes,
+            data.shape().clone(),
+            data.dtype(),
+        ));
     }
     after
 }

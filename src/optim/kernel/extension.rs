@@ -5,6 +5,7 @@ use super::super::rule::Rule;
 
 /// What a step writes: the parameter and the states of its optimizer.
 #[derive(Clone, Debug, ExtensionType)]
+#[cfg_attr(feature = "fusion", extension_type(fusion))]
 pub(crate) enum Operands<B: Backend> {
     Stateless(FloatTensor<B>),
     One(FloatTensor<B>, FloatTensor<B>),
@@ -40,10 +41,13 @@ impl<B: Backend> Operands<B> {
 
 /// The single pass as an operation of a backend.
 #[backend_extension(
-    Flex: cfg(feature = "flex")
+    Cube: cfg(feature = "cubecl"),
+    Flex: cfg(feature = "flex"),
+    Fusion: cfg(feature = "fusion")
 )]
 pub(crate) trait SinglePass: Backend {
     /// Applies `rule` to every element.
+    #[fusion(meta = |_gradient, operands, _rule| operands.clone())]
     fn update(
         gradient: FloatTensor<Self>,
         #[extension_type] operands: Operands<Self>,
@@ -56,6 +60,15 @@ impl SinglePass for burn::backend::Flex {
     fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
         let (parameter, states) = operands.into_parts();
         let (parameter, states) = super::flex::update(rule, parameter, gradient, states);
+        Operands::new(parameter, states)
+    }
+}
+
+#[cfg(feature = "cubecl")]
+impl SinglePass for burn_cubecl::CubeBackend {
+    fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
+        let (parameter, states) = operands.into_parts();
+        let (parameter, states) = super::cube::update(rule, parameter, gradient, states);
         Operands::new(parameter, states)
     }
 }

@@ -1,5 +1,7 @@
 //! One contract, one file a backend: an update rule is applied to every element of a parameter.
 
+#[cfg(feature = "cubecl")]
+mod cube;
 mod extension;
 #[cfg(feature = "flex")]
 mod flex;
@@ -14,6 +16,8 @@ use extension::{Operands, SinglePass};
 pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[allow(unreachable_patterns)] // What is there depends on the backends that are built.
     match tensor.clone().into_dispatch().kind {
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(BackendTensor::Float(_)) => true,
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
         _ => false,

@@ -1,0 +1,119 @@
+//! One kernel an optimizer: every unit reads a vector of elements, updates it and writes it back.
+
+mod adam;
+mod adamw;
+mod lion;
+mod moments;
+mod sgd;
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::cubecl;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+use cubecl::std::tensor::layout::linear::LinearViewLaunch;
+
+use super::super::rule::Rule;
+
+/// Applies `rule` to every element.
+pub(super) fn update(
+    rule: Rule,
+    parameter: CubeTensor,
+    gradient: CubeTensor,
+    states: Vec<CubeTensor>,
+) -> (CubeTensor, Vec<CubeTensor>) {
+    let parameter = writable(parameter);
+    let states: Vec<_> = states.into_iter().map(writable).collect();
+    if parameter.meta.num_elements() > 0 {
+        let launch = Launch::new(&parameter, gradient, &states);
+        match rule {
+            Rule::Adam(rule) => adam::launch(rule, &launch),
+            Rule::AdamW(rule) => adamw::launch(rule, &launch),
+            Rule::Lion(rule) => lion::launch(rule, &launch),
+            Rule::Sgd(rule) => sgd::launch(rule, &launch),
+        }
+    }
+    (parameter, states)
+}
+
+/// `tensor` in a dense buffer with one owner: itself, or a copy.
+fn writable(tensor: CubeTensor) -> CubeTensor {
+    let tensor = into_contiguous(tensor);
+    match tensor.can_mut() && tensor.is_contiguous_buffer() {
+        true => tensor,
+        false => tensor.copy(),
+    }
+}
+
+/// What the kernels are launched with.
+struct Launch<'a> {
+    client: Client,
+    cube_count: CubeCount,
+    cube_dim: CubeDim,
+    address_type: AddressType,
+    vector_size: VectorSize,
+    /// The types of the elements as they are stored and as they are computed with.
+    types: [ElemType; 2],
+    parameter: &'a CubeTensor,
+    gradient: CubeTensor,
+    states: &'a [CubeTensor],
+}
+
+impl<'a> Launch<'a> {
+    fn new(parameter: &'a CubeTensor, gradient: CubeTensor, states: &'a [CubeTensor]) -> Self {
+        let client = parameter.client.clone();
+        let length = parameter.meta.num_elements();
+        // A strided gradient is read element by element.
+        let dense = gradient.is_contiguous();
+        let sizes = client.io_optimized_vector_sizes(parameter.dtype.size());
+        let sizes = sizes.filter(|size| dense && length.is_multiple_of(*size as usize));
+        let vector_size = sizes.max().unwrap_or(1);
+        let units = length / vector_size as usize;
+        let cube_dim = CubeDim::new(&client, units);
+        let cube_count = calculate_cube_count_elemwise(&client, units, cube_dim);
+        let tensors = [parameter, &gradient].into_iter().chain(states);
+        let address_type = tensors.map(CubeTensor::required_address_type).max();
+        // Half types are computed in f32.
+        let computed = match parameter.dtype {
+            DType::F64 => DType::F64,
+            _ => DType::F32,
+        };
+        Self {
+            client,
+            cube_count,
+            cube_dim,
+            address_type: address_type.unwrap_or_default(),
+            vector_size,
+            types: [parameter.dtype, computed].map(dtype_to_storage_type),
+            parameter,
+            gradient,
+            states,
+        }
+    }
+
+    /// A hyperparameter.
+    fn scalar(&self, value: f64) -> InputScalar {
+        InputScalar::new(value, self.types[1])
+    }
+
+    fn gradient(&self) -> LinearViewLaunch {
+        self.gradient.clone().into_linear_view()
+    }
+
+    fn parameter(&self) -> LinearViewLaunch {
+        self.parameter.clone().into_linear_view()
+    }
+
+    fn state(&self, index: usize) -> LinearViewLaunch {
+        self.states[index].clone().into_linear_view()
+    }
+
+    /// How many states there are.
+    fn states(&self) -> usize {
+        self.states.len()
+    }
+}
