@@ -42,7 +42,7 @@ fn main() {
     );
     let name = "MLP 12 x (512, 2048)";
     if is_chosen(name) {
-        rows(Mlp::init, name, 41, [16, 512]);
+        rows(Mlp::init, name, 21, [16, 512]);
     }
     let config = VitConfig::digits();
     let name = "ViT digits, batch 64";
@@ -51,12 +51,12 @@ fn main() {
         rows(
             |device| config.init(device),
             name,
-            201,
+            41,
             [64, config.channels, size, size],
         );
     }
     let config = VitConfig::vit_s_16();
-    for (name, batch, rounds) in [("ViT-S/16, batch 1", 1, 41), ("ViT-S/16, batch 8", 8, 11)] {
+    for (name, batch, rounds) in [("ViT-S/16, batch 1", 1, 15), ("ViT-S/16, batch 8", 8, 5)] {
         if is_chosen(name) {
             let size = config.image_size;
             let shape = [batch, config.channels, size, size];
@@ -65,7 +65,7 @@ fn main() {
     }
     let name = "LSTM 2 x 256, 32 steps";
     if is_chosen(name) {
-        rows(Recurrent::init, name, 41, [16, 32, 256]);
+        rows(Recurrent::init, name, 21, [16, 32, 256]);
     }
 }
 

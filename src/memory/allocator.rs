@@ -13,7 +13,8 @@ use super::events;
 /// # fn main() {}
 /// ```
 ///
-/// While nothing is recorded, an allocation costs an atomic addition and two atomic reads more.
+/// While nothing is recorded, an allocation costs about a nanosecond more: a counter of its thread,
+/// and an atomic addition every few KB.
 #[derive(Debug, Default)]
 pub struct RecordingAllocator<A = System> {
     inner: A,
@@ -35,7 +36,8 @@ impl<A> RecordingAllocator<A> {
 
 // SAFETY: every call is passed on to `inner`, a `GlobalAlloc`, with the arguments as they came, and
 // its answer is returned as it is, so the contract holds as it does for `inner`. The events of a
-// call are counted with atomics in memory reserved before: they neither allocate nor unwind.
+// call are counted with atomics and a plain thread-local cell, and written to memory reserved before:
+// that neither allocates nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `inner`.

@@ -75,7 +75,7 @@ impl MemoryRecorder {
     /// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator), or a
     /// recording is under way.
     pub fn start() -> Result<Self, MemoryError> {
-        if events::live() == 0 {
+        if !events::is_installed() {
             return Err(MemoryError::NotInstalled);
         }
         let mut log = LOG.lock();

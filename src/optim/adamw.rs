@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::adam::update_moments;
 use super::kernel;
-use super::rule::{self, Decay, Moments, Rule};
+use super::rule::{self, Moments, Rule};
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
 /// [`AdamWConfig`](burn::optim::AdamWConfig).
@@ -87,7 +87,7 @@ impl Optimizer for AdamW {
         }
         let state = state.map(|state| state.momentum);
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        let rule = Rule::AdamW(self.rule(lr, time));
+        let rule = self.rule(lr, time);
         let (parameter, momentum) =
             update_moments(rule, self.config.amsgrad, parameter, gradient, state);
         (parameter, Some(AdamWState { momentum }))
@@ -100,15 +100,22 @@ impl Optimizer for AdamW {
 
 impl AdamW {
     /// The hyperparameters of a step, worked out in the precision in which Burn does.
-    fn rule(&self, learning_rate: LearningRate, time: usize) -> rule::AdamW {
+    fn rule(&self, learning_rate: LearningRate, time: usize) -> Rule {
+        let rate = learning_rate * f64::from(self.config.weight_decay);
+        match self.config.cautious_weight_decay && rate != 0.0 {
+            true => Rule::CautiousAdamW(self.with_decay(rate, learning_rate, time)),
+            false => Rule::AdamW(self.with_decay(1.0 - rate, learning_rate, time)),
+        }
+    }
+
+    fn with_decay<const CAUTIOUS: bool>(
+        &self,
+        decay: f64,
+        learning_rate: LearningRate,
+        time: usize,
+    ) -> rule::AdamW<CAUTIOUS> {
         let config = &self.config;
         let time = time as i32;
-        let rate = learning_rate * f64::from(config.weight_decay);
-        let decay = match config.cautious_weight_decay {
-            _ if rate == 0.0 => Decay::None,
-            true => Decay::Cautious(rate),
-            false => Decay::Factor(1.0 - rate),
-        };
         rule::AdamW {
             moments: Moments::new(config.beta_1, config.beta_2),
             learning_rate,

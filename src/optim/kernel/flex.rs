@@ -1,7 +1,7 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{DType, Element, bf16, f16};
 use bytemuck::Pod;
-use num_traits::Float;
+use num_traits::{Float, Zero};
 use pulp::Arch;
 
 use super::super::rule::{Rule, UpdateRule};
@@ -40,6 +40,8 @@ fn by_rule<E: Stored>(
         (Rule::Adam(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
         (Rule::AdamW(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
         (Rule::AdamW(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
+        (Rule::CautiousAdamW(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
+        (Rule::CautiousAdamW(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
         (Rule::Lion(rule), _) => pass::<E, 1>(rule, parameter, gradient, states),
         (Rule::Sgd(rule), 0) => pass::<E, 0>(rule, parameter, gradient, states),
         (Rule::Sgd(rule), _) => pass::<E, 1>(rule, parameter, gradient, states),
@@ -170,7 +172,7 @@ impl<E: Stored, R: UpdateRule<S>, const S: usize> pulp::NullaryFnOnce for Run<'_
 }
 
 /// Updates `N` elements. They are read before any is written, so the compiler need not ask whether
-/// the buffers overlap.
+/// the buffers overlap. (Plain loops: closures are compiled for any processor.)
 #[inline(always)]
 fn lanes<E: Stored, R: UpdateRule<S>, const S: usize, const N: usize>(
     rule: &R,
@@ -179,31 +181,44 @@ fn lanes<E: Stored, R: UpdateRule<S>, const S: usize, const N: usize>(
     states: &mut [&mut [E]; S],
     start: usize,
 ) {
-    let range = start..start + N;
-    let load = |values: &[E]| -> [E::Computed; N] {
-        let values = &values[range.clone()];
-        std::array::from_fn(|lane| values[lane].load())
-    };
-    let mut values = load(parameter);
-    let gradients = load(gradient);
-    let mut before: [[E::Computed; N]; S] = std::array::from_fn(|state| load(states[state]));
+    let mut values = load::<E, N>(parameter, start);
+    let gradients = load::<E, N>(gradient, start);
+    let mut rows = [[<E::Computed as Zero>::zero(); N]; S];
+    for state in 0..S {
+        rows[state] = load::<E, N>(states[state], start);
+    }
     for lane in 0..N {
-        let states = std::array::from_fn(|state| before[state][lane]);
-        let (value, states) = rule.update(values[lane], gradients[lane], states);
+        let mut column = [<E::Computed as Zero>::zero(); S];
+        for state in 0..S {
+            column[state] = rows[state][lane];
+        }
+        let (value, column) = rule.update(values[lane], gradients[lane], column);
         values[lane] = value;
         for state in 0..S {
-            before[state][lane] = states[state];
+            rows[state][lane] = column[state];
         }
     }
-    let store = |to: &mut [E], values: [E::Computed; N]| {
-        let to = &mut to[range.clone()];
-        for lane in 0..N {
-            to[lane] = E::store(values[lane]);
-        }
-    };
-    store(parameter, values);
+    store(parameter, start, values);
     for state in 0..S {
-        store(states[state], before[state]);
+        store(states[state], start, rows[state]);
+    }
+}
+
+#[inline(always)]
+fn load<E: Stored, const N: usize>(from: &[E], start: usize) -> [E::Computed; N] {
+    let from = &from[start..start + N];
+    let mut values = [<E::Computed as Zero>::zero(); N];
+    for lane in 0..N {
+        values[lane] = from[lane].load();
+    }
+    values
+}
+
+#[inline(always)]
+fn store<E: Stored, const N: usize>(to: &mut [E], start: usize, values: [E::Computed; N]) {
+    let to = &mut to[start..start + N];
+    for lane in 0..N {
+        to[lane] = E::store(values[lane]);
     }
 }
 

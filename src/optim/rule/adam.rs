@@ -16,12 +16,14 @@ pub(crate) struct Adam {
 
 impl Adam {
     /// The parameter after the step.
+    #[inline(always)]
     fn parameter<F: Float>(&self, parameter: F, moment_1: F, moment_2: F) -> F {
         let delta = moment_1 * scalar(self.correction) / (moment_2.sqrt() + scalar(self.epsilon));
         parameter - delta * scalar(self.learning_rate)
     }
 
     /// The gradient with the L2 penalty.
+    #[inline(always)]
     fn gradient<F: Float>(&self, parameter: F, gradient: F) -> F {
         match self.penalty {
             Some(penalty) => parameter * scalar(penalty) + gradient,

@@ -2,49 +2,39 @@ use num_traits::Float;
 
 use super::{Moments, UpdateRule, scalar};
 
-/// The hyperparameters of a step of AdamW.
+/// The hyperparameters of a step of AdamW; if `CAUTIOUS`, it decays only where that does not work
+/// against the update.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AdamW {
+pub(crate) struct AdamW<const CAUTIOUS: bool> {
     pub(crate) moments: Moments,
     pub(crate) learning_rate: f64,
-    pub(crate) decay: Decay,
+    /// What the parameter is multiplied by; if `CAUTIOUS`, the part of it that is taken off.
+    pub(crate) decay: f64,
     /// What the moments are divided by to correct their bias.
     pub(crate) correction_1: f64,
     pub(crate) correction_2: f64,
     pub(crate) epsilon: f64,
 }
 
-/// Decoupled weight decay.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Decay {
-    None,
-    /// The parameter is multiplied by this.
-    Factor(f64),
-    /// This part of the parameter is taken off where its sign is that of the first moment.
-    Cautious(f64),
-}
-
-impl AdamW {
+impl<const CAUTIOUS: bool> AdamW<CAUTIOUS> {
     /// The parameter after the step.
     #[inline(always)]
     fn parameter<F: Float>(&self, parameter: F, moment_1: F, moment_2: F) -> F {
         let corrected_1 = moment_1 / scalar(self.correction_1);
         let corrected_2 = moment_2 / scalar(self.correction_2);
         let delta = corrected_1 / (corrected_2.sqrt() + scalar(self.epsilon));
-        let decayed = match self.decay {
-            Decay::None => parameter,
-            Decay::Factor(factor) => parameter * scalar(factor),
-            Decay::Cautious(rate) => {
-                let against = (parameter >= F::zero()) != (moment_1 >= F::zero());
-                let decay = parameter * scalar(rate);
-                parameter - if against { F::zero() } else { decay }
-            }
+        let decay = parameter * scalar(self.decay);
+        let decayed = if CAUTIOUS {
+            let against = (parameter >= F::zero()) != (moment_1 >= F::zero());
+            parameter - if against { F::zero() } else { decay }
+        } else {
+            decay
         };
         decayed - delta * scalar(self.learning_rate)
     }
 }
 
-impl UpdateRule<2> for AdamW {
+impl<const CAUTIOUS: bool> UpdateRule<2> for AdamW<CAUTIOUS> {
     #[inline(always)]
     fn update<F: Float>(&self, parameter: F, gradient: F, moments: [F; 2]) -> (F, [F; 2]) {
         let [moment_1, moment_2] = self.moments.update(gradient, moments);
@@ -54,7 +44,7 @@ impl UpdateRule<2> for AdamW {
 }
 
 /// AMSGrad.
-impl UpdateRule<3> for AdamW {
+impl<const CAUTIOUS: bool> UpdateRule<3> for AdamW<CAUTIOUS> {
     #[inline(always)]
     fn update<F: Float>(&self, parameter: F, gradient: F, [a, b, max]: [F; 3]) -> (F, [F; 3]) {
         let [moment_1, moment_2] = self.moments.update(gradient, [a, b]);

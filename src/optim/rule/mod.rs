@@ -9,7 +9,7 @@ mod sgd;
 use num_traits::Float;
 
 pub(crate) use adam::Adam;
-pub(crate) use adamw::{AdamW, Decay};
+pub(crate) use adamw::AdamW;
 pub(crate) use lion::Lion;
 pub(crate) use moments::Moments;
 pub(crate) use sgd::Sgd;
@@ -24,7 +24,8 @@ pub(crate) trait UpdateRule<const S: usize>: Copy + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rule {
     Adam(Adam),
-    AdamW(AdamW),
+    AdamW(AdamW<false>),
+    CautiousAdamW(AdamW<true>),
     Lion(Lion),
     Sgd(Sgd),
 }

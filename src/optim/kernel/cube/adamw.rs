@@ -5,17 +5,12 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
 use super::Launch;
 use super::moments::{Moments, average, moments};
-use crate::optim::rule::{self, Decay};
+use crate::optim::rule;
 
-pub(super) fn launch(rule: rule::AdamW, launch: &Launch) {
-    let (decay, cautious) = match rule.decay {
-        Decay::None => (1.0, false),
-        Decay::Factor(factor) => (factor, false),
-        Decay::Cautious(rate) => (rate, true),
-    };
+pub(super) fn launch<const CAUTIOUS: bool>(rule: rule::AdamW<CAUTIOUS>, launch: &Launch) {
     let options = AdamWOptionsLaunch::new(
         moments(rule.moments, launch),
-        launch.scalar(decay),
+        launch.scalar(rule.decay),
         launch.scalar(rule.correction_1),
         launch.scalar(rule.correction_2),
         launch.scalar(rule.epsilon),
@@ -36,7 +31,7 @@ pub(super) fn launch(rule: rule::AdamW, launch: &Launch) {
                 launch.state(0),
                 launch.state(1),
                 options,
-                cautious,
+                CAUTIOUS,
                 launch.types,
             ),
             _ => adamw_amsgrad::launch_unchecked(
@@ -51,7 +46,7 @@ pub(super) fn launch(rule: rule::AdamW, launch: &Launch) {
                 launch.state(1),
                 launch.state(2),
                 options,
-                cautious,
+                CAUTIOUS,
                 launch.types,
             ),
         }

@@ -33,6 +33,7 @@ pub(super) fn update(
         match rule {
             Rule::Adam(rule) => adam::launch(rule, &launch),
             Rule::AdamW(rule) => adamw::launch(rule, &launch),
+            Rule::CautiousAdamW(rule) => adamw::launch(rule, &launch),
             Rule::Lion(rule) => lion::launch(rule, &launch),
             Rule::Sgd(rule) => sgd::launch(rule, &launch),
         }
