@@ -4,7 +4,7 @@ use burn::module::ParamId;
 ///
 /// The fallible methods (`try_new`, `try_step`, ..) return it; their plain counterparts panic with
 /// its message.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FusedError {
     /// The model was created on a device without autodiff.
@@ -71,6 +71,30 @@ pub enum FusedError {
     LossWithoutParameters {
         /// The number of trainable parameters.
         parameters: usize,
+    },
+
+    /// A largest norm that nothing can be clipped to.
+    #[error("gradients can't be clipped to a global norm of {max_norm}: it must be positive")]
+    MaxNorm {
+        /// The norm asked for.
+        max_norm: f64,
+    },
+
+    /// Exact clipping needs the forward pass twice.
+    #[error(
+        "clipping by the exact global norm runs the forward pass twice, and `step` takes a closure \
+         that runs once: use `step_repeatable`, or `GlobalNormClipping::Lagged`"
+    )]
+    RunsTwice,
+
+    /// The gradients were measured, and not used.
+    #[error(
+        "the global norm of the gradients is {norm}: no parameter was updated. Look for the first \
+         loss that is not finite, or lower the learning rate"
+    )]
+    NormNotFinite {
+        /// The norm.
+        norm: f64,
     },
 
     /// An optimizer record holds the state of a parameter that the model does not have.

@@ -57,6 +57,7 @@ pub mod train;
 pub use error::FusedError;
 pub use loss::Loss;
 pub use optimizer::FusedOptimizer;
+pub use policy::GlobalNormClipping;
 pub use report::StepReport;
 
 /// The examples of the README compile and run.

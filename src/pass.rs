@@ -27,6 +27,8 @@ pub(crate) enum Phase {
 pub(crate) enum Goal {
     /// Add it to the parameter's accumulated gradient.
     Accumulate,
+    /// Measure it, and drop it.
+    Measure,
     /// Step the parameter.
     Update,
 }
@@ -42,6 +44,10 @@ struct State {
     reads: usize,
     clocks: Vec<Clock>,
     census: Option<Arc<Census>>,
+    /// What gradients are multiplied by before the update.
+    coefficient: Option<f64>,
+    /// Whether to measure gradients in an update too.
+    measures: bool,
     update: Update,
 }
 
@@ -54,6 +60,8 @@ impl Pass {
                 reads: 0,
                 clocks: Vec::new(),
                 census: None,
+                coefficient: None,
+                measures: false,
                 update: Update::new(optimizer),
             }),
         }
@@ -82,6 +90,30 @@ impl Pass {
 
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.state.lock().phase = phase;
+    }
+
+    /// Sets what gradients are multiplied by before the update.
+    pub(crate) fn set_coefficient(&self, coefficient: Option<f64>) {
+        self.state.lock().coefficient = coefficient;
+    }
+
+    pub(crate) fn coefficient(&self) -> Option<f64> {
+        self.state.lock().coefficient
+    }
+
+    /// Sets whether gradients are measured when they are used.
+    pub(crate) fn set_measures(&self, measures: bool) {
+        self.state.lock().measures = measures;
+    }
+
+    /// Whether gradients are measured in this pass.
+    pub(crate) fn measures(&self) -> bool {
+        let state = self.state.lock();
+        match state.goal {
+            Goal::Accumulate => false,
+            Goal::Measure => true,
+            Goal::Update => state.measures,
+        }
     }
 
     pub(crate) fn set_learning_rate(&self, learning_rate: ModuleLearningRate) {

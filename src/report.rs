@@ -1,5 +1,5 @@
 /// What the last step did, by number of parameters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct StepReport {
     /// Parameters the optimizer stepped.
@@ -14,4 +14,9 @@ pub struct StepReport {
     /// [counted](crate::FusedOptimizer::count_gradients); those of the parameters
     /// [left](crate::FusedOptimizer::left) to the end of the pass not included.
     pub gradients_alive: Option<usize>,
+    /// The global norm of the gradients before clipping, if they are
+    /// [clipped](crate::FusedOptimizer::with_clipping) by it.
+    pub gradient_norm: Option<f64>,
+    /// What the gradients were multiplied by to clip them.
+    pub clipping: Option<f64>,
 }

@@ -1,3 +1,5 @@
+mod clipped;
+mod replay;
 mod step;
 
 use std::collections::HashSet;
@@ -10,6 +12,7 @@ use burn::tensor::Device;
 
 use crate::error::FusedError;
 use crate::pass::Pass;
+use crate::policy::GlobalNormClipping;
 use crate::record;
 use crate::report::StepReport;
 use crate::slot::{FusedForm, Role};
@@ -49,6 +52,9 @@ pub struct FusedOptimizer<M: Module> {
     left_gradients: GradientsAccumulator<M>,
     report: StepReport,
     told: HashSet<ParamId>,
+    clipping: Option<GlobalNormClipping>,
+    /// Of the last update.
+    gradient_norm: Option<f64>,
 }
 
 impl<M: Module> FusedOptimizer<M> {
@@ -81,6 +87,8 @@ impl<M: Module> FusedOptimizer<M> {
             left_gradients: GradientsAccumulator::new(),
             report: StepReport::default(),
             told: HashSet::new(),
+            clipping: None,
+            gradient_norm: None,
         };
         log::info!("{fused}");
         Ok(fused)
@@ -129,7 +137,12 @@ impl<M: Module> FusedOptimizer<M> {
     /// As [`new`](Self::new) on the model that `change` returns; nothing has changed then.
     pub fn map(&mut self, change: impl FnOnce(M) -> M) {
         let changed = Self::with_pass(change(self.model()), self.pass.clone());
-        *self = changed.unwrap_or_else(|error| panic!("{error}"));
+        let changed = changed.unwrap_or_else(|error| panic!("{error}"));
+        *self = Self {
+            clipping: self.clipping,
+            gradient_norm: self.gradient_norm,
+            ..changed
+        };
     }
 
     /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state

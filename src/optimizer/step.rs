@@ -3,12 +3,14 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
 use crate::pass::{Goal, Phase};
+use crate::policy::{GlobalNormClipping, norm, scaled, squares_of};
 use crate::report::StepReport;
 use crate::slot::FusedForm;
 
@@ -50,7 +52,11 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
+        if let Some(GlobalNormClipping::Exact(_)) = self.clipping {
+            return Err(FusedError::RunsTwice);
+        }
         self.pass.set_learning_rate(learning_rate.into());
+        self.pass.set_coefficient(self.lagged_coefficient());
         self.pass_of_loss(Goal::Update, forward)
     }
 
@@ -68,7 +74,7 @@ impl<M: Module> FusedOptimizer<M> {
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn pass_of_loss<L: Loss>(
+    pub(super) fn pass_of_loss<L: Loss>(
         &mut self,
         goal: Goal,
         forward: impl FnOnce(&M) -> L,
@@ -89,7 +95,8 @@ impl<M: Module> FusedOptimizer<M> {
             Ok((loss, gradients))
         })?;
 
-        if self.report.without_gradient == parameters && self.report.updated == 0 {
+        let used = self.report.updated > 0 || goal == Goal::Measure;
+        if self.report.without_gradient == parameters && !used {
             return Err(FusedError::LossWithoutParameters { parameters });
         }
         Ok(loss)
@@ -106,6 +113,7 @@ impl<M: Module> FusedOptimizer<M> {
         let goal = match learning_rate {
             Some(learning_rate) => {
                 self.pass.set_learning_rate(learning_rate);
+                self.pass.set_coefficient(self.lagged_coefficient());
                 Goal::Update
             }
             None => Goal::Accumulate,
@@ -129,9 +137,7 @@ impl<M: Module> FusedOptimizer<M> {
             }
             memory::enter(memory::Phase::Forward);
             let result = closure(&self.form.module)?;
-            if goal == Goal::Update {
-                self.form.slots().for_each(|slot| slot.flush());
-            }
+            self.form.slots().for_each(|slot| slot.flush());
             (result, self.form.end())
         };
         let (output, left_gradients) = result;
@@ -140,13 +146,30 @@ impl<M: Module> FusedOptimizer<M> {
         let received = received + left_gradients.len();
         let without_gradient = self.form.trained().saturating_sub(received);
         let updated = ended.iter().filter(|(_, slot)| slot.updated).count();
+        // In the same order every time, so that the sum is the same.
+        let mut squares: Vec<_> = ended
+            .iter()
+            .map(|(id, slot)| (self.form.path(*id), slot))
+            .collect();
+        squares.sort_by_key(|(path, _)| *path);
+        let squares: Vec<_> = squares
+            .into_iter()
+            .map(|(_, slot)| slot.squares.clone())
+            .collect();
         let copied: Option<Vec<bool>> = ended.iter().map(|(_, slot)| slot.copied).collect();
+        let (updated_left, squares_left) = self.step_left(goal, left_gradients);
+        let squares = squares.into_iter().flatten().chain(squares_left).collect();
         self.report = StepReport {
-            updated: updated + self.step_left(goal, left_gradients),
+            updated: updated + updated_left,
             without_gradient,
             copied: copied.map(|copied| copied.into_iter().filter(|copied| *copied).count()),
             gradients_alive: self.pass.census().map(|census| census.take()),
+            gradient_norm: self.pass.measures().then(|| norm(squares)),
+            clipping: self
+                .clipping
+                .map(|_| self.pass.coefficient().unwrap_or(1.0)),
         };
+        self.gradient_norm = self.report.gradient_norm.or(self.gradient_norm);
         for (id, slot) in ended {
             if !slot.received && self.told.insert(id) {
                 let path = self.form.path(id);
@@ -156,13 +179,29 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(output)
     }
 
-    /// Steps or accumulates the parameters that are ordinary leaves; returns how many were stepped.
-    fn step_left(&mut self, goal: Goal, gradients: GradientsParams) -> usize {
-        self.left_gradients.accumulate(&self.form.module, gradients);
+    /// Does with the gradients of the parameters that are ordinary leaves what the pass is for.
+    /// Returns how many parameters were stepped, and the squares of what was measured.
+    fn step_left(&mut self, goal: Goal, gradients: GradientsParams) -> (usize, Vec<Tensor<1>>) {
+        let module = &self.form.module;
+        if goal == Goal::Measure {
+            let accumulated = self.left_gradients.grads();
+            let squares = squares_of(module, &gradients, &accumulated);
+            self.left_gradients.accumulate(module, accumulated);
+            return (0, squares);
+        }
+        self.left_gradients.accumulate(module, gradients);
         if goal == Goal::Accumulate {
-            return 0;
+            return (0, Vec::new());
         }
         let gradients = self.left_gradients.grads();
+        let squares = match self.pass.measures() {
+            true => squares_of(module, &gradients, &GradientsParams::new()),
+            false => Vec::new(),
+        };
+        let gradients = match self.pass.coefficient() {
+            Some(coefficient) => scaled(module, gradients, coefficient),
+            None => gradients,
+        };
         let updated = gradients.len();
         if updated > 0 {
             let mut update = self.pass.update();
@@ -170,7 +209,7 @@ impl<M: Module> FusedOptimizer<M> {
             let module = self.form.module.clone();
             self.form.module = update.optimizer.step(learning_rate, module, gradients);
         }
-        updated
+        (updated, squares)
     }
 }
 

@@ -10,13 +10,17 @@ mod inventory;
 mod parameter;
 mod placeholder;
 mod restore;
+mod statistics;
 
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use burn::tensor::Tensor;
+
 pub(crate) use form::FusedForm;
 pub(crate) use inventory::{Inventory, Role};
+pub(crate) use statistics::Statistics;
 
 /// A slot, whatever the rank of its parameter.
 pub(crate) trait Slot: Debug + Send + Sync {
@@ -26,8 +30,7 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Shows the value to a memory recorder.
     fn show(&self);
 
-    /// Steps the parameter with its accumulated gradient, if it has one and none arrived in this
-    /// pass.
+    /// Uses the accumulated gradient, if there is one and none arrived in this pass.
     fn flush(&self);
 
     /// Lets go of the autodiff graph and says what happened in this pass.
@@ -45,7 +48,7 @@ pub(crate) trait Slot: Debug + Send + Sync {
 }
 
 /// What happened to one parameter in a pass.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct SlotReport {
     /// A gradient arrived.
     pub(crate) received: bool,
@@ -54,6 +57,8 @@ pub(crate) struct SlotReport {
     /// Someone else held the value, so it was copied to be updated. None if the backend can't
     /// tell.
     pub(crate) copied: Option<bool>,
+    /// The sum of the squares of the gradient, if it was measured.
+    pub(crate) squares: Option<Tensor<1>>,
 }
 
 impl SlotReport {
@@ -62,6 +67,7 @@ impl SlotReport {
             received: false,
             updated: false,
             copied: tells_owners.then_some(false),
+            squares: None,
         }
     }
 }

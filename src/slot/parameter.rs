@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::{Slot, SlotReport};
 use crate::memory::{self, Category};
 use crate::pass::{Goal, Pass, Phase};
+use crate::policy::squares;
 use crate::tap::{GradientSink, lift, tap};
 
 /// The slot of a parameter of rank `D`.
@@ -114,6 +115,20 @@ impl<const D: usize> ParameterSlot<D> {
         })
     }
 
+    /// Does with a complete gradient what the pass is for.
+    fn spend(&self, state: &mut State<D>, gradient: Tensor<D>) {
+        if self.pass.measures() {
+            state.report.squares = Some(squares(&gradient));
+        }
+        if self.pass.goal() == Goal::Update {
+            let gradient = match self.pass.coefficient() {
+                Some(coefficient) => gradient.mul_scalar(coefficient),
+                None => gradient,
+            };
+            self.step(state, gradient);
+        }
+    }
+
     fn step(&self, state: &mut State<D>, gradient: Tensor<D>) {
         // An optimizer that refuses the parameter (Muon on a bias) does so at the first update, by
         // a panic that takes its arguments along: the slot keeps a handle until that has passed.
@@ -173,13 +188,18 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
 
         let gradient = Tensor::<D>::from_dispatch(gradient);
         memory::show(Category::Gradient, &gradient);
-        let gradient = match state.accumulated.take() {
+        // What is measured is needed again.
+        let accumulated = match self.pass.goal() {
+            Goal::Measure => state.accumulated.clone(),
+            Goal::Accumulate | Goal::Update => state.accumulated.take(),
+        };
+        let gradient = match accumulated {
             Some(sum) => sum.add(gradient),
             None => gradient,
         };
         match self.pass.goal() {
             Goal::Accumulate => state.accumulated = Some(gradient),
-            Goal::Update => self.step(state, gradient),
+            Goal::Measure | Goal::Update => self.spend(state, gradient),
         }
     }
 }
@@ -196,9 +216,17 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     fn flush(&self) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        if let Some(gradient) = state.accumulated.take() {
+        if state.report.received {
+            return;
+        }
+        let gradient = match self.pass.goal() {
+            Goal::Measure => state.accumulated.clone(),
+            Goal::Accumulate => None,
+            Goal::Update => state.accumulated.take(),
+        };
+        if let Some(gradient) = gradient {
             state.tapped = None;
-            self.step(state, gradient);
+            self.spend(state, gradient);
         }
     }
 

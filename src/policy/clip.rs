@@ -1,0 +1,35 @@
+/// Clipping of all gradients of a step by their global norm: the root of the sum of the squares of
+/// all their elements.
+///
+/// If the norm is larger than the maximum, every gradient is multiplied by the *coefficient*, the
+/// maximum over the norm ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)). The norm is
+/// known when the last gradient is finished, and by then a fused step has used and released the
+/// others. There are two ways out:
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GlobalNormClipping {
+    /// Forward and backward run twice: the first time each gradient is measured and released, the
+    /// second time multiplied and used
+    /// (LOMO, [Lv et al., 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping
+    /// before a stock update, at twice the time, without the memory of the gradients.
+    Exact(f64),
+    /// One pass, with the coefficient of the norm of the step before; the first step is not
+    /// clipped. It costs no time and comes one step late.
+    Lagged(f64),
+}
+
+impl GlobalNormClipping {
+    /// The largest norm that is left as it is.
+    pub(crate) fn max_norm(self) -> f64 {
+        match self {
+            Self::Exact(max_norm) | Self::Lagged(max_norm) => max_norm,
+        }
+    }
+
+    /// What the gradients are multiplied by. A norm that is not finite says nothing about the next.
+    pub(crate) fn coefficient(self, norm: f64) -> f64 {
+        match norm.is_finite() && norm > self.max_norm() {
+            true => self.max_norm() / norm,
+            false => 1.0,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+use std::any::Any;
+use std::collections::HashMap;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+use super::inventory::{Inventory, Role};
+
+/// What a forward pass changes in a module: the running statistics of its normalization layers, as
+/// they were at a moment.
+pub(crate) struct Statistics {
+    values: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl Statistics {
+    /// The statistics of `module` now.
+    pub(crate) fn of<M: Module>(module: &M, inventory: &Inventory) -> Self {
+        merge_pending(module);
+        let mut statistics = Collect {
+            inventory,
+            values: HashMap::new(),
+        };
+        module.visit(&mut statistics);
+        Self {
+            values: statistics.values,
+        }
+    }
+
+    /// `module` with the statistics as they were.
+    pub(crate) fn put_back<M: Module>(self, module: M) -> M {
+        merge_pending(&module);
+        module.map(&mut PutBack(self.values))
+    }
+}
+
+/// Burn keeps the last update of a statistic aside until it is read or the module is taken for
+/// validation.
+fn merge_pending<M: Module>(module: &M) {
+    drop(module.valid());
+}
+
+struct Collect<'a> {
+    inventory: &'a Inventory,
+    values: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // Frozen parameters are among them; putting them back changes nothing.
+        if self.inventory.role(param.id) == Some(Role::Frozen) {
+            self.values.insert(param.id, Box::new(param.base()));
+        }
+    }
+}
+
+struct PutBack(HashMap<ParamId, Box<dyn Any>>);
+
+impl ModuleMapper for PutBack {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = self.0.remove(&param.id);
+        match value.map(|value| value.downcast::<Tensor<D>>()) {
+            Some(Ok(value)) => {
+                let (id, _changed, mapper) = param.consume();
+                Param::from_mapped_value(id, *value, mapper)
+            }
+            _ => param,
+        }
+    }
+}

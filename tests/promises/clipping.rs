@@ -1,0 +1,251 @@
+//! Clipping by the global norm equals clipping before a stock update.
+
+use backburn::{FusedError, FusedOptimizer, GlobalNormClipping};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
+use burn::optim::*;
+use burn::tensor::{Device, Distribution, Tensor};
+use proptest::prelude::*;
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const LEARNING_RATE: f64 = 0.1;
+
+#[derive(Module, Debug)]
+struct Network {
+    input: Linear,
+    norm: BatchNorm,
+    dropout: Dropout,
+    output: Linear,
+}
+
+impl Network {
+    fn init(dropout: f64, device: &Device) -> Self {
+        Self {
+            input: LinearConfig::new(6, 8).init(device),
+            norm: BatchNormConfig::new(8).init(device),
+            dropout: DropoutConfig::new(dropout).init(),
+            output: LinearConfig::new(8, 3).init(device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.norm.forward(self.input.forward(x));
+        let x = self.output.forward(self.dropout.forward(x));
+        x.powi_scalar(2).sum()
+    }
+}
+
+fn batches(device: &Device) -> Vec<Tensor<2>> {
+    (0..4)
+        .map(|_| Tensor::random([5, 6], Distribution::Default, device))
+        .collect()
+}
+
+/// Applies `change` to every gradient of a parameter of `module`.
+struct Each<'a> {
+    gradients: &'a mut GradientsParams,
+    squares: f64,
+    coefficient: f64,
+}
+
+impl ModuleVisitor for Each<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            let squares = gradient.clone().square().sum().into_scalar::<f64>();
+            self.squares += squares;
+            let gradient = gradient.mul_scalar(self.coefficient);
+            self.gradients.register(param.id, gradient);
+        }
+    }
+}
+
+fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
+    let mut each = Each {
+        gradients,
+        squares: 0.0,
+        coefficient: 1.0,
+    };
+    model.visit(&mut each);
+    each.squares.sqrt()
+}
+
+fn scale<M: Module>(model: &M, gradients: &mut GradientsParams, coefficient: f64) {
+    let mut each = Each {
+        gradients,
+        squares: 0.0,
+        coefficient,
+    };
+    model.visit(&mut each);
+}
+
+/// A stock loop that clips each gradient by the coefficient that `choose` makes of all norms so far.
+fn train_reference(
+    mut model: Network,
+    batches: &[Vec<Tensor<2>>],
+    choose: impl Fn(&[f64]) -> f64,
+) -> (Network, Vec<(f64, f64)>) {
+    let mut optimizer = AdamConfig::new().init();
+    let mut norms = Vec::new();
+    let mut told = Vec::new();
+    for group in batches {
+        let mut accumulator = GradientsAccumulator::new();
+        for x in group {
+            let gradients = model.loss(x.clone()).backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(gradients, &model));
+        }
+        let mut gradients = accumulator.grads();
+        norms.push(norm(&model, &mut gradients));
+        let coefficient = choose(&norms);
+        told.push((norms[norms.len() - 1], coefficient));
+        scale(&model, &mut gradients, coefficient);
+        model = optimizer.step(LEARNING_RATE, model, gradients);
+    }
+    (model, told)
+}
+
+fn assert_told(fused: &FusedOptimizer<Network>, (norm, coefficient): (f64, f64)) {
+    let report = fused.last_step();
+    let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+    assert!(near(report.gradient_norm.unwrap(), norm));
+    assert!(near(report.clipping.unwrap(), coefficient));
+}
+
+fn exact_clipping_equals_clipping_in_stock(device: &Device) {
+    let initial = Network::init(0.0, device);
+    let copy = || copy(&initial, || Network::init(0.0, device));
+    let groups: Vec<_> = batches(device).into_iter().map(|x| vec![x]).collect();
+    // One that clips always, one that does so now and then, one that never does.
+    for max_norm in [0.01, 3.0, 1e9] {
+        let clip = |norms: &[f64]| (max_norm / norms[norms.len() - 1]).min(1.0);
+        let (stock, told) = train_reference(copy(), &groups, clip);
+        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+            .with_clipping(GlobalNormClipping::Exact(max_norm));
+        for (group, told) in groups.iter().zip(told) {
+            fused.step_repeatable(LEARNING_RATE, |model| model.loss(group[0].clone()));
+            assert_told(&fused, told);
+        }
+        assert_equal_weights(&stock, &fused.model());
+    }
+}
+
+fn lagged_clipping_uses_the_norm_of_the_step_before(device: &Device) {
+    let initial = Network::init(0.0, device);
+    let copy = || copy(&initial, || Network::init(0.0, device));
+    let groups: Vec<_> = batches(device).into_iter().map(|x| vec![x]).collect();
+    let clip = |norms: &[f64]| match norms {
+        [.., before, _] => (0.5 / before).min(1.0),
+        _ => 1.0,
+    };
+    let (stock, told) = train_reference(copy(), &groups, clip);
+    let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+        .with_clipping(GlobalNormClipping::Lagged(0.5));
+    for (group, told) in groups.iter().zip(told) {
+        fused.step(LEARNING_RATE, |model| model.loss(group[0].clone()));
+        assert_told(&fused, told);
+    }
+    assert_equal_weights(&stock, &fused.model());
+}
+
+fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
+    let initial = Network::init(0.0, device);
+    let copy = || copy(&initial, || Network::init(0.0, device));
+    let batches = batches(device);
+    let groups = [batches[..3].to_vec(), batches[3..].to_vec()];
+    let clip = |norms: &[f64]| (0.1 / norms[norms.len() - 1]).min(1.0);
+    let (stock, told) = train_reference(copy(), &groups, clip);
+    let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+        .with_clipping(GlobalNormClipping::Exact(0.1));
+    for (group, told) in groups.iter().zip(told) {
+        let (last, before) = group.split_last().unwrap();
+        for x in before {
+            fused.accumulate(|model| model.loss(x.clone()));
+        }
+        fused.step_repeatable(LEARNING_RATE, |model| model.loss(last.clone()));
+        assert_told(&fused, told);
+    }
+    assert_equal_weights(&stock, &fused.model());
+}
+
+/// A plain step of SGD moves the weights by the clipped gradients: their norm is the maximum only if
+/// both passes drop the same elements.
+fn both_passes_drop_the_same_elements(device: &Device) {
+    let before = Network::init(0.5, device);
+    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+        .with_clipping(GlobalNormClipping::Exact(0.25));
+    let x = Tensor::random([5, 6], Distribution::Default, device);
+    fused.step_repeatable(1.0, |model| model.loss(x.clone()));
+    let after = weights(&fused.model());
+    let mut squares = 0.0;
+    for ((path, before), (_, after)) in weights(&before).iter().zip(&after) {
+        if !path.contains("running") {
+            let pairs = before.iter::<f64>().zip(after.iter::<f64>());
+            squares += pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+        }
+    }
+    let moved = squares.sqrt();
+    assert!((moved - 0.25).abs() < 1e-4, "moved by {moved}");
+}
+
+fn a_norm_that_is_not_finite_changes_nothing(device: &Device) {
+    let initial = Network::init(0.0, device);
+    // Clones of a model share its running statistics.
+    let before = copy(&initial, || Network::init(0.0, device));
+    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+        .with_clipping(GlobalNormClipping::Exact(1.0));
+    let x = Tensor::<2>::full([5, 6], f32::INFINITY, device);
+    let error = fused.try_step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+    assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
+    assert_equal_weights(&before, &fused.model());
+    assert!(fused.to_record().is_empty());
+}
+
+on_every_backend!(
+    exact_clipping_equals_clipping_in_stock,
+    lagged_clipping_uses_the_norm_of_the_step_before,
+    accumulated_gradients_are_clipped_as_their_sum,
+    both_passes_drop_the_same_elements,
+    a_norm_that_is_not_finite_changes_nothing,
+);
+
+#[test]
+fn mistakes_in_clipping_get_a_clear_error() {
+    let device = Device::flex().autodiff();
+    let fused = || FusedOptimizer::new(Network::init(0.0, &device), AdamConfig::new().init());
+    for max_norm in [0.0, -1.0, f64::NAN] {
+        for clipping in [GlobalNormClipping::Exact, GlobalNormClipping::Lagged] {
+            let error = fused().try_with_clipping(clipping(max_norm)).unwrap_err();
+            assert!(error.to_string().contains("must be positive"));
+        }
+    }
+    let before = fused();
+    let unchanged = before.model();
+    let mut fused = before.with_clipping(GlobalNormClipping::Exact(1.0));
+    let x = Tensor::<2>::ones([5, 6], &device);
+    let error = fused.try_step(0.1, |model| model.loss(x.clone()));
+    let error = error.unwrap_err();
+    assert_eq!(error, FusedError::RunsTwice);
+    assert!(error.to_string().contains("step_repeatable"));
+    assert_equal_weights(&unchanged, &fused.model());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn no_step_is_longer_than_the_largest_norm(max_norm in 0.001f64..10.0, rows in 1usize..6) {
+        let device = Device::flex().autodiff();
+        let model = LinearConfig::new(4, 3).init(&device);
+        let before = weights(&model);
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .with_clipping(GlobalNormClipping::Exact(max_norm));
+        let x = Tensor::<2>::random([rows, 4], Distribution::Normal(0.0, 3.0), &device);
+        fused.step_repeatable(1.0, |model| model.forward(x.clone()).powi_scalar(2).sum());
+        let squares = before.iter().zip(weights(&fused.model())).map(|((_, a), (_, b))| {
+            a.iter::<f64>().zip(b.iter::<f64>()).map(|(a, b)| (a - b).powi(2)).sum::<f64>()
+        });
+        let moved = squares.sum::<f64>().sqrt();
+        prop_assert!(moved <= max_norm * 1.001 + 1e-5, "moved by {moved}");
+    }
+}
