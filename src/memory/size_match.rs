@@ -7,8 +7,7 @@ use super::error::MemoryError;
 /// the memory of a released gradient serves the next one: the best setting for fused training.
 ///
 /// By default the pools cut allocations of all sizes out of large pages, which they keep; what fusing
-/// frees shows in the bytes in use, and hardly in the bytes reserved.
-/// [`docs/memory.md`](https://docs.rs/crate/backburn/latest/source/docs/memory.md) has the figures.
+/// frees shows in the bytes in use, and hardly in the bytes reserved (figures in `docs/memory.md`).
 /// The setting is CubeCL's `persistent_memory = "size-match"`. It costs memory where activations
 /// happen to have the size of a weight, in inference above all.
 ///

@@ -8,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::kernel;
 use super::rule::{self, Moments, Rule};
+use super::with_clipping;
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's
 /// [`AdamConfig`](burn::optim::AdamConfig).
@@ -60,11 +61,7 @@ impl AdamConfig {
 
     /// The optimizer of a whole module, with gradient clipping.
     pub fn init(&self) -> ModuleOptimizer {
-        let optimizer = ModuleOptimizer::from(self.build());
-        match &self.grad_clipping {
-            Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
-            None => optimizer,
-        }
+        with_clipping(self.build(), self.grad_clipping.as_ref())
     }
 }
 

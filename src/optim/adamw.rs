@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 use super::adam::update_moments;
 use super::kernel;
 use super::rule::{self, Moments, Rule};
+use super::with_clipping;
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
 /// [`AdamWConfig`](burn::optim::AdamWConfig).
@@ -64,11 +65,7 @@ impl AdamWConfig {
 
     /// The optimizer of a whole module, with gradient clipping.
     pub fn init(&self) -> ModuleOptimizer {
-        let optimizer = ModuleOptimizer::from(self.build());
-        match &self.grad_clipping {
-            Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
-            None => optimizer,
-        }
+        with_clipping(self.build(), self.grad_clipping.as_ref())
     }
 }
 

@@ -5,6 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::kernel;
 use super::rule::{self, Rule};
+use super::with_clipping;
 
 /// Configuration of [`Lion`]: the fields and defaults of Burn's
 /// [`LionConfig`](burn::optim::LionConfig).
@@ -49,11 +50,7 @@ impl LionConfig {
 
     /// The optimizer of a whole module, with gradient clipping.
     pub fn init(&self) -> ModuleOptimizer {
-        let optimizer = ModuleOptimizer::from(self.build());
-        match &self.grad_clipping {
-            Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
-            None => optimizer,
-        }
+        with_clipping(self.build(), self.grad_clipping.as_ref())
     }
 }
 

@@ -31,7 +31,22 @@ mod lion;
 mod rule;
 mod sgd;
 
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{ModuleOptimizer, Optimizer};
+
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub use lion::{Lion, LionConfig};
 pub use sgd::{Sgd, SgdConfig, SgdState};
+
+/// `optimizer` for a whole module, with the clipping of its config.
+fn with_clipping(
+    optimizer: impl Optimizer,
+    clipping: Option<&GradientClippingConfig>,
+) -> ModuleOptimizer {
+    let optimizer = ModuleOptimizer::from(optimizer);
+    match clipping {
+        Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
+        None => optimizer,
+    }
+}

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::kernel;
 use super::rule::{self, Rule};
+use super::with_clipping;
 
 /// Configuration of [`Sgd`]: the fields and defaults of Burn's
 /// [`SgdConfig`](burn::optim::SgdConfig).
@@ -46,11 +47,7 @@ impl SgdConfig {
 
     /// The optimizer of a whole module, with gradient clipping.
     pub fn init(&self) -> ModuleOptimizer {
-        let optimizer = ModuleOptimizer::from(self.build());
-        match &self.gradient_clipping {
-            Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
-            None => optimizer,
-        }
+        with_clipping(self.build(), self.gradient_clipping.as_ref())
     }
 }
 
