@@ -71,9 +71,9 @@ impl<'a> Launch<'a> {
         // A strided gradient is read element by element.
         let dense = gradient.is_contiguous();
         let sizes = client.io_optimized_vector_sizes(parameter.dtype.size());
-        let sizes = sizes.filter(|size| dense && length.is_multiple_of(*size as usize));
+        let sizes = sizes.filter(|size| dense && length.is_multiple_of(*size));
         let vector_size = sizes.max().unwrap_or(1);
-        let units = length / vector_size as usize;
+        let units = length / vector_size;
         let cube_dim = CubeDim::new(&client, units);
         let cube_count = calculate_cube_count_elemwise(&client, units, cube_dim);
         let tensors = [parameter, &gradient].into_iter().chain(states);
