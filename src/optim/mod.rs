@@ -5,7 +5,7 @@
 //! in place where the buffers have one owner, without a temporary of the parameter's size.
 //!
 //! They are drop-ins: the configs have the fields, defaults and builders of Burn's, `init()` gives a
-//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer) for stock and fused training alike, `build()` the
+//! [`ModuleOptimizer`] for stock and fused training alike, `build()` the
 //! bare optimizer for a parameter group, and their records load into Burn's own and the other way
 //! round.
 //!
