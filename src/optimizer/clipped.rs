@@ -47,8 +47,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// [exact clipping](GlobalNormClipping::Exact) needs. Without it, it runs once.
     ///
     /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
-    /// drawn from the generator of the device before the first. Running statistics are updated once.
-    /// The output of the second run is returned.
+    /// drawn from the generator of the device before the first. Burn's generators are shared by all
+    /// threads, so another thread must not draw from them meanwhile. Running statistics are updated
+    /// once. The output of the second run is returned.
     ///
     /// # Panics
     ///
