@@ -90,7 +90,7 @@ impl<M: Module> FusedOptimizer<M> {
             return Err(FusedError::NormNotFinite { norm });
         }
         self.pass.set_learning_rate(learning_rate.into());
-        self.pass.set_coefficient(Some(clipping.coefficient(norm)));
+        self.pass.set_coefficient(clipping.coefficient(norm));
         random.start();
         let loss = self.pass_of_loss(Goal::Update, forward)?;
         self.report.gradient_norm = Some(norm);
@@ -99,7 +99,6 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// What lagged clipping multiplies the gradients of the next pass by.
     pub(super) fn lagged_coefficient(&self) -> Option<f64> {
-        let norm = self.gradient_norm?;
-        self.clipping.map(|clipping| clipping.coefficient(norm))
+        self.clipping?.coefficient(self.gradient_norm?)
     }
 }

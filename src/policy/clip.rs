@@ -10,10 +10,11 @@ pub enum GlobalNormClipping {
     /// Forward and backward run twice: the first time each gradient is measured and released, the
     /// second time multiplied and used
     /// (LOMO, [Lv et al., 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping
-    /// before a stock update, at twice the time, without the memory of the gradients.
+    /// before a stock update, for a second forward and backward pass and without the memory of the
+    /// gradients.
     Exact(f64),
     /// One pass, with the coefficient of the norm of the step before; the first step is not
-    /// clipped. It costs no time and comes one step late.
+    /// clipped. It comes one step late, for one more look at each gradient.
     Lagged(f64),
 }
 
@@ -25,11 +26,10 @@ impl GlobalNormClipping {
         }
     }
 
-    /// What the gradients are multiplied by. A norm that is not finite says nothing about the next.
-    pub(crate) fn coefficient(self, norm: f64) -> f64 {
-        match norm.is_finite() && norm > self.max_norm() {
-            true => self.max_norm() / norm,
-            false => 1.0,
-        }
+    /// What the gradients are multiplied by, if they are clipped. A norm that is not finite says
+    /// nothing about the next.
+    pub(crate) fn coefficient(self, norm: f64) -> Option<f64> {
+        let clips = norm.is_finite() && norm > self.max_norm();
+        clips.then(|| self.max_norm() / norm)
     }
 }

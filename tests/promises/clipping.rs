@@ -2,7 +2,7 @@
 //! `tests/random.rs`.)
 
 use backburn::{FusedError, FusedOptimizer, GlobalNormClipping};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Lora, Module, ModuleVisitor, Param};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::*;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -167,6 +167,43 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
     assert_equal_weights(&stock, &fused.model());
 }
 
+/// With LoRA the base is frozen, or in training and stepped at the end of the pass from an ordinary
+/// gradient. Plain SGD moves all of them together by the maximum.
+fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
+    let lora = || {
+        let linear = LinearConfig::new(6, 4).init(device);
+        linear.apply_lora(Lora::new(2, 4.0))
+    };
+    for (model, left) in [(lora(), 0), (lora().unfreeze(), 1)] {
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .with_clipping(GlobalNormClipping::Exact(0.25));
+        let parts = (fused.tapped(), fused.left(), fused.frozen());
+        assert_eq!(parts.1, left);
+        let x = Tensor::<2>::random([5, 6], Distribution::Default, device);
+        for _ in 0..2 {
+            let before = weights(&fused.model());
+            fused.step_repeatable(1.0, |model| {
+                (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
+            });
+            assert!(fused.last_step().gradient_norm.unwrap() > 0.25);
+            let after = weights(&fused.model());
+            let squares = before
+                .iter()
+                .zip(&after)
+                .map(|((path, before), (_, after))| {
+                    let pairs = before.iter::<f64>().zip(after.iter::<f64>());
+                    let squares = pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+                    let stays = left == 0 && !path.contains("lora") && !path.contains("bias");
+                    assert!(!stays || squares == 0.0, "`{path}` is frozen");
+                    squares
+                });
+            let moved = squares.sum::<f64>().sqrt();
+            assert!((moved - 0.25).abs() < 1e-4, "moved by {moved}");
+        }
+        assert_eq!((fused.tapped(), fused.left(), fused.frozen()), parts);
+    }
+}
+
 fn a_norm_that_is_not_finite_changes_nothing(device: &Device) {
     let initial = Network::init(device);
     // Clones of a model share its running statistics.
@@ -184,6 +221,7 @@ on_every_backend!(
     exact_clipping_equals_clipping_in_stock,
     lagged_clipping_uses_the_norm_of_the_step_before,
     accumulated_gradients_are_clipped_as_their_sum,
+    parameters_beside_the_taps_are_clipped_with_the_others,
     a_norm_that_is_not_finite_changes_nothing,
 );
 

@@ -200,7 +200,7 @@ fn records_load_in_both_directions(device: &Device) {
     for_every_pair!(assert_interchange(device));
 }
 
-fn assert_interchange(name: &str, stock: impl Optimizer, ours: impl Optimizer, device: &Device) {
+fn assert_interchange(_name: &str, stock: impl Optimizer, ours: impl Optimizer, device: &Device) {
     let initial = mlp(device);
     let copy = || copy(&initial, || mlp(device));
     let [stock, ours]: [Box<dyn Fn() -> ModuleOptimizer>; 2] = [
@@ -228,7 +228,6 @@ fn assert_interchange(name: &str, stock: impl Optimizer, ours: impl Optimizer, d
         let model = train(model, &mut after);
         assert_equal_weights(&expected, &model);
     }
-    let _ = name;
 }
 
 fn mlp(device: &Device) -> Vec<Linear> {

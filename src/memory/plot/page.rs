@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::super::error::MemoryError;
 use super::super::timeline::MemoryTimeline;
 use super::check;
-use super::palette::{self, Layer, RESERVED, Rgb};
+use super::palette::{self, RESERVED, Rgb};
 
 /// The page without its timelines.
 const TEMPLATE: &str = include_str!("page.html");
@@ -94,17 +94,17 @@ impl<'a> Page<'a> {
         };
         Self {
             runs: timelines.iter().map(run).collect(),
-            layers: layers.iter().map(|layer| Series::new(layer)).collect(),
-            reserved: Series::new(&RESERVED),
+            layers: layers
+                .iter()
+                .map(|l| Series::from((l.name, l.color)))
+                .collect(),
+            reserved: RESERVED.into(),
         }
     }
 }
 
-impl Series {
-    fn new(layer: &Layer) -> Self {
-        Self {
-            name: layer.name,
-            color: layer.color,
-        }
+impl From<(&'static str, Rgb)> for Series {
+    fn from((name, color): (&'static str, Rgb)) -> Self {
+        Self { name, color }
     }
 }

@@ -39,12 +39,8 @@ const LAYERS: [Layer; 5] = [
     },
 ];
 
-/// The line of the reserved bytes.
-pub(super) const RESERVED: Layer = Layer {
-    name: "reserved",
-    color: [40, 40, 40],
-    bytes: |_| 0,
-};
+/// Name and color of the line of the reserved bytes.
+pub(super) const RESERVED: (&str, Rgb) = ("reserved", [40, 40, 40]);
 
 /// The layers that hold anything in `timelines`.
 pub(super) fn layers(timelines: &[(&str, &MemoryTimeline)]) -> Vec<&'static Layer> {

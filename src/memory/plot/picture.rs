@@ -154,10 +154,11 @@ where
         .iter()
         .filter_map(|s| Some((s.seconds, mega(s.reserved?))));
     if timeline.peak_reserved().is_some() {
-        let color = rgb(RESERVED.color);
+        let (name, color) = RESERVED;
+        let color = rgb(color);
         chart
             .draw_series([PathElement::new(reserved.collect::<Vec<_>>(), color)])?
-            .label(RESERVED.name)
+            .label(name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 12, y)], color));
     }
     for phase in [
