@@ -80,22 +80,101 @@ pub enum FusedError {
         max_norm: f64,
     },
 
-    /// Exact clipping needs the forward pass twice.
+    /// A loss scale that is none.
+    #[error("the loss can't be scaled by {scale}: the scale must be positive and finite")]
+    LossScale {
+        /// The scale asked for.
+        scale: f64,
+    },
+
+    /// A growth interval of zero steps.
     #[error(
-        "clipping by the exact global norm runs the forward pass twice, and `step` takes a closure \
-         that runs once: use `step_repeatable`, or `GlobalNormClipping::Lagged`"
+        "the loss scale can't grow after 0 good steps: set `growth_interval` to 1 or more, or to \
+         `None` for a static scale"
+    )]
+    GrowthInterval,
+
+    /// Policies that make no sense together.
+    #[error("these policies make no sense together: {reason}")]
+    Combination {
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+
+    /// An optimizer whose state can't take the gradients of micro-batches with these options.
+    #[error("the optimizer can't accumulate in its state: {reason}")]
+    NotInState {
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+
+    /// The policies need the forward pass twice.
+    #[error(
+        "exact clipping and `Overflow::SkipStep` run the forward pass twice, and `step` takes a \
+         closure that runs once: use `step_repeatable`, or `GlobalNormClipping::Lagged` and \
+         `Overflow::SkipParameter`"
     )]
     RunsTwice,
 
+    /// A step from accumulated gradients without any.
+    #[error(
+        "there are no accumulated gradients to step with: call `accumulate` before \
+         `step_accumulated`"
+    )]
+    NothingAccumulated,
+
     /// The gradients were measured, and not used.
     #[error(
-        "the global norm of the gradients is {norm}: no parameter was updated. Look for the first \
-         loss that is not finite, or lower the learning rate"
+        "the global norm of the gradients is {norm}, with that of parameter `{path}` not finite: no \
+         parameter was updated. Look for the first loss that is not finite, or lower the learning \
+         rate"
     )]
     NormNotFinite {
         /// The norm.
         norm: f64,
+        /// Path of the first parameter, by name, whose gradient is not finite.
+        path: String,
     },
+
+    /// A hook stopped the step at a gradient with an infinite element, or one that is not a number.
+    #[error(
+        "the gradient of parameter `{path}` is not finite: it was not updated, nor were the \
+         parameters that the forward pass read before it"
+    )]
+    GradientNotFinite {
+        /// Path of the parameter.
+        path: String,
+    },
+
+    /// A hook stopped the step for a reason of its own.
+    #[error("a hook stopped the step at parameter `{path}`: {reason}")]
+    StoppedByHook {
+        /// Path of the parameter.
+        path: String,
+        /// What the hook says.
+        reason: String,
+    },
+
+    /// A hook returned something else than the gradient of its parameter.
+    #[error(
+        "a hook returned a gradient of another shape, dtype or device for parameter `{path}`, which \
+         was not updated: expected {expected}, found {found}"
+    )]
+    HookedGradient {
+        /// Path of the parameter.
+        path: String,
+        /// Shape, dtype and device of the gradient that the hook was given.
+        expected: String,
+        /// Those of what it returned.
+        found: String,
+    },
+
+    /// Loss scaling is on, and a training step did not scale its loss.
+    #[error(
+        "loss scaling is on, and the model's `TrainStep::step` runs the backward pass of a loss that \
+         is not scaled: call `backburn::scale_loss(loss).backward()`. No parameter was updated"
+    )]
+    LossNotScaled,
 
     /// An optimizer record holds the state of a parameter that the model does not have.
     #[error(

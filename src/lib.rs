@@ -57,7 +57,10 @@ pub mod train;
 pub use error::FusedError;
 pub use loss::Loss;
 pub use optimizer::FusedOptimizer;
-pub use policy::GlobalNormClipping;
+pub use policy::{
+    AnomalyCheck, GlobalNormClipping, GradientFlow, GradientHook, GradientStatistic,
+    GradientStatistics, HookedParameter, LossScalingConfig, Overflow, scale_loss,
+};
 pub use report::StepReport;
 
 /// The examples of the README compile and run.

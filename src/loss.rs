@@ -21,9 +21,9 @@ pub trait Loss: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn is_tracked(&self) -> bool;
 
-    /// Runs the backward pass and detaches the loss.
+    /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss.
     #[doc(hidden)]
-    fn backward(self) -> (Self, Gradients);
+    fn backward(self, scale: Option<f64>) -> (Self, Gradients);
 }
 
 impl<const D: usize> Loss for Tensor<D> {
@@ -31,8 +31,10 @@ impl<const D: usize> Loss for Tensor<D> {
         Tensor::is_tracked(self)
     }
 
-    fn backward(self) -> (Self, Gradients) {
-        let gradients = Tensor::backward(&self);
+    fn backward(self, scale: Option<f64>) -> (Self, Gradients) {
+        let scaled = scale.map(|scale| self.clone().mul_scalar(scale));
+        let gradients = Tensor::backward(scaled.as_ref().unwrap_or(&self));
+        drop(scaled);
         (self.detach(), gradients)
     }
 }
@@ -42,8 +44,8 @@ impl<const D: usize, T> Loss for (Tensor<D>, T) {
         self.0.is_tracked()
     }
 
-    fn backward(self) -> (Self, Gradients) {
-        let (loss, gradients) = Loss::backward(self.0);
+    fn backward(self, scale: Option<f64>) -> (Self, Gradients) {
+        let (loss, gradients) = Loss::backward(self.0, scale);
         ((loss, self.1), gradients)
     }
 }

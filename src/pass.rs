@@ -1,6 +1,7 @@
 //! One forward and backward pass: what every slot of a model shares while it lasts.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::DispatchTensor;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -8,7 +9,8 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
-use crate::policy::Update;
+use crate::error::FusedError;
+use crate::policy::{Plan, Update};
 use crate::tap::{Census, Clock};
 
 /// Where a pass stands, and so what a slot may do.
@@ -22,17 +24,6 @@ pub(crate) enum Phase {
     Backward,
 }
 
-/// What a finished gradient is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Goal {
-    /// Add it to the parameter's accumulated gradient.
-    Accumulate,
-    /// Measure it, and drop it.
-    Measure,
-    /// Step the parameter.
-    Update,
-}
-
 /// The pass all slots of a model share.
 pub(crate) struct Pass {
     state: Mutex<State>,
@@ -40,14 +31,14 @@ pub(crate) struct Pass {
 
 struct State {
     phase: Phase,
-    goal: Goal,
+    plan: Plan,
+    /// Ends the pass: no further gradient is used.
+    error: Option<FusedError>,
+    /// Set when a loss has been scaled, if the closure must see to that.
+    scaled: Option<Arc<AtomicBool>>,
     reads: usize,
     clocks: Vec<Clock>,
     census: Option<Arc<Census>>,
-    /// What gradients are multiplied by before the update.
-    coefficient: Option<f64>,
-    /// Whether to measure gradients in an update too.
-    measures: bool,
     update: Update,
 }
 
@@ -56,22 +47,24 @@ impl Pass {
         Self {
             state: Mutex::new(State {
                 phase: Phase::Idle,
-                goal: Goal::Update,
+                plan: Plan::default(),
+                error: None,
+                scaled: None,
                 reads: 0,
                 clocks: Vec::new(),
                 census: None,
-                coefficient: None,
-                measures: false,
                 update: Update::new(optimizer),
             }),
         }
     }
 
     /// Starts a pass; it ends when the returned guard is dropped, by a panic too.
-    pub(crate) fn begin(&self, phase: Phase, goal: Goal) -> Running<'_> {
+    pub(crate) fn begin(&self, phase: Phase, plan: Plan) -> Running<'_> {
         let mut state = self.state.lock();
         state.phase = phase;
-        state.goal = goal;
+        state.plan = plan;
+        state.error = None;
+        state.scaled = None;
         state.reads = 0;
         if let Some(census) = &state.census {
             // A pass that failed may have left taps behind, and with them owners of values.
@@ -84,36 +77,38 @@ impl Pass {
         self.state.lock().phase
     }
 
-    pub(crate) fn goal(&self) -> Goal {
-        self.state.lock().goal
+    pub(crate) fn plan(&self) -> Plan {
+        self.state.lock().plan.clone()
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.state.lock().phase = phase;
     }
 
-    /// Sets what gradients are multiplied by before the update.
-    pub(crate) fn set_coefficient(&self, coefficient: Option<f64>) {
-        self.state.lock().coefficient = coefficient;
+    /// Lets no gradient in before `scaled` is set.
+    #[cfg(feature = "train")]
+    pub(crate) fn expect_scaled(&self, scaled: Arc<AtomicBool>) {
+        self.state.lock().scaled = Some(scaled);
     }
 
-    pub(crate) fn coefficient(&self) -> Option<f64> {
-        self.state.lock().coefficient
-    }
-
-    /// Sets whether gradients are measured when they are used.
-    pub(crate) fn set_measures(&self, measures: bool) {
-        self.state.lock().measures = measures;
-    }
-
-    /// Whether gradients are measured in this pass.
-    pub(crate) fn measures(&self) -> bool {
-        let state = self.state.lock();
-        match state.goal {
-            Goal::Accumulate => false,
-            Goal::Measure => true,
-            Goal::Update => state.measures,
+    /// Whether a gradient may still be used.
+    pub(crate) fn admits(&self) -> bool {
+        let state = &mut *self.state.lock();
+        if let Some(scaled) = &state.scaled
+            && !scaled.load(Ordering::Relaxed)
+        {
+            state.error.get_or_insert(FusedError::LossNotScaled);
         }
+        state.error.is_none()
+    }
+
+    /// Ends the pass with an error, if it has none yet.
+    pub(crate) fn fail(&self, error: FusedError) {
+        self.state.lock().error.get_or_insert(error);
+    }
+
+    pub(crate) fn take_error(&self) -> Option<FusedError> {
+        self.state.lock().error.take()
     }
 
     pub(crate) fn set_learning_rate(&self, learning_rate: ModuleLearningRate) {
@@ -180,6 +175,8 @@ pub(crate) struct Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.pass.set_phase(Phase::Idle);
+        let mut state = self.pass.state.lock();
+        state.phase = Phase::Idle;
+        state.plan = Plan::default();
     }
 }

@@ -5,6 +5,7 @@ use burn::optim::OptimizerRecord;
 use burn_pack::Reader;
 
 use crate::error::FusedError;
+use crate::policy::KEEPER_ID;
 use crate::slot::Inventory;
 
 /// The scalar under which Burn's `ModuleOptimizer::to_record` stores the rank of a parameter.
@@ -25,6 +26,9 @@ pub(crate) fn checked(
         let Some(id) = name.strip_suffix(RANK_SUFFIX) else {
             continue;
         };
+        if id == KEEPER_ID.to_string() {
+            continue;
+        }
         let path = reader.metadata().get(id).cloned().unwrap_or_default();
         let id = id.parse::<u64>().map(ParamId::from);
         let id = id.map_err(|_| unreadable(format!("`{name}` names no parameter id")))?;

@@ -14,9 +14,17 @@ pub struct StepReport {
     /// [counted](crate::FusedOptimizer::count_gradients); those of the parameters
     /// [left](crate::FusedOptimizer::left) to the end of the pass not included.
     pub gradients_alive: Option<usize>,
-    /// The global norm of the gradients before clipping, if they are
-    /// [clipped](crate::FusedOptimizer::with_clipping) by it.
+    /// Parameters whose gradient arrived and was not used: a hook vetoed, or it was not finite
+    /// ([`Overflow::SkipParameter`](crate::Overflow::SkipParameter)).
+    pub vetoed: usize,
+    /// The global norm of the gradients before clipping, free of the loss scale, if it was measured.
     pub gradient_norm: Option<f64>,
-    /// What the gradients were multiplied by to clip them.
+    /// What the gradients were multiplied by to
+    /// [clip](crate::FusedOptimizer::with_clipping) them.
     pub clipping: Option<f64>,
+    /// What the loss was [multiplied by](crate::FusedOptimizer::with_loss_scaling).
+    pub loss_scale: Option<f64>,
+    /// Whether the scaled gradients overflowed. With
+    /// [`Overflow::SkipStep`](crate::Overflow::SkipStep), nothing was updated then.
+    pub overflowed: bool,
 }

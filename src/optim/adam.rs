@@ -6,6 +6,7 @@ use burn::optim::{
 };
 use burn::tensor::{Device, Tensor};
 
+use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
 use super::rule::{self, Moments, Rule};
 use super::with_clipping;
@@ -108,6 +109,31 @@ impl Adam {
             correction: correction.into(),
             epsilon: (config.epsilon * root).into(),
         }
+    }
+}
+
+impl AccumulateInState for Adam {
+    fn refusal(&self) -> Option<&'static str> {
+        let decays = self.config.weight_decay.is_some();
+        decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`")
+    }
+
+    fn step_micro_batch<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<AdamState<D>>,
+        batch: MicroBatch,
+    ) -> (Tensor<D>, AdamState<D>) {
+        let state = state.map(|state| batch.at_same_time(state.momentum));
+        let time = state.as_ref().map_or(0, |state| state.time) + 1;
+        let mut rule = self.rule(batch.learning_rate(lr), time);
+        rule.moments = batch.moments(rule.moments);
+        let amsgrad = self.config.amsgrad;
+        let (parameter, momentum) =
+            update_moments(Rule::Adam(rule), amsgrad, parameter, gradient, state);
+        (parameter, AdamState { momentum })
     }
 }
 

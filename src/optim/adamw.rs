@@ -4,6 +4,7 @@ use burn::optim::{self, AdamWState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::adam::update_moments;
+use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
 use super::rule::{self, Moments, Rule};
 use super::with_clipping;
@@ -92,6 +93,33 @@ impl Optimizer for AdamW {
 
     fn to_device<const D: usize>(state: AdamWState<D>, device: &Device) -> AdamWState<D> {
         <optim::AdamW as Optimizer>::to_device(state, device)
+    }
+}
+
+impl AccumulateInState for AdamW {
+    fn refusal(&self) -> Option<&'static str> {
+        let cautious = self.config.cautious_weight_decay;
+        cautious.then_some("cautious weight decay looks at the whole update")
+    }
+
+    fn step_micro_batch<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<AdamWState<D>>,
+        batch: MicroBatch,
+    ) -> (Tensor<D>, AdamWState<D>) {
+        let state = state.map(|state| batch.at_same_time(state.momentum));
+        let time = state.as_ref().map_or(0, |state| state.time) + 1;
+        let lr = batch.learning_rate(lr);
+        let decay = 1.0 - lr * f64::from(self.config.weight_decay);
+        let mut rule = self.with_decay::<false>(decay, lr, time);
+        rule.moments = batch.moments(rule.moments);
+        let amsgrad = self.config.amsgrad;
+        let (parameter, momentum) =
+            update_moments(Rule::AdamW(rule), amsgrad, parameter, gradient, state);
+        (parameter, AdamWState { momentum })
     }
 }
 

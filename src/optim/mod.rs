@@ -27,6 +27,7 @@
 
 mod adam;
 mod adamw;
+mod in_state;
 mod kernel;
 mod lion;
 mod rule;
@@ -37,6 +38,8 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
+pub use in_state::AccumulateInState;
+pub(crate) use in_state::{InState, MicroBatches};
 pub use lion::{Lion, LionConfig};
 pub use sgd::{Sgd, SgdConfig, SgdState};
 

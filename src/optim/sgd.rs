@@ -5,6 +5,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
+use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
 use super::rule::{self, Rule};
 use super::with_clipping;
@@ -81,6 +82,37 @@ impl Optimizer for Sgd {
         SgdState {
             velocity: state.velocity.map(|velocity| velocity.to_device(device)),
         }
+    }
+}
+
+impl AccumulateInState for Sgd {
+    fn refusal(&self) -> Option<&'static str> {
+        match &self.config.momentum {
+            None => Some("`Sgd` without momentum has no state: set `with_momentum`"),
+            Some(momentum) => momentum
+                .nesterov
+                .then_some("Nesterov's momentum looks at the whole gradient"),
+        }
+    }
+
+    fn step_micro_batch<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<SgdState<D>>,
+        batch: MicroBatch,
+    ) -> (Tensor<D>, SgdState<D>) {
+        let mut rule = self.rule(batch.learning_rate(lr), batch.fresh);
+        if !batch.first {
+            (rule.momentum, rule.penalty) = (1.0, None);
+        }
+        let velocity = state.and_then(|state| state.velocity);
+        let velocity = velocity.unwrap_or_else(|| kernel::blank(&parameter));
+        let (parameter, [velocity]) =
+            kernel::update(Rule::Sgd(rule), parameter, gradient, [velocity]);
+        let velocity = Some(velocity);
+        (parameter, SgdState { velocity })
     }
 }
 

@@ -1,6 +1,11 @@
-mod clipped;
+mod left;
+mod policies;
 mod replay;
+mod run;
 mod step;
+
+#[cfg(feature = "train")]
+pub(crate) use policies::in_state;
 
 use std::collections::HashSet;
 use std::fmt::{Display, Formatter};
@@ -12,7 +17,7 @@ use burn::tensor::Device;
 
 use crate::error::FusedError;
 use crate::pass::Pass;
-use crate::policy::GlobalNormClipping;
+use crate::policy::Policies;
 use crate::record;
 use crate::report::StepReport;
 use crate::slot::{FusedForm, Role};
@@ -52,7 +57,7 @@ pub struct FusedOptimizer<M: Module> {
     left_gradients: GradientsAccumulator<M>,
     report: StepReport,
     told: HashSet<ParamId>,
-    clipping: Option<GlobalNormClipping>,
+    policies: Policies,
     /// Of the last update.
     gradient_norm: Option<f64>,
 }
@@ -87,7 +92,7 @@ impl<M: Module> FusedOptimizer<M> {
             left_gradients: GradientsAccumulator::new(),
             report: StepReport::default(),
             told: HashSet::new(),
-            clipping: None,
+            policies: Policies::default(),
             gradient_norm: None,
         };
         log::info!("{fused}");
@@ -139,7 +144,7 @@ impl<M: Module> FusedOptimizer<M> {
         let changed = Self::with_pass(change(self.model()), self.pass.clone());
         let changed = changed.unwrap_or_else(|error| panic!("{error}"));
         *self = Self {
-            clipping: self.clipping,
+            policies: std::mem::take(&mut self.policies),
             gradient_norm: self.gradient_norm,
             ..changed
         };
@@ -164,6 +169,7 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// The state of the optimizer as Burn records it.
     pub fn to_record(&self) -> OptimizerRecord {
+        self.save_loss_scale();
         self.pass.update().optimizer.to_record()
     }
 
@@ -187,6 +193,8 @@ impl<M: Module> FusedOptimizer<M> {
         let record = record::checked(record, self.form.inventory())?;
         let mut update = self.pass.update();
         update.optimizer = update.optimizer.clone().load_record(record);
+        drop(update);
+        self.restore_loss_scale();
         self.form
             .slots()
             .for_each(|slot| slot.expect_first_update());
@@ -231,14 +239,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        self.save_loss_scale();
         std::mem::replace(&mut self.pass.update().optimizer, optimizer)
-    }
-
-    /// Forgets the gradients accumulated so far.
-    #[cfg(feature = "train")]
-    pub(crate) fn drop_accumulated(&mut self) {
-        self.form.slots().for_each(|slot| slot.drop_accumulated());
-        self.left_gradients = GradientsAccumulator::new();
     }
 }
 

@@ -1,18 +1,16 @@
-//! The passes of a fused optimizer.
+//! The steps of a fused optimizer.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
 
 use super::FusedOptimizer;
+use super::replay::Replay;
 use crate::error::FusedError;
 use crate::loss::Loss;
-use crate::memory;
-use crate::pass::{Goal, Phase};
-use crate::policy::{GlobalNormClipping, norm, scaled, squares_of};
-use crate::report::StepReport;
-use crate::slot::FusedForm;
+use crate::pass::Phase;
+use crate::policy::{Goal, LossScaler, Plan};
+use crate::slot::Statistics;
 
 impl<M: Module> FusedOptimizer<M> {
     /// One training step: forward, backward, update.
@@ -46,179 +44,233 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// If the loss depends on no trainable parameter. Nothing has changed then.
+    /// If the loss depends on no trainable parameter, or the policies need a closure that can
+    /// [run twice](Self::step_repeatable): nothing has changed then. If a
+    /// [hook](Self::with_hook) stops the step: its parameter and those whose gradient had not arrived
+    /// are unchanged then.
     pub fn try_step<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        if let Some(GlobalNormClipping::Exact(_)) = self.clipping {
+        if self.policies.measures_first() {
             return Err(FusedError::RunsTwice);
         }
-        self.pass.set_learning_rate(learning_rate.into());
-        self.pass.set_coefficient(self.lagged_coefficient());
-        self.pass_of_loss(Goal::Update, forward)
+        let mut forward = Some(forward);
+        self.update(learning_rate.into(), |fused, plan| {
+            let forward = forward.take().expect("the plan is one pass");
+            fused.pass_of_loss(plan, forward)
+        })
+    }
+
+    /// [`step`](Self::step) with a closure that may run twice: what
+    /// [exact clipping](crate::GlobalNormClipping::Exact) and
+    /// [skipping a step](crate::Overflow::SkipStep) need. Without them, it runs once.
+    ///
+    /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
+    /// drawn from the generator of the device before the first. Burn's generators are shared by all
+    /// threads, so another thread must not draw from them meanwhile. Running statistics are updated
+    /// once. The output of the second run is returned.
+    ///
+    /// # Panics
+    ///
+    /// As [`step`](Self::step).
+    pub fn step_repeatable<L: Loss>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        forward: impl Fn(&M) -> L,
+    ) -> L {
+        self.try_step_repeatable(learning_rate, forward)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`step_repeatable`](Self::step_repeatable).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step). If the norm is not finite and there is no loss scale to
+    /// blame, nothing has changed.
+    pub fn try_step_repeatable<L: Loss>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        forward: impl Fn(&M) -> L,
+    ) -> Result<L, FusedError> {
+        self.update(learning_rate.into(), |fused, plan| {
+            fused.pass_of_loss(plan, &forward)
+        })
     }
 
     /// Forward and backward without an update: the gradients are added to those accumulated since
     /// the last [`step`](Self::step), which uses them up.
     ///
     /// Equal to Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator). The accumulated
-    /// gradients take the memory of the parameters, as they do in Burn.
+    /// gradients take the memory of the parameters, as they do in Burn; those of an optimizer that
+    /// [accumulates in its state](Self::accumulating_in_state) take none.
     ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
-        self.pass_of_loss(Goal::Accumulate, forward)
+        self.try_accumulate(forward)
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    pub(super) fn pass_of_loss<L: Loss>(
+    /// The fallible [`accumulate`](Self::accumulate).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_accumulate<L: Loss>(
         &mut self,
-        goal: Goal,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        let pass = self.pass.clone();
-        let left = self.form.inventory().left();
-        let parameters = self.form.trained();
-
-        let loss = self.run(Phase::Forward, goal, |model| {
-            let loss = forward(model);
-            if !loss.is_tracked() {
-                return Err(FusedError::LossNotTracked);
-            }
-            pass.set_phase(Phase::Backward);
-            memory::enter(memory::Phase::Backward);
-            let (loss, mut gradients) = loss.backward();
-            let gradients = GradientsParams::from_params(&mut gradients, model, &left);
-            Ok((loss, gradients))
-        })?;
-
-        let used = self.report.updated > 0 || goal == Goal::Measure;
-        if self.report.without_gradient == parameters && !used {
-            return Err(FusedError::LossWithoutParameters { parameters });
-        }
-        Ok(loss)
+        self.add(|fused, plan| fused.pass_of_loss(plan, forward))
     }
 
-    /// A pass whose closure runs the backward pass itself, and returns the gradients of the
-    /// parameters that are left.
+    /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
+    /// was the last: the update of [`step`](Self::step), without its forward and backward pass.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_step_accumulated`](Self::try_step_accumulated) returns.
+    pub fn step_accumulated(&mut self, learning_rate: impl Into<ModuleLearningRate>) {
+        self.try_step_accumulated(learning_rate)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`step_accumulated`](Self::step_accumulated).
+    ///
+    /// # Errors
+    ///
+    /// If nothing has been accumulated since the last step, the norm is not finite, or a hook stops
+    /// the step.
+    pub fn try_step_accumulated(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+    ) -> Result<(), FusedError> {
+        if !self.has_accumulated() {
+            return Err(FusedError::NothingAccumulated);
+        }
+        self.update(learning_rate.into(), |fused, plan| {
+            let nothing = |_: &M| Ok(((), GradientsParams::new()));
+            fused.run(Phase::Backward, plan, nothing)
+        })
+    }
+
+    /// A step, or without a learning rate an accumulation, whose closure runs the backward pass
+    /// itself and returns the gradients of the parameters that are left.
     #[cfg(feature = "train")]
-    pub(crate) fn pass_with_backward<R>(
+    pub(crate) fn try_step_with_backward<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        train: impl FnOnce(&M) -> (R, GradientsParams),
-    ) -> R {
-        let goal = match learning_rate {
-            Some(learning_rate) => {
-                self.pass.set_learning_rate(learning_rate);
-                self.pass.set_coefficient(self.lagged_coefficient());
-                Goal::Update
-            }
-            None => Goal::Accumulate,
+        mut train: impl FnMut(&M) -> (R, GradientsParams),
+    ) -> Result<R, FusedError> {
+        let pass = self.pass.clone();
+        let mut run = |fused: &mut Self, plan: Plan| {
+            let scale = plan.scale;
+            fused.run(Phase::Backward, plan, |model| {
+                let unscaled = scale.map(crate::policy::Unscaled::expect);
+                if let Some(unscaled) = &unscaled {
+                    pass.expect_scaled(unscaled.scaled());
+                }
+                Ok(train(model))
+            })
         };
-        self.run(Phase::Backward, goal, |model| Ok(train(model)))
-            .expect("the closure does not fail")
+        match learning_rate {
+            Some(learning_rate) => self.update(learning_rate, run),
+            None => self.add(|fused, plan| run(fused, plan)),
+        }
     }
 
-    fn run<R>(
+    /// Adds up the gradients of one pass.
+    fn add<R>(
         &mut self,
-        phase: Phase,
-        goal: Goal,
-        closure: impl FnOnce(&M) -> Result<(R, GradientsParams), FusedError>,
+        run: impl FnOnce(&mut Self, Plan) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let (result, ended) = {
-            let _running = self.pass.begin(phase, goal);
-            // Also when the closure panics: no slot may hold on to a graph.
-            let _released = Released(&self.form);
-            if memory::is_recording() {
-                self.form.slots().for_each(|slot| slot.show());
-            }
-            memory::enter(memory::Phase::Forward);
-            let result = closure(&self.form.module)?;
-            self.form.slots().for_each(|slot| slot.flush());
-            (result, self.form.end())
+        let Some(batches) = self.policies.in_state() else {
+            return run(self, self.policies.plan(Goal::Accumulate, None));
         };
-        let (output, left_gradients) = result;
+        batches.set_last(false);
+        self.one_pass(|fused, mut plan| {
+            plan.goes_on = true;
+            run(fused, plan)
+        })
+    }
 
-        let received = ended.iter().filter(|(_, slot)| slot.received).count();
-        let received = received + left_gradients.len();
-        let without_gradient = self.form.trained().saturating_sub(received);
-        let updated = ended.iter().filter(|(_, slot)| slot.updated).count();
-        // In the same order every time, so that the sum is the same.
-        let mut squares: Vec<_> = ended
-            .iter()
-            .map(|(id, slot)| (self.form.path(*id), slot))
-            .collect();
-        squares.sort_by_key(|(path, _)| *path);
-        let squares: Vec<_> = squares
-            .into_iter()
-            .map(|(_, slot)| slot.squares.clone())
-            .collect();
-        let copied: Option<Vec<bool>> = ended.iter().map(|(_, slot)| slot.copied).collect();
-        let (updated_left, squares_left) = self.step_left(goal, left_gradients);
-        let squares = squares.into_iter().flatten().chain(squares_left).collect();
-        self.report = StepReport {
-            updated: updated + updated_left,
-            without_gradient,
-            copied: copied.map(|copied| copied.into_iter().filter(|copied| *copied).count()),
-            gradients_alive: self.pass.census().map(|census| census.take()),
-            gradient_norm: self.pass.measures().then(|| norm(squares)),
-            clipping: self
-                .clipping
-                .map(|_| self.pass.coefficient().unwrap_or(1.0)),
+    /// Updates the parameters in one pass or two, as the policies ask for.
+    fn update<R>(
+        &mut self,
+        learning_rate: ModuleLearningRate,
+        mut run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
+    ) -> Result<R, FusedError> {
+        if let Some(batches) = self.policies.in_state() {
+            batches.set_last(true);
+        }
+        self.pass.set_learning_rate(learning_rate);
+        let output = match self.policies.measures_first() {
+            true => self.two_passes(run)?,
+            false => self.one_pass(&mut run)?,
         };
-        self.gradient_norm = self.report.gradient_norm.or(self.gradient_norm);
-        for (id, slot) in ended {
-            if !slot.received && self.told.insert(id) {
-                let path = self.form.path(id);
-                log::warn!("parameter `{path}` got no gradient in this pass");
-            }
+        if let Some(scaler) = self.policies.scaling() {
+            scaler.adapt(self.report.overflowed);
         }
         Ok(output)
     }
 
-    /// Does with the gradients of the parameters that are ordinary leaves what the pass is for.
-    /// Returns how many parameters were stepped, and the squares of what was measured.
-    fn step_left(&mut self, goal: Goal, gradients: GradientsParams) -> (usize, Vec<Tensor<1>>) {
-        let module = &self.form.module;
-        if goal == Goal::Measure {
-            let accumulated = self.left_gradients.grads();
-            let squares = squares_of(module, &gradients, &accumulated);
-            self.left_gradients.accumulate(module, accumulated);
-            return (0, squares);
-        }
-        self.left_gradients.accumulate(module, gradients);
-        if goal == Goal::Accumulate {
-            return (0, Vec::new());
-        }
-        let gradients = self.left_gradients.grads();
-        let squares = match self.pass.measures() {
-            true => squares_of(module, &gradients, &GradientsParams::new()),
-            false => Vec::new(),
-        };
-        let gradients = match self.pass.coefficient() {
-            Some(coefficient) => scaled(module, gradients, coefficient),
-            None => gradients,
-        };
-        let updated = gradients.len();
-        if updated > 0 {
-            let mut update = self.pass.update();
-            let learning_rate = update.learning_rate.clone();
-            let module = self.form.module.clone();
-            self.form.module = update.optimizer.step(learning_rate, module, gradients);
-        }
-        (updated, squares)
+    fn one_pass<R>(
+        &mut self,
+        run: impl FnOnce(&mut Self, Plan) -> Result<R, FusedError>,
+    ) -> Result<R, FusedError> {
+        let coefficient = self.lagged_coefficient();
+        let plan = self.policies.plan(Goal::Update, coefficient);
+        let output = run(self, plan.clone())?;
+        let norm = plan.norm().map(|norm| norm.value);
+        self.report.overflowed = plan.overflowed();
+        self.report_policies(&plan, coefficient, norm);
+        Ok(output)
     }
-}
 
-/// Ends the pass in every slot when dropped.
-struct Released<'a, M: Module>(&'a FusedForm<M>);
+    /// First all gradients are measured, then they are used.
+    fn two_passes<R>(
+        &mut self,
+        mut run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
+    ) -> Result<R, FusedError> {
+        let random = Replay::new(self.form.module.devices());
+        let statistics = Statistics::of(&self.form.module, self.form.inventory());
+        random.start();
+        let plan = self.policies.plan(Goal::Measure, None);
+        let measured = run(self, plan.clone());
+        let module = self.form.module.clone();
+        self.form.module = statistics.put_back(module);
+        let output = measured?;
 
-impl<M: Module> Drop for Released<'_, M> {
-    fn drop(&mut self) {
-        self.0.end();
-        memory::enter(memory::Phase::Other);
+        let norm = plan.norm().expect("the pass measures");
+        if let Some(path) = norm.not_finite {
+            let scaling = self.policies.scaling();
+            if !scaling.is_some_and(LossScaler::can_back_off) {
+                let norm = norm.value;
+                return Err(FusedError::NormNotFinite { norm, path });
+            }
+            self.drop_accumulated();
+            self.report.overflowed = true;
+            self.report_policies(&plan, None, Some(norm.value));
+            return Ok(output);
+        }
+        let clipping = self.policies.clipping();
+        let coefficient = clipping.and_then(|clipping| clipping.coefficient(norm.value));
+        let plan = self.policies.plan(Goal::Update, coefficient);
+        random.start();
+        let output = run(self, plan.clone())?;
+        self.report_policies(&plan, coefficient, Some(norm.value));
+        Ok(output)
+    }
+
+    fn report_policies(&mut self, plan: &Plan, coefficient: Option<f64>, norm: Option<f64>) {
+        let clips = self.policies.clipping().is_some();
+        self.report.gradient_norm = norm;
+        self.report.clipping = clips.then(|| coefficient.unwrap_or(1.0));
+        self.report.loss_scale = plan.scale;
+        self.gradient_norm = norm.or(self.gradient_norm);
     }
 }

@@ -1,3 +1,5 @@
+use crate::error::FusedError;
+
 /// Clipping of all gradients of a step by their global norm: the root of the sum of the squares of
 /// all their elements.
 ///
@@ -19,8 +21,16 @@ pub enum GlobalNormClipping {
 }
 
 impl GlobalNormClipping {
+    pub(super) fn check(self) -> Result<(), FusedError> {
+        let max_norm = self.max_norm();
+        match max_norm.is_nan() || max_norm <= 0.0 {
+            true => Err(FusedError::MaxNorm { max_norm }),
+            false => Ok(()),
+        }
+    }
+
     /// The largest norm that is left as it is.
-    pub(crate) fn max_norm(self) -> f64 {
+    fn max_norm(self) -> f64 {
         match self {
             Self::Exact(max_norm) | Self::Lagged(max_norm) => max_norm,
         }

@@ -1,9 +1,26 @@
 //! What happens to a finished gradient.
+//!
+//! It goes through *hooks*, one after the other: measuring, scaling and the user's own are all of one
+//! kind ([`hook`]). Then it meets the goal of the pass: it is added to a buffer, dropped, or used
+//! ([`update`]). [`plan`] puts a pass together from the policies of the optimizer.
 
+mod anomaly;
 mod clip;
-mod norm;
+mod hook;
+mod measure;
+mod plan;
+mod scale;
+mod scaling;
+mod statistics;
 mod update;
 
+pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClipping;
-pub(crate) use norm::{norm, scaled, squares, squares_of};
+pub use hook::{GradientFlow, GradientHook, HookedParameter};
+pub(crate) use plan::{Goal, Plan, Policies};
+#[cfg(feature = "train")]
+pub(crate) use scaling::Unscaled;
+pub(crate) use scaling::{KEEPER_ID, LossScaler};
+pub use scaling::{LossScalingConfig, Overflow, scale_loss};
+pub use statistics::{GradientStatistic, GradientStatistics};
 pub(crate) use update::Update;

@@ -1,6 +1,6 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -19,6 +19,13 @@ impl Update {
             optimizer,
             learning_rate: 0.0.into(),
         }
+    }
+
+    /// Replaces the optimizer by what `change` makes of it, its only owner.
+    pub(crate) fn change(&mut self, change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer) {
+        let nothing = SgdConfig::new().init();
+        let optimizer = std::mem::replace(&mut self.optimizer, nothing);
+        self.optimizer = change(optimizer);
     }
 
     /// Returns the stepped `value`; neither it nor `gradient` has autodiff.

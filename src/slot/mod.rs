@@ -16,8 +16,6 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-
 pub(crate) use form::FusedForm;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use statistics::Statistics;
@@ -30,14 +28,16 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Shows the value to a memory recorder.
     fn show(&self);
 
-    /// Uses the accumulated gradient, if there is one and none arrived in this pass.
+    /// Uses what was accumulated, if there is something and no gradient arrived in this pass.
     fn flush(&self);
+
+    /// Whether there is an accumulated gradient.
+    fn has_accumulated(&self) -> bool;
 
     /// Lets go of the autodiff graph and says what happened in this pass.
     fn end(&self) -> SlotReport;
 
     /// Forgets the accumulated gradient.
-    #[cfg(feature = "train")]
     fn drop_accumulated(&self);
 
     /// Keeps the old value through the next update, which the optimizer has not tried yet.
@@ -57,8 +57,8 @@ pub(crate) struct SlotReport {
     /// Someone else held the value, so it was copied to be updated. None if the backend can't
     /// tell.
     pub(crate) copied: Option<bool>,
-    /// The sum of the squares of the gradient, if it was measured.
-    pub(crate) squares: Option<Tensor<1>>,
+    /// A gradient arrived, and a hook kept it from being used.
+    pub(crate) vetoed: bool,
 }
 
 impl SlotReport {
@@ -67,7 +67,7 @@ impl SlotReport {
             received: false,
             updated: false,
             copied: tells_owners.then_some(false),
-            squares: None,
+            vetoed: false,
         }
     }
 }

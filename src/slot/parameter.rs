@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use super::{Slot, SlotReport};
 use crate::memory::{self, Category};
-use crate::pass::{Goal, Pass, Phase};
-use crate::policy::squares;
+use crate::pass::{Pass, Phase};
+use crate::policy::{Goal, Plan};
 use crate::tap::{GradientSink, lift, tap};
 
 /// The slot of a parameter of rank `D`.
@@ -33,6 +33,8 @@ struct State<const D: usize> {
     tapped: Option<Tensor<D>>,
     report: SlotReport,
     first_update: bool,
+    /// The optimizer state holds gradients of a group that has not ended.
+    unfinished: bool,
 }
 
 impl<const D: usize> ParameterSlot<D> {
@@ -58,6 +60,7 @@ impl<const D: usize> ParameterSlot<D> {
                 tapped: None,
                 report: SlotReport::new(tells_owners),
                 first_update: true,
+                unfinished: false,
             }),
         }
     }
@@ -115,21 +118,19 @@ impl<const D: usize> ParameterSlot<D> {
         })
     }
 
-    /// Does with a complete gradient what the pass is for.
-    fn spend(&self, state: &mut State<D>, gradient: Tensor<D>) {
-        if self.pass.measures() {
-            state.report.squares = Some(squares(&gradient));
-        }
-        if self.pass.goal() == Goal::Update {
-            let gradient = match self.pass.coefficient() {
-                Some(coefficient) => gradient.mul_scalar(coefficient),
-                None => gradient,
-            };
-            self.step(state, gradient);
+    /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
+    fn spend(&self, state: &mut State<D>, plan: &Plan, gradient: Tensor<D>) {
+        let value = state.value.as_ref();
+        let value = value.expect("a parameter in use has its value");
+        match plan.hooks.call(&self.path, self.id, value, gradient) {
+            Ok(Some(gradient)) if plan.goal == Goal::Update => self.step(state, plan, gradient),
+            Ok(Some(_measured)) => {}
+            Ok(None) => state.report.vetoed = true,
+            Err(error) => self.pass.fail(error),
         }
     }
 
-    fn step(&self, state: &mut State<D>, gradient: Tensor<D>) {
+    fn step(&self, state: &mut State<D>, plan: &Plan, gradient: Tensor<D>) {
         // An optimizer that refuses the parameter (Muon on a bias) does so at the first update, by
         // a panic that takes its arguments along: the slot keeps a handle until that has passed.
         let value = if state.first_update {
@@ -145,7 +146,8 @@ impl<const D: usize> ParameterSlot<D> {
         memory::enter(memory::Phase::Backward);
         state.value = Some(value);
         state.first_update = false;
-        state.report.updated = true;
+        state.unfinished = plan.goes_on;
+        state.report.updated = !plan.goes_on;
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
@@ -188,18 +190,27 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
 
         let gradient = Tensor::<D>::from_dispatch(gradient);
         memory::show(Category::Gradient, &gradient);
-        // What is measured is needed again.
-        let accumulated = match self.pass.goal() {
-            Goal::Measure => state.accumulated.clone(),
-            Goal::Accumulate | Goal::Update => state.accumulated.take(),
-        };
-        let gradient = match accumulated {
+        if !self.pass.admits() {
+            return;
+        }
+        let plan = self.pass.plan();
+        let gradient = match state.accumulated(plan.goal) {
             Some(sum) => sum.add(gradient),
             None => gradient,
         };
-        match self.pass.goal() {
+        match plan.goal {
             Goal::Accumulate => state.accumulated = Some(gradient),
-            Goal::Measure | Goal::Update => self.spend(state, gradient),
+            Goal::Measure | Goal::Update => self.spend(state, &plan, gradient),
+        }
+    }
+}
+
+impl<const D: usize> State<D> {
+    /// The accumulated gradient, kept if it is needed again.
+    fn accumulated(&mut self, goal: Goal) -> Option<Tensor<D>> {
+        match goal {
+            Goal::Measure => self.accumulated.clone(),
+            Goal::Accumulate | Goal::Update => self.accumulated.take(),
         }
     }
 }
@@ -216,18 +227,24 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     fn flush(&self) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        if state.report.received {
+        let plan = self.pass.plan();
+        if state.report.received || plan.goal == Goal::Accumulate || !self.pass.admits() {
             return;
         }
-        let gradient = match self.pass.goal() {
-            Goal::Measure => state.accumulated.clone(),
-            Goal::Accumulate => None,
-            Goal::Update => state.accumulated.take(),
-        };
-        if let Some(gradient) = gradient {
-            state.tapped = None;
-            self.spend(state, gradient);
+        state.tapped = None;
+        if let Some(gradient) = state.accumulated(plan.goal) {
+            state.report.received = true;
+            self.spend(state, &plan, gradient);
+        } else if state.unfinished && !plan.goes_on {
+            state.report.received = true;
+            let nothing = self.held(state).zeros_like();
+            self.step(state, &plan, nothing);
         }
+    }
+
+    fn has_accumulated(&self) -> bool {
+        let state = self.state.lock();
+        state.accumulated.is_some() || state.unfinished
     }
 
     fn end(&self) -> SlotReport {
@@ -236,7 +253,6 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         std::mem::replace(&mut state.report, SlotReport::new(self.tells_owners))
     }
 
-    #[cfg(feature = "train")]
     fn drop_accumulated(&self) {
         self.state.lock().accumulated = None;
     }

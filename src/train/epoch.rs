@@ -3,12 +3,15 @@
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainOutput, TrainStep, TrainingItem,
-    ValidLoader,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainOutput, TrainStep, TrainingError,
+    TrainingItem, ValidLoader, train::WorkerFailure,
 };
 
+use super::learner::Repeat;
+use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::FusedOptimizer;
+use crate::error::FusedError;
 use crate::memory;
 
 /// Where the events of an epoch go, and where it learns that it must stop.
@@ -40,6 +43,15 @@ impl<M: LearnerModel> Events<M> {
         }
     }
 
+    /// Ends the training. Of the errors that Burn has, that of a worker is about a training step.
+    fn fail(&self, error: &FusedError) {
+        self.interrupter
+            .fail(TrainingError::Workers(vec![WorkerFailure {
+                device_id: 0,
+                message: error.to_string(),
+            }]));
+    }
+
     pub(super) fn should_stop(&self) -> bool {
         self.interrupter.should_stop()
     }
@@ -51,6 +63,8 @@ pub(super) fn train<M: LearnerModel>(
     learner: &mut Learner<FusedModel<M>>,
     dataloader: &TrainLoader<FusedModel<M>>,
     accumulation: Option<usize>,
+    repeat: Option<Repeat<M>>,
+    last_step: &LastStep,
     events: &mut Events<M>,
 ) {
     let mut iterator = dataloader.iter();
@@ -68,10 +82,24 @@ pub(super) fn train<M: LearnerModel>(
             learner.lr_step();
             learner.lr_current()
         });
-        let output = fused.pass_with_backward(learning_rate, |model| {
+        let mut item = Some(item);
+        let output = fused.try_step_with_backward(learning_rate, |model| {
+            let again = item.as_ref().zip(repeat).map(|(item, repeat)| repeat(item));
+            let item = std::mem::replace(&mut item, again);
+            let item = item.expect("a batch is there for every pass");
             let TrainOutput { grads, item } = TrainStep::step(model, item);
             (item, grads)
         });
+        let output = match output {
+            Ok(output) => output,
+            Err(error) => {
+                events.fail(&error);
+                break;
+            }
+        };
+        if last {
+            last_step.set(fused.last_step());
+        }
 
         let lr = Some(learner.lr_current());
         let item = TrainingItem::new(output, progress, Some(iteration), lr);

@@ -38,6 +38,17 @@ impl<M: LearnerModel> Exchange<M> {
         (model, optimizer)
     }
 
+    /// Lets `change` have the optimizer of the learner.
+    pub(super) fn change_optimizer(
+        &self,
+        learner: &mut Learner<FusedModel<M>>,
+        change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer,
+    ) {
+        let model = learner.model().into_inner();
+        let (model, optimizer) = self.swap(learner, model, no_optimizer());
+        self.swap(learner, model, change(optimizer));
+    }
+
     /// The learner's side of [`swap`](Self::swap). Gives `model` back if no swap is asked for.
     pub(super) fn answer(&self, model: M, optimizer: &mut ModuleOptimizer) -> Result<M, M> {
         let mut waiting = self.0.lock();

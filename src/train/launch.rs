@@ -22,8 +22,19 @@ pub trait LaunchFused<M: LearnerModel> {
 
 impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M> {
-        let FusedLearner { learner, exchange } = learner;
-        let strategy = Arc::new(FusedStrategy::new(exchange));
+        let FusedLearner {
+            learner,
+            exchange,
+            policies,
+            repeat,
+            last_step,
+        } = learner;
+        let strategy = Arc::new(FusedStrategy {
+            exchange,
+            policies,
+            repeat,
+            last_step,
+        });
         let result = self
             .with_training_strategy(TrainingStrategy::Custom(strategy))
             .launch(learner);

@@ -1,19 +1,41 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::ParamGroup;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
-use burn::train::{Learner, LearnerModel};
+use burn::train::{Learner, LearnerModel, TrainStep};
+use std::sync::Arc;
 
 use super::exchange::Exchange;
+use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
+use crate::error::FusedError;
+use crate::optim::AccumulateInState;
+use crate::optimizer::in_state;
+use crate::policy::{GlobalNormClipping, GradientHook, LossScalingConfig, Policies};
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
 /// Takes the place of `Learner` in a program; [`launch_fused`](super::LaunchFused::launch_fused)
 /// takes that of `launch`.
+///
+/// What becomes of the gradients is chosen as on a [`FusedOptimizer`](crate::FusedOptimizer):
+///
+/// ```ignore
+/// let learner = FusedLearner::new(model, optimizer, lr_scheduler)
+///     .with_clipping(GlobalNormClipping::Exact(1.0));
+/// let training = training.metric_train_numeric(learner.gradient_norm());
+/// let result = training.launch_fused(learner);
+/// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
     pub(super) exchange: Exchange<M>,
+    pub(super) policies: Policies,
+    pub(super) repeat: Option<Repeat<M>>,
+    pub(super) last_step: LastStep,
 }
+
+/// Copies a batch for the second of two passes.
+pub(super) type Repeat<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
 
 impl<M: LearnerModel> FusedLearner<M> {
     /// Create a learner from the same three parts as [`Learner::new`].
@@ -27,7 +49,100 @@ impl<M: LearnerModel> FusedLearner<M> {
         Self {
             learner: Learner::new(model, optimizer, lr_scheduler),
             exchange,
+            policies: Policies::default(),
+            repeat: None,
+            last_step: LastStep::default(),
         }
+    }
+
+    /// A learner for which the builder's `grads_accumulation` puts the gradients of micro-batches
+    /// straight into the state of `optimizer`, as
+    /// [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+    ///
+    /// # Panics
+    ///
+    /// If the options of the optimizer don't allow it.
+    pub fn accumulating_in_state(
+        model: M,
+        optimizer: impl AccumulateInState,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+    ) -> Self {
+        let (optimizer, policies) = in_state(optimizer).unwrap_or_else(|error| panic!("{error}"));
+        let mut learner = Self::new(model, optimizer, lr_scheduler);
+        learner.policies = policies;
+        learner
+    }
+
+    /// Clips the gradients of every step by their global norm.
+    ///
+    /// Exact clipping runs every training step that ends in an update twice, on a clone of the batch.
+    /// If the norm is not finite, the training ends with an error and nothing is updated.
+    ///
+    /// # Panics
+    ///
+    /// As [`FusedOptimizer::with_clipping`](crate::FusedOptimizer::with_clipping).
+    #[must_use]
+    pub fn with_clipping(mut self, clipping: GlobalNormClipping) -> Self
+    where
+        <M as TrainStep>::Input: Clone,
+    {
+        self.repeat = Some(Clone::clone);
+        self.chosen(|policies| policies.set_clipping(clipping))
+    }
+
+    /// Scales the loss of every step, and the gradients back.
+    ///
+    /// The model's `TrainStep::step` must call [`scale_loss`](crate::scale_loss); the training ends with
+    /// an error where it does not. Checkpoints hold the scale.
+    ///
+    /// # Panics
+    ///
+    /// As [`FusedOptimizer::with_loss_scaling`](crate::FusedOptimizer::with_loss_scaling).
+    #[must_use]
+    pub fn with_loss_scaling(mut self, scaling: LossScalingConfig) -> Self
+    where
+        <M as TrainStep>::Input: Clone,
+    {
+        self.repeat = Some(Clone::clone);
+        let mut learner = self.chosen(|policies| policies.set_scaling(scaling));
+        if let Some(scaler) = learner.policies.scaling() {
+            // Burn loads a checkpoint into the optimizer before the training begins.
+            let join = |optimizer| scaler.join(optimizer);
+            learner
+                .exchange
+                .change_optimizer(&mut learner.learner, join);
+        }
+        learner
+    }
+
+    /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
+    /// it. If a hook stops the step, the training ends with its error.
+    #[must_use]
+    pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
+        self.policies.push_hook(group, Arc::new(hook));
+        self
+    }
+
+    fn chosen(mut self, choose: impl FnOnce(&mut Policies) -> Result<(), FusedError>) -> Self {
+        choose(&mut self.policies).unwrap_or_else(|error| panic!("{error}"));
+        self
+    }
+
+    /// A metric of the global norm of the gradients before clipping.
+    pub fn gradient_norm(&self) -> StepMetric {
+        StepMetric::new("Gradient Norm", &self.last_step, |step| step.gradient_norm)
+    }
+
+    /// A metric of what the gradients are multiplied by to clip them.
+    pub fn clipping_coefficient(&self) -> StepMetric {
+        StepMetric::new("Clipping Coefficient", &self.last_step, |step| {
+            step.clipping
+        })
+    }
+
+    /// A metric of what the loss is multiplied by.
+    pub fn loss_scale(&self) -> StepMetric {
+        StepMetric::new("Loss Scale", &self.last_step, |step| step.loss_scale)
     }
 
     /// Fork the learner's model to the given device, as [`Learner::fork`].

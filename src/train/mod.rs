@@ -28,9 +28,11 @@ mod epoch;
 mod exchange;
 mod launch;
 mod learner;
+mod metric;
 mod model;
 mod strategy;
 
 pub use launch::LaunchFused;
 pub use learner::FusedLearner;
+pub use metric::StepMetric;
 pub use model::FusedModel;

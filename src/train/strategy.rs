@@ -6,24 +6,27 @@ use burn::train::{
 
 use super::epoch::{self, Events};
 use super::exchange::{Exchange, no_optimizer};
+use super::learner::Repeat;
+use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::FusedOptimizer;
+use crate::policy::Policies;
 
 /// Burn's single-device training with the optimizer fused into the backward pass.
-pub(super) struct FusedStrategy<M> {
-    exchange: Exchange<M>,
+pub(super) struct FusedStrategy<M: LearnerModel> {
+    pub(super) exchange: Exchange<M>,
+    pub(super) policies: Policies,
+    pub(super) repeat: Option<Repeat<M>>,
+    pub(super) last_step: LastStep,
 }
 
 impl<M: LearnerModel> FusedStrategy<M> {
-    pub(super) fn new(exchange: Exchange<M>) -> Self {
-        Self { exchange }
-    }
-
     /// Moves model and optimizer out of the learner into a fused optimizer.
     fn fuse(&self, learner: &mut Learner<FusedModel<M>>) -> FusedOptimizer<M> {
         let model = learner.model().into_inner();
         let (model, optimizer) = self.exchange.swap(learner, model, no_optimizer());
-        let fused = FusedOptimizer::new(model, optimizer);
+        let fused = FusedOptimizer::with_policies(model, optimizer, self.policies.clone());
+        let fused = fused.unwrap_or_else(|error| panic!("{error}"));
         self.exchange.swap(learner, fused.hollow(), no_optimizer());
         fused
     }
@@ -85,6 +88,8 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
                 &mut learner,
                 &dataloader_train,
                 components.grad_accumulation,
+                self.repeat,
+                &self.last_step,
                 &mut events,
             );
             events.train(LearnerEvent::EndSplit(epoch));

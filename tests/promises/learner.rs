@@ -32,14 +32,14 @@ const ITEMS: usize = 14;
 const BATCH: usize = 3; // Five batches an epoch, the last one short.
 
 #[derive(Module, Debug)]
-struct Regression {
-    input: Linear,
-    norm: BatchNorm,
-    output: Linear,
+pub struct Regression {
+    pub input: Linear,
+    pub norm: BatchNorm,
+    pub output: Linear,
 }
 
 impl Regression {
-    fn init() -> Self {
+    pub fn init() -> Self {
         let device = &Device::flex().autodiff();
         Self {
             input: LinearConfig::new(2, 6).init(device),
@@ -48,7 +48,7 @@ impl Regression {
         }
     }
 
-    fn output(&self, batch: Points) -> RegressionOutput {
+    pub fn output(&self, batch: Points) -> RegressionOutput {
         let x = self.norm.forward(self.input.forward(batch.x));
         let output = self.output.forward(Relu::new().forward(x));
         let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
@@ -76,14 +76,23 @@ impl InferenceStep for Regression {
 }
 
 #[derive(Clone, Debug)]
-struct Points {
+pub struct Points {
     x: Tensor<2>,
     y: Tensor<2>,
 }
 
+impl Points {
+    pub fn ones(device: &Device) -> Self {
+        Self {
+            x: Tensor::ones([BATCH, 2], device),
+            y: Tensor::ones([BATCH, 1], device),
+        }
+    }
+}
+
 /// A curve; `get` calls `on_item` first.
 #[derive(Clone)]
-struct Curve {
+pub struct Curve {
     on_item: Arc<dyn Fn(usize) -> Result<(), DatasetError> + Send + Sync>,
 }
 
@@ -114,19 +123,19 @@ impl Batcher<[f32; 3], Points> for PointBatcher {
 }
 
 /// What a test varies.
-struct Run {
-    epochs: usize,
-    resume: Option<usize>,
-    accumulation: Option<usize>,
-    early_stopping: bool,
-    interrupter: Interrupter,
-    data: Curve,
-    optimizer: ModuleOptimizer,
-    scheduler: ModuleLrScheduler,
+pub struct Run {
+    pub epochs: usize,
+    pub resume: Option<usize>,
+    pub accumulation: Option<usize>,
+    pub early_stopping: bool,
+    pub interrupter: Interrupter,
+    pub data: Curve,
+    pub optimizer: ModuleOptimizer,
+    pub scheduler: ModuleLrScheduler,
 }
 
 impl Run {
-    fn new(epochs: usize) -> Self {
+    pub fn new(epochs: usize) -> Self {
         Self {
             epochs,
             resume: None,
@@ -141,7 +150,7 @@ impl Run {
         }
     }
 
-    fn training<M>(&self, folder: &Path) -> SupervisedTraining<M>
+    pub fn training<M>(&self, folder: &Path) -> SupervisedTraining<M>
     where
         M: LearnerModel,
         M: TrainStep<Input = Points, Output = RegressionOutput>,
@@ -178,7 +187,7 @@ impl Run {
         training
     }
 
-    fn stock(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
+    pub fn stock(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
         let training = self.training(folder);
         training.launch(Learner::new(model, self.optimizer, self.scheduler))
     }
@@ -215,7 +224,7 @@ fn assert_same_training(run: impl Fn() -> Run) -> [LearningResult<Regression>; 2
 }
 
 /// The files under `folder` with the content of the metric logs.
-fn files(folder: &Path) -> Vec<(String, String)> {
+pub fn files(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
     while let Some(next) = folders.pop() {

@@ -1,15 +1,16 @@
 //! The promises that need no process of their own; one file each.
 
 mod backends;
-mod clipping;
 mod compare;
 mod estimate;
 mod fidelity_modules;
 mod fidelity_optimizers;
 mod fidelity_properties;
 mod learner;
+mod learner_policies;
 mod misuse;
 mod optim;
 mod pictures;
+mod policies;
 mod pools;
 mod vit;

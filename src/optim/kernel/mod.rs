@@ -5,6 +5,7 @@ mod cube;
 mod extension;
 #[cfg(feature = "flex")]
 mod flex;
+mod plain;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::Tensor;
@@ -12,7 +13,7 @@ use burn::tensor::Tensor;
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
-/// Whether [`update`] has a kernel for the backend of `tensor`.
+/// Whether [`update`] has a fast kernel for the backend of `tensor`.
 pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[allow(unreachable_patterns)] // What is there depends on the backends that are built.
     match tensor.clone().into_dispatch().kind {
@@ -32,6 +33,11 @@ pub(super) fn update<const D: usize, const S: usize>(
     gradient: Tensor<D>,
     states: [Tensor<D>; S],
 ) -> (Tensor<D>, [Tensor<D>; S]) {
+    if !covers(&parameter) {
+        let (parameter, states) = plain::update(rule, parameter, gradient, states.into());
+        let states = states.try_into().expect("as many states as before");
+        return (parameter, states);
+    }
     let states = states.map(Tensor::into_dispatch);
     let operands = Operands::new(parameter.into_dispatch(), states.into());
     let updated = Dispatch::update(gradient.into_dispatch(), operands, rule);

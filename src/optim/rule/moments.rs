@@ -22,6 +22,15 @@ impl Moments {
         }
     }
 
+    /// The same without a decay of what is there: a gradient that is added to those before it.
+    pub(crate) fn adding(self) -> Self {
+        Self {
+            beta_1: 1.0,
+            beta_2: 1.0,
+            ..self
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn update<F: Float>(&self, gradient: F, [moment_1, moment_2]: [F; 2]) -> [F; 2] {
         let square = gradient * gradient;

@@ -1,0 +1,191 @@
+//! What a fused optimizer does with gradients besides stepping with them.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ParamGroup};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::Device;
+
+use super::FusedOptimizer;
+use crate::error::FusedError;
+use crate::optim::{AccumulateInState, InState, MicroBatches};
+use crate::pass::Pass;
+use crate::policy::{GlobalNormClipping, GradientHook, LossScalingConfig, Policies};
+
+impl<M: Module> FusedOptimizer<M> {
+    /// A fused optimizer whose [`accumulate`](Self::accumulate) puts the gradients of micro-batches
+    /// straight into the state of `optimizer`, and releases them: accumulation without a buffer.
+    ///
+    /// For [`Sgd`](crate::optim::Sgd) the result is that of stepping with the sum of the gradients,
+    /// but for rounding. For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an
+    /// approximation of the second moment, whose formula [`AccumulateInState`] tells. Without
+    /// micro-batches it is the optimizer itself. A record taken between two micro-batches holds the
+    /// state with those that came, and loads as if their group had ended.
+    ///
+    /// ```
+    /// use backburn::FusedOptimizer;
+    /// use backburn::optim::AdamWConfig;
+    /// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(2, 1).init(&device);
+    /// # let [x, y] = [Tensor::<2>::ones([3, 2], &device), Tensor::<2>::ones([3, 2], &device)];
+    ///
+    /// let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
+    /// fused.accumulate(|model| model.forward(x).mean() / 2.0);
+    /// fused.step(1e-3, |model| model.forward(y).mean() / 2.0);
+    /// ```
+    ///
+    /// Optimizers without a fitting state are refused by the compiler:
+    ///
+    /// ```compile_fail
+    /// # use backburn::FusedOptimizer;
+    /// # use burn::{nn::LinearConfig, tensor::Device};
+    /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    /// use backburn::optim::LionConfig;
+    ///
+    /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build());
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
+    pub fn accumulating_in_state(model: M, optimizer: impl AccumulateInState) -> Self {
+        Self::try_accumulating_in_state(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new); if the options of the optimizer don't allow it (an L2 penalty in
+    /// `Adam`, no momentum in `Sgd`), or a trainable parameter carries a reparameterization.
+    pub fn try_accumulating_in_state(
+        model: M,
+        optimizer: impl AccumulateInState,
+    ) -> Result<Self, FusedError> {
+        let (optimizer, policies) = in_state(optimizer)?;
+        Self::with_policies(model, optimizer, policies)
+    }
+
+    /// A fused optimizer with policies that were put together elsewhere, and their state in the
+    /// optimizer.
+    pub(crate) fn with_policies(
+        model: M,
+        optimizer: ModuleOptimizer,
+        policies: Policies,
+    ) -> Result<Self, FusedError> {
+        let mut fused = Self::with_pass(model, Arc::new(Pass::new(optimizer)))?;
+        if policies.in_state().is_some() && fused.left() > 0 {
+            return Err(FusedError::NotInState {
+                reason: "a parameter in training carries a reparameterization (a LoRA base): \
+                         freeze it, or accumulate in a buffer",
+            });
+        }
+        fused.policies = policies;
+        fused.restore_loss_scale();
+        Ok(fused)
+    }
+
+    /// Clips the gradients of every step by their global norm.
+    ///
+    /// [`last_step`](Self::last_step) tells the norm and the coefficient. Clipping by value and by
+    /// the norm of each parameter's own gradient are Burn's, set on the optimizer's config, and come
+    /// after this one.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_with_clipping`](Self::try_with_clipping) returns.
+    #[must_use]
+    pub fn with_clipping(self, clipping: GlobalNormClipping) -> Self {
+        self.try_with_clipping(clipping)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`with_clipping`](Self::with_clipping).
+    ///
+    /// # Errors
+    ///
+    /// If the largest norm is not positive, or clipping makes no sense with the other policies.
+    pub fn try_with_clipping(mut self, clipping: GlobalNormClipping) -> Result<Self, FusedError> {
+        self.policies.set_clipping(clipping)?;
+        Ok(self)
+    }
+
+    /// Scales the loss of every pass, and the gradients back.
+    ///
+    /// [`last_step`](Self::last_step) tells the scale and whether the gradients overflowed. The scale
+    /// is part of the [record](Self::to_record), and of no other way to hand the optimizer on.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_with_loss_scaling`](Self::try_with_loss_scaling) returns.
+    #[must_use]
+    pub fn with_loss_scaling(self, scaling: LossScalingConfig) -> Self {
+        self.try_with_loss_scaling(scaling)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`with_loss_scaling`](Self::with_loss_scaling).
+    ///
+    /// # Errors
+    ///
+    /// If the scale is not positive and finite, the growth interval is zero, or loss scaling makes no
+    /// sense with the other policies.
+    pub fn try_with_loss_scaling(mut self, scaling: LossScalingConfig) -> Result<Self, FusedError> {
+        self.policies.set_scaling(scaling)?;
+        if let Some(scaler) = self.policies.scaling() {
+            self.pass
+                .update()
+                .change(|optimizer| scaler.join(optimizer));
+        }
+        Ok(self)
+    }
+
+    /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
+    /// it.
+    #[must_use]
+    pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
+        self.policies.push_hook(group, Arc::new(hook));
+        self
+    }
+
+    /// Writes the loss scale into the optimizer, to be part of its record.
+    pub(super) fn save_loss_scale(&self) {
+        if let Some(scaler) = self.policies.scaling() {
+            scaler.save(&mut self.pass.update(), &self.device());
+        }
+    }
+
+    /// Takes the loss scale from the optimizer.
+    pub(super) fn restore_loss_scale(&self) {
+        if let Some(scaler) = self.policies.scaling() {
+            scaler.restore(&mut self.pass.update(), &self.device());
+        }
+    }
+
+    fn device(&self) -> Device {
+        let devices = self.form.module.devices();
+        devices.into_iter().next().unwrap_or_default()
+    }
+
+    /// What lagged clipping multiplies the gradients of the next pass by.
+    pub(super) fn lagged_coefficient(&self) -> Option<f64> {
+        self.policies.clipping()?.coefficient(self.gradient_norm?)
+    }
+}
+
+/// `optimizer` and the policies under which it accumulates in its state.
+pub(crate) fn in_state(
+    optimizer: impl AccumulateInState,
+) -> Result<(ModuleOptimizer, Policies), FusedError> {
+    if let Some(reason) = optimizer.refusal() {
+        return Err(FusedError::NotInState { reason });
+    }
+    let batches = MicroBatches::default();
+    let optimizer = InState::new(optimizer, batches.clone());
+    let mut policies = Policies::default();
+    policies.set_in_state(batches);
+    Ok((optimizer.into(), policies))
+}

@@ -1,0 +1,37 @@
+use burn::tensor::Tensor;
+
+use super::hook::{GradientFlow, GradientHook, HookedParameter};
+use super::measure::is_finite;
+use crate::error::FusedError;
+
+/// A hook that stops the step at the first parameter whose gradient is not finite.
+///
+/// The error names it ([`FusedError::GradientNotFinite`]). It stays as it was, and so do the
+/// parameters whose gradient had not arrived: those that the forward pass read before it. Every
+/// gradient is waited for, which costs time on a GPU.
+///
+/// ```
+/// use backburn::{AnomalyCheck, FusedOptimizer};
+/// use burn::module::ParamGroup;
+/// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
+/// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())
+///     .with_hook(ParamGroup::all(), AnomalyCheck);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AnomalyCheck;
+
+impl GradientHook for AnomalyCheck {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        match is_finite(&gradient) {
+            true => GradientFlow::Continue(gradient),
+            false => GradientFlow::Stop(FusedError::GradientNotFinite {
+                path: parameter.path.to_string(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+use std::sync::Arc;
+
+use burn::module::ParamGroup;
+
+use super::clip::GlobalNormClipping;
+use super::hook::{AnyHook, Hooks};
+use super::measure::{Measure, Norm};
+use super::scale::Scale;
+use super::scaling::{LeaveNotFinite, LossScaler, LossScalingConfig, Overflow};
+use crate::error::FusedError;
+use crate::optim::MicroBatches;
+
+/// What a finished gradient is used for, after the hooks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// Add it to the parameter's accumulated gradient. There are no hooks.
+    Accumulate,
+    /// Drop it: a hook has measured it.
+    Measure,
+    /// Step the parameter.
+    #[default]
+    Update,
+}
+
+/// The policies of a fused optimizer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Policies {
+    clipping: Option<GlobalNormClipping>,
+    scaling: Option<LossScaler>,
+    hooks: Hooks,
+    in_state: Option<MicroBatches>,
+}
+
+impl Policies {
+    pub(crate) fn set_clipping(&mut self, clipping: GlobalNormClipping) -> Result<(), FusedError> {
+        clipping.check()?;
+        self.clipping = Some(clipping);
+        self.check()
+    }
+
+    pub(crate) fn set_scaling(&mut self, scaling: LossScalingConfig) -> Result<(), FusedError> {
+        scaling.check()?;
+        self.scaling = Some(LossScaler::new(scaling));
+        self.check()
+    }
+
+    pub(crate) fn set_in_state(&mut self, batches: MicroBatches) {
+        self.in_state = Some(batches);
+    }
+
+    pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
+        self.hooks.push(group, hook);
+    }
+
+    /// Refuses what makes no sense together.
+    fn check(&self) -> Result<(), FusedError> {
+        let exact = matches!(self.clipping, Some(GlobalNormClipping::Exact(_)));
+        let overflow = self.scaling.as_ref().map(LossScaler::overflow);
+        let reason = match (&self.in_state, overflow) {
+            (Some(_), _) if exact => {
+                "exact clipping needs the norm of the summed gradients, and those that went into \
+                 the optimizer state are gone: use `GlobalNormClipping::Lagged`, or accumulate in \
+                 a buffer"
+            }
+            (Some(_), Some(Overflow::SkipStep)) => {
+                "a step can't be skipped when some of its gradients are in the optimizer state \
+                 already: use `Overflow::SkipParameter`, or accumulate in a buffer"
+            }
+            (_, Some(Overflow::SkipParameter)) if exact => {
+                "exact clipping measures all gradients before the first update, so the whole step \
+                 can be skipped: use `Overflow::SkipStep`"
+            }
+            _ => return Ok(()),
+        };
+        Err(FusedError::Combination { reason })
+    }
+
+    pub(crate) fn clipping(&self) -> Option<GlobalNormClipping> {
+        self.clipping
+    }
+
+    pub(crate) fn scaling(&self) -> Option<&LossScaler> {
+        self.scaling.as_ref()
+    }
+
+    /// Whether gradients go into the optimizer state when they are accumulated.
+    pub(crate) fn in_state(&self) -> Option<&MicroBatches> {
+        self.in_state.as_ref()
+    }
+
+    /// Whether all gradients are measured before the first is used.
+    pub(crate) fn measures_first(&self) -> bool {
+        let exact = matches!(self.clipping, Some(GlobalNormClipping::Exact(_)));
+        let skips = |scaling: &LossScaler| scaling.overflow() == Overflow::SkipStep;
+        exact || self.scaling.as_ref().is_some_and(skips)
+    }
+
+    /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
+    pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
+        let scale = self.scaling.as_ref().map(LossScaler::scale);
+        let mut plan = Plan {
+            goal,
+            scale,
+            ..Plan::default()
+        };
+        let mut hooks = Hooks::default();
+        let lagged = matches!(self.clipping, Some(GlobalNormClipping::Lagged(_)));
+        if goal == Goal::Measure || goal == Goal::Update && lagged {
+            let measure = Arc::new(Measure::default());
+            hooks.push(ParamGroup::all(), measure.clone());
+            plan.measure = Some(measure);
+        }
+        if goal == Goal::Update {
+            if clip.is_some() || scale.is_some() {
+                let factor = clip.unwrap_or(1.0) / scale.unwrap_or(1.0);
+                hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
+            }
+            if let Some(scaling) = &self.scaling
+                && scaling.overflow() == Overflow::SkipParameter
+            {
+                let overflow = Arc::new(LeaveNotFinite::default());
+                hooks.push(ParamGroup::all(), overflow.clone());
+                plan.overflow = Some(overflow);
+            }
+            hooks.extend(&self.hooks);
+        }
+        plan.hooks = Arc::new(hooks);
+        plan
+    }
+}
+
+/// What happens to the gradients of a pass: they go through the hooks, then to the goal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) goal: Goal,
+    pub(crate) hooks: Arc<Hooks>,
+    /// What the loss is multiplied by.
+    pub(crate) scale: Option<f64>,
+    /// More gradients follow before the parameters move: those of this pass go into the optimizer
+    /// state only.
+    pub(crate) goes_on: bool,
+    measure: Option<Arc<Measure>>,
+    overflow: Option<Arc<LeaveNotFinite>>,
+}
+
+impl Plan {
+    /// The global norm of the gradients that have passed, free of the loss scale, if measured.
+    pub(crate) fn norm(&self) -> Option<Norm> {
+        let mut norm = self.measure.as_ref()?.norm();
+        norm.value /= self.scale.unwrap_or(1.0);
+        Some(norm)
+    }
+
+    /// Whether a gradient was not finite, if the update looks for it.
+    pub(crate) fn overflowed(&self) -> bool {
+        self.overflow.as_ref().is_some_and(|found| found.found())
+    }
+}

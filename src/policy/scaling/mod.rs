@@ -1,0 +1,16 @@
+//! Loss scaling: the loss is multiplied before the backward pass, so that small gradients don't
+//! vanish in f16, and the gradients are divided before the update.
+
+mod config;
+mod keeper;
+mod overflow;
+mod scaler;
+mod unscaled;
+
+pub use config::{LossScalingConfig, Overflow};
+pub(crate) use keeper::KEEPER_ID;
+pub(crate) use overflow::LeaveNotFinite;
+pub(crate) use scaler::LossScaler;
+#[cfg(feature = "train")]
+pub(crate) use unscaled::Unscaled;
+pub use unscaled::scale_loss;

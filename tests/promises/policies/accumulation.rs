@@ -1,0 +1,91 @@
+//! Accumulation in a buffer equals Burn's `GradientsAccumulator`.
+
+use backburn::{FusedError, FusedOptimizer, GlobalNormClipping};
+use burn::optim::*;
+use burn::tensor::{Device, Tensor};
+
+use super::*;
+use crate::backends::on_every_backend;
+
+/// Batches in groups of `size`; the last group is short if they don't come out even.
+fn groups(device: &Device, size: usize) -> Vec<Vec<Tensor<2>>> {
+    let batches = batches(device, 7);
+    batches.chunks(size).map(<[_]>::to_vec).collect()
+}
+
+fn stock(mut model: Network, groups: &[Vec<Tensor<2>>]) -> Network {
+    let mut optimizer = AdamWConfig::new().init();
+    for group in groups {
+        let mut accumulator = GradientsAccumulator::new();
+        for x in group {
+            let gradients = model.loss(x.clone()).backward();
+            accumulator.accumulate(&model, GradientsParams::from_grads(gradients, &model));
+        }
+        model = optimizer.step(LEARNING_RATE, model, accumulator.grads());
+    }
+    model
+}
+
+fn accumulation_equals_stock_with_a_short_last_group(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    for size in [1, 3] {
+        let groups = groups(device, size);
+        let stock = stock(copy(), &groups);
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        for group in &groups {
+            let (last, before) = group.split_last().unwrap();
+            for x in before {
+                fused.accumulate(|model| model.loss(x.clone()));
+                assert_eq!(fused.last_step().updated, 0);
+            }
+            fused.step(LEARNING_RATE, |model| model.loss(last.clone()));
+            assert_eq!(fused.last_step().updated, 6);
+        }
+        assert_equal_weights(&stock, &fused.model());
+    }
+}
+
+fn a_step_can_do_with_the_accumulated_gradients_alone(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let groups = groups(device, 3);
+    let stock = stock(copy(), &groups);
+    let fused = || FusedOptimizer::new(copy(), AdamWConfig::new().init());
+    // Two passes over the buffers need no second forward pass.
+    let never_clips = GlobalNormClipping::Exact(1e9);
+    for mut fused in [fused(), fused().with_clipping(never_clips)] {
+        for group in &groups {
+            for x in group {
+                fused.accumulate(|model| model.loss(x.clone()));
+            }
+            fused.step_accumulated(LEARNING_RATE);
+            assert_eq!(fused.last_step().updated, 6);
+            assert_eq!(fused.last_step().without_gradient, 0);
+        }
+        // Burn merges running statistics when they are read.
+        assert_equal_weights(&stock.valid(), &fused.valid());
+    }
+}
+
+on_every_backend!(
+    accumulation_equals_stock_with_a_short_last_group,
+    a_step_can_do_with_the_accumulated_gradients_alone,
+);
+
+#[test]
+fn a_step_without_accumulated_gradients_is_refused() {
+    let device = Device::flex().autodiff();
+    let mut fused = FusedOptimizer::new(Network::init(&device), SgdConfig::new().init());
+    let before = fused.model();
+    let error = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(error, FusedError::NothingAccumulated);
+    assert!(error.to_string().contains("call `accumulate`"));
+    assert_equal_weights(&before, &fused.model());
+
+    let x = &batches(&device, 1)[0];
+    fused.accumulate(|model| model.loss(x.clone()));
+    fused.step_accumulated(LEARNING_RATE);
+    let error = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(error, FusedError::NothingAccumulated);
+}
