@@ -2,7 +2,8 @@
 //!
 //! ```sh
 //! cargo bench --bench memory
-//! cargo bench --bench memory -- ViT-S   # the rows with this in their name
+//! cargo bench --bench memory -- ViT-S      # the rows with this in their name
+//! cargo bench --bench memory -- policies   # the second table
 //! ```
 //!
 //! Every row trains three steps with Adam in f32 on the CPU, once through Burn's `Learner` and once
@@ -11,8 +12,12 @@
 //! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
 //! is fused training with Burn's `gradient_checkpointing()`. `alive` is the most parameter gradients
 //! that existed at once.
+//!
+//! The second table takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
+//! in one with `FusedOptimizer`.
 
 mod network;
+mod policies;
 
 use backburn::FusedOptimizer;
 use burn::lr_scheduler::constant::ConstantLr;
@@ -24,6 +29,7 @@ use peak_alloc::PeakAlloc;
 
 use network::vit::VitConfig;
 use network::{Mlp, Network};
+use policies::Policy;
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -40,10 +46,12 @@ fn main() {
     let is_chosen =
         |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
 
-    println!(
-        "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>8}",
-        "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "alive"
-    );
+    if chosen.iter().all(|part| part != "policies") {
+        println!(
+            "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>8}",
+            "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "alive"
+        );
+    }
     let name = "MLP 12 x (512, 2048)";
     if is_chosen(name) {
         row(Mlp::init, name, [16, 512]);
@@ -61,6 +69,40 @@ fn main() {
         if is_chosen(name) {
             row(|device| config.init(device), name, shape);
         }
+    }
+    if is_chosen("policies") {
+        policy_rows();
+    }
+}
+
+/// The peaks of three steps under every policy.
+fn policy_rows() {
+    println!(
+        "\n{:<32}{:>10}{:>10}{:>8}{:>8}",
+        "MLP 12 x (512, 2048), AdamW", "stock/P", "fused/P", "ratio", "alive"
+    );
+    let device = Device::flex().autodiff();
+    let input = Tensor::<2>::random([16, 512], burn::tensor::Distribution::Default, &device);
+    for (policy, name) in Policy::ALL {
+        let mut parameters = 0;
+        let stock = peak(|| {
+            let model = Mlp::init(&device);
+            parameters = size_of::<f32>() * model.num_params();
+            let mut step = policy.stock(model, input.clone());
+            (0..STEPS).for_each(|_| step());
+        });
+        let mut alive = None;
+        let fused = peak(|| {
+            let mut step = policy.fused(Mlp::init(&device), input.clone());
+            (0..STEPS).for_each(|_| alive = step());
+        });
+        println!(
+            "{name:<32}{:>10.2}{:>10.2}{:>8.2}{:>8}",
+            stock as f64 / parameters as f64,
+            fused as f64 / parameters as f64,
+            fused as f64 / stock as f64,
+            alive.unwrap_or_default(),
+        );
     }
 }
 

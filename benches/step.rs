@@ -1,166 +1,256 @@
-//! Time of whole training steps: stock Burn, fused with Burn's optimizer, fused with ours.
+//! Time of whole training steps: stock Burn and backburn.
 //!
 //! ```sh
 //! cargo bench --bench step
-//! cargo bench --bench step -- MLP   # the rows with this in their name
+//! cargo bench --bench step -- MLP        # the rows with this in their name
+//! cargo bench --bench step -- policies   # the second table
 //! ```
 //!
-//! Every row trains in f32 on the CPU. Round by round it runs a step of Burn's `Learner`, one of a
-//! `FusedOptimizer` with the same optimizer of Burn's, and one with ours, in changing order, and
-//! prints the median time of the stock step and, for the others, the median over the rounds of their
-//! time in multiples of it. `noise` is a second stock learner in the same rounds: what a ratio of
-//! equal work looks like, with its lower and upper quartile.
+//! Every row trains in f32 on the CPU. Each way to train runs in a process of its own, as a user's
+//! program would; round by round they make one step each, in changing order. Printed are the median
+//! time of the stock step and, for the others, the median over the rounds of their time in multiples
+//! of it.
+//!
+//! The first table launches Burn's `Learner`, a `FusedLearner` with the same optimizer of Burn's, and
+//! one with ours. `noise` is a second stock learner in the same rounds: what a ratio of equal work
+//! looks like, with its lower and upper quartile.
+//!
+//! The second one takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
+//! in one with `FusedOptimizer`. `of plain` is the fused step in multiples of the plain fused step in
+//! the same rounds.
 
 mod network;
+mod policies;
+mod turns;
 
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
 
-use backburn::FusedOptimizer;
+use backburn::train::{FusedLearner, LaunchFused};
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataset::{Dataset, DatasetError};
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::Distribution;
-use burn::train::{InferenceStep, Learner, TrainStep};
+use burn::train::{InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainStep};
 
 use network::vit::VitConfig;
-use network::{Mlp, Network, Recurrent};
+use network::{Mlp, Recurrent};
+use policies::Policy;
+use turns::{TURNS, Turn, Way};
 
 const LEARNING_RATE: f64 = 1e-4;
 
-fn main() {
-    // Cargo passes `--bench` along.
-    let chosen: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|a| !a.starts_with('-'))
-        .collect();
-    let is_chosen =
-        |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
+/// The networks of the first table, with their rounds.
+const ROWS: [(&str, usize); 5] = [
+    ("MLP 12 x (512, 2048)", 21),
+    ("ViT digits, batch 64", 41),
+    ("ViT-S/16, batch 1", 15),
+    ("ViT-S/16, batch 8", 5),
+    ("LSTM 2 x 256, 32 steps", 21),
+];
+const OPTIMIZERS: [&str; 2] = ["Adam", "AdamW"];
+const WAYS: [&str; 4] = ["stock", "fused", "ours", "again"];
 
-    println!(
-        "{:<24}{:<8}{:>8}{:>12}{:>10}{:>10}{:>20}",
-        "", "", "rounds", "stock (ms)", "fused", "ours", "noise"
-    );
-    let name = "MLP 12 x (512, 2048)";
-    if is_chosen(name) {
-        rows(Mlp::init, name, 21, [16, 512]);
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        [TURNS, "policy", way, index] => train_policy(way, index.parse().unwrap()),
+        [TURNS, network, optimizer, way] => train_network(network, optimizer, way),
+        _ => print_tables(&arguments),
     }
-    let config = VitConfig::digits();
-    let name = "ViT digits, batch 64";
-    if is_chosen(name) {
-        let size = config.image_size;
-        rows(
-            |device| config.init(device),
-            name,
-            41,
-            [64, config.channels, size, size],
+}
+
+fn print_tables(arguments: &[&str]) {
+    // Cargo passes `--bench` along.
+    let chosen: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+    let is_chosen =
+        |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(**part));
+
+    if ROWS.iter().any(|(name, _)| is_chosen(name)) {
+        println!(
+            "{:<24}{:<8}{:>8}{:>12}{:>10}{:>10}{:>20}",
+            "", "", "rounds", "stock (ms)", "fused", "ours", "noise"
         );
     }
-    let config = VitConfig::vit_s_16();
-    for (name, batch, rounds) in [("ViT-S/16, batch 1", 1, 15), ("ViT-S/16, batch 8", 8, 5)] {
-        if is_chosen(name) {
-            let size = config.image_size;
-            let shape = [batch, config.channels, size, size];
-            rows(|device| config.init(device), name, rounds, shape);
+    for (name, rounds) in ROWS.into_iter().filter(|(name, _)| is_chosen(name)) {
+        for optimizer in OPTIMIZERS {
+            let ways = WAYS.map(|way| Way::start(&[name, optimizer, way]));
+            let rounds = Rounds::of(ways.into(), rounds);
+            let noise = [0.5, 0.25, 0.75].map(|part| rounds.ratio(3, 0, part));
+            println!(
+                "{name:<24}{optimizer:<8}{:>8}{:>12.1}{:>10.2}{:>10.2}{:>20}",
+                rounds.0.len(),
+                1e3 * rounds.median(0),
+                rounds.ratio(1, 0, 0.5),
+                rounds.ratio(2, 0, 0.5),
+                format!("{:.2} ({:.2} to {:.2})", noise[0], noise[1], noise[2]),
+            );
         }
     }
-    let name = "LSTM 2 x 256, 32 steps";
-    if is_chosen(name) {
-        rows(Recurrent::init, name, 21, [16, 32, 256]);
+    if is_chosen("policies") {
+        println!(
+            "\n{:<32}{:>8}{:>12}{:>10}{:>10}",
+            "MLP 12 x (512, 2048), AdamW", "rounds", "stock (ms)", "fused", "of plain"
+        );
+        for (index, (_, name)) in Policy::ALL.iter().enumerate() {
+            let index = index.to_string();
+            let ways = ["stock", "fused"].map(|way| Way::start(&["policy", way, &index]));
+            let mut ways = Vec::from(ways);
+            ways.push(Way::start(&["policy", "fused", "0"]));
+            let rounds = Rounds::of(ways, 15);
+            println!(
+                "{name:<32}{:>8}{:>12.1}{:>10.2}{:>10.2}",
+                rounds.0.len(),
+                1e3 * rounds.median(0),
+                rounds.ratio(1, 0, 0.5),
+                rounds.ratio(1, 2, 0.5),
+            );
+        }
     }
 }
 
-fn rows<const D: usize, M>(
-    init: impl Fn(&Device) -> M,
-    name: &str,
-    rounds: usize,
-    input: [usize; D],
-) where
-    M: Network<D> + TrainStep<Input = Tensor<D>> + InferenceStep,
-    M: Module + std::fmt::Display + 'static,
-{
-    let (burns, ours) = (AdamConfig::new(), backburn::optim::AdamConfig::new());
-    row(
-        &init,
-        name,
-        "Adam",
-        rounds,
-        input,
-        || burns.init(),
-        || ours.init(),
-    );
-    let (burns, ours) = (AdamWConfig::new(), backburn::optim::AdamWConfig::new());
-    row(
-        &init,
-        name,
-        "AdamW",
-        rounds,
-        input,
-        || burns.init(),
-        || ours.init(),
-    );
-}
+/// The seconds that every way took, by round.
+struct Rounds(Vec<Vec<f64>>);
 
-fn row<const D: usize, M>(
-    init: impl Fn(&Device) -> M,
-    name: &str,
-    optimizer: &str,
-    rounds: usize,
-    input: [usize; D],
-    burns: impl Fn() -> ModuleOptimizer,
-    ours: impl Fn() -> ModuleOptimizer,
-) where
-    M: Network<D> + TrainStep<Input = Tensor<D>> + InferenceStep,
-    M: Module + std::fmt::Display + 'static,
-{
-    let device = Device::flex().autodiff();
-    let input = Tensor::<D>::random(input, Distribution::Default, &device);
-    let stock = || {
-        let mut learner = Learner::new(init(&device), burns(), ConstantLr::new(LEARNING_RATE));
-        let input = input.clone();
-        move || {
-            let output = learner.train_step(input.clone());
-            learner.lr_step();
-            learner.optimizer_step(output.grads);
-        }
-    };
-    let fused = |optimizer: ModuleOptimizer| {
-        let mut fused = FusedOptimizer::new(init(&device), optimizer);
-        let input = input.clone();
-        move || {
-            fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
-        }
-    };
-    let (mut stock, mut again) = (stock(), stock());
-    let (mut with_burns, mut with_ours) = (fused(burns()), fused(ours()));
-    let mut ways: [&mut dyn FnMut(); 4] = [&mut stock, &mut with_burns, &mut with_ours, &mut again];
+impl Rounds {
+    fn of(mut ways: Vec<Way>, rounds: usize) -> Self {
+        let count = ways.len();
+        let mut round = |first: usize| {
+            let mut times = vec![0.0; count];
+            for offset in 0..count {
+                let way = (first + offset) % count;
+                times[way] = ways[way].step();
+            }
+            times
+        };
+        round(0); // The first step makes the optimizer's state.
+        Self((0..rounds).map(round).collect())
+    }
 
-    let mut round = |first: usize| {
-        let mut times = [0.0; 4];
-        for offset in 0..4 {
-            let way = (first + offset) % 4;
-            let start = Instant::now();
-            ways[way]();
-            times[way] = start.elapsed().as_secs_f64();
-        }
-        times
-    };
-    round(0); // The first step makes the optimizer's state.
-    let rounds: Vec<[f64; 4]> = (0..rounds).map(round).collect();
-    let over_stock =
-        |way: usize, part: f64| quantile(rounds.iter().map(|times| times[way] / times[0]), part);
-    let noise = [0.5, 0.25, 0.75].map(|part| over_stock(3, part));
-    println!(
-        "{name:<24}{optimizer:<8}{:>8}{:>12.1}{:>10.2}{:>10.2}{:>20}",
-        rounds.len(),
-        1e3 * quantile(rounds.iter().map(|times| times[0]), 0.5),
-        over_stock(1, 0.5),
-        over_stock(2, 0.5),
-        format!("{:.2} ({:.2} to {:.2})", noise[0], noise[1], noise[2]),
-    );
+    fn median(&self, way: usize) -> f64 {
+        quantile(self.0.iter().map(|times| times[way]), 0.5)
+    }
+
+    /// A quantile of what `way` took in multiples of `base`.
+    fn ratio(&self, way: usize, base: usize, part: f64) -> f64 {
+        quantile(self.0.iter().map(|times| times[way] / times[base]), part)
+    }
 }
 
 fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values[((values.len() - 1) as f64 * part).round() as usize]
+}
+
+fn train_policy(way: &str, policy: usize) {
+    let device = Device::flex().autodiff();
+    let (policy, _) = Policy::ALL[policy];
+    let input = Tensor::random([16, 512], Distribution::Default, &device);
+    let model = Mlp::init(&device);
+    let mut turn = Turn::new();
+    if way == "stock" {
+        let mut step = policy.stock(model, input);
+        loop {
+            turn.wait();
+            step();
+        }
+    }
+    let mut step = policy.fused(model, input);
+    loop {
+        turn.wait();
+        step();
+    }
+}
+
+fn train_network(network: &str, optimizer: &str, way: &str) {
+    let device = &Device::flex().autodiff();
+    let optimizer = match (optimizer, way) {
+        ("Adam", "ours") => backburn::optim::AdamConfig::new().init(),
+        ("Adam", _) => AdamConfig::new().init(),
+        (_, "ours") => backburn::optim::AdamWConfig::new().init(),
+        _ => AdamWConfig::new().init(),
+    };
+    let image = |config: &VitConfig, batch| {
+        let size = config.image_size;
+        random([batch, config.channels, size, size], device)
+    };
+    match network {
+        "MLP 12 x (512, 2048)" => {
+            launch(Mlp::init(device), random([16, 512], device), optimizer, way)
+        }
+        "LSTM 2 x 256, 32 steps" => {
+            let input = random([16, 32, 256], device);
+            launch(Recurrent::init(device), input, optimizer, way);
+        }
+        vit => {
+            let (config, batch) = match vit {
+                "ViT digits, batch 64" => (VitConfig::digits(), 64),
+                "ViT-S/16, batch 1" => (VitConfig::vit_s_16(), 1),
+                _ => (VitConfig::vit_s_16(), 8),
+            };
+            launch(config.init(device), image(&config, batch), optimizer, way);
+        }
+    }
+}
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Default, device)
+}
+
+/// Trains on `input` for ever.
+fn launch<const D: usize, M>(model: M, input: Tensor<D>, optimizer: ModuleOptimizer, way: &str)
+where
+    M: LearnerModel + TrainStep<Input = Tensor<D>> + InferenceStep<Input = Tensor<D>>,
+    <M as TrainStep>::Output: 'static,
+    <M as InferenceStep>::Output: 'static,
+{
+    let folder = tempfile::tempdir().unwrap();
+    let rate = ConstantLr::new(LEARNING_RATE);
+    if let "stock" | "again" = way {
+        let learner = Learner::new(model, optimizer, rate);
+        training(folder.path(), input).launch(learner);
+    } else {
+        let learner = FusedLearner::new(model, optimizer, rate);
+        training(folder.path(), input).launch_fused(learner);
+    }
+}
+
+fn training<const D: usize, M>(folder: &std::path::Path, input: Tensor<D>) -> SupervisedTraining<M>
+where
+    M: LearnerModel + TrainStep<Input = Tensor<D>> + InferenceStep<Input = Tensor<D>>,
+{
+    let turn = Arc::new(Mutex::new(Turn::new()));
+    let loader = || DataLoaderBuilder::new(Same(input.clone())).batch_size(1);
+    let (train, valid) = (
+        loader().build(Turns(turn.clone())),
+        loader().build(Turns(turn)),
+    );
+    SupervisedTraining::new(folder, train, valid).with_application_logger(None)
+}
+
+/// A batch is loaded when the step before has ended.
+#[derive(Clone)]
+struct Turns(Arc<Mutex<Turn>>);
+
+impl Dataset<()> for Turns {
+    fn get(&self, _index: usize) -> Result<(), DatasetError> {
+        self.0.lock().unwrap().wait();
+        Ok(())
+    }
+
+    fn len(&self) -> usize {
+        1_000_000
+    }
+}
+
+struct Same<const D: usize>(Tensor<D>);
+
+impl<const D: usize> Batcher<(), Tensor<D>> for Same<D> {
+    fn batch(&self, _items: Vec<()>, _device: &Device) -> Tensor<D> {
+        self.0.clone()
+    }
 }

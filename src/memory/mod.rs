@@ -55,6 +55,7 @@ mod buffer;
 mod error;
 mod estimate;
 mod events;
+mod heap;
 #[cfg(feature = "train")]
 mod metric;
 #[cfg(feature = "plot")]
@@ -77,4 +78,5 @@ pub use size_match::match_pool_sizes;
 pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
 pub(crate) use events::Category;
+pub(crate) use heap::keep_pages;
 pub(crate) use recorder::{enter, enter_update, is_recording, show};

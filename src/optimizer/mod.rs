@@ -16,6 +16,7 @@ use burn::optim::{GradientsAccumulator, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 
 use crate::error::FusedError;
+use crate::memory;
 use crate::pass::Pass;
 use crate::policy::Policies;
 use crate::record;
@@ -86,6 +87,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     fn with_pass(model: M, pass: Arc<Pass>) -> Result<Self, FusedError> {
+        memory::keep_pages();
         let fused = Self {
             form: FusedForm::new(model, &pass)?,
             pass,

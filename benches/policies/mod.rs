@@ -1,0 +1,176 @@
+//! Every gradient policy in a stock loop and in a fused one.
+
+use backburn::{
+    FusedOptimizer, GlobalNormClipping, GradientStatistics, LossScalingConfig, Overflow,
+};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
+use burn::prelude::*;
+
+use crate::network::Network;
+
+/// Micro-batches of a step with accumulation.
+pub const GROUP: usize = 4;
+const LEARNING_RATE: f64 = 1e-4;
+const MAX_NORM: f64 = 1e-3;
+const LOSS_SCALE: f64 = 65536.0;
+
+/// What happens to the gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Plain,
+    Accumulation,
+    InState,
+    Exact,
+    Lagged,
+    SkipStep,
+    SkipParameter,
+    Statistics,
+}
+
+impl Policy {
+    pub const ALL: [(Self, &'static str); 8] = [
+        (Self::Plain, "plain"),
+        (Self::Accumulation, "accumulation of 4"),
+        (Self::InState, "accumulation of 4, in state"),
+        (Self::Exact, "clipping, exact"),
+        (Self::Lagged, "clipping, lagged"),
+        (Self::SkipStep, "loss scaling, skip step"),
+        (Self::SkipParameter, "loss scaling, one pass"),
+        (Self::Statistics, "hook with statistics"),
+    ];
+
+    /// A step of the fused optimizer, with Burn's AdamW where it can be. Returns the most gradients
+    /// that were alive at once.
+    pub fn fused<const D: usize, M: Network<D> + Module>(
+        self,
+        model: M,
+        input: Tensor<D>,
+    ) -> impl FnMut() -> Option<usize> {
+        let mut fused = match self {
+            Self::InState => {
+                let optimizer = backburn::optim::AdamWConfig::new().build();
+                FusedOptimizer::accumulating_in_state(model, optimizer)
+            }
+            _ => FusedOptimizer::new(model, AdamWConfig::new().init()),
+        };
+        let scaling = LossScalingConfig::new().with_initial_scale(LOSS_SCALE);
+        let one_pass = scaling.with_overflow(Overflow::SkipParameter);
+        fused = match self {
+            Self::Plain | Self::Accumulation | Self::InState => fused,
+            Self::Exact => fused.with_clipping(GlobalNormClipping::Exact(MAX_NORM)),
+            Self::Lagged => fused.with_clipping(GlobalNormClipping::Lagged(MAX_NORM)),
+            Self::SkipStep => fused.with_loss_scaling(scaling),
+            Self::SkipParameter => fused.with_loss_scaling(one_pass),
+            Self::Statistics => fused.with_hook(ParamGroup::all(), GradientStatistics::new()),
+        };
+        fused.count_gradients(true);
+        move || {
+            if let Self::Accumulation | Self::InState = self {
+                for _ in 1..GROUP {
+                    fused.accumulate(|model| model.loss(input.clone()));
+                }
+            }
+            fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
+            fused.last_step().gradients_alive
+        }
+    }
+
+    /// The same with Burn alone, after the backward pass.
+    pub fn stock<const D: usize, M: Network<D> + Module>(
+        self,
+        model: M,
+        input: Tensor<D>,
+    ) -> impl FnMut() {
+        let mut model = Some(model);
+        let mut optimizer = AdamWConfig::new().init();
+        let mut last_norm = 0.0;
+        let mut accumulator = GradientsAccumulator::new();
+        move || {
+            let current = model.take().expect("the step before has put it back");
+            let gradients = |scale: Option<f64>| {
+                let loss = current.loss(input.clone());
+                let loss = scale.map_or(loss.clone(), |scale| loss.mul_scalar(scale));
+                GradientsParams::from_grads(loss.backward(), &current)
+            };
+            let gradients = match self {
+                Self::Plain => gradients(None),
+                Self::Accumulation | Self::InState => {
+                    for _ in 0..GROUP {
+                        accumulator.accumulate(&current, gradients(None));
+                    }
+                    accumulator.grads()
+                }
+                Self::Exact | Self::Lagged => {
+                    let mut gradients = gradients(None);
+                    let norm = Each::measure(&current, &mut gradients);
+                    let norm = match self {
+                        Self::Exact => norm,
+                        _ => std::mem::replace(&mut last_norm, norm),
+                    };
+                    if norm > MAX_NORM {
+                        Each::scale(&current, &mut gradients, MAX_NORM / norm);
+                    }
+                    gradients
+                }
+                Self::SkipStep | Self::SkipParameter => {
+                    let mut gradients = gradients(Some(LOSS_SCALE));
+                    let norm = Each::measure(&current, &mut gradients);
+                    assert!(norm.is_finite());
+                    Each::scale(&current, &mut gradients, 1.0 / LOSS_SCALE);
+                    gradients
+                }
+                Self::Statistics => {
+                    let mut gradients = gradients(None);
+                    Each::measure(&current, &mut gradients);
+                    gradients
+                }
+            };
+            model = Some(optimizer.step(LEARNING_RATE, current, gradients));
+        }
+    }
+}
+
+/// Visits gradients.
+struct Each<'a> {
+    gradients: &'a mut GradientsParams,
+    squares: Option<Vec<Tensor<1>>>,
+    coefficient: Option<f64>,
+}
+
+impl Each<'_> {
+    /// The global norm.
+    fn measure<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
+        let mut each = Each {
+            gradients,
+            squares: Some(Vec::new()),
+            coefficient: None,
+        };
+        model.visit(&mut each);
+        let squares = Tensor::cat(each.squares.unwrap_or_default(), 0);
+        squares.sum().sqrt().into_scalar::<f64>()
+    }
+
+    fn scale<M: Module>(model: &M, gradients: &mut GradientsParams, coefficient: f64) {
+        model.visit(&mut Each {
+            gradients,
+            squares: None,
+            coefficient: Some(coefficient),
+        });
+    }
+}
+
+impl ModuleVisitor for Each<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(mut gradient) = self.gradients.remove::<D>(param.id) else {
+            return;
+        };
+        if let Some(squares) = &mut self.squares {
+            squares.push(gradient.clone().square().sum());
+        }
+        if let Some(coefficient) = self.coefficient {
+            gradient = gradient.mul_scalar(coefficient);
+        }
+        self.gradients.register(param.id, gradient);
+    }
+}
