@@ -6,6 +6,7 @@
 //! cargo run --release --example vit -- --help
 //! ```
 
+mod clipping;
 mod compare;
 mod data;
 mod model;
@@ -42,7 +43,10 @@ fn train(options: Options) -> Result<()> {
         Some(folder) => Split::folder(folder)?,
         None => Split::digits()?,
     };
-    let config = options.preset.config().with_classes(data.classes);
+    let mut config = options.preset.config().with_classes(data.classes);
+    if let Some(dropout) = options.dropout {
+        config = config.with_dropout(dropout);
+    }
 
     let folder = &options.output;
     let context = || format!("folder {} can't be written", folder.display());

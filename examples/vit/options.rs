@@ -20,6 +20,18 @@ pub struct Options {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub batch_size: u16,
 
+    /// Steps whose gradients are summed up for one update.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub accumulation: u16,
+
+    /// Clip the gradients by this global norm.
+    #[arg(long, value_parser = positive)]
+    pub clip_norm: Option<f64>,
+
+    /// Fraction of the activations that dropout drops, instead of the preset's.
+    #[arg(long, value_parser = fraction)]
+    pub dropout: Option<f64>,
+
     /// Largest learning rate, reached after a warm-up of one epoch.
     #[arg(long, default_value_t = 2e-3, value_parser = learning_rate)]
     pub learning_rate: f64,
@@ -57,6 +69,20 @@ fn learning_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
         _ => Err("a number above 0 and up to 1 is needed".to_string()),
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 => Ok(number),
+        _ => Err("a number above 0 is needed".to_string()),
+    }
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
+        _ => Err("a number from 0 and below 1 is needed".to_string()),
     }
 }
 

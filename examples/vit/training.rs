@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use backburn::GlobalNormClipping;
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
@@ -22,6 +23,7 @@ use burn::train::{
 };
 
 use crate::PEAK;
+use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::model::{Vit, VitConfig};
 use crate::options::Options;
@@ -94,24 +96,50 @@ pub fn run(
     let optimizer = options.optimizer.init();
     let scheduler = scheduler(options, data)?;
 
+    let training = Training {
+        options,
+        config,
+        data,
+        folder,
+    };
+
     // The two ways differ in two lines.
-    let result = match method {
-        Method::Fused => {
+    let (model, error) = match (method, options.clip_norm) {
+        (Method::Fused, None) => {
             let learner = FusedLearner::new(model, optimizer, scheduler);
-            training(options, config, data, folder).launch_fused(learner)
+            let result = training.builder().launch_fused(learner);
+            (result.model, result.error)
         }
-        Method::Stock => {
+        (Method::Stock, None) => {
             let learner = Learner::new(model, optimizer, scheduler);
-            training(options, config, data, folder).launch(learner)
+            let result = training.builder().launch(learner);
+            (result.model, result.error)
+        }
+        (Method::Fused, Some(max_norm)) => {
+            let learner = FusedLearner::new(model, optimizer, scheduler)
+                .with_clipping(GlobalNormClipping::Exact(max_norm));
+            let norm = learner.gradient_norm();
+            let training = training.builder().metric_train_numeric(norm);
+            let result = training.launch_fused(learner);
+            (result.model, result.error)
+        }
+        // Burn's learner can't clip by the global norm: the model has to.
+        (Method::Stock, Some(max_norm)) => {
+            let model = ClippedVit {
+                vit: model,
+                max_norm,
+            };
+            let learner = Learner::new(model, optimizer, scheduler);
+            let result = training.builder().launch(learner);
+            (result.model.vit, result.error)
         }
     };
-    if let Some(error) = result.error {
+    if let Some(error) = error {
         return Err(anyhow!("{error}"));
     }
     let time = start.elapsed();
     let peak = PEAK.peak_usage() - before;
 
-    let model = result.model;
     let accuracy = accuracy(&model, options, config, &data.valid)?;
     Ok(Outcome {
         model,
@@ -121,25 +149,37 @@ pub fn run(
     })
 }
 
-fn training<M>(
-    options: &Options,
-    config: &VitConfig,
-    data: &Split,
-    folder: &Path,
-) -> SupervisedTraining<M>
-where
-    M: LearnerModel,
-    M: TrainStep<Input = Batch, Output = ClassificationOutput>,
-    M: InferenceStep<Input = Batch, Output = ClassificationOutput>,
-{
-    let train = dataloader(options, config, &data.train, Some(options.seed));
-    let valid = dataloader(options, config, &data.valid, None);
-    SupervisedTraining::new(folder, train, valid)
-        .metrics((AccuracyMetric::new(), LossMetric::new()))
-        .metric_train_numeric(LearningRateMetric::new())
-        .with_default_checkpointers()
-        .num_epochs(options.epochs.into())
-        .summary()
+struct Training<'a> {
+    options: &'a Options,
+    config: &'a VitConfig,
+    data: &'a Split,
+    folder: &'a Path,
+}
+
+impl Training<'_> {
+    /// Burn's builder, which both ways share.
+    fn builder<M>(&self) -> SupervisedTraining<M>
+    where
+        M: LearnerModel,
+        M: TrainStep<Input = Batch, Output = ClassificationOutput>,
+        M: InferenceStep<Input = Batch, Output = ClassificationOutput>,
+    {
+        let Self {
+            options,
+            config,
+            data,
+            folder,
+        } = self;
+        let train = dataloader(options, config, &data.train, Some(options.seed));
+        let valid = dataloader(options, config, &data.valid, None);
+        SupervisedTraining::new(folder, train, valid)
+            .metrics((AccuracyMetric::new(), LossMetric::new()))
+            .metric_train_numeric(LearningRateMetric::new())
+            .with_default_checkpointers()
+            .grads_accumulation(options.accumulation.into())
+            .num_epochs(options.epochs.into())
+            .summary()
+    }
 }
 
 fn dataloader(
@@ -163,7 +203,8 @@ fn dataloader(
 /// A warm-up of one epoch, then a cosine to zero.
 fn scheduler(options: &Options, data: &Split) -> Result<ModuleLrScheduler> {
     let rate = options.learning_rate;
-    let epoch = data.train.len().div_ceil(options.batch_size.into());
+    let batches = data.train.len().div_ceil(options.batch_size.into());
+    let epoch = batches.div_ceil(options.accumulation.into());
     let rest = epoch * usize::from(options.epochs - 1).max(1);
     let warm_up = LinearLrSchedulerConfig::new(rate / 10.0, rate, epoch);
     let cosine = CosineAnnealingLrSchedulerConfig::new(rate, rest);

@@ -61,8 +61,12 @@ fn entry(value: Option<f64>) -> SerializedEntry {
     SerializedEntry::new(formatted, numeric(value).serialize())
 }
 
+/// What there is not has no weight in the mean of an epoch.
 fn numeric(value: Option<f64>) -> NumericEntry {
-    NumericEntry::Value(value.unwrap_or(f64::NAN))
+    NumericEntry::Aggregated {
+        aggregated_value: value.unwrap_or_default(),
+        count: value.is_some().into(),
+    }
 }
 
 impl Metric for StepMetric {
@@ -104,11 +108,11 @@ impl Metric for StepMetric {
 
 impl Numeric for StepMetric {
     fn value(&self) -> Option<NumericEntry> {
-        Some(numeric(self.current))
+        self.current.map(|value| numeric(Some(value)))
     }
 
     fn running_value(&self) -> Option<NumericEntry> {
-        Some(numeric(self.mean()))
+        self.mean().map(|value| numeric(Some(value)))
     }
 
     fn final_value(&self) -> NumericEntry {
