@@ -72,3 +72,8 @@ struct Readme;
 #[cfg(all(doctest, feature = "plot"))]
 #[doc = include_str!("../docs/memory.md")]
 struct MemoryDocs;
+
+/// And those in the documentation of the gradient policies.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/policies.md")]
+struct PolicyDocs;
