@@ -5,16 +5,20 @@
 //! ```
 //!
 //! Every row trains the MLP of the memory benchmark for five steps with Adam in f32 on wgpu, in a
-//! process of its own, and prints the most bytes that the device's pools reserved and had in use at
-//! the begin of an update or at the end of a step, in multiples of the parameters' bytes (P).
+//! process of its own, and prints the most bytes that the device's pools had reserved and had in use at
+//! the end of a step, in multiples of the parameters' bytes (P).
+//!
+//! Fused training is also tried with a flush before every update (`flush`), with waiting for the device
+//! (`sync`), and with weights and optimizer states in CubeCL's persistent allocations (`persistent`).
 
 mod network;
 
 use std::process::Command;
 
-use backburn::FusedOptimizer;
-use backburn::memory::{MemoryRecorder, match_pool_sizes};
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use backburn::memory::match_pool_sizes;
+use backburn::{FusedOptimizer, GradientFlow, GradientHook, HookedParameter};
+use burn::module::ParamGroup;
+use burn::optim::{AdamConfig, GradientsParams, LearningRate, Optimizer};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 
@@ -22,6 +26,7 @@ use network::{Mlp, Network};
 
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 1e-4;
+const WAYS: [&str; 6] = ["stock", "fused", "ours", "flush", "sync", "persistent"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args()
@@ -40,7 +45,7 @@ fn compare() {
         "pools", "", "reserved / P", "in use / P"
     );
     for pools in ["default", "size-match"] {
-        for way in ["stock", "fused", "fused-ours"] {
+        for way in WAYS {
             let mut process = Command::new(std::env::current_exe().expect("a program"));
             let status = process.args([pools, way]).status();
             assert!(status.is_ok_and(|status| status.success()), "{pools} {way}");
@@ -53,36 +58,105 @@ fn train(pools: &str, way: &str) {
         match_pool_sizes().expect("nothing was used before");
     }
     let device = Device::wgpu(Default::default()).autodiff();
+    let inner = device.clone().inner();
     let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
-    let model = Mlp::init(&device);
+    let model = match way {
+        "persistent" => device.memory_persistent_allocations((), |()| Mlp::init(&device)),
+        _ => Mlp::init(&device),
+    };
     let parameters = 4 * model.num_params();
-    let recorder = MemoryRecorder::start_on(&device).expect("the first recording");
-    match way {
-        "stock" => stock(model, input, &recorder),
-        "fused" => fused(model, input, AdamConfig::new().init()),
-        _ => fused(model, input, backburn::optim::AdamConfig::new().init()),
+    let adam = AdamConfig::new();
+    let mut step: Box<dyn FnMut()> = if way == "stock" {
+        stock(model, input)
+    } else {
+        let optimizer = match way {
+            "ours" => backburn::optim::AdamConfig::new().init(),
+            "persistent" => Persistent(adam.build()).into(),
+            _ => adam.init(),
+        };
+        let fused = FusedOptimizer::new(model, optimizer);
+        let before = |act: fn(&Device)| Before { device: inner, act };
+        let all = ParamGroup::all();
+        let fused = match way {
+            "flush" => fused.with_hook(all, before(|device| device.flush().unwrap())),
+            "sync" => fused.with_hook(all, before(|device| device.sync().unwrap())),
+            _ => fused,
+        };
+        steps(fused, input)
+    };
+    let (mut reserved, mut in_use) = (0, 0);
+    for _ in 0..STEPS {
+        step();
+        device.sync().unwrap();
+        let usage = device.memory_pool_usage().expect("wgpu tells");
+        reserved = reserved.max(usage.bytes_reserved as usize);
+        in_use = in_use.max(usage.bytes_in_use as usize);
     }
-    let timeline = recorder.finish().expect("steps were recorded");
     let multiple = |bytes: usize| bytes as f64 / parameters as f64;
     println!(
         "{pools:<14}{way:<16}{:>14.2}{:>12.2}",
-        multiple(timeline.peak_reserved().unwrap_or_default()),
-        multiple(timeline.peak().bytes.total())
+        multiple(reserved),
+        multiple(in_use)
     );
 }
 
-fn stock(mut model: Mlp, input: Tensor<2>, recorder: &MemoryRecorder) {
+fn stock(model: Mlp, input: Tensor<2>) -> Box<dyn FnMut()> {
     let mut optimizer = AdamConfig::new().init();
-    for _ in 0..STEPS {
-        let loss = recorder.forward(|| model.loss(input.clone()));
-        let gradients = recorder.backward(|| GradientsParams::from_grads(loss.backward(), &model));
-        model = recorder.update(|| optimizer.step(LEARNING_RATE, model, gradients));
+    let mut model = Some(model);
+    Box::new(move || {
+        let current = model.take().expect("the step before has put it back");
+        let gradients = current.loss(input.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &current);
+        model = Some(optimizer.step(LEARNING_RATE, current, gradients));
+    })
+}
+
+fn steps(mut fused: FusedOptimizer<Mlp>, input: Tensor<2>) -> Box<dyn FnMut()> {
+    Box::new(move || {
+        fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+    })
+}
+
+/// Does something before every update.
+struct Before {
+    device: Device,
+    act: fn(&Device),
+}
+
+impl GradientHook for Before {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        (self.act)(&self.device);
+        GradientFlow::Continue(gradient)
     }
 }
 
-fn fused(model: Mlp, input: Tensor<2>, optimizer: ModuleOptimizer) {
-    let mut fused = FusedOptimizer::new(model, optimizer);
-    for _ in 0..STEPS {
-        fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+/// An optimizer that makes its states in persistent allocations.
+#[derive(Clone)]
+struct Persistent<O>(O);
+
+impl<O: Optimizer> Optimizer for Persistent<O> {
+    type State<const D: usize> = O::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        if state.is_some() {
+            return self.0.step(lr, parameter, gradient, state);
+        }
+        let device = parameter.device();
+        let first = |(parameter, gradient)| self.0.step(lr, parameter, gradient, None);
+        device.memory_persistent_allocations((parameter, gradient), first)
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        O::to_device(state, device)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use backburn::FusedOptimizer;
+use backburn::{FusedOptimizer, GlobalNormClipping, LossScalingConfig};
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
@@ -182,6 +182,64 @@ fn fused_needs_little_more_than_parameters_state_and_activations() {
         (fused_peak as f64) < 0.85 * stock as f64,
         "{fused_peak} bytes, {stock} in stock"
     );
+}
+
+/// The most bytes above parameters and state of two steps after the first, each of four batches.
+fn peak_of_groups(mut fused: FusedOptimizer<Mlp>, x: &Tensor<2>) -> usize {
+    let mut group = || {
+        for _ in 0..3 {
+            fused.accumulate(|model| model.loss(x.clone()));
+        }
+        fused.step_repeatable(1e-3, |model| model.loss(x.clone()));
+    };
+    group();
+    peak(|| (0..2).for_each(|_| group()))
+}
+
+#[test]
+fn accumulation_takes_one_buffer_and_in_the_optimizer_state_none() {
+    let _alone = ALONE.lock();
+    let (depth, width) = (8, 128);
+    let x = x(width);
+    let model = || Mlp::init(depth, width, &device());
+    let parameters = 4 * model().num_params();
+    let adam = backburn::optim::AdamConfig::new();
+
+    let buffered = peak_of_groups(FusedOptimizer::new(model(), adam.init()), &x);
+    let in_state = FusedOptimizer::accumulating_in_state(model(), adam.build());
+    let in_state = peak_of_groups(in_state, &x);
+    let mut plain = FusedOptimizer::new(model(), adam.init());
+    plain.step(1e-3, |model| model.loss(x.clone()));
+    let plain = peak(|| drop(plain.step(1e-3, |model| model.loss(x.clone()))));
+
+    let multiple = |bytes: usize| bytes as f64 / parameters as f64;
+    let [buffered, in_state, plain] = [buffered, in_state, plain].map(multiple);
+    assert!(plain < 0.25, "{plain} P");
+    assert!(in_state < plain + 0.01, "{in_state} P, {plain} P without");
+    assert!(buffered > plain + 0.9, "a buffer of {buffered} P shows");
+    assert!(buffered < plain + 1.05, "{buffered} P, {plain} P without");
+}
+
+#[test]
+fn measuring_passes_release_their_gradients() {
+    let _alone = ALONE.lock();
+    let (depth, width) = (8, 128);
+    let x = x(width);
+    let model = || Mlp::init(depth, width, &device());
+    let parameters = 4 * model().num_params();
+    let fused = || FusedOptimizer::new(model(), AdamConfig::new().init());
+    let peak_of_step = |mut fused: FusedOptimizer<Mlp>| {
+        let mut step = || drop(fused.step_repeatable(1e-3, |model| model.loss(x.clone())));
+        step();
+        peak(step) as f64 / parameters as f64
+    };
+    let plain = peak_of_step(fused());
+    let exact = fused().with_clipping(GlobalNormClipping::Exact(1e-3));
+    let scaled = fused().with_loss_scaling(LossScalingConfig::new());
+    for peak in [peak_of_step(exact), peak_of_step(scaled)] {
+        // A gradient that is multiplied is no second one; its largest is 1/16 of the parameters.
+        assert!(peak < plain + 0.07, "{peak} P, {plain} P without");
+    }
 }
 
 #[test]

@@ -39,6 +39,10 @@ fn main() -> ExitCode {
 }
 
 fn train(options: Options) -> Result<()> {
+    // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    backburn::memory::match_pool_sizes()?;
+
     let data = match &options.images {
         Some(folder) => Split::folder(folder)?,
         None => Split::digits()?,
@@ -55,7 +59,7 @@ fn train(options: Options) -> Result<()> {
         .save(folder.join("config.json"))
         .with_context(context)?;
 
-    let device = Device::flex();
+    let device = options.device.device();
     device.seed(options.seed);
     let initial = folder.join("initial.bpk");
     let model = config.init(&device);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
 };
+use burn::tensor::Device;
 use clap::{Parser, ValueEnum};
 
 use crate::preset::Preset;
@@ -43,6 +44,10 @@ pub struct Options {
     /// Size of the model.
     #[arg(long, value_enum, default_value_t = Preset::Digits)]
     pub preset: Preset,
+
+    /// Where to train.
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    pub device: Backend,
 
     /// Seed of the weights, the order of the images and the dropout.
     #[arg(long, default_value_t = 42)]
@@ -83,6 +88,29 @@ fn fraction(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         _ => Err("a number from 0 and below 1 is needed".to_string()),
+    }
+}
+
+/// The backends that the example is built with.
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub enum Backend {
+    /// The CPU.
+    Flex,
+    #[cfg(feature = "wgpu")]
+    Wgpu,
+    #[cfg(feature = "cuda")]
+    Cuda,
+}
+
+impl Backend {
+    pub fn device(self) -> Device {
+        match self {
+            Self::Flex => Device::flex(),
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => Device::wgpu(Default::default()),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => Device::cuda(Default::default()),
+        }
     }
 }
 

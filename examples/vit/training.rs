@@ -90,7 +90,7 @@ pub fn run(
     PEAK.reset_peak_usage();
     let start = Instant::now();
 
-    let device = Device::flex().autodiff();
+    let device = options.device.device().autodiff();
     device.seed(options.seed);
     let model = config.init(&device).try_load_file(initial)?;
     let optimizer = options.optimizer.init();
@@ -220,7 +220,7 @@ fn scheduler(options: &Options, data: &Split) -> Result<ModuleLrScheduler> {
 fn accuracy(model: &Vit, options: &Options, config: &VitConfig, images: &Images) -> Result<f64> {
     let mut right = 0;
     let loader = dataloader(options, config, images, None);
-    for batch in loader.to_device(&Device::flex()).iter() {
+    for batch in loader.to_device(&options.device.device()).iter() {
         let Batch { images, labels } = batch?;
         let predicted = model.forward(images).argmax(1).squeeze_dim::<1>(1);
         right += predicted.equal(labels).int().sum().into_scalar::<i64>();
