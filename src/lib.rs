@@ -23,6 +23,7 @@
 //! |---|---|
 //! | `train` | Burn's `Learner` and training loop |
 //! | `optimizer` | the front door of a custom loop: a model, an optimizer, a step |
+//! | `checkpoint` | runs a block twice, so that its activations need not be kept |
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
@@ -40,6 +41,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod checkpoint;
 mod error;
 mod loss;
 pub mod memory;
@@ -47,6 +49,7 @@ pub mod optim;
 mod optimizer;
 mod pass;
 mod policy;
+mod random;
 mod record;
 mod report;
 mod slot;
@@ -54,6 +57,7 @@ mod tap;
 #[cfg(feature = "train")]
 pub mod train;
 
+pub use checkpoint::{Activations, checkpoint, checkpoint_sequential};
 pub use error::FusedError;
 pub use loss::Loss;
 pub use optimizer::FusedOptimizer;

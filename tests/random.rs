@@ -5,9 +5,9 @@
 #[path = "promises/compare.rs"]
 mod compare;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use backburn::{FusedOptimizer, GlobalNormClipping};
+use backburn::{FusedOptimizer, GlobalNormClipping, checkpoint};
 use burn::module::Module;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -97,6 +97,82 @@ fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     );
 }
 
+/// What a block draws in its runs, and what is drawn after the step.
+fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, Vec<f32>) {
+    let model = LinearConfig::new(3, 3).init(device);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let found = Arc::new(Mutex::new(Vec::new()));
+    device.seed(7);
+    fused.step(0.1, |model| {
+        let x = Tensor::<2>::ones([2, 3], device);
+        let noting = found.clone();
+        let inner = move |model: &Linear, x: Tensor<2>| {
+            let noise =
+                Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
+            let noise: Vec<f32> = noise.into_data().iter().collect();
+            noting.lock().unwrap().push(noise);
+            model.forward(x)
+        };
+        let outer = inner.clone();
+        let x = checkpoint(model, x, move |model: &Linear, x| {
+            outer(model, checkpoint(model, x, inner.clone()))
+        });
+        x.mean()
+    });
+    let after = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
+    let found = found.lock().unwrap().clone();
+    (found, after.into_data().iter().collect())
+}
+
+fn the_second_run_of_a_block_sees_the_numbers_of_the_first(device: &Device) {
+    let (found, after) = drawn(device, 3);
+    // Both blocks; then both again, the inner one without recording; then the inner one for good.
+    let [inner, outer, inner_2, outer_2, inner_3] = &found[..] else {
+        panic!("{} runs", found.len())
+    };
+    assert_eq!((inner, outer), (inner_2, outer_2));
+    assert_eq!(inner, inner_3);
+    assert_ne!(inner, outer);
+    // The rest does not depend on how many numbers a block draws.
+    assert_eq!(drawn(device, 100).1, after);
+    assert_ne!(drawn(device, 3).0[0], vec![after[0]; 6]);
+}
+
+/// Plain descent along the gradient of a function with dropout: were other elements dropped in the second
+/// run, the gradient would not be that of the loss.
+fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
+    let initial = Model::init(device);
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let checkpointed = |model: &Model| {
+        let x = x.clone();
+        checkpoint(model, x, |model: &Model, x| model.loss(x))
+    };
+    let loss_after = |rate: f64| {
+        let mut fused = FusedOptimizer::new(initial.clone(), SgdConfig::new().init());
+        device.seed(7);
+        let before = fused.step(rate, checkpointed).into_scalar::<f64>();
+        device.seed(7);
+        let after = fused.step(0.0, checkpointed).into_scalar::<f64>();
+        (before, after)
+    };
+    let (before, same) = loss_after(0.0);
+    assert_eq!(before, same, "the same seed gives the same loss");
+    // To first order, a step changes the loss by the rate times the squared norm of the gradient.
+    let mut measuring = FusedOptimizer::new(initial.clone(), SgdConfig::new().init())
+        .with_clipping(GlobalNormClipping::Lagged(1e9));
+    device.seed(7);
+    measuring.step(0.0, checkpointed);
+    let norm = measuring.last_step().gradient_norm.unwrap();
+    let rate = 1e-3;
+    let (before, after) = loss_after(rate);
+    let expected = rate * norm * norm;
+    let moved = before - after;
+    assert!(
+        (moved / expected - 1.0).abs() < 0.1,
+        "{moved}, {expected} expected"
+    );
+}
+
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
@@ -114,4 +190,14 @@ fn dropout_draws_the_numbers_of_stock_on_flex_and_ndarray() {
 #[test]
 fn both_passes_of_exact_clipping_drop_the_same_elements_on_flex_and_ndarray() {
     on_flex_and_ndarray(both_passes_of_exact_clipping_drop_the_same_elements);
+}
+
+#[test]
+fn the_second_run_of_a_block_sees_the_numbers_of_the_first_on_flex_and_ndarray() {
+    on_flex_and_ndarray(the_second_run_of_a_block_sees_the_numbers_of_the_first);
+}
+
+#[test]
+fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss_on_flex_and_ndarray() {
+    on_flex_and_ndarray(the_gradient_of_a_block_with_dropout_is_that_of_its_loss);
 }

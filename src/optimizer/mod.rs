@@ -1,6 +1,5 @@
 mod left;
 mod policies;
-mod replay;
 mod run;
 mod step;
 

@@ -8,7 +8,7 @@ use super::left;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
-use crate::pass::Phase;
+use crate::pass::{Phase, Scope};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
 use crate::slot::FusedForm;
@@ -54,6 +54,8 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         let (result, ended, error) = {
             let _running = self.pass.begin(phase, plan.clone());
+            // A second run of a block could not hand out the gradients of ordinary leaves.
+            let _scope = (self.left() == 0).then(Scope::enter_step);
             // Also when the closure panics: no slot may hold on to a graph.
             let _released = Released(&self.form);
             if memory::is_recording() {

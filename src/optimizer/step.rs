@@ -5,11 +5,11 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
-use super::replay::Replay;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::pass::Phase;
 use crate::policy::{Goal, LossScaler, Plan};
+use crate::random::Replay;
 use crate::slot::Statistics;
 
 impl<M: Module> FusedOptimizer<M> {
@@ -237,7 +237,7 @@ impl<M: Module> FusedOptimizer<M> {
         mut run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         let random = Replay::new(self.form.module.devices());
-        let statistics = Statistics::of(&self.form.module, self.form.inventory());
+        let statistics = Statistics::of(&self.form.module);
         random.start();
         let plan = self.policies.plan(Goal::Measure, None);
         let measured = run(self, plan.clone());

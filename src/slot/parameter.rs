@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{Slot, SlotReport};
 use crate::memory::{self, Category};
-use crate::pass::{Pass, Phase};
+use crate::pass::{Pass, Phase, Reader, Scope};
 use crate::policy::{Goal, Plan};
 use crate::tap::{GradientSink, lift, tap};
 
@@ -29,8 +29,12 @@ struct State<const D: usize> {
     /// Without autodiff. Empty only while the optimizer has it.
     value: Option<Tensor<D>>,
     accumulated: Option<Tensor<D>>,
-    /// The tap of this pass: every further read returns it, so autodiff sums the uses.
-    tapped: Option<Tensor<D>>,
+    /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
+    tapped: Option<(usize, Tensor<D>)>,
+    /// Gradients still to come: from taps, and from blocks that have yet to run a second time.
+    outstanding: usize,
+    /// The sum of those that have come.
+    partial: Option<Tensor<D>>,
     report: SlotReport,
     first_update: bool,
     /// The optimizer state holds gradients of a group that has not ended.
@@ -58,6 +62,8 @@ impl<const D: usize> ParameterSlot<D> {
                 value: Some(value),
                 accumulated: None,
                 tapped: None,
+                outstanding: 0,
+                partial: None,
                 report: SlotReport::new(tells_owners),
                 first_update: true,
                 unfinished: false,
@@ -92,8 +98,15 @@ impl<const D: usize> ParameterSlot<D> {
             "parameter `{path}` was read outside of a training step, from a model cloned out of \
              one: use `FusedOptimizer::model()` or `valid()` instead"
         );
+        if let Some(readers) = Scope::readers() {
+            if readers.lock().add(self.id, self.clone()) {
+                self.state.lock().outstanding += 1;
+            }
+            return self.constant();
+        }
+        let graph = Scope::graph();
         let mut state = self.state.lock();
-        if let Some(tapped) = &state.tapped {
+        if let Some((_, tapped)) = state.tapped.as_ref().filter(|(g, _)| *g == graph) {
             return tapped.clone();
         }
         assert!(
@@ -105,7 +118,8 @@ impl<const D: usize> ParameterSlot<D> {
         let tick = self.pass.next_tick(&value.device(), self.strategy);
         let census = self.pass.census();
         let tapped = tap(value, self.strategy, tick, self.clone(), census);
-        state.tapped = Some(tapped.clone());
+        state.tapped = Some((graph, tapped.clone()));
+        state.outstanding += 1;
         tapped
     }
 
@@ -116,6 +130,23 @@ impl<const D: usize> ParameterSlot<D> {
                 self.path
             )
         })
+    }
+
+    /// Does with the gradient of a pass what the pass is for.
+    fn complete(&self, state: &mut State<D>, gradient: Tensor<D>) {
+        state.report.received = true;
+        if !self.pass.admits() {
+            return;
+        }
+        let plan = self.pass.plan();
+        let gradient = match state.accumulated(plan.goal) {
+            Some(sum) => sum.add(gradient),
+            None => gradient,
+        };
+        match plan.goal {
+            Goal::Accumulate => state.accumulated = Some(gradient),
+            Goal::Measure | Goal::Update => self.spend(state, &plan, gradient),
+        }
     }
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
@@ -186,22 +217,25 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
         let state = &mut *state;
         // The tap is a second handle to the value.
         state.tapped = None;
-        state.report.received = true;
 
         let gradient = Tensor::<D>::from_dispatch(gradient);
         memory::show(Category::Gradient, &gradient);
-        if !self.pass.admits() {
-            return;
-        }
-        let plan = self.pass.plan();
-        let gradient = match state.accumulated(plan.goal) {
+        let gradient = match state.partial.take() {
             Some(sum) => sum.add(gradient),
             None => gradient,
         };
-        match plan.goal {
-            Goal::Accumulate => state.accumulated = Some(gradient),
-            Goal::Measure | Goal::Update => self.spend(state, &plan, gradient),
+        state.outstanding -= 1;
+        match state.outstanding {
+            0 => self.complete(state, gradient),
+            _ => state.partial = Some(gradient),
         }
+    }
+}
+
+/// A block that has read the parameter without recording reads it once more.
+impl<const D: usize> Reader for ParameterSlot<D> {
+    fn redeem(&self) {
+        self.state.lock().outstanding -= 1;
     }
 }
 
@@ -228,10 +262,14 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         let mut state = self.state.lock();
         let state = &mut *state;
         let plan = self.pass.plan();
+        state.tapped = None;
+        if let Some(gradient) = state.partial.take() {
+            // A use that the loss does not depend on.
+            return self.complete(state, gradient);
+        }
         if state.report.received || plan.goal == Goal::Accumulate || !self.pass.admits() {
             return;
         }
-        state.tapped = None;
         if let Some(gradient) = state.accumulated(plan.goal) {
             state.report.received = true;
             self.spend(state, &plan, gradient);
@@ -250,6 +288,8 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     fn end(&self) -> SlotReport {
         let mut state = self.state.lock();
         state.tapped = None;
+        state.partial = None;
+        state.outstanding = 0;
         std::mem::replace(&mut state.report, SlotReport::new(self.tells_owners))
     }
 

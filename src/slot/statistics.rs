@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::inventory::{Inventory, Role};
-
 /// What a forward pass changes in a module: the running statistics of its normalization layers, as
 /// they were at a moment.
 pub(crate) struct Statistics {
@@ -14,15 +12,12 @@ pub(crate) struct Statistics {
 
 impl Statistics {
     /// The statistics of `module` now.
-    pub(crate) fn of<M: Module>(module: &M, inventory: &Inventory) -> Self {
+    pub(crate) fn of<M: Module>(module: &M) -> Self {
         merge_pending(module);
-        let mut statistics = Collect {
-            inventory,
-            values: HashMap::new(),
-        };
+        let mut statistics = Collect::default();
         module.visit(&mut statistics);
         Self {
-            values: statistics.values,
+            values: statistics.0,
         }
     }
 
@@ -39,16 +34,15 @@ fn merge_pending<M: Module>(module: &M) {
     drop(module.valid());
 }
 
-struct Collect<'a> {
-    inventory: &'a Inventory,
-    values: HashMap<ParamId, Box<dyn Any>>,
-}
+#[derive(Default)]
+struct Collect(HashMap<ParamId, Box<dyn Any>>);
 
-impl ModuleVisitor for Collect<'_> {
+impl ModuleVisitor for Collect {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // Frozen parameters are among them; putting them back changes nothing.
-        if self.inventory.role(param.id) == Some(Role::Frozen) {
-            self.values.insert(param.id, Box::new(param.base()));
+        let value = param.base();
+        if !value.is_tracked() {
+            self.0.insert(param.id, Box::new(value));
         }
     }
 }

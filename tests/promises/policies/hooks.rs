@@ -15,9 +15,9 @@ use crate::backends::on_every_backend;
 
 /// Notes what it is called with.
 #[derive(Clone, Default)]
-struct Noting(Arc<Mutex<Vec<Note>>>);
+pub struct Noting(pub Arc<Mutex<Vec<Note>>>);
 
-type Note = (String, ParamId, TensorData, TensorData);
+pub type Note = (String, ParamId, TensorData, TensorData);
 
 impl GradientHook for Noting {
     fn call<const D: usize>(
@@ -26,9 +26,13 @@ impl GradientHook for Noting {
         gradient: Tensor<D>,
     ) -> GradientFlow<D> {
         let mut notes = self.0.lock().unwrap();
-        let value = parameter.value.to_data();
         let path = parameter.path.to_string();
-        notes.push((path, parameter.id, value, gradient.to_data()));
+        // Copied at once: on wgpu the data show what is written in place later.
+        let copy = |tensor: &Tensor<D>| {
+            let data = tensor.to_data();
+            TensorData::new(data.iter::<f32>().collect::<Vec<_>>(), data.shape())
+        };
+        notes.push((path, parameter.id, copy(parameter.value), copy(&gradient)));
         GradientFlow::Continue(gradient)
     }
 }

@@ -2,7 +2,7 @@
 
 mod accumulation;
 mod clipping;
-mod hooks;
+pub mod hooks;
 mod in_state;
 mod scaling;
 

@@ -1,5 +1,7 @@
 //! One forward and backward pass: what every slot of a model shares while it lasts.
 
+mod scope;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,6 +14,8 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use crate::error::FusedError;
 use crate::policy::{Plan, Update};
 use crate::tap::{Census, Clock};
+
+pub(crate) use scope::{Reader, Readers, Scope, mix};
 
 /// Where a pass stands, and so what a slot may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +40,9 @@ struct State {
     error: Option<FusedError>,
     /// Set when a loss has been scaled, if the closure must see to that.
     scaled: Option<Arc<AtomicBool>>,
+    /// The number of parameters read in `graph`, the last that one was read in.
     reads: usize,
+    graph: usize,
     clocks: Vec<Clock>,
     census: Option<Arc<Census>>,
     update: Update,
@@ -51,6 +57,7 @@ impl Pass {
                 error: None,
                 scaled: None,
                 reads: 0,
+                graph: 0,
                 clocks: Vec::new(),
                 census: None,
                 update: Update::new(optimizer),
@@ -122,6 +129,10 @@ impl Pass {
         strategy: GradientCheckpointingStrategy,
     ) -> DispatchTensor {
         let mut state = self.state.lock();
+        let graph = Scope::graph();
+        if graph != state.graph {
+            (state.graph, state.reads) = (graph, 0);
+        }
         let read = state.reads;
         state.reads += 1;
         state.clock(device, strategy).tick(read)

@@ -1,0 +1,180 @@
+//! Activation checkpointing by block.
+
+mod activations;
+mod extension;
+mod segment;
+
+use std::any::type_name;
+
+use burn::backend::Dispatch;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+pub use activations::Activations;
+use activations::{Keep, Lift, Pack, Unpack};
+use extension::CheckpointBackend;
+use segment::Segment;
+
+use crate::pass::{Scope, mix};
+use crate::random::{self, draw_seed};
+
+/// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
+///
+/// The block runs without recording, and once more, recorded, when the backward pass reaches it; its
+/// parameters are finished there. Used inside the `forward` of a model, which works everywhere: outside
+/// of a fused step (stock training, validation, inference) `forward` is simply called.
+///
+/// ```
+/// use backburn::{FusedOptimizer, checkpoint};
+/// use burn::module::Module;
+/// use burn::nn::{Gelu, Linear, LinearConfig};
+/// use burn::optim::AdamConfig;
+/// use burn::tensor::{Device, Tensor};
+///
+/// #[derive(Module, Debug)]
+/// struct Mlp {
+///     blocks: Vec<Linear>,
+/// }
+///
+/// impl Mlp {
+///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         self.blocks.iter().fold(x, |x, block| {
+///             checkpoint(block, x, |block, x| Gelu::new().forward(block.forward(x)))
+///         })
+///     }
+/// }
+///
+/// # let device = Device::flex().autodiff();
+/// # let blocks = (0..4).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
+/// # let x = Tensor::<2>::ones([3, 8], &device);
+/// let mut fused = FusedOptimizer::new(Mlp { blocks }, AdamConfig::new().init());
+/// fused.step(1e-3, |model| model.forward(x).mean());
+/// ```
+///
+/// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are float
+/// tensors of any rank, integer and boolean ones, and tuples, options and lists of them. Blocks may share
+/// weights and nest. Both runs see the same random numbers: every block gets a seed of its own, drawn once
+/// a step from the generator of its device, so with dropout a run differs from one without checkpointing
+/// as one seed from another. Running statistics are updated once.
+///
+/// A model with parameters [left](crate::FusedOptimizer::left) to the end of the pass is not
+/// checkpointed: `forward` is simply called.
+///
+/// PyTorch knows it as
+/// [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html); it was proposed by
+/// [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
+///
+/// # Panics
+///
+/// If `forward` returns a tensor that depends on a trainable tensor from outside the block, no float
+/// tensor, or float tensors of several dtypes; in the backward pass, if the second run returns tensors of
+/// another size. Parameters whose gradient had not arrived are unchanged then.
+pub fn checkpoint<B, X, Y>(block: &B, input: X, forward: impl Fn(&B, X) -> Y + Send + 'static) -> Y
+where
+    B: Module + 'static,
+    X: Activations,
+    Y: Activations,
+{
+    if !Scope::is_entered() {
+        return forward(block, input);
+    }
+    let name = type_name::<B>();
+    let mut keep = Keep::default();
+    let mut inputs = Pack::default();
+    let input = input.map_floats(&mut inputs);
+    let kept = input.map_floats(&mut keep);
+    let strategy = keep.strategy;
+
+    let mut devices = block.devices();
+    devices.extend(keep.devices);
+    let devices: Vec<_> = devices.into_iter().map(|device| device.inner()).collect();
+    let device = devices.first().cloned().unwrap_or_default();
+    let seed = Scope::next_seed(|| draw_seed(&device));
+    let is_recording = Scope::readers().is_none();
+
+    let (output, readers) = {
+        let (_scope, readers) = Scope::enter_unrecorded(seed);
+        random::seed(&devices, seed);
+        let output = forward(block, kept.clone().map_floats(&mut Lift { strategy }));
+        random::seed(&devices, mix(seed, 1));
+        (output, readers)
+    };
+    if !is_recording {
+        return output;
+    }
+
+    let mut outputs = Pack::default();
+    let output = output.map_floats(&mut outputs);
+    assert!(
+        !outputs.is_tracked(),
+        "the checkpointed block `{name}` returns a tensor that depends on a trainable tensor from \
+         outside of it: pass that as an input"
+    );
+    let outputs = outputs.pack(name);
+    let outputs = outputs.unwrap_or_else(|| {
+        panic!(
+            "the checkpointed block `{name}` returns no float tensor: call it without checkpoint"
+        )
+    });
+    let strategy = outputs
+        .gradient_checkpointing_strategy()
+        .unwrap_or_default();
+    let constant = || {
+        let nothing = Tensor::<1>::zeros([1], &device);
+        Tensor::from_inner(nothing).with_gradient_checkpointing_strategy(strategy)
+    };
+    let segment = Segment {
+        block: block.clone(),
+        input: kept,
+        tracked: keep.tracked,
+        forward,
+        strategy,
+        devices: devices.clone(),
+        seed,
+        readers,
+    };
+    let packed = <Dispatch as CheckpointBackend>::checkpoint(
+        inputs.pack(name).unwrap_or_else(constant).into_dispatch(),
+        // Tracked, so that the block runs again if none of its inputs is. A leaf of its own: graphs that
+        // share a node are one.
+        constant().require_grad().into_dispatch(),
+        outputs.into_dispatch(),
+        segment.into_rerun(),
+    );
+    output.map_floats(&mut Unpack::new(Tensor::from_dispatch(packed)))
+}
+
+/// [`checkpoint`]s the blocks of a stack in segments of equal length.
+///
+/// With `segments` segments of `n` blocks, their inputs are kept, and the activations of one segment at a
+/// time: without a number, it is the root of `n`, rounded up, which keeps least
+/// ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
+///
+/// # Panics
+///
+/// If `segments` is zero; as [`checkpoint`].
+pub fn checkpoint_sequential<B, X>(
+    blocks: &[B],
+    input: X,
+    segments: impl Into<Option<usize>>,
+    forward: impl Fn(&B, X) -> X + Clone + Send + 'static,
+) -> X
+where
+    B: Module + 'static,
+    X: Activations,
+{
+    let root = || (blocks.len() as f64).sqrt().ceil() as usize;
+    let segments = segments.into().unwrap_or_else(root);
+    assert!(
+        segments > 0 || blocks.is_empty(),
+        "a stack of {} blocks can't be checkpointed in 0 segments",
+        blocks.len()
+    );
+    let length = blocks.len().div_ceil(segments.max(1)).max(1);
+    blocks.chunks(length).fold(input, |input, segment| {
+        let forward = forward.clone();
+        checkpoint(&segment.to_vec(), input, move |segment, input| {
+            segment.iter().fold(input, |x, block| forward(block, x))
+        })
+    })
+}

@@ -1,0 +1,116 @@
+use std::any::type_name;
+use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::module::Module;
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use parking_lot::Mutex;
+
+use super::activations::{Activations, Leaves, Pack, joined};
+use super::extension::Rerun;
+use crate::pass::{Readers, Scope, mix};
+use crate::random;
+use crate::slot::Statistics;
+
+/// A block that has run without recording, with what its second run needs.
+pub(super) struct Segment<B, X, F> {
+    pub(super) block: B,
+    /// Without autodiff.
+    pub(super) input: X,
+    /// Which of the inputs need a gradient.
+    pub(super) tracked: Vec<bool>,
+    pub(super) forward: F,
+    pub(super) strategy: GradientCheckpointingStrategy,
+    pub(super) devices: Vec<Device>,
+    pub(super) seed: u64,
+    /// The parameters that wait for the second run.
+    pub(super) readers: Arc<Mutex<Readers>>,
+}
+
+impl<B, X, Y, F> Segment<B, X, F>
+where
+    B: Module + 'static,
+    X: Activations,
+    Y: Activations,
+    F: Fn(&B, X) -> Y + Send + 'static,
+{
+    pub(super) fn into_rerun(self) -> Arc<dyn Rerun> {
+        Arc::new(Waiting(Mutex::new(Some(self))))
+    }
+
+    /// Runs the block again, recorded, and back with the `gradient` of its packed output. Returns the
+    /// gradient of its packed input.
+    fn run(self, gradient: Tensor<1>) -> Tensor<1> {
+        let name = type_name::<B>();
+        let statistics = Statistics::of(&self.block);
+        let mut leaves = Leaves {
+            strategy: self.strategy,
+            tracked: self.tracked.iter(),
+            gradients: Vec::new(),
+        };
+        let output = {
+            let _scope = Scope::enter_second_run(self.seed);
+            random::seed(&self.devices, self.seed);
+            let input = self.input.map_floats(&mut leaves);
+            let mut output = Pack::default();
+            (self.forward)(&self.block, input).map_floats(&mut output);
+            random::seed(&self.devices, mix(self.seed, 2));
+            output.pack(name)
+        };
+        drop(statistics.put_back(self.block));
+        for reader in self.readers.lock().take() {
+            reader.redeem();
+        }
+        let output = output.filter(|output| output.dims() == gradient.dims());
+        let output = output.unwrap_or_else(|| {
+            panic!(
+                "the second run of the checkpointed block `{name}` returned other tensors than the \
+                 first: it must compute the same from its inputs"
+            )
+        });
+        let gradient = Tensor::from_inner(gradient);
+        let gradient = gradient.with_gradient_checkpointing_strategy(self.strategy);
+        // The gradient of the sum of the products is `gradient`, to the bit.
+        let loss = (output * gradient).sum();
+        let gradients = match loss.is_tracked() {
+            true => loss.backward(),
+            false => leaf(&loss).backward(),
+        };
+        let found = leaves.gradients.into_iter().map(|find| find(&gradients));
+        let found: Vec<_> = found.collect();
+        match found.is_empty() {
+            true => Tensor::zeros([1], &loss.device().inner()),
+            false => joined(found),
+        }
+    }
+}
+
+/// A graph in which there is no gradient for anything.
+fn leaf(like: &Tensor<1>) -> Tensor<1> {
+    like.zeros_like().require_grad()
+}
+
+/// A segment until its second run, of which there is one.
+struct Waiting<S>(Mutex<Option<S>>);
+
+impl<B, X, Y, F> Rerun for Waiting<Segment<B, X, F>>
+where
+    B: Module + 'static,
+    X: Activations,
+    Y: Activations,
+    F: Fn(&B, X) -> Y + Send + 'static,
+{
+    fn rerun(&self, gradient: DispatchTensor) -> DispatchTensor {
+        let segment = self.0.lock().take();
+        let segment = segment.expect("a backward pass reaches every node once");
+        let gradient = Tensor::from_dispatch(gradient);
+        segment.run(gradient).into_dispatch()
+    }
+}
+
+impl<B, X, F> Debug for Waiting<Segment<B, X, F>> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Segment({})", type_name::<B>())
+    }
+}

@@ -1,0 +1,342 @@
+//! A model with checkpointed blocks trains as the model without. (Dropout in them is in
+//! `tests/random.rs`.)
+
+use backburn::{FusedError, FusedOptimizer, GlobalNormClipping, checkpoint, checkpoint_sequential};
+use burn::module::{Module, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{LayerNorm, LayerNormConfig};
+use burn::optim::{AdamWConfig, SgdConfig};
+use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const RATE: f64 = 1e-2;
+
+#[derive(Module, Debug)]
+struct Block {
+    expand: Linear,
+    norm: BatchNorm,
+    contract: Linear,
+}
+
+impl Block {
+    fn init(device: &Device) -> Self {
+        Self {
+            expand: LinearConfig::new(6, 12).init(device),
+            norm: BatchNormConfig::new(12).init(device),
+            contract: LinearConfig::new(12, 6).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let hidden = self.norm.forward(self.expand.forward(x.clone())).tanh();
+        x + self.contract.forward(hidden)
+    }
+}
+
+#[derive(Module, Debug)]
+struct Stack {
+    input: Linear,
+    blocks: Vec<Block>,
+    output: Linear,
+}
+
+impl Stack {
+    fn init(device: &Device) -> Self {
+        Self {
+            input: LinearConfig::new(6, 6).init(device),
+            blocks: (0..4).map(|_| Block::init(device)).collect(),
+            output: LinearConfig::new(6, 2).init(device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>, blocks: impl Fn(&[Block], Tensor<2>) -> Tensor<2>) -> Tensor<1> {
+        let x = blocks(&self.blocks, self.input.forward(x));
+        self.output.forward(x).powi_scalar(2).mean()
+    }
+}
+
+fn plain(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
+    blocks.iter().fold(x, |x, block| block.forward(x))
+}
+
+fn each(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
+    let run = |block: &Block, x| block.forward(x);
+    blocks.iter().fold(x, |x, block| checkpoint(block, x, run))
+}
+
+fn sequential(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
+    checkpoint_sequential(blocks, x, None, Block::forward)
+}
+
+/// Blocks in segments, and in them every block once more.
+fn nested(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
+    checkpoint_sequential(blocks, x, 2, |block, x| {
+        checkpoint(block, x, |block: &Block, x| block.forward(x))
+    })
+}
+
+/// The first block with its input as the first operation on the data.
+fn first_and_last(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
+    let [first, middle @ .., last] = blocks else {
+        unreachable!()
+    };
+    let x = checkpoint(first, x, |block: &Block, x| block.forward(x));
+    checkpoint(last, plain(middle, x), |block: &Block, x| block.forward(x))
+}
+
+fn xs(device: &Device) -> Vec<Tensor<2>> {
+    let x = || Tensor::random([5, 6], Distribution::Default, device);
+    (0..5).map(|_| x()).collect()
+}
+
+fn checkpointed_blocks_train_as_plain_ones(device: &Device) {
+    let initial = Stack::init(device);
+    let copy = || copy(&initial, || Stack::init(device));
+    let xs = xs(device);
+    let loss = |model: &Stack, step: usize| model.loss(xs[step].clone(), plain);
+    let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, loss);
+    let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 4] =
+        [each, sequential, nested, first_and_last];
+    for way in ways {
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        train_fused(&mut fused, 5, RATE, |model, step| {
+            model.loss(xs[step].clone(), way)
+        });
+        assert_eq!(fused.last_step().without_gradient, 0);
+        // Burn merges running statistics when they are read.
+        assert_equal_weights(&stock.valid(), &fused.valid());
+        assert_changed(&initial, &fused.model(), |_| true);
+    }
+}
+
+fn outside_of_a_fused_step_a_block_is_simply_called(device: &Device) {
+    let model = Stack::init(device);
+    let x = xs(device).remove(0);
+    let [with, without] = [each, plain].map(|way| model.loss(x.clone(), way));
+    let gradient = |loss: Tensor<1>| {
+        let gradients = loss.backward();
+        let gradient = model.blocks[0].expand.weight.val().grad(&gradients);
+        gradient.unwrap().into_data()
+    };
+    gradient(with).assert_approx_eq::<f32>(&gradient(without), Default::default());
+
+    let fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let valid = fused.valid();
+    let x = x.inner();
+    let [with, without] = [each, plain].map(|way| valid.loss(x.clone(), way).into_data());
+    with.assert_approx_eq::<f32>(&without, Default::default());
+}
+
+fn accumulation_and_clipping_work_with_checkpointed_blocks(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_clipping(GlobalNormClipping::Exact(0.05));
+        for pair in xs.chunks_exact(2) {
+            fused.accumulate(|model| model.loss(pair[0].clone(), way));
+            fused.step_repeatable(RATE, |model| model.loss(pair[1].clone(), way));
+            assert!(fused.last_step().clipping.unwrap() < 1.0);
+        }
+        fused.valid()
+    };
+    let plain = train(plain);
+    assert_equal_weights(&plain, &train(each));
+    assert_equal_weights(&plain, &train(nested));
+}
+
+/// A network of tokens: integers go in, a mask passes through, the embedding is the output layer, two
+/// blocks share a weight.
+#[derive(Module, Debug)]
+struct Tokens {
+    embedding: Embedding,
+    norm: LayerNorm,
+    shared: Linear,
+    own: Linear,
+}
+
+impl Tokens {
+    fn init(device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(11, 8).init(device),
+            norm: LayerNormConfig::new(8).init(device),
+            shared: LinearConfig::new(8, 8).init(device),
+            own: LinearConfig::new(8, 8).init(device),
+        }
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>, checkpoints: bool) -> Tensor<1> {
+        type Activations = (Tensor<3>, Tensor<3>, Tensor<3, Bool>);
+
+        fn embed(model: &Tokens, tokens: Tensor<2, Int>) -> (Tensor<3>, Tensor<3, Bool>) {
+            let x = model.embedding.forward(tokens);
+            let mask = x.clone().greater_equal_scalar(0.0);
+            (x, mask)
+        }
+        fn first(model: &Tokens, (x, mask): (Tensor<3>, Tensor<3, Bool>)) -> Activations {
+            let hidden = model.shared.forward(x.clone()).mask_fill(mask.clone(), 0.5);
+            (x, hidden.tanh(), mask)
+        }
+        fn second(model: &Tokens, (x, hidden, mask): Activations) -> Tensor<3> {
+            let hidden = model.shared.forward(hidden).mask_fill(mask, 0.1);
+            model.norm.forward(x + model.own.forward(hidden.tanh()))
+        }
+        let x = match checkpoints {
+            true => {
+                let activations = checkpoint(self, tokens.clone(), embed);
+                let activations = checkpoint(self, activations, first);
+                checkpoint(self, activations, second)
+            }
+            false => second(self, first(self, embed(self, tokens.clone()))),
+        };
+        // The embedding once more, outside.
+        let logits = x.matmul(self.embedding.weight.val().transpose().unsqueeze());
+        logits.powi_scalar(2).mean()
+    }
+}
+
+fn several_inputs_and_outputs_and_shared_weights_train_as_plain_ones(device: &Device) {
+    let initial = Tokens::init(device);
+    let copy = || copy(&initial, || Tokens::init(device));
+    let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 10], [0, 2, 2, 7]], device);
+    let loss = |model: &Tokens, _| model.loss(tokens.clone(), false);
+    let stock = train_stock(copy(), &mut SgdConfig::new().init(), 3, RATE, loss);
+    let mut fused = FusedOptimizer::new(copy(), SgdConfig::new().init());
+    train_fused(&mut fused, 3, RATE, |model, _| {
+        model.loss(tokens.clone(), true)
+    });
+    assert_eq!(fused.last_step().without_gradient, 0);
+    assert_eq!(fused.last_step().updated, 7);
+    assert_equal_weights(&stock, &fused.model());
+}
+
+fn frozen_parts_and_unused_outputs_stay(device: &Device) {
+    let initial = Stack::init(device);
+    let x = xs(device).remove(0);
+    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&initial, || Stack::init(device));
+        let frozen = ParamGroup::from_predicate("blocks.1");
+        let mut fused = FusedOptimizer::new(model.freeze_group(frozen), SgdConfig::new().init());
+        fused.step(RATE, |model| {
+            let x = model.input.forward(x.clone());
+            // Computed, and not part of the loss: its parameters get no gradient.
+            way(&model.blocks[3..], x.clone());
+            model.output.forward(way(&model.blocks[..3], x)).mean()
+        });
+        assert_eq!(fused.last_step().without_gradient, 6);
+        fused.valid()
+    };
+    let checkpointed = train(each);
+    assert_equal_weights(&train(plain), &checkpointed);
+    for ((path, before), (_, after)) in weights(&initial).iter().zip(weights(&checkpointed)) {
+        let stays = path.starts_with("blocks.1") || path.starts_with("blocks.3");
+        let same = before.as_bytes() == after.as_bytes();
+        assert!(
+            same || !stays || path.contains("running"),
+            "`{path}` changed"
+        );
+    }
+}
+
+on_every_backend!(
+    checkpointed_blocks_train_as_plain_ones,
+    outside_of_a_fused_step_a_block_is_simply_called,
+    accumulation_and_clipping_work_with_checkpointed_blocks,
+    several_inputs_and_outputs_and_shared_weights_train_as_plain_ones,
+    frozen_parts_and_unused_outputs_stay,
+);
+
+#[test]
+fn the_gradient_of_the_whole_models_input_is_right() {
+    let device = Device::flex().autodiff();
+    let model = Stack::init(&device);
+    let x = xs(&device).remove(0).require_grad();
+    let gradient = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&model, || Stack::init(&device));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+        let noting = crate::policies::hooks::Noting::default();
+        fused = fused.with_hook(ParamGroup::from_path("input.weight"), noting.clone());
+        fused.step(RATE, |model| model.loss(x.clone(), way));
+        let notes = noting.0.lock().unwrap();
+        notes[0].3.clone()
+    };
+    assert_eq!(gradient(plain).as_bytes(), gradient(each).as_bytes());
+}
+
+#[test]
+fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let x = xs(&device).remove(0);
+    let step = std::panic::AssertUnwindSafe(|| {
+        fused.step(RATE, |model| {
+            let x = model.input.forward(x.clone());
+            let outside = x.clone();
+            let sum = move |block: &Block, x| block.forward(x) + outside.clone();
+            checkpoint(&model.blocks[0], x, sum).mean()
+        });
+    });
+    let payload = std::panic::catch_unwind(step).unwrap_err();
+    let message = payload.downcast_ref::<String>().unwrap();
+    assert!(
+        message.contains("Block` returns a tensor that depends"),
+        "{message}"
+    );
+    assert_equal_weights(&before, &fused.model());
+}
+
+#[test]
+fn a_panic_in_the_second_run_leaves_the_block_as_it_was() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let x = xs(&device).remove(0);
+    let step = std::panic::AssertUnwindSafe(|| {
+        let runs = Arc::new(AtomicUsize::new(0));
+        fused.step(RATE, |model| {
+            model.loss(x.clone(), |blocks, x| {
+                let runs = runs.clone();
+                let once = move |block: &Block, x| {
+                    assert_eq!(runs.fetch_add(1, Ordering::Relaxed), 0, "only once");
+                    block.forward(x)
+                };
+                plain(&blocks[1..], checkpoint(&blocks[0], x, once))
+            })
+        });
+    });
+    let payload = std::panic::catch_unwind(step).unwrap_err();
+    let message = payload.downcast_ref::<String>().unwrap();
+    assert!(message.contains("only once"), "{message}");
+    for ((path, before), (_, after)) in weights(&before).iter().zip(weights(&fused.model())) {
+        let behind = !path.starts_with("input") && !path.starts_with("blocks.0");
+        let same = before.as_bytes() == after.as_bytes();
+        assert!(
+            same || behind || path.contains("running"),
+            "`{path}` changed"
+        );
+    }
+    // Training goes on.
+    fused.step(RATE, |model| model.loss(x.clone(), each));
+    assert_eq!(fused.last_step().without_gradient, 0);
+    assert!(matches!(
+        fused.try_step_accumulated(RATE),
+        Err(FusedError::NothingAccumulated)
+    ));
+}
+
+#[test]
+#[should_panic(expected = "in 0 segments")]
+fn no_segments_are_refused() {
+    let device = Device::flex().autodiff();
+    let model = Stack::init(&device);
+    checkpoint_sequential(&model.blocks, xs(&device).remove(0), 0, Block::forward);
+}
