@@ -10,8 +10,8 @@
 //! through `FusedOptimizer`, and prints the most bytes allocated at once, in multiples of the bytes
 //! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
 //! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
-//! is fused training with Burn's `gradient_checkpointing()`. `alive` is the most parameter gradients
-//! that existed at once.
+//! is fused training with Burn's `gradient_checkpointing()`, `block` with `checkpoint` around every
+//! block. `alive` is the most parameter gradients that existed at once.
 //!
 //! The second table takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
 //! in one with `FusedOptimizer`.
@@ -48,13 +48,14 @@ fn main() {
 
     if chosen.iter().all(|part| part != "policies") {
         println!(
-            "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>8}",
-            "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "alive"
+            "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>10}{:>8}",
+            "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "block", "alive"
         );
     }
     let name = "MLP 12 x (512, 2048)";
     if is_chosen(name) {
-        row(Mlp::init, name, [16, 512]);
+        let init = |device: &Device, blocks| Mlp::init(device).with_checkpoint_blocks(blocks);
+        row(init, name, [16, 512]);
     }
     for (name, config, batch) in [
         ("ViT digits, batch 64", VitConfig::digits(), 64),
@@ -67,7 +68,11 @@ fn main() {
         let size = config.image_size;
         let shape = [batch, config.channels, size, size];
         if is_chosen(name) {
-            row(|device| config.init(device), name, shape);
+            let init = |device: &Device, blocks| {
+                let config = config.clone().with_checkpoint_blocks(blocks);
+                config.init(device)
+            };
+            row(init, name, shape);
         }
     }
     if is_chosen("policies") {
@@ -106,8 +111,8 @@ fn policy_rows() {
     }
 }
 
-/// Trains both ways and prints the peaks.
-fn row<const D: usize, M>(init: impl Fn(&Device) -> M, name: &str, input: [usize; D])
+/// Trains both ways and prints the peaks. `init` is told whether to checkpoint blocks.
+fn row<const D: usize, M>(init: impl Fn(&Device, bool) -> M, name: &str, input: [usize; D])
 where
     M: Network<D> + TrainStep<Input = Tensor<D>> + InferenceStep,
     M: Module + std::fmt::Display + 'static,
@@ -118,7 +123,7 @@ where
     let mut parameters = 0;
     let mut largest = 0;
     let stock = peak(|| {
-        let model = init(&device);
+        let model = init(&device, false);
         parameters = size_of::<f32>() * model.num_params();
         largest = largest_parameter(&model);
         let optimizer = AdamConfig::new().init();
@@ -130,24 +135,26 @@ where
         }
     });
 
-    let fused = fused(&init, input.clone(), &device);
+    let plain = fused(|device| init(device, false), input.clone(), &device);
+    let block = fused(|device| init(device, true), input.clone(), &device);
     let balanced = {
         let device = device.clone().gradient_checkpointing();
         let strategy = device.gradient_checkpointing_strategy().unwrap_or_default();
         let input = input.with_gradient_checkpointing_strategy(strategy);
-        self::fused(&init, input, &device)
+        fused(|device| init(device, false), input, &device)
     };
 
     let multiple = |bytes: usize| bytes as f64 / parameters as f64;
     println!(
-        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{:>10.2}{:>8}",
+        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{:>10.2}{:>10.2}{:>8}",
         parameters as f64 / 1e6,
         multiple(stock),
-        multiple(fused.peak),
-        fused.peak as f64 / stock as f64,
-        multiple(fused.held + fused.activations + largest),
+        multiple(plain.peak),
+        plain.peak as f64 / stock as f64,
+        multiple(plain.held + plain.activations + largest),
         multiple(balanced.peak),
-        fused.alive,
+        multiple(block.peak),
+        plain.alive,
     );
 }
 

@@ -4,6 +4,7 @@
 //! cargo bench --bench step
 //! cargo bench --bench step -- MLP        # the rows with this in their name
 //! cargo bench --bench step -- policies   # the second table
+//! cargo bench --bench step -- checkpointing   # the third
 //! ```
 //!
 //! Every row trains in f32 on the CPU. Each way to train runs in a process of its own, as a user's
@@ -18,6 +19,9 @@
 //! The second one takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
 //! in one with `FusedOptimizer`. `of plain` is the fused step in multiples of the plain fused step in
 //! the same rounds.
+//!
+//! The third one is a `FusedLearner` with Burn's Adam, plain, with Burn's `gradient_checkpointing()`
+//! (`balanced`) and with `checkpoint` around every block (`block`), in multiples of the plain one.
 
 mod network;
 mod policies;
@@ -90,6 +94,9 @@ fn print_tables(arguments: &[&str]) {
             );
         }
     }
+    if is_chosen("checkpointing") {
+        print_checkpointing();
+    }
     if is_chosen("policies") {
         println!(
             "\n{:<32}{:>8}{:>12}{:>10}{:>10}",
@@ -109,6 +116,27 @@ fn print_tables(arguments: &[&str]) {
                 rounds.ratio(1, 2, 0.5),
             );
         }
+    }
+}
+
+fn print_checkpointing() {
+    println!(
+        "\n{:<24}{:>16}{:>12}{:>10}{:>10}",
+        "checkpointing", "rounds", "plain (ms)", "balanced", "block"
+    );
+    for (name, rounds) in ROWS
+        .into_iter()
+        .filter(|(name, _)| !name.starts_with("LSTM"))
+    {
+        let ways = ["fused", "balanced", "block"].map(|way| Way::start(&[name, "Adam", way]));
+        let rounds = Rounds::of(ways.into(), rounds);
+        println!(
+            "{name:<24}{:>16}{:>12.1}{:>10.2}{:>10.2}",
+            rounds.0.len(),
+            1e3 * rounds.median(0),
+            rounds.ratio(1, 0, 0.5),
+            rounds.ratio(2, 0, 0.5),
+        );
     }
 }
 
@@ -167,7 +195,12 @@ fn train_policy(way: &str, policy: usize) {
 }
 
 fn train_network(network: &str, optimizer: &str, way: &str) {
-    let device = &Device::flex().autodiff();
+    let device = match way {
+        "balanced" => Device::flex().autodiff().gradient_checkpointing(),
+        _ => Device::flex().autodiff(),
+    };
+    let device = &device;
+    let blocks = way == "block";
     let optimizer = match (optimizer, way) {
         ("Adam", "ours") => backburn::optim::AdamConfig::new().init(),
         ("Adam", _) => AdamConfig::new().init(),
@@ -180,7 +213,8 @@ fn train_network(network: &str, optimizer: &str, way: &str) {
     };
     match network {
         "MLP 12 x (512, 2048)" => {
-            launch(Mlp::init(device), random([16, 512], device), optimizer, way)
+            let model = Mlp::init(device).with_checkpoint_blocks(blocks);
+            launch(model, random([16, 512], device), optimizer, way);
         }
         "LSTM 2 x 256, 32 steps" => {
             let input = random([16, 32, 256], device);
@@ -192,6 +226,7 @@ fn train_network(network: &str, optimizer: &str, way: &str) {
                 "ViT-S/16, batch 1" => (VitConfig::vit_s_16(), 1),
                 _ => (VitConfig::vit_s_16(), 8),
             };
+            let config = config.with_checkpoint_blocks(blocks);
             launch(config.init(device), image(&config, batch), optimizer, way);
         }
     }

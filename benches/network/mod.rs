@@ -5,6 +5,7 @@
 #[path = "../../examples/vit/model.rs"]
 pub mod vit;
 
+use backburn::checkpoint;
 use burn::nn::{Gelu, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::prelude::*;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
@@ -18,7 +19,8 @@ pub trait Network<const D: usize> {
 #[derive(Module, Debug)]
 pub struct Mlp {
     blocks: Vec<(Linear, Linear)>,
-    gelu: Gelu,
+    #[module(skip)]
+    checkpoint_blocks: bool,
 }
 
 impl Mlp {
@@ -30,17 +32,31 @@ impl Mlp {
         };
         Self {
             blocks: (0..12).map(|_| block()).collect(),
-            gelu: Gelu::new(),
+            checkpoint_blocks: false,
+        }
+    }
+
+    pub fn with_checkpoint_blocks(self, checkpoint_blocks: bool) -> Self {
+        Self {
+            checkpoint_blocks,
+            ..self
         }
     }
 }
 
 impl Network<2> for Mlp {
     fn loss(&self, input: Tensor<2>) -> Tensor<1> {
-        let output = self.blocks.iter().fold(input, |x, (expand, contract)| {
-            let hidden = self.gelu.forward(expand.forward(x.clone()));
+        let forward = |(expand, contract): &(Linear, Linear), x: Tensor<2>| {
+            let hidden = Gelu::new().forward(expand.forward(x.clone()));
             x + contract.forward(hidden)
-        });
+        };
+        let output = self
+            .blocks
+            .iter()
+            .fold(input, |x, block| match self.checkpoint_blocks {
+                true => checkpoint(block, x, forward),
+                false => forward(block, x),
+            });
         output.powi_scalar(2).mean()
     }
 }

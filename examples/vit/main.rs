@@ -22,7 +22,7 @@ use clap::Parser;
 use peak_alloc::PeakAlloc;
 
 use data::Split;
-use options::Options;
+use options::{Checkpoint, Options};
 use training::Method;
 
 #[global_allocator]
@@ -47,7 +47,8 @@ fn train(options: Options) -> Result<()> {
         Some(folder) => Split::folder(folder)?,
         None => Split::digits()?,
     };
-    let mut config = options.preset.config().with_classes(data.classes);
+    let config = options.preset.config().with_classes(data.classes);
+    let mut config = config.with_checkpoint_blocks(options.checkpoint == Checkpoint::Block);
     if let Some(dropout) = options.dropout {
         config = config.with_dropout(dropout);
     }

@@ -1,6 +1,7 @@
 //! A vision transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv:2010.11929)
 //! with pre-norm blocks, laid out as torchvision's `vit_*_16`: same modules, same parameter count.
 
+use backburn::checkpoint;
 use burn::module::{Initializer, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -31,6 +32,9 @@ pub struct VitConfig {
     /// Dropout probability after attention and feed-forward.
     #[config(default = 0.0)]
     pub dropout: f64,
+    /// Whether fused training keeps the input of each block only and runs it again.
+    #[config(default = false)]
+    pub checkpoint_blocks: bool,
 }
 
 impl VitConfig {
@@ -77,6 +81,7 @@ impl VitConfig {
             positions: embedding.init([1, patches + 1, self.dim], device),
             dropout: DropoutConfig::new(self.dropout).init(),
             blocks: (0..self.depth).map(|_| self.init_block(device)).collect(),
+            checkpoint_blocks: self.checkpoint_blocks,
             norm: self.init_norm(device),
             head: LinearConfig::new(self.dim, self.classes).init(device),
         }
@@ -111,6 +116,8 @@ pub struct Vit {
     positions: Param<Tensor<3>>,
     dropout: Dropout,
     blocks: Vec<Block>,
+    #[module(skip)]
+    checkpoint_blocks: bool,
     norm: LayerNorm,
     head: Linear,
 }
@@ -131,10 +138,15 @@ impl Vit {
         let class_token = self.class_token.val().expand([batch, 1, dim]);
         let tokens = Tensor::cat(vec![class_token, patches], 1) + self.positions.val();
 
+        let forward = |block: &Block, x| block.forward(x);
+        let tokens = self.dropout.forward(tokens);
         let tokens = self
             .blocks
             .iter()
-            .fold(self.dropout.forward(tokens), |x, block| block.forward(x));
+            .fold(tokens, |x, block| match self.checkpoint_blocks {
+                true => checkpoint(block, x, forward),
+                false => forward(block, x),
+            });
         let tokens = self.norm.forward(tokens);
         self.head.forward(tokens.narrow(1, 0, 1).squeeze_dim(1))
     }

@@ -45,6 +45,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Preset::Digits)]
     pub preset: Preset,
 
+    /// What of the activations is kept for the backward pass.
+    #[arg(long, value_enum, default_value_t = Checkpoint::None)]
+    pub checkpoint: Checkpoint,
+
     /// Where to train.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
@@ -89,6 +93,17 @@ fn fraction(text: &str) -> Result<f64, String> {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         _ => Err("a number from 0 and below 1 is needed".to_string()),
     }
+}
+
+/// Activation checkpointing.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checkpoint {
+    /// All activations are kept.
+    None,
+    /// Burn's own: what is cheap to compute is computed again.
+    Balanced,
+    /// The input of each block is kept (in fused training).
+    Block,
 }
 
 /// The backends that the example is built with.

@@ -26,7 +26,7 @@ use crate::PEAK;
 use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::model::{Vit, VitConfig};
-use crate::options::Options;
+use crate::options::{Checkpoint, Options};
 
 impl Vit {
     fn classify(&self, batch: Batch) -> ClassificationOutput {
@@ -90,7 +90,10 @@ pub fn run(
     PEAK.reset_peak_usage();
     let start = Instant::now();
 
-    let device = options.device.device().autodiff();
+    let mut device = options.device.device().autodiff();
+    if options.checkpoint == Checkpoint::Balanced {
+        device = device.gradient_checkpointing();
+    }
     device.seed(options.seed);
     let model = config.init(&device).try_load_file(initial)?;
     let optimizer = options.optimizer.init();

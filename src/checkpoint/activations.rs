@@ -66,6 +66,8 @@ pub(super) struct Keep {
     pub(super) tracked: Vec<bool>,
     pub(super) devices: Vec<Device>,
     pub(super) strategy: GradientCheckpointingStrategy,
+    /// One of them had no autodiff: the model is used for inference.
+    pub(super) without_autodiff: bool,
 }
 
 impl FloatMap for Keep {
@@ -75,10 +77,11 @@ impl FloatMap for Keep {
         if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
             self.strategy = strategy;
         }
-        match tensor.is_autodiff() {
-            true => tensor.inner(),
-            false => tensor,
+        if !tensor.is_autodiff() {
+            self.without_autodiff = true;
+            return tensor;
         }
+        tensor.inner()
     }
 }
 
@@ -140,6 +143,10 @@ impl Pack {
         self.0.iter().any(Tensor::is_tracked)
     }
 
+    pub(super) fn is_without_autodiff(&self) -> bool {
+        self.0.iter().any(|tensor| !tensor.is_autodiff())
+    }
+
     /// All elements one after the other, if there are tensors; they are those of the block `name`.
     pub(super) fn pack(self, name: &str) -> Option<Tensor<1>> {
         let dtype = self.0.first()?.dtype();
@@ -170,7 +177,10 @@ impl FloatMap for Unpack {
         let end = self.start + shape.num_elements();
         let part = match (self.start, self.packed.dims()) {
             (0, [length]) if length == end => self.packed.clone(),
-            _ => self.packed.clone().slice([self.start..end]),
+            _ => self
+                .packed
+                .clone()
+                .narrow(0, self.start, shape.num_elements()),
         };
         self.start = end;
         part.reshape(shape)

@@ -82,7 +82,11 @@ where
     let mut keep = Keep::default();
     let mut inputs = Pack::default();
     let input = input.map_floats(&mut inputs);
-    let kept = input.map_floats(&mut keep);
+    let kept = input.clone().map_floats(&mut keep);
+    if keep.without_autodiff {
+        return forward(block, input);
+    }
+    drop(input);
     let strategy = keep.strategy;
 
     let mut devices = block.devices();
@@ -99,12 +103,11 @@ where
         random::seed(&devices, mix(seed, 1));
         (output, readers)
     };
-    if !is_recording {
-        return output;
-    }
-
     let mut outputs = Pack::default();
     let output = output.map_floats(&mut outputs);
+    if !is_recording || outputs.is_without_autodiff() {
+        return output;
+    }
     assert!(
         !outputs.is_tracked(),
         "the checkpointed block `{name}` returns a tensor that depends on a trainable tensor from \

@@ -43,6 +43,7 @@ where
     /// gradient of its packed input.
     fn run(self, gradient: Tensor<1>) -> Tensor<1> {
         let name = type_name::<B>();
+        let _named = Named(name);
         let statistics = Statistics::of(&self.block);
         let mut leaves = Leaves {
             strategy: self.strategy,
@@ -82,6 +83,21 @@ where
         match found.is_empty() {
             true => Tensor::zeros([1], &loss.device().inner()),
             false => joined(found),
+        }
+    }
+}
+
+/// Names the block when its second run panics.
+struct Named(&'static str);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            log::error!(
+                "the second run of the checkpointed block `{}` panicked: its parameters and those \
+                 before it are unchanged",
+                self.0
+            );
         }
     }
 }

@@ -3,9 +3,6 @@ mod policies;
 mod run;
 mod step;
 
-#[cfg(feature = "train")]
-pub(crate) use policies::in_state;
-
 use std::collections::HashSet;
 use std::fmt::{Display, Formatter};
 use std::sync::Arc;
@@ -22,6 +19,9 @@ use crate::record;
 use crate::report::StepReport;
 use crate::slot::{FusedForm, Role};
 use crate::tap::Census;
+
+#[cfg(feature = "train")]
+pub(crate) use policies::in_state;
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
 /// its gradient is complete, and the gradient is released.

@@ -224,7 +224,7 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
             Some(sum) => sum.add(gradient),
             None => gradient,
         };
-        state.outstanding -= 1;
+        state.outstanding = state.outstanding.saturating_sub(1);
         match state.outstanding {
             0 => self.complete(state, gradient),
             _ => state.partial = Some(gradient),
@@ -235,7 +235,8 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
 /// A block that has read the parameter without recording reads it once more.
 impl<const D: usize> Reader for ParameterSlot<D> {
     fn redeem(&self) {
-        self.state.lock().outstanding -= 1;
+        let mut state = self.state.lock();
+        state.outstanding = state.outstanding.saturating_sub(1);
     }
 }
 

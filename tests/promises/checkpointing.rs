@@ -122,11 +122,18 @@ fn outside_of_a_fused_step_a_block_is_simply_called(device: &Device) {
     };
     gradient(with).assert_approx_eq::<f32>(&gradient(without), Default::default());
 
-    let fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
     let valid = fused.valid();
-    let x = x.inner();
-    let [with, without] = [each, plain].map(|way| valid.loss(x.clone(), way).into_data());
+    let inner = x.clone().inner();
+    let [with, without] = [each, plain].map(|way| valid.loss(inner.clone(), way).into_data());
     with.assert_approx_eq::<f32>(&without, Default::default());
+    // Nor for a look without autodiff inside of one.
+    let (_, seen) = fused.step(RATE, |model| {
+        let seen = model.valid().loss(inner.clone(), each);
+        (model.loss(x.clone(), each), seen)
+    });
+    seen.into_data()
+        .assert_approx_eq::<f32>(&without, Default::default());
 }
 
 fn accumulation_and_clipping_work_with_checkpointed_blocks(device: &Device) {
