@@ -1,0 +1,96 @@
+//! Trains a causal transformer on a text, and shows what batch fits a budget of memory with which
+//! technique.
+//!
+//! ```sh
+//! cargo run --release --example text                  # learns some sonnets
+//! cargo run --release --example text -- --budget 300  # the table, in MB
+//! ```
+
+mod budget;
+mod model;
+mod technique;
+mod text;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use peak_alloc::PeakAlloc;
+
+use model::TransformerConfig;
+use technique::Technique;
+use text::Text;
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+/// Trains a causal transformer on a text, byte by byte.
+#[derive(Parser, Clone, Debug)]
+struct Options {
+    /// A plain text file, instead of some sonnets of Shakespeare.
+    #[arg(long)]
+    text: Option<PathBuf>,
+
+    /// How to train.
+    #[arg(long, value_enum, default_value_t = Technique::Block)]
+    technique: Technique,
+
+    /// Bytes that the model sees at once.
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
+    context: u16,
+
+    /// Pieces of text per step.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    batch_size: u16,
+
+    /// Number of steps.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
+    steps: u16,
+
+    /// Print the largest batch that fits so many MB, by technique, instead of training.
+    #[arg(long, value_name = "MB")]
+    budget: Option<usize>,
+
+    /// Seed of the weights, the dropout and the pieces.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+}
+
+const LEARNING_RATE: f64 = 1e-3;
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let context = usize::from(options.context);
+    let config = TransformerConfig::new(context);
+    let mut text = Text::read(options.text.as_deref(), context, options.seed)?;
+    if let Some(budget) = options.budget {
+        budget::print(&config, &mut text, budget * 1_000_000, &BYTES);
+        return Ok(());
+    }
+
+    let device = options.technique.device();
+    device.seed(options.seed);
+    let mut step = options.technique.start(&config);
+    let style = ProgressStyle::with_template("step {pos}/{len} {msg} {elapsed}")?;
+    let progress = ProgressBar::new(options.steps.into()).with_style(style);
+    let (mut recent, mut first) = (f64::NAN, f64::NAN);
+    for _ in 0..options.steps {
+        let batch = text.batch(options.batch_size.into(), context, &device);
+        let loss = step(batch, LEARNING_RATE).into_scalar::<f64>() / std::f64::consts::LN_2;
+        first = if first.is_nan() { loss } else { first };
+        recent = if recent.is_nan() {
+            loss
+        } else {
+            0.9 * recent + 0.1 * loss
+        };
+        progress.set_message(format!("{recent:.2} bits per byte"));
+        progress.inc(1);
+    }
+    progress.finish();
+    println!(
+        "{first:.2} bits per byte at first, {recent:.2} at last; peak {:.0} MB",
+        BYTES.peak_usage() as f64 / 1e6
+    );
+    Ok(())
+}

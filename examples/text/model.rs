@@ -1,0 +1,108 @@
+//! A causal transformer over bytes, made of Burn's encoder.
+
+use backburn::checkpoint;
+use burn::module::{Initializer, Param};
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderLayer,
+};
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
+use burn::prelude::*;
+
+/// Every byte is a token.
+pub const VOCABULARY: usize = 256;
+
+/// The size of a transformer.
+#[derive(Config, Debug)]
+pub struct TransformerConfig {
+    /// Bytes that the model sees at once.
+    pub context: usize,
+    /// Width of the residual stream.
+    #[config(default = 256)]
+    pub dim: usize,
+    /// Number of encoder layers.
+    #[config(default = 8)]
+    pub depth: usize,
+    /// Number of attention heads; divides `dim`.
+    #[config(default = 8)]
+    pub heads: usize,
+    /// Dropout probability.
+    #[config(default = 0.1)]
+    pub dropout: f64,
+    /// Whether fused training keeps the input of each layer only and runs it again.
+    #[config(default = false)]
+    pub checkpoint_layers: bool,
+}
+
+impl TransformerConfig {
+    /// Initializes the model on `device`.
+    pub fn init(&self, device: &Device) -> Transformer {
+        let embedding = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
+        let layers = TransformerEncoderConfig::new(self.dim, 4 * self.dim, self.heads, self.depth)
+            .with_dropout(self.dropout)
+            .with_norm_first(true);
+        Transformer {
+            embedding: EmbeddingConfig::new(VOCABULARY, self.dim)
+                .with_initializer(embedding.clone())
+                .init(device),
+            positions: embedding.init([1, self.context, self.dim], device),
+            encoder: layers.init(device),
+            norm: LayerNormConfig::new(self.dim).init(device),
+            checkpoint_layers: self.checkpoint_layers,
+        }
+    }
+}
+
+/// A causal transformer; the embedding is the output layer, too.
+#[derive(Module, Debug)]
+pub struct Transformer {
+    embedding: Embedding,
+    positions: Param<Tensor<3>>,
+    encoder: TransformerEncoder,
+    norm: LayerNorm,
+    #[module(skip)]
+    checkpoint_layers: bool,
+}
+
+impl Transformer {
+    /// The mean cross entropy, in nats per byte, of every byte of `text` but the first, given those
+    /// before it. Shape: `[batch, context + 1]`.
+    pub fn loss(&self, text: Tensor<2, Int>) -> Tensor<1> {
+        let [batch, length] = text.dims();
+        let length = length - 1;
+        let logits = self.forward(text.clone().narrow(1, 0, length));
+        let next = text.narrow(1, 1, length).reshape([batch * length]);
+        CrossEntropyLossConfig::new()
+            .init(&logits.device())
+            .forward(logits.reshape([batch * length, VOCABULARY]), next)
+    }
+
+    /// Tells of every byte what comes next.
+    ///
+    /// # Shapes
+    ///
+    /// - text: `[batch, length]`, up to the context
+    /// - output (logits): `[batch, length, 256]`
+    pub fn forward(&self, text: Tensor<2, Int>) -> Tensor<3> {
+        let [batch, length] = text.dims();
+        let mask = generate_autoregressive_mask(batch, length, &text.device());
+        let x = self.embedding.forward(text) + self.positions.val().narrow(1, 0, length);
+
+        let forward = |layer: &TransformerEncoderLayer, (x, mask): (Tensor<3>, Tensor<3, Bool>)| {
+            layer.forward(x, None, Some(mask))
+        };
+        let x = self.encoder.layers.iter().fold(x, |x, layer| {
+            let input = (x, mask.clone());
+            match self.checkpoint_layers {
+                true => checkpoint(layer, input, forward),
+                false => forward(layer, input),
+            }
+        });
+        let output = self.embedding.weight.val().transpose();
+        self.norm.forward(x).matmul(output.unsqueeze())
+    }
+}

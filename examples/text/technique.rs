@@ -1,0 +1,54 @@
+//! Ways to train with less memory.
+
+use backburn::FusedOptimizer;
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::prelude::*;
+use clap::ValueEnum;
+
+use crate::model::{Transformer, TransformerConfig};
+
+/// How the model is trained.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Technique {
+    /// Burn's optimizer after the backward pass.
+    Stock,
+    /// The optimizer fused into the backward pass.
+    Fused,
+    /// Fused, with Burn's `gradient_checkpointing()`.
+    Balanced,
+    /// Fused, with the layers checkpointed.
+    Block,
+}
+
+/// A training step: given a batch and a learning rate, it returns the loss.
+pub type Step = Box<dyn FnMut(Tensor<2, Int>, f64) -> Tensor<1>>;
+
+impl Technique {
+    /// The device of the model and of the batches.
+    pub fn device(self) -> Device {
+        let device = Device::flex().autodiff();
+        match self {
+            Self::Balanced => device.gradient_checkpointing(),
+            _ => device,
+        }
+    }
+
+    /// Starts a training of the model of `config` with AdamW.
+    pub fn start(self, config: &TransformerConfig) -> Step {
+        let config = config.clone().with_checkpoint_layers(self == Self::Block);
+        let model = config.init(&self.device());
+        let mut optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
+        if self == Self::Stock {
+            let mut model = Some(model);
+            return Box::new(move |batch, rate| {
+                let current = model.take().expect("the step before has put it back");
+                let loss = current.loss(batch);
+                let gradients = GradientsParams::from_grads(loss.backward(), &current);
+                model = Some(optimizer.step(rate, current, gradients));
+                loss.detach()
+            });
+        }
+        let mut fused = FusedOptimizer::new(model, optimizer);
+        Box::new(move |batch, rate| fused.step(rate, |model: &Transformer| model.loss(batch)))
+    }
+}
