@@ -14,4 +14,5 @@ mod optim;
 mod pictures;
 mod policies;
 mod pools;
+mod text;
 mod vit;

@@ -1,13 +1,18 @@
-//! The vision transformer of the examples is torchvision's, by the number of its parameters.
+//! The vision transformer of the examples is torchvision's, by the number of its parameters, and trains
+//! with its blocks checkpointed as without.
 
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/vit/model.rs"]
 mod model;
 
+use backburn::FusedOptimizer;
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Distribution, Tensor};
 
-use model::VitConfig;
+use crate::backends::on_every_backend;
+use crate::compare::*;
+use model::{Vit, VitConfig};
 
 /// The counts that torchvision documents for `vit_b_16` and `vit_l_16`.
 #[test]
@@ -16,3 +21,21 @@ fn presets_have_as_many_parameters_as_torchvisions_models() {
     assert_eq!(count(VitConfig::vit_b_16()), 86_567_656);
     assert_eq!(count(VitConfig::vit_l_16()), 304_326_632);
 }
+
+fn checkpointed_blocks_train_as_plain_ones(device: &Device) {
+    let config = VitConfig::digits().with_dropout(0.0);
+    let initial = config.init(device);
+    let images = Tensor::<4>::random([3, 1, 8, 8], Distribution::Default, device);
+    let loss = |model: &Vit, _: usize| model.forward(images.clone()).powi_scalar(2).mean();
+    let stock = copy(&initial, || config.init(device));
+    let stock = train_stock(stock, &mut AdamWConfig::new().init(), 3, 1e-3, loss);
+
+    let config = config.with_checkpoint_blocks(true);
+    let fused = copy(&initial, || config.init(device));
+    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init());
+    train_fused(&mut fused, 3, 1e-3, loss);
+    assert_equal_weights(&stock, &fused.model());
+    assert_changed(&initial, &fused.model(), |_| true);
+}
+
+on_every_backend!(checkpointed_blocks_train_as_plain_ones);
