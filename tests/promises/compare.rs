@@ -3,7 +3,7 @@
 use backburn::FusedOptimizer;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
 /// The values of all float parameters by path.
 pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
@@ -24,6 +24,9 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let value = param.base().inner().into_data();
+            // Copied at once: on wgpu the data show what is written in place later.
+            let bytes = Bytes::from_bytes_vec(value.as_bytes().to_vec());
+            let value = TensorData::from_bytes(bytes, value.shape(), value.dtype());
             self.found.push((self.names.join("."), value));
         }
     }
