@@ -136,7 +136,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// fused.map(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
     /// ```
     ///
-    /// The optimizer keeps the state of every parameter. Accumulated gradients are dropped.
+    /// The optimizer keeps the state of every parameter. Accumulated gradients are dropped, but for those
+    /// in the optimizer state.
     ///
     /// # Panics
     ///

@@ -40,7 +40,8 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Forgets the accumulated gradient.
     fn drop_accumulated(&self);
 
-    /// Keeps the old value through the next update, which the optimizer has not tried yet.
+    /// The optimizer has another state: keeps the old value through the next update, which that has not
+    /// tried yet, and forgets a group of gradients that had begun in the state before.
     fn expect_first_update(&self);
 
     /// For downcasting to the rank of the parameter.

@@ -299,7 +299,9 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     }
 
     fn expect_first_update(&self) {
-        self.state.lock().first_update = true;
+        let mut state = self.state.lock();
+        state.first_update = true;
+        state.unfinished = false;
     }
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

@@ -250,6 +250,13 @@ fn its_record_is_that_of_the_optimizer(device: &Device) {
     again.load_record(fused.to_record());
     again.step(LEARNING_RATE, |model| model.loss(x.clone()));
     assert_equal_weights(&stock, &again.model());
+
+    // A group that had begun is gone with the state it began in.
+    let x = &groups[0][0];
+    again.accumulate(|model| model.loss(x.clone()));
+    again.load_record(fused.to_record());
+    let error = again.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(error, FusedError::NothingAccumulated);
 }
 
 on_every_backend!(
