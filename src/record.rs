@@ -26,12 +26,12 @@ pub(crate) fn checked(
         let Some(id) = name.strip_suffix(RANK_SUFFIX) else {
             continue;
         };
-        if id == KEEPER_ID.to_string() {
-            continue;
-        }
         let path = reader.metadata().get(id).cloned().unwrap_or_default();
         let id = id.parse::<u64>().map(ParamId::from);
         let id = id.map_err(|_| unreadable(format!("`{name}` names no parameter id")))?;
+        if id.val() == KEEPER_ID {
+            continue;
+        }
         let rank =
             usize::try_from(*rank).map_err(|_| unreadable(format!("`{name}` holds no rank")))?;
 

@@ -108,8 +108,9 @@ pub(super) type FlatGradient = Box<dyn FnOnce(&Gradients) -> Tensor<1>>;
 
 impl FloatMap for Leaves<'_> {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let zeros = tensor.clone();
-        let zeros = move || flat(zeros.zeros_like());
+        let elements = tensor.shape().num_elements();
+        let (device, dtype) = (tensor.device(), tensor.dtype());
+        let zeros = move || Tensor::zeros([elements], (&device, dtype));
         let lifted = Lift {
             strategy: self.strategy,
         }

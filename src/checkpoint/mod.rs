@@ -89,9 +89,13 @@ where
     drop(input);
     let strategy = keep.strategy;
 
-    let mut devices = block.devices();
-    devices.extend(keep.devices);
-    let devices: Vec<_> = devices.into_iter().map(|device| device.inner()).collect();
+    let mut devices = Vec::new();
+    for device in block.devices().into_iter().chain(keep.devices) {
+        let device = device.inner();
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
     let device = devices.first().cloned().unwrap_or_default();
     let seed = Scope::next_seed(|| draw_seed(&device));
     let is_recording = Scope::readers().is_none();

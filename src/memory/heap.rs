@@ -1,9 +1,9 @@
 /// Keeps the heap from giving pages back to the system that the next update takes again.
 ///
 /// In a fused step the buffers of one update after the other come and go at the top of the heap, and
-/// glibc gives that part back whenever it is larger than a threshold: fetching the pages again, zeroed,
-/// has cost more than the updates themselves (`cargo bench --bench step`). From the first fused
-/// optimizer on, the heap keeps its size. No peak rises: a training step needs what the step before did.
+/// glibc gives that part back whenever it is larger than a threshold: the pages are fetched again, zeroed,
+/// for the next update. From the first fused optimizer on, the heap keeps its size. A training step needs
+/// what the step before did, so it stays what the largest step takes.
 ///
 /// What the user has set in the environment stays. Other allocators and systems are left alone.
 pub(crate) fn keep_pages() {

@@ -241,7 +241,6 @@ impl<M: Module> FusedOptimizer<M> {
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        self.save_loss_scale();
         std::mem::replace(&mut self.pass.update().optimizer, optimizer)
     }
 }

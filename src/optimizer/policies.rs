@@ -152,7 +152,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     /// Writes the loss scale into the optimizer, to be part of its record.
-    pub(super) fn save_loss_scale(&self) {
+    pub(crate) fn save_loss_scale(&self) {
         if let Some(scaler) = self.policies.scaling() {
             scaler.save(&mut self.pass.update(), &self.device());
         }

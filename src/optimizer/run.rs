@@ -1,7 +1,7 @@
 //! One pass of a fused optimizer.
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
+use burn::optim::{GradientsAccumulator, GradientsParams};
 
 use super::FusedOptimizer;
 use super::left;
@@ -140,7 +140,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// Forgets the gradients accumulated so far.
     pub(crate) fn drop_accumulated(&mut self) {
         self.form.slots().for_each(|slot| slot.drop_accumulated());
-        self.left_gradients = burn::optim::GradientsAccumulator::new();
+        self.left_gradients = GradientsAccumulator::new();
     }
 }
 

@@ -202,20 +202,16 @@ impl<M: Module> FusedOptimizer<M> {
     fn update<R>(
         &mut self,
         learning_rate: ModuleLearningRate,
-        mut run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
+        run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         if let Some(batches) = self.policies.in_state() {
             batches.set_last(true);
         }
         self.pass.set_learning_rate(learning_rate);
-        let output = match self.policies.measures_first() {
-            true => self.two_passes(run)?,
-            false => self.one_pass(&mut run)?,
-        };
-        if let Some(scaler) = self.policies.scaling() {
-            scaler.adapt(self.report.overflowed);
+        match self.policies.measures_first() {
+            true => self.two_passes(run),
+            false => self.one_pass(run),
         }
-        Ok(output)
     }
 
     fn one_pass<R>(
@@ -227,7 +223,7 @@ impl<M: Module> FusedOptimizer<M> {
         let output = run(self, plan.clone())?;
         let norm = plan.norm().map(|norm| norm.value);
         self.report.overflowed = plan.overflowed();
-        self.report_policies(&plan, coefficient, norm);
+        self.end_step(&plan, coefficient, norm);
         Ok(output)
     }
 
@@ -254,7 +250,7 @@ impl<M: Module> FusedOptimizer<M> {
             }
             self.drop_accumulated();
             self.report.overflowed = true;
-            self.report_policies(&plan, None, Some(norm.value));
+            self.end_step(&plan, None, Some(norm.value));
             return Ok(output);
         }
         let clipping = self.policies.clipping();
@@ -262,15 +258,19 @@ impl<M: Module> FusedOptimizer<M> {
         let plan = self.policies.plan(Goal::Update, coefficient);
         random.start();
         let output = run(self, plan.clone())?;
-        self.report_policies(&plan, coefficient, Some(norm.value));
+        self.end_step(&plan, coefficient, Some(norm.value));
         Ok(output)
     }
 
-    fn report_policies(&mut self, plan: &Plan, coefficient: Option<f64>, norm: Option<f64>) {
+    /// Reports what the policies did, and lets them learn from it.
+    fn end_step(&mut self, plan: &Plan, coefficient: Option<f64>, norm: Option<f64>) {
         let clips = self.policies.clipping().is_some();
         self.report.gradient_norm = norm;
         self.report.clipping = clips.then(|| coefficient.unwrap_or(1.0));
         self.report.loss_scale = plan.scale;
         self.gradient_norm = norm.or(self.gradient_norm);
+        if let Some(scaler) = self.policies.scaling() {
+            scaler.adapt(self.report.overflowed);
+        }
     }
 }

@@ -41,7 +41,6 @@ pub(crate) struct Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // What a scope inside has drawn is drawn, and graphs are counted on.
         CURRENT.set(self.before.take());
     }
 }

@@ -46,13 +46,17 @@ impl Measure {
     }
 }
 
-/// The sum of the squares of a gradient, in f32 for half types: in f16 it would overflow.
+/// The sum of the squares of a gradient.
 fn squares<const D: usize>(gradient: &Tensor<D>) -> Tensor<1> {
-    let gradient = match gradient.dtype() {
+    widened(gradient).square().sum()
+}
+
+/// The gradient to compute statistics of, in f32 for half types: squares would overflow in f16.
+pub(super) fn widened<const D: usize>(gradient: &Tensor<D>) -> Tensor<D> {
+    match gradient.dtype() {
         DType::F16 | DType::BF16 => gradient.clone().cast(FloatDType::F32),
         _ => gradient.clone(),
-    };
-    gradient.square().sum()
+    }
 }
 
 fn read(scalars: Vec<Tensor<1>>) -> Vec<f64> {

@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
+use super::measure::widened;
 
 /// A hook that keeps statistics of the last gradient of every parameter.
 ///
@@ -29,7 +30,8 @@ use super::hook::{GradientFlow, GradientHook, HookedParameter};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct GradientStatistics {
-    found: Arc<Mutex<BTreeMap<String, Found>>>,
+    /// Still on the device: sum of squares, mean, largest, fraction of zeros.
+    found: Arc<Mutex<BTreeMap<String, Tensor<1>>>>,
 }
 
 /// Statistics of the gradient of one parameter.
@@ -46,10 +48,6 @@ pub struct GradientStatistic {
     pub zeros: f64,
 }
 
-/// Still on the device: sum of squares, mean, largest, fraction of zeros.
-#[derive(Clone, Debug)]
-struct Found(Tensor<1>);
-
 impl GradientStatistics {
     /// A hook that has seen nothing.
     pub fn new() -> Self {
@@ -59,7 +57,7 @@ impl GradientStatistics {
     /// The statistics by path of what was seen since the last call; waits for the device.
     pub fn take(&self) -> BTreeMap<String, GradientStatistic> {
         let found = std::mem::take(&mut *self.found.lock());
-        let read = |Found(numbers): Found| {
+        let read = |numbers: Tensor<1>| {
             let numbers: Vec<f64> = numbers.into_data().iter::<f64>().collect();
             GradientStatistic {
                 norm: numbers[0].sqrt(),
@@ -79,24 +77,17 @@ impl GradientHook for GradientStatistics {
         parameter: HookedParameter<'_, D>,
         gradient: Tensor<D>,
     ) -> GradientFlow<D> {
-        let wide = match gradient.dtype() {
-            DType::F16 | DType::BF16 => gradient.clone().cast(FloatDType::F32),
-            _ => gradient.clone(),
-        };
-        let zeros = wide.clone().equal_scalar(0.0).float().mean();
+        let wide = widened(&gradient);
+        let dtype = FloatDType::from(wide.dtype());
+        let zeros = wide.clone().equal_scalar(0.0).float();
         let numbers = vec![
             wide.clone().square().sum(),
             wide.clone().mean(),
             wide.abs().max(),
-            zeros,
+            zeros.mean().cast(dtype),
         ];
-        let dtype = numbers[0].dtype();
-        let numbers = numbers.into_iter().map(|number| match dtype {
-            DType::F64 => number.cast(FloatDType::F64),
-            _ => number.cast(FloatDType::F32),
-        });
-        let found = Found(Tensor::cat(numbers.collect(), 0));
-        self.found.lock().insert(parameter.path.to_string(), found);
+        let path = parameter.path.to_string();
+        self.found.lock().insert(path, Tensor::cat(numbers, 0));
         GradientFlow::Continue(gradient)
     }
 }

@@ -1,9 +1,10 @@
+use std::sync::Arc;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::ParamGroup;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use burn::train::{Learner, LearnerModel, TrainStep};
-use std::sync::Arc;
 
 use super::exchange::Exchange;
 use super::metric::{LastStep, StepMetric};

@@ -196,6 +196,22 @@ on_every_backend!(
 );
 
 #[test]
+fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
+    let device = Device::flex().autodiff();
+    let adam = backburn::optim::AdamConfig::new().build();
+    let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
+        .with_loss_scaling(config(Overflow::SkipParameter));
+    let x = batches(&device, 1).remove(0);
+    fused.accumulate(|model| model.loss(infinite(&device)));
+    assert!(fused.last_step().overflowed);
+    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    assert_eq!(fused.last_step().loss_scale, Some(512.0));
+    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    assert_eq!(fused.last_step().loss_scale, Some(1024.0));
+}
+
+#[test]
 fn a_static_scale_stays() {
     let device = Device::flex().autodiff();
     let scaling = config(Overflow::SkipStep).with_growth_interval(None);
