@@ -1,5 +1,7 @@
 use burn::tensor::{Bool, Device, GradientCheckpointingStrategy, Gradients, Int, Tensor};
 
+use crate::tap::lift;
+
 /// What goes into a checkpointed block and comes out of it: tensors, and tuples, options and lists of
 /// them.
 pub trait Activations: Clone + Send + 'static {
@@ -92,7 +94,7 @@ pub(super) struct Lift {
 
 impl FloatMap for Lift {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        Tensor::from_inner(tensor).with_gradient_checkpointing_strategy(self.strategy)
+        lift(tensor, self.strategy)
     }
 }
 
@@ -111,10 +113,7 @@ impl FloatMap for Leaves<'_> {
         let elements = tensor.shape().num_elements();
         let (device, dtype) = (tensor.device(), tensor.dtype());
         let zeros = move || Tensor::zeros([elements], (&device, dtype));
-        let lifted = Lift {
-            strategy: self.strategy,
-        }
-        .map(tensor);
+        let lifted = lift(tensor, self.strategy);
         if !self.tracked.next().is_some_and(|tracked| *tracked) {
             self.gradients.push(Box::new(move |_| zeros()));
             return lifted;

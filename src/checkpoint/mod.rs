@@ -1,22 +1,20 @@
 //! Activation checkpointing by block.
 
 mod activations;
-mod extension;
 mod segment;
 
 use std::any::type_name;
 
-use burn::backend::Dispatch;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 pub use activations::Activations;
 use activations::{Keep, Lift, Pack, Unpack};
-use extension::CheckpointBackend;
 use segment::Segment;
 
 use crate::pass::{Scope, mix};
 use crate::random::{self, draw_seed};
+use crate::tap::{lift, tap};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -126,29 +124,28 @@ where
     let strategy = outputs
         .gradient_checkpointing_strategy()
         .unwrap_or_default();
-    let constant = || {
-        let nothing = Tensor::<1>::zeros([1], &device);
-        Tensor::from_inner(nothing).with_gradient_checkpointing_strategy(strategy)
-    };
+    // Without a float input, something for the tap to be beside.
+    let constant = || lift(Tensor::zeros([1], &device), strategy);
     let segment = Segment {
         block: block.clone(),
         input: kept,
         tracked: keep.tracked,
         forward,
         strategy,
-        devices: devices.clone(),
+        devices,
         seed,
         readers,
     };
-    let packed = <Dispatch as CheckpointBackend>::checkpoint(
-        inputs.pack(name).unwrap_or_else(constant).into_dispatch(),
-        // Tracked, so that the block runs again if none of its inputs is. A leaf of its own: graphs that
-        // share a node are one.
-        constant().require_grad().into_dispatch(),
-        outputs.into_dispatch(),
-        segment.into_rerun(),
+    let inputs = inputs.pack(name).unwrap_or_else(constant);
+    // The gradient of the output comes to the segment, and that of the input goes on from there.
+    let outputs = tap(
+        outputs.inner(),
+        strategy,
+        inputs.into_dispatch(),
+        segment.into_sink(),
+        None,
     );
-    output.map_floats(&mut Unpack::new(Tensor::from_dispatch(packed)))
+    output.map_floats(&mut Unpack::new(outputs))
 }
 
 /// [`checkpoint`]s the blocks of a stack in segments of equal length.

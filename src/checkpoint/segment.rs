@@ -8,10 +8,10 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::activations::{Activations, Leaves, Pack, joined};
-use super::extension::Rerun;
 use crate::pass::{Readers, Scope, mix};
 use crate::random;
 use crate::slot::Statistics;
+use crate::tap::{GradientSink, lift};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
@@ -35,13 +35,14 @@ where
     Y: Activations,
     F: Fn(&B, X) -> Y + Send + 'static,
 {
-    pub(super) fn into_rerun(self) -> Arc<dyn Rerun> {
+    /// Waits for the gradient of the packed output, and passes that of the packed input on.
+    pub(super) fn into_sink(self) -> Arc<dyn GradientSink> {
         Arc::new(Waiting(Mutex::new(Some(self))))
     }
 
     /// Runs the block again, recorded, and back with the `gradient` of its packed output. Returns the
-    /// gradient of its packed input.
-    fn run(self, gradient: Tensor<1>) -> Tensor<1> {
+    /// gradient of its packed input, if there is one.
+    fn run(self, gradient: Tensor<1>) -> Option<Tensor<1>> {
         let name = type_name::<B>();
         let _named = Named(name);
         let statistics = Statistics::of(&self.block);
@@ -70,8 +71,7 @@ where
                  first: it must compute the same from its inputs"
             )
         });
-        let gradient = Tensor::from_inner(gradient);
-        let gradient = gradient.with_gradient_checkpointing_strategy(self.strategy);
+        let gradient = lift(gradient, self.strategy);
         // The gradient of the sum of the products is `gradient`, to the bit.
         let loss = (output * gradient).sum();
         let gradients = match loss.is_tracked() {
@@ -80,10 +80,7 @@ where
         };
         let found = leaves.gradients.into_iter().map(|find| find(&gradients));
         let found: Vec<_> = found.collect();
-        match found.is_empty() {
-            true => Tensor::zeros([1], &loss.device().inner()),
-            false => joined(found),
-        }
+        (!found.is_empty()).then(|| joined(found))
     }
 }
 
@@ -110,18 +107,18 @@ fn leaf(like: &Tensor<1>) -> Tensor<1> {
 /// A segment until its second run, of which there is one.
 struct Waiting<S>(Mutex<Option<S>>);
 
-impl<B, X, Y, F> Rerun for Waiting<Segment<B, X, F>>
+impl<B, X, Y, F> GradientSink for Waiting<Segment<B, X, F>>
 where
     B: Module + 'static,
     X: Activations,
     Y: Activations,
     F: Fn(&B, X) -> Y + Send + 'static,
 {
-    fn rerun(&self, gradient: DispatchTensor) -> DispatchTensor {
+    fn receive(&self, gradient: DispatchTensor) -> Option<DispatchTensor> {
         let segment = self.0.lock().take();
         let segment = segment.expect("a backward pass reaches every node once");
-        let gradient = Tensor::from_dispatch(gradient);
-        segment.run(gradient).into_dispatch()
+        let gradient = segment.run(Tensor::from_dispatch(gradient))?;
+        Some(gradient.into_dispatch())
     }
 }
 

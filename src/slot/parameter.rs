@@ -199,7 +199,7 @@ impl<const D: usize> ParameterSlot<D> {
 }
 
 impl<const D: usize> GradientSink for ParameterSlot<D> {
-    fn receive(&self, gradient: DispatchTensor) {
+    fn receive(&self, gradient: DispatchTensor) -> Option<DispatchTensor> {
         let path = &self.path;
         match self.pass.phase() {
             Phase::Backward => {}
@@ -229,6 +229,7 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
             0 => self.complete(state, gradient),
             _ => state.partial = Some(gradient),
         }
+        None
     }
 }
 

@@ -39,7 +39,7 @@ struct Trap {
 }
 
 impl GradientSink for Trap {
-    fn receive(&self, _gradient: DispatchTensor) {
+    fn receive(&self, _gradient: DispatchTensor) -> Option<DispatchTensor> {
         panic!(
             "parameter `{}` was read around `Param::val()` in a fused step (through `Deref`, \
              `base()` or `into_value()`), which gives a placeholder: read it with `val()`. No \

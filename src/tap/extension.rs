@@ -13,12 +13,13 @@ use burn::backend::{
 
 use super::census::Census;
 
-/// Where a tap delivers the finished gradient of its parameter.
+/// Where a tap delivers the finished gradient of its value.
 pub(crate) trait GradientSink: Debug + Send + Sync {
-    /// Called once per backward pass, when every use of the parameter has contributed.
+    /// Called once per backward pass, when every use of the tapped value has contributed. Returns the
+    /// gradient of the tensor beside the value, if that needs one.
     ///
     /// The autodiff graph is locked during the call: the receiver must not touch a tensor of it.
-    fn receive(&self, gradient: DispatchTensor);
+    fn receive(&self, gradient: DispatchTensor) -> Option<DispatchTensor>;
 }
 
 /// What a tap carries from the forward to the backward pass.
@@ -37,13 +38,14 @@ pub(crate) struct Delivery {
     Autodiff
 )]
 pub(crate) trait TapBackend: Backend {
-    /// Returns `value`. `clock` only lends its depth on the tape (see [`Clock`](super::Clock)).
+    /// Returns `value`. What is `beside` it lends its depth on the tape (see [`Clock`](super::Clock)) and
+    /// gets the gradient that the sink returns.
     fn tap(
         value: FloatTensor<Self>,
-        clock: FloatTensor<Self>,
+        beside: FloatTensor<Self>,
         delivery: Delivery,
     ) -> FloatTensor<Self> {
-        let _ = (clock, delivery);
+        let _ = (beside, delivery);
         value
     }
 }
@@ -63,12 +65,12 @@ where
 {
     fn tap(
         value: FloatTensor<Self>,
-        clock: FloatTensor<Self>,
+        beside: FloatTensor<Self>,
         delivery: Delivery,
     ) -> FloatTensor<Self> {
         let (value, leaf) = value.into_parts();
         let prepared = Tap
-            .prepare::<C>([leaf, clock.node()])
+            .prepare::<C>([leaf, beside.node()])
             .compute_bound()
             .stateful();
 
@@ -110,6 +112,15 @@ where
         if let Some(census) = census {
             census.count::<B>(ops.node.id, gradients);
         }
-        sink.receive(DispatchTensor::from_backend(BackendTensor::Float(gradient)));
+        let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
+        let passed_on = sink.receive(gradient);
+        if let ([_leaf, Some(beside)], Some(gradient)) = (ops.parents, passed_on) {
+            let gradient = DispatchTensor::try_into_backend(gradient);
+            let gradient = gradient.expect("the sink stays on the backend of the gradient");
+            let BackendTensor::Float(gradient) = gradient else {
+                unreachable!("the gradient of a float tensor is one")
+            };
+            gradients.register::<B>(beside.id, gradient);
+        }
     }
 }

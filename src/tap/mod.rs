@@ -17,14 +17,15 @@ pub(crate) use extension::GradientSink;
 use extension::{Delivery, TapBackend};
 
 /// Lifts `value` (without autodiff) into the autodiff graph so that its finished gradient is
-/// delivered to `sink`.
+/// delivered to `sink`. What is `beside` it lends its depth on the tape and gets the gradient that the
+/// sink returns.
 ///
 /// Every call hangs the tap on a leaf of its own: a common leaf would join graphs that must stay
 /// apart, since a graph is locked while its backward steps run.
 pub(crate) fn tap<const D: usize>(
     value: Tensor<D>,
     strategy: GradientCheckpointingStrategy,
-    tick: DispatchTensor,
+    beside: DispatchTensor,
     sink: Arc<dyn GradientSink>,
     census: Option<Arc<Census>>,
 ) -> Tensor<D> {
@@ -32,7 +33,7 @@ pub(crate) fn tap<const D: usize>(
     let delivery = Delivery { sink, census };
     Tensor::from_dispatch(<Dispatch as TapBackend>::tap(
         leaf.into_dispatch(),
-        tick,
+        beside,
         delivery,
     ))
 }
