@@ -10,6 +10,7 @@ use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
+use crate::noting::Noting;
 
 const RATE: f64 = 1e-2;
 
@@ -265,7 +266,7 @@ fn the_gradient_that_leaves_the_first_block_is_that_of_a_plain_one() {
     let gradient = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&model, || Stack::init(&device));
         let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-        let noting = crate::policies::hooks::Noting::default();
+        let noting = Noting::default();
         fused = fused.with_hook(ParamGroup::from_path("input.weight"), noting.clone());
         fused.step(RATE, |model| model.loss(x.clone(), way));
         let notes = noting.0.lock().unwrap();

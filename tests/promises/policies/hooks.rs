@@ -1,7 +1,5 @@
 //! Hooks see every finished gradient, may replace it and may keep it from being used.
 
-use std::sync::{Arc, Mutex};
-
 use backburn::{
     AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClipping, GradientFlow, GradientHook,
     GradientStatistics, HookedParameter, LossScalingConfig,
@@ -12,30 +10,7 @@ use burn::tensor::{FloatDType, TensorData};
 
 use super::*;
 use crate::backends::on_every_backend;
-
-/// Notes what it is called with.
-#[derive(Clone, Default)]
-pub struct Noting(pub Arc<Mutex<Vec<Note>>>);
-
-pub type Note = (String, ParamId, TensorData, TensorData);
-
-impl GradientHook for Noting {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        let mut notes = self.0.lock().unwrap();
-        let path = parameter.path.to_string();
-        // Copied at once: on wgpu the data show what is written in place later.
-        let copy = |tensor: &Tensor<D>| {
-            let data = tensor.to_data();
-            TensorData::new(data.iter::<f32>().collect::<Vec<_>>(), data.shape())
-        };
-        notes.push((path, parameter.id, copy(parameter.value), copy(&gradient)));
-        GradientFlow::Continue(gradient)
-    }
-}
+use crate::noting::Noting;
 
 fn a_hook_sees_path_id_value_and_gradient_once(device: &Device) {
     let model = Network::init(device);

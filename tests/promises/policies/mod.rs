@@ -2,7 +2,7 @@
 
 mod accumulation;
 mod clipping;
-pub mod hooks;
+mod hooks;
 mod in_state;
 mod scaling;
 

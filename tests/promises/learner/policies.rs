@@ -15,8 +15,8 @@ use burn::train::{
     InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
 };
 
+use super::{Points, Regression, Run, files};
 use crate::compare::{assert_changed, assert_equal_weights, copy, weights};
-use crate::learner::{Points, Regression, Run, files};
 
 const MAX_NORM: f64 = 0.5;
 

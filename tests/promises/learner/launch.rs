@@ -4,208 +4,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, FusedModel, LaunchFused};
-use burn::data::dataloader::DataLoaderBuilder;
-use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataset::{Dataset, DatasetError};
-use burn::lr_scheduler::LrSchedulerConfig;
+use burn::data::dataset::DatasetError;
 use burn::lr_scheduler::constant::ConstantLr;
-use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
-use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::module::{Module, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Relu};
-use burn::optim::{AdamWConfig, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::optim::Optimizer;
+use burn::tensor::{Device, Tensor};
 use burn::train::checkpoint::{FileCheckpointer, KeepLastNCheckpoints};
-use burn::train::metric::store::{Aggregate, Direction, EventStoreClient, Split};
-use burn::train::metric::{LearningRateMetric, LossMetric};
+use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    EarlyStoppingStrategy, InferenceStep, Interrupter, Learner, LearnerModel, LearningResult,
-    MetricEarlyStoppingStrategy, RegressionOutput, StoppingCondition, SupervisedTraining,
-    TrainOutput, TrainStep,
+    EarlyStoppingStrategy, InferenceStep, Learner, LearnerModel, LearningResult, RegressionOutput,
+    SupervisedTraining, TrainOutput, TrainStep,
 };
 
+use super::{BATCH, ITEMS, Points, Regression, Run, files, warm_up_then_cosine};
 use crate::compare::{assert_changed, assert_equal_weights, copy, weights};
-
-const ITEMS: usize = 14;
-const BATCH: usize = 3; // Five batches an epoch, the last one short.
-
-#[derive(Module, Debug)]
-pub struct Regression {
-    pub input: Linear,
-    pub norm: BatchNorm,
-    pub output: Linear,
-}
-
-impl Regression {
-    pub fn init() -> Self {
-        let device = &Device::flex().autodiff();
-        Self {
-            input: LinearConfig::new(2, 6).init(device),
-            norm: BatchNormConfig::new(6).init(device),
-            output: LinearConfig::new(6, 1).init(device),
-        }
-    }
-
-    pub fn output(&self, batch: Points) -> RegressionOutput {
-        let x = self.norm.forward(self.input.forward(batch.x));
-        let output = self.output.forward(Relu::new().forward(x));
-        let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
-        RegressionOutput::new(loss, output, batch.y)
-    }
-}
-
-impl TrainStep for Regression {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
-        let output = self.output(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Regression {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> RegressionOutput {
-        self.output(batch)
-    }
-}
-
-#[derive(Clone, Debug)]
-pub struct Points {
-    x: Tensor<2>,
-    y: Tensor<2>,
-}
-
-impl Points {
-    pub fn ones(device: &Device) -> Self {
-        Self {
-            x: Tensor::ones([BATCH, 2], device),
-            y: Tensor::ones([BATCH, 1], device),
-        }
-    }
-}
-
-/// A curve; `get` calls `on_item` first.
-#[derive(Clone)]
-pub struct Curve {
-    on_item: Arc<dyn Fn(usize) -> Result<(), DatasetError> + Send + Sync>,
-}
-
-impl Dataset<[f32; 3]> for Curve {
-    fn get(&self, index: usize) -> Result<[f32; 3], DatasetError> {
-        (self.on_item)(index)?;
-        let t = index as f32 / ITEMS as f32;
-        Ok([t, 1.0 - t * t, (3.0 * t).sin()])
-    }
-
-    fn len(&self) -> usize {
-        ITEMS
-    }
-}
-
-struct PointBatcher;
-
-impl Batcher<[f32; 3], Points> for PointBatcher {
-    fn batch(&self, items: Vec<[f32; 3]>, device: &Device) -> Points {
-        let rows = items.len();
-        let x: Vec<f32> = items.iter().flat_map(|[x1, x2, _]| [*x1, *x2]).collect();
-        let y: Vec<f32> = items.iter().map(|[_, _, y]| *y).collect();
-        Points {
-            x: Tensor::from_data(TensorData::new(x, [rows, 2]), device),
-            y: Tensor::from_data(TensorData::new(y, [rows, 1]), device),
-        }
-    }
-}
-
-/// What a test varies.
-pub struct Run {
-    pub epochs: usize,
-    pub resume: Option<usize>,
-    pub accumulation: Option<usize>,
-    pub early_stopping: bool,
-    pub interrupter: Interrupter,
-    pub data: Curve,
-    pub optimizer: ModuleOptimizer,
-    pub scheduler: ModuleLrScheduler,
-}
-
-impl Run {
-    pub fn new(epochs: usize) -> Self {
-        Self {
-            epochs,
-            resume: None,
-            accumulation: None,
-            early_stopping: false,
-            interrupter: Interrupter::new(),
-            data: Curve {
-                on_item: Arc::new(|_| Ok(())),
-            },
-            optimizer: AdamWConfig::new().init(),
-            scheduler: warm_up_then_cosine(),
-        }
-    }
-
-    pub fn training<M>(&self, folder: &Path) -> SupervisedTraining<M>
-    where
-        M: LearnerModel,
-        M: TrainStep<Input = Points, Output = RegressionOutput>,
-        M: InferenceStep<Input = Points, Output = RegressionOutput>,
-    {
-        let loader = || DataLoaderBuilder::new(PointBatcher).batch_size(BATCH);
-        let valid = Run::new(0).data;
-        let mut training = SupervisedTraining::new(
-            folder,
-            loader().build(self.data.clone()),
-            loader().build(valid),
-        )
-        .metrics((LossMetric::new(),))
-        .metric_train_numeric(LearningRateMetric::new())
-        .with_application_logger(None)
-        .with_interrupter(self.interrupter.clone())
-        .with_default_checkpointers()
-        .num_epochs(self.epochs);
-        if let Some(epoch) = self.resume {
-            training = training.checkpoint(epoch);
-        }
-        if let Some(accumulation) = self.accumulation {
-            training = training.grads_accumulation(accumulation);
-        }
-        if self.early_stopping {
-            training = training.early_stopping(MetricEarlyStoppingStrategy::new(
-                &LossMetric::new(),
-                Aggregate::Mean,
-                Direction::Highest, // The loss falls.
-                Split::Valid,
-                StoppingCondition::NoImprovementSince { n_epochs: 2 },
-            ));
-        }
-        training
-    }
-
-    pub fn stock(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
-        let training = self.training(folder);
-        training.launch(Learner::new(model, self.optimizer, self.scheduler))
-    }
-
-    fn fused(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
-        let training = self.training(folder);
-        training.launch_fused(FusedLearner::new(model, self.optimizer, self.scheduler))
-    }
-}
-
-fn warm_up_then_cosine() -> ModuleLrScheduler {
-    let schedulers = vec![
-        LrSchedulerConfig::Linear(LinearLrSchedulerConfig::new(1e-3, 1e-2, 4)),
-        LrSchedulerConfig::Cosine(CosineAnnealingLrSchedulerConfig::new(1e-2, 12)),
-    ];
-    let config = SequentialLrSchedulerConfig::new(schedulers, vec![4]);
-    config.init().expect("the schedule is valid")
-}
 
 /// Runs stock and fused from the same record, each in a folder of its own, and asserts the same
 /// weights and the same files.
@@ -221,29 +33,6 @@ fn assert_same_training(run: impl Fn() -> Run) -> [LearningResult<Regression>; 2
     assert_changed(&initial, &fused.model, |_| true);
     assert_eq!(files(stock_folder), files(fused_folder));
     [stock, fused]
-}
-
-/// The files under `folder` with the content of the metric logs.
-pub fn files(folder: &Path) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(next) = folders.pop() {
-        for entry in std::fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let name = path.strip_prefix(folder).unwrap().display().to_string();
-            let content = match path.extension().is_some_and(|e| e == "log") {
-                true => std::fs::read_to_string(&path).unwrap(),
-                false => String::new(),
-            };
-            found.push((name, content));
-        }
-    }
-    found.sort();
-    found
 }
 
 #[test]
