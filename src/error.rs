@@ -169,6 +169,25 @@ pub enum FusedError {
         found: String,
     },
 
+    /// A budget of bytes for steps that no block was checkpointed in.
+    #[error(
+        "there is no checkpointed block in the recording: record a step of a fused optimizer whose \
+         model calls `checkpoint`, without keeping activations"
+    )]
+    NothingCheckpointed,
+
+    /// A budget of bytes that checkpointing can't keep.
+    #[error(
+        "with all blocks checkpointed a step takes {least} bytes, more than the budget of {budget}: \
+         make the batch or the blocks smaller"
+    )]
+    Budget {
+        /// The bytes asked for.
+        budget: usize,
+        /// The peak of the recording.
+        least: usize,
+    },
+
     /// Loss scaling is on, and a training step did not scale its loss.
     #[error(
         "loss scaling is on, and the model's `TrainStep::step` runs the backward pass of a loss that \

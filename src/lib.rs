@@ -57,7 +57,7 @@ mod tap;
 #[cfg(feature = "train")]
 pub mod train;
 
-pub use checkpoint::{Activations, checkpoint, checkpoint_sequential};
+pub use checkpoint::{Activations, CheckpointingConfig, checkpoint, checkpoint_sequential};
 pub use error::FusedError;
 pub use loss::Loss;
 pub use optimizer::FusedOptimizer;

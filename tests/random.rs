@@ -1,4 +1,4 @@
-//! Fused training equals stock Burn bit for bit where random numbers are drawn.
+//! Fused training equals stock Burn where random numbers are drawn.
 //!
 //! A process of its own, one test at a time: the random stream of a backend is shared by all threads.
 
@@ -7,7 +7,7 @@ mod compare;
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{FusedOptimizer, GlobalNormClipping, checkpoint};
+use backburn::{CheckpointingConfig, FusedOptimizer, GlobalNormClipping, checkpoint};
 use burn::module::Module;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -176,31 +176,77 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     );
 }
 
+/// Two blocks with dropout, one within the other, and dropout around them.
+fn a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed(device: &Device) {
+    let initial = Model::init(device);
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let encode = |model: &Model, x| model.encoder.forward(TransformerEncoderInput::new(x));
+    let loss = |model: &Model| {
+        let hidden = checkpoint(model, x.clone(), move |model: &Model, x| {
+            let x = model.dropout.forward(model.input.forward(x));
+            checkpoint(model, x, encode)
+        });
+        let hidden = checkpoint(model, model.dropout.forward(hidden), encode);
+        model.output.forward(hidden).powi_scalar(2).mean()
+    };
+    let train = |keep: [bool; 2], clipping: Option<GlobalNormClipping>| {
+        let config = CheckpointingConfig::new().with_keep_activations(keep.to_vec());
+        let model = copy(&initial, || Model::init(device));
+        let mut fused =
+            FusedOptimizer::new(model, AdamWConfig::new().init()).with_checkpointing(config);
+        if let Some(clipping) = clipping {
+            fused = fused.with_clipping(clipping);
+        }
+        device.seed(7);
+        for _ in 0..4 {
+            fused.step_repeatable(1e-2, loss);
+        }
+        let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
+        (fused.model(), rest.into_data())
+    };
+    for clipping in [None, Some(GlobalNormClipping::Exact(1e-2))] {
+        let (kept, rest) = train([true, true], clipping);
+        assert_changed(&initial, &kept, |_| true);
+        for keep in [[false, false], [false, true], [true, false]] {
+            let (checkpointed, rest_of_it) = train(keep, clipping);
+            assert_equal_weights(&kept, &checkpointed);
+            assert_eq!(rest, rest_of_it);
+        }
+    }
+}
+
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn on_flex_and_ndarray(test: impl Fn(&Device)) {
+fn on_every_backend(test: impl Fn(&Device)) {
     let _alone = ALONE.lock();
     test(&Device::flex().autodiff());
     test(&Device::ndarray().autodiff());
+    #[cfg(feature = "wgpu")]
+    test(&Device::wgpu(Default::default()).autodiff());
 }
 
 #[test]
-fn dropout_draws_the_numbers_of_stock_on_flex_and_ndarray() {
-    on_flex_and_ndarray(dropout_draws_the_numbers_of_stock);
+fn dropout_draws_the_numbers_of_stock_on_every_backend() {
+    on_every_backend(dropout_draws_the_numbers_of_stock);
 }
 
 #[test]
-fn both_passes_of_exact_clipping_drop_the_same_elements_on_flex_and_ndarray() {
-    on_flex_and_ndarray(both_passes_of_exact_clipping_drop_the_same_elements);
+fn both_passes_of_exact_clipping_drop_the_same_elements_on_every_backend() {
+    on_every_backend(both_passes_of_exact_clipping_drop_the_same_elements);
 }
 
 #[test]
-fn the_second_run_of_a_block_sees_the_numbers_of_the_first_on_flex_and_ndarray() {
-    on_flex_and_ndarray(the_second_run_of_a_block_sees_the_numbers_of_the_first);
+fn the_second_run_of_a_block_sees_the_numbers_of_the_first_on_every_backend() {
+    on_every_backend(the_second_run_of_a_block_sees_the_numbers_of_the_first);
 }
 
 #[test]
-fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss_on_flex_and_ndarray() {
-    on_flex_and_ndarray(the_gradient_of_a_block_with_dropout_is_that_of_its_loss);
+fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss_on_every_backend() {
+    on_every_backend(the_gradient_of_a_block_with_dropout_is_that_of_its_loss);
+}
+
+#[test]
+fn a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed_on_every_backend() {
+    on_every_backend(a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed);
 }

@@ -1,6 +1,13 @@
 //! Activation checkpointing by block.
 
 mod activations;
+mod blocks;
+mod budget;
+mod config;
+mod host;
+mod keep;
+mod name;
+mod pack;
 mod segment;
 
 use std::any::type_name;
@@ -9,11 +16,18 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 pub use activations::Activations;
-use activations::{Keep, Lift, Pack, Unpack};
+use blocks::Way;
+pub(crate) use blocks::enter;
+pub use config::CheckpointingConfig;
+use host::KeptInput;
+use keep::{Keep, Lift};
+use name::{located, name};
+use pack::{Pack, Unpack, moved};
 use segment::Segment;
 
-use crate::pass::{Scope, mix};
-use crate::random::{self, draw_seed};
+use crate::memory;
+use crate::pass::Scope;
+use crate::slot::is_in_training;
 use crate::tap::{lift, tap};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
@@ -51,9 +65,12 @@ use crate::tap::{lift, tap};
 ///
 /// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are float
 /// tensors of any rank, integer and boolean ones, and tuples, options and lists of them. Blocks may share
-/// weights and nest. Both runs see the same random numbers: every block gets a seed of its own, drawn once
-/// a step from the generator of its device, so with dropout a run differs from one without checkpointing
-/// as one seed from another. Running statistics are updated once.
+/// weights and nest. Running statistics are updated once.
+///
+/// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
+/// a step from the generator of its device. So with dropout a run differs from one that simply calls its
+/// blocks as one seed from another, and equals one whose blocks all [keep their
+/// activations](CheckpointingConfig::keep_activations).
 ///
 /// A model with parameters [left](crate::FusedOptimizer::left) to the end of the pass is not
 /// checkpointed: `forward` is simply called.
@@ -65,78 +82,97 @@ use crate::tap::{lift, tap};
 /// # Panics
 ///
 /// If `forward` returns a tensor that depends on a trainable tensor from outside the block, no float
-/// tensor, or float tensors of several dtypes; in the backward pass, if the second run returns tensors of
-/// another size. Parameters whose gradient had not arrived are unchanged then.
+/// tensor, or float tensors of several dtypes; if it is called on another thread than the closure of the
+/// step; in the backward pass, if the second run returns tensors of another size. The message of a panic in
+/// `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are
+/// unchanged then.
 pub fn checkpoint<B, X, Y>(block: &B, input: X, forward: impl Fn(&B, X) -> Y + Send + 'static) -> Y
 where
     B: Module + 'static,
     X: Activations,
     Y: Activations,
 {
-    if !Scope::is_entered() {
+    if !blocks::are_entered() {
+        assert!(
+            !is_in_training(block),
+            "the checkpointed block `{}` is called on another thread than the closure of the step, \
+             where it can't be checkpointed: call it there",
+            type_name::<B>()
+        );
         return forward(block, input);
     }
-    let name = type_name::<B>();
     let mut keep = Keep::default();
-    let mut inputs = Pack::default();
-    let input = input.map_floats(&mut inputs);
     let kept = input.clone().map_floats(&mut keep);
-    if keep.without_autodiff {
+    let mut devices = Vec::new();
+    blocks::add(
+        &mut devices,
+        block.devices().into_iter().chain(keep.devices),
+    );
+    // A look at the model for inference.
+    let infers = devices.iter().any(|device| !device.is_autodiff());
+    let way = if infers { Way::Call } else { blocks::next() };
+    if way == Way::Call {
         return forward(block, input);
     }
-    drop(input);
+    let random = blocks::random(devices);
+    let Way::Checkpoint { index } = way else {
+        let _scope = Scope::enter_kept(random.seed);
+        return random.during(1, || forward(block, input));
+    };
+
+    let mut inputs = Pack::default();
+    input.map_floats(&mut inputs);
     let strategy = keep.strategy;
-
-    let mut devices = Vec::new();
-    for device in block.devices().into_iter().chain(keep.devices) {
-        let device = device.inner();
-        if !devices.contains(&device) {
-            devices.push(device);
-        }
-    }
-    let device = devices.first().cloned().unwrap_or_default();
-    let seed = Scope::next_seed(|| draw_seed(&device));
-    let is_recording = Scope::readers().is_none();
-
+    let is_recorded = Scope::readers().is_none();
+    let run = index.and_then(memory::enter_block);
     let (output, readers) = {
-        let (_scope, readers) = Scope::enter_unrecorded(seed);
-        random::seed(&devices, seed);
-        let output = forward(block, kept.clone().map_floats(&mut Lift { strategy }));
-        random::seed(&devices, mix(seed, 1));
+        let (_scope, readers) = Scope::enter_unrecorded(random.seed);
+        let input = kept.clone().map_floats(&mut Lift { strategy });
+        let output = located(
+            || random.during(1, || forward(block, input)),
+            || {
+                format!(
+                    "the first run of the checkpointed block {}",
+                    name::<B>(&readers)
+                )
+            },
+        );
         (output, readers)
     };
     let mut outputs = Pack::default();
     let output = output.map_floats(&mut outputs);
-    if !is_recording || outputs.is_without_autodiff() {
+    if !is_recorded {
         return output;
     }
+    let name = name::<B>(&readers);
     assert!(
         !outputs.is_tracked(),
-        "the checkpointed block `{name}` returns a tensor that depends on a trainable tensor from \
+        "the checkpointed block {name} returns a tensor that depends on a trainable tensor from \
          outside of it: pass that as an input"
     );
-    let outputs = outputs.pack(name);
-    let outputs = outputs.unwrap_or_else(|| {
-        panic!(
-            "the checkpointed block `{name}` returns no float tensor: call it without checkpoint"
-        )
+    let outputs = outputs.pack(&name).unwrap_or_else(|| {
+        panic!("the checkpointed block {name} returns no float tensor: call it without checkpoint")
     });
     let strategy = outputs
         .gradient_checkpointing_strategy()
         .unwrap_or_default();
-    // Without a float input, something for the tap to be beside.
-    let constant = || lift(Tensor::zeros([1], &device), strategy);
+    let device = outputs.device();
+    let inputs = match inputs.pack(&name) {
+        Some(inputs) => moved(inputs, &device),
+        // Something for the tap to be beside.
+        None => lift(Tensor::zeros([1], &device.inner()), strategy),
+    };
     let segment = Segment {
         block: block.clone(),
-        input: kept,
+        name,
+        input: KeptInput::new(kept, blocks::offload_inputs()),
         tracked: keep.tracked,
         forward,
         strategy,
-        devices,
-        seed,
+        random,
         readers,
+        run,
     };
-    let inputs = inputs.pack(name).unwrap_or_else(constant);
     // The gradient of the output comes to the segment, and that of the input goes on from there.
     let outputs = tap(
         outputs.inner(),

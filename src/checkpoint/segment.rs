@@ -4,28 +4,34 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::activations::{Activations, Leaves, Pack, joined};
-use crate::pass::{Readers, Scope, mix};
-use crate::random;
+use super::activations::Activations;
+use super::host::KeptInput;
+use super::keep::Leaves;
+use super::name::located;
+use super::pack::{Pack, joined};
+use crate::memory::{self, BlockRun};
+use crate::pass::{Readers, Scope};
+use crate::random::Stream;
 use crate::slot::Statistics;
 use crate::tap::{GradientSink, lift};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
     pub(super) block: B,
-    /// Without autodiff.
-    pub(super) input: X,
+    pub(super) name: String,
+    pub(super) input: KeptInput<X>,
     /// Which of the inputs need a gradient.
     pub(super) tracked: Vec<bool>,
     pub(super) forward: F,
     pub(super) strategy: GradientCheckpointingStrategy,
-    pub(super) devices: Vec<Device>,
-    pub(super) seed: u64,
+    pub(super) random: Stream,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Mutex<Readers>>,
+    /// For the memory recorder.
+    pub(super) run: Option<BlockRun>,
 }
 
 impl<B, X, Y, F> Segment<B, X, F>
@@ -43,8 +49,11 @@ where
     /// Runs the block again, recorded, and back with the `gradient` of its packed output. Returns the
     /// gradient of its packed input, if there is one.
     fn run(self, gradient: Tensor<1>) -> Option<Tensor<1>> {
-        let name = type_name::<B>();
-        let _named = Named(name);
+        let device = gradient.device();
+        let name = &self.name;
+        if let Some(run) = self.run {
+            memory::enter_second_run(run, name);
+        }
         let statistics = Statistics::of(&self.block);
         let mut leaves = Leaves {
             strategy: self.strategy,
@@ -52,12 +61,20 @@ where
             gradients: Vec::new(),
         };
         let output = {
-            let _scope = Scope::enter_second_run(self.seed);
-            random::seed(&self.devices, self.seed);
-            let input = self.input.map_floats(&mut leaves);
+            let _scope = Scope::enter_second_run(self.random.seed);
+            let input = self.input.take().map_floats(&mut leaves);
             let mut output = Pack::default();
-            (self.forward)(&self.block, input).map_floats(&mut output);
-            random::seed(&self.devices, mix(self.seed, 2));
+            let again = || (self.forward)(&self.block, input);
+            let again = located(
+                || self.random.during(2, again),
+                || {
+                    format!(
+                        "the second run of the checkpointed block {name}, whose parameters and \
+                         those before it are unchanged,"
+                    )
+                },
+            );
+            again.map_floats(&mut output);
             output.pack(name)
         };
         drop(statistics.put_back(self.block));
@@ -67,10 +84,13 @@ where
         let output = output.filter(|output| output.dims() == gradient.dims());
         let output = output.unwrap_or_else(|| {
             panic!(
-                "the second run of the checkpointed block `{name}` returned other tensors than the \
+                "the second run of the checkpointed block {name} returned other tensors than the \
                  first: it must compute the same from its inputs"
             )
         });
+        if let Some(run) = self.run {
+            memory::leave_second_run(run);
+        }
         let gradient = lift(gradient, self.strategy);
         // The gradient of the sum of the products is `gradient`, to the bit.
         let loss = (output * gradient).sum();
@@ -80,22 +100,7 @@ where
         };
         let found = leaves.gradients.into_iter().map(|find| find(&gradients));
         let found: Vec<_> = found.collect();
-        (!found.is_empty()).then(|| joined(found))
-    }
-}
-
-/// Names the block when its second run panics.
-struct Named(&'static str);
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            log::error!(
-                "the second run of the checkpointed block `{}` panicked: its parameters and those \
-                 before it are unchanged",
-                self.0
-            );
-        }
+        (!found.is_empty()).then(|| joined(found, &device))
     }
 }
 

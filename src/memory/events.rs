@@ -34,6 +34,10 @@ pub(super) enum Event {
     Entered {
         phase: usize,
     },
+    /// The next moment of a checkpointed block.
+    Block {
+        run: usize,
+    },
 }
 
 /// The events that fit in the log, at 32 bytes each.
@@ -74,6 +78,7 @@ const FREED: usize = 2;
 const PARAMETER: usize = 3;
 const GRADIENT: usize = 4;
 const ENTERED: usize = 5;
+const BLOCK: usize = 6;
 
 /// Whether the program runs on the recording allocator.
 pub(super) fn is_installed() -> bool {
@@ -177,6 +182,10 @@ pub(super) fn entered(phase: usize) {
     write(ENTERED, phase, 0);
 }
 
+pub(super) fn block(run: usize) {
+    write(BLOCK, run, 0);
+}
+
 #[inline]
 fn write(kind: usize, address: usize, size: usize) {
     if LOGGING.load(Ordering::Relaxed) {
@@ -215,6 +224,7 @@ impl Entry {
             PARAMETER => Some(shown(Category::Parameter)),
             GRADIENT => Some(shown(Category::Gradient)),
             ENTERED => Some(Event::Entered { phase: address }),
+            BLOCK => Some(Event::Block { run: address }),
             _ => None,
         }
     }

@@ -51,6 +51,7 @@
 //! it is recorded, and may use memory a little otherwise than unrecorded.
 
 mod allocator;
+mod block;
 mod buffer;
 mod error;
 mod estimate;
@@ -68,6 +69,7 @@ mod size_match;
 mod timeline;
 
 pub use allocator::RecordingAllocator;
+pub use block::CheckpointedBlock;
 pub use error::MemoryError;
 pub use estimate::MemoryEstimate;
 #[cfg(feature = "train")]
@@ -77,6 +79,9 @@ pub use recorder::MemoryRecorder;
 pub use size_match::match_pool_sizes;
 pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
+pub(crate) use block::BlockRun;
 pub(crate) use events::Category;
 pub(crate) use heap::keep_pages;
-pub(crate) use recorder::{enter, enter_update, is_recording, show};
+pub(crate) use recorder::{
+    enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
+};

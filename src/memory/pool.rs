@@ -2,6 +2,7 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 
+use super::block::{BlockMoments, BlockRun, SeenBlocks};
 use super::error::MemoryError;
 use super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
@@ -10,6 +11,8 @@ pub(super) struct PoolLog {
     device: Device,
     start: Instant,
     timeline: MemoryTimeline,
+    pub(super) blocks: SeenBlocks,
+    moments: BlockMoments,
 }
 
 impl PoolLog {
@@ -22,9 +25,12 @@ impl PoolLog {
             timeline: MemoryTimeline {
                 samples: Vec::new(),
                 marks: Vec::new(),
+                blocks: Vec::new(),
                 lost: 0,
                 pools: Vec::new(),
             },
+            blocks: SeenBlocks::new(),
+            moments: BlockMoments::default(),
         })
     }
 
@@ -33,6 +39,15 @@ impl PoolLog {
         let seconds = self.seconds();
         self.timeline.marks.push(Mark { seconds, phase });
         self.sample();
+    }
+
+    /// Notes the next moment of a checkpointed block.
+    pub(super) fn note_block(&mut self, run: BlockRun) {
+        self.sample();
+        if let Some(sample) = self.timeline.samples.last() {
+            let bytes = sample.bytes.total();
+            self.moments.note(run, sample.seconds, bytes);
+        }
     }
 
     /// Whole nanoseconds, so that JSON reads back what was written.
@@ -70,6 +85,7 @@ impl PoolLog {
             largest_alloc: pool.largest_alloc,
         });
         self.timeline.pools = pools.collect();
+        self.timeline.blocks = self.moments.blocks(self.blocks);
         Ok(self.timeline)
     }
 }

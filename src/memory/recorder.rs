@@ -5,6 +5,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::block::{BlockRun, SeenBlocks};
 use super::buffer::buffer;
 use super::error::MemoryError;
 use super::events::{self, Category};
@@ -19,8 +20,12 @@ static LOG: Mutex<Log> = Mutex::new(Log::EMPTY);
 /// What has been recorded so far.
 enum Log {
     /// Of the memory of the process: beside the events of the allocator, the bytes in use before,
-    /// and the phases in the order of their events.
-    Process { before: usize, phases: Vec<Phase> },
+    /// the phases in the order of their events, and the checkpointed blocks.
+    Process {
+        before: usize,
+        phases: Vec<Phase>,
+        blocks: SeenBlocks,
+    },
     /// Of the memory of a device.
     Device(PoolLog),
 }
@@ -29,6 +34,7 @@ impl Log {
     const EMPTY: Self = Self::Process {
         before: 0,
         phases: Vec::new(),
+        blocks: SeenBlocks::new(),
     };
 }
 
@@ -87,7 +93,11 @@ impl MemoryRecorder {
         let phases = Vec::with_capacity(64);
         events::start();
         let before = events::live();
-        *log = Log::Process { before, phases };
+        *log = Log::Process {
+            before,
+            phases,
+            blocks: SeenBlocks::new(),
+        };
         Ok(Self::started(log))
     }
 
@@ -126,9 +136,13 @@ impl MemoryRecorder {
         let mut log = LOG.lock();
         drop(self);
         match std::mem::replace(&mut *log, Log::EMPTY) {
-            Log::Process { before, phases } => {
+            Log::Process {
+                before,
+                phases,
+                blocks,
+            } => {
                 let (events, lost) = events::read();
-                replay(before, &events, phases, lost)
+                replay(before, &events, phases, blocks, lost)
             }
             Log::Device(log) => log.finish(),
         }
@@ -204,6 +218,48 @@ pub(crate) fn enter_update(path: &str) {
     if is_recording() {
         let parameter = Some(path.to_string());
         enter(Phase::Update { parameter });
+    }
+}
+
+/// The first run of a checkpointed block begins: the one with this index in its step. Returns what the
+/// other moments are told by, if something records.
+pub(crate) fn enter_block(index: usize) -> Option<BlockRun> {
+    if !is_recording() {
+        return None;
+    }
+    let run = BlockRun::next();
+    let block = (index, String::new());
+    match &mut *LOG.lock() {
+        Log::Process { blocks, .. } => drop(blocks.insert(run, block)),
+        Log::Device(log) => drop(log.blocks.insert(run, block)),
+    }
+    note_block(run);
+    Some(run)
+}
+
+/// The second run of a checkpointed block begins.
+pub(crate) fn enter_second_run(run: BlockRun, name: &str) {
+    let mut log = LOG.lock();
+    let blocks = match &mut *log {
+        Log::Process { blocks, .. } => blocks,
+        Log::Device(log) => &mut log.blocks,
+    };
+    if let Some(block) = blocks.get_mut(&run) {
+        block.1 = name.to_string();
+    }
+    drop(log);
+    note_block(run);
+}
+
+/// The second run of a checkpointed block has been recorded.
+pub(crate) fn leave_second_run(run: BlockRun) {
+    note_block(run);
+}
+
+fn note_block(run: BlockRun) {
+    match &mut *LOG.lock() {
+        Log::Process { .. } => events::block(run.0),
+        Log::Device(log) => log.note_block(run),
     }
 }
 

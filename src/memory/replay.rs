@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::block::{BlockMoments, BlockRun, SeenBlocks};
 use super::error::MemoryError;
 use super::events::{Category, Event};
 use super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
@@ -23,6 +24,7 @@ pub(super) fn replay(
     before: usize,
     events: &[(f64, Event)],
     phases: Vec<Phase>,
+    blocks: SeenBlocks,
     lost: usize,
 ) -> Result<MemoryTimeline, MemoryError> {
     // The recorder enters one phase by itself.
@@ -34,6 +36,7 @@ pub(super) fn replay(
 
     let mut marks = Vec::new();
     let mut samples: Vec<Sample> = Vec::new();
+    let mut moments = BlockMoments::default();
     for ((seconds, event), changes) in events.iter().zip(changes) {
         changes.iter().for_each(|change| change.apply(&mut bytes));
         let entered = match event {
@@ -55,6 +58,9 @@ pub(super) fn replay(
             reserved: None,
         };
         let total = sample.bytes.total();
+        if let Event::Block { run } = *event {
+            moments.note(BlockRun(run), *seconds, total);
+        }
         let last = samples.last().map(|sample| sample.bytes.total());
         let changed = last.is_none_or(|last| total.abs_diff(last) > peak / RESOLUTION);
         if entered || changed || total == peak && last != Some(peak) {
@@ -64,6 +70,7 @@ pub(super) fn replay(
     Ok(MemoryTimeline {
         samples,
         marks,
+        blocks: moments.blocks(blocks),
         lost,
         pools: Vec::new(),
     })
@@ -187,6 +194,7 @@ fn blocks(events: &[(f64, Event)], phases: &[Phase]) -> Vec<Block> {
                 };
                 blocks[block].uses.push((index, purpose));
             }
+            Event::Block { .. } => {}
             Event::Entered { phase } => {
                 // What an update leaves behind is the optimizer's.
                 for block in born_in_update.take().into_iter().flatten() {

@@ -11,6 +11,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::{GradientsAccumulator, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 
+use crate::checkpoint::CheckpointingConfig;
 use crate::error::FusedError;
 use crate::memory;
 use crate::pass::Pass;
@@ -58,6 +59,7 @@ pub struct FusedOptimizer<M: Module> {
     report: StepReport,
     told: HashSet<ParamId>,
     policies: Policies,
+    checkpointing: CheckpointingConfig,
     /// Of the last update.
     gradient_norm: Option<f64>,
 }
@@ -94,6 +96,7 @@ impl<M: Module> FusedOptimizer<M> {
             report: StepReport::default(),
             told: HashSet::new(),
             policies: Policies::default(),
+            checkpointing: CheckpointingConfig::default(),
             gradient_norm: None,
         };
         log::info!("{fused}");
@@ -147,6 +150,7 @@ impl<M: Module> FusedOptimizer<M> {
         let changed = changed.unwrap_or_else(|error| panic!("{error}"));
         *self = Self {
             policies: std::mem::take(&mut self.policies),
+            checkpointing: std::mem::take(&mut self.checkpointing),
             gradient_norm: self.gradient_norm,
             ..changed
         };

@@ -7,6 +7,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
+use crate::checkpoint::CheckpointingConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, InState, MicroBatches};
 use crate::pass::Pass;
@@ -148,6 +149,22 @@ impl<M: Module> FusedOptimizer<M> {
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
         self.policies.push_hook(group, Arc::new(hook));
+        self
+    }
+
+    /// Chooses which of the blocks that the model [`checkpoint`](crate::checkpoint())s are, and where
+    /// their inputs wait; without it, all are, where they are.
+    ///
+    /// ```
+    /// # use backburn::{CheckpointingConfig, FusedOptimizer};
+    /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
+    /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    /// let config = CheckpointingConfig::new().with_keep_activations(vec![false, true]);
+    /// let fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_checkpointing(config);
+    /// ```
+    #[must_use]
+    pub fn with_checkpointing(mut self, checkpointing: CheckpointingConfig) -> Self {
+        self.checkpointing = checkpointing;
         self
     }
 

@@ -5,10 +5,11 @@ use burn::optim::{GradientsAccumulator, GradientsParams};
 
 use super::FusedOptimizer;
 use super::left;
+use crate::checkpoint;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
-use crate::pass::{Phase, Scope};
+use crate::pass::Phase;
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
 use crate::slot::FusedForm;
@@ -55,7 +56,7 @@ impl<M: Module> FusedOptimizer<M> {
         let (result, ended, error) = {
             let _running = self.pass.begin(phase, plan.clone());
             // A second run of a block could not hand out the gradients of ordinary leaves.
-            let _scope = (self.left() == 0).then(Scope::enter_step);
+            let _blocks = checkpoint::enter(self.checkpointing.clone(), self.left() == 0);
             // Also when the closure panics: no slot may hold on to a graph.
             let _released = Released(&self.form);
             if memory::is_recording() {

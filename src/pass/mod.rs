@@ -15,7 +15,7 @@ use crate::error::FusedError;
 use crate::policy::{Plan, Update};
 use crate::tap::{Census, Clock};
 
-pub(crate) use scope::{Reader, Readers, Scope, mix};
+pub(crate) use scope::{Entered, Reader, Readers, Scope};
 
 /// Where a pass stands, and so what a slot may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
-/// Where the closure of a fused step is, on its thread: in the step itself, in a block that runs
-/// without recording, or in the second run of such a block.
+use crate::random::mix;
+
+/// Where the closure of a fused step is, on its thread: in the step itself, or in a run of a
+/// checkpointed block.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// The autodiff graph that operations are recorded in. Graphs share no node: each is locked while
     /// its backward steps run, and a second run happens in one of them.
     graph: usize,
+    in_block: bool,
     /// Set if operations are not recorded: whom to tell which parameters the block reads.
     readers: Option<Arc<Mutex<Readers>>>,
     /// Of the random numbers in here, and the number of blocks that have taken some.
@@ -26,6 +29,9 @@ pub(crate) struct Readers {
 
 /// A parameter whose gradient waits for the second run of a block.
 pub(crate) trait Reader: std::fmt::Debug + Send + Sync {
+    /// Path of the parameter in the model.
+    fn path(&self) -> &str;
+
     /// The second run has read the parameter itself.
     fn redeem(&self);
 }
@@ -56,14 +62,15 @@ impl Scope {
     pub(crate) fn enter_step() -> Entered {
         enter(Self {
             graph: next_graph(),
+            in_block: false,
             readers: None,
             random: None,
         })
     }
 
-    /// Whether a fused step is under way on this thread.
-    pub(crate) fn is_entered() -> bool {
-        CURRENT.with_borrow(Option::is_some)
+    /// Whether a block is under way, whichever of its runs.
+    pub(crate) fn is_in_block() -> bool {
+        CURRENT.with_borrow(|current| current.as_ref().is_some_and(|scope| scope.in_block))
     }
 
     /// A block begins whose operations are not recorded. A block inside of it reads for it.
@@ -71,16 +78,28 @@ impl Scope {
         let readers = Self::readers().unwrap_or_default();
         let entered = enter(Self {
             graph: Self::graph(),
+            in_block: true,
             readers: Some(readers.clone()),
             random: Some((seed, 0)),
         });
         (entered, readers)
     }
 
+    /// A block begins whose operations are recorded with those around it.
+    pub(crate) fn enter_kept(seed: u64) -> Entered {
+        enter(Self {
+            graph: Self::graph(),
+            in_block: true,
+            readers: None,
+            random: Some((seed, 0)),
+        })
+    }
+
     /// The second run of a block begins, in a graph of its own.
     pub(crate) fn enter_second_run(seed: u64) -> Entered {
         enter(Self {
             graph: next_graph(),
+            in_block: true,
             readers: None,
             random: Some((seed, 0)),
         })
@@ -94,6 +113,11 @@ impl Scope {
     /// Whom to tell of a read, if reads are not recorded.
     pub(crate) fn readers() -> Option<Arc<Mutex<Readers>>> {
         CURRENT.with_borrow(|current| current.as_ref()?.readers.clone())
+    }
+
+    /// The seed that those of the blocks in here come from, if there are any.
+    pub(crate) fn seed() -> Option<u64> {
+        CURRENT.with_borrow(|current| Some(current.as_ref()?.random?.0))
     }
 
     /// The seed for the next block in here; `draw` makes the first of a step.
@@ -115,6 +139,11 @@ impl Readers {
         self.found.insert(id, reader).is_none()
     }
 
+    /// The paths of the parameters.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.found.values().map(|reader| reader.path())
+    }
+
     /// Takes all.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = Arc<dyn Reader>> {
         std::mem::take(&mut self.found).into_values()
@@ -126,12 +155,4 @@ fn next_graph() -> usize {
 
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Another seed for every count: the finalizer of SplitMix64 (Steele et al., 2014).
-pub(crate) fn mix(seed: u64, count: u64) -> u64 {
-    let mut z = seed.wrapping_add(count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

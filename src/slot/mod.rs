@@ -17,6 +17,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub(crate) use form::FusedForm;
+pub(crate) use handle::is_in_training;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use statistics::Statistics;
 

@@ -235,6 +235,10 @@ impl<const D: usize> GradientSink for ParameterSlot<D> {
 
 /// A block that has read the parameter without recording reads it once more.
 impl<const D: usize> Reader for ParameterSlot<D> {
+    fn path(&self) -> &str {
+        &self.path
+    }
+
     fn redeem(&self) {
         let mut state = self.state.lock();
         state.outstanding = state.outstanding.saturating_sub(1);

@@ -26,12 +26,14 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             learner,
             exchange,
             policies,
+            checkpointing,
             repeat,
             last_step,
         } = learner;
         let strategy = Arc::new(FusedStrategy {
             exchange,
             policies,
+            checkpointing,
             repeat,
             last_step,
         });

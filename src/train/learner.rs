@@ -9,6 +9,7 @@ use burn::train::{Learner, LearnerModel, TrainStep};
 use super::exchange::Exchange;
 use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
+use crate::checkpoint::CheckpointingConfig;
 use crate::error::FusedError;
 use crate::optim::AccumulateInState;
 use crate::optimizer::in_state;
@@ -31,6 +32,7 @@ pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
     pub(super) exchange: Exchange<M>,
     pub(super) policies: Policies,
+    pub(super) checkpointing: CheckpointingConfig,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -51,6 +53,7 @@ impl<M: LearnerModel> FusedLearner<M> {
             learner: Learner::new(model, optimizer, lr_scheduler),
             exchange,
             policies: Policies::default(),
+            checkpointing: CheckpointingConfig::default(),
             repeat: None,
             last_step: LastStep::default(),
         }
@@ -121,6 +124,15 @@ impl<M: LearnerModel> FusedLearner<M> {
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
         self.policies.push_hook(group, Arc::new(hook));
+        self
+    }
+
+    /// Chooses which of the blocks that the model [`checkpoint`](crate::checkpoint())s are, and where
+    /// their inputs wait, as
+    /// [`FusedOptimizer::with_checkpointing`](crate::FusedOptimizer::with_checkpointing).
+    #[must_use]
+    pub fn with_checkpointing(mut self, checkpointing: CheckpointingConfig) -> Self {
+        self.checkpointing = checkpointing;
         self
     }
 

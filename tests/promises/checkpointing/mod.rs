@@ -1,7 +1,11 @@
 //! A model with checkpointed blocks trains as the model without. (Dropout in them is in
 //! `tests/random.rs`.)
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClipping, checkpoint, checkpoint_sequential};
+mod choice;
+mod misuse;
+mod policies;
+
+use backburn::{FusedOptimizer, checkpoint, checkpoint_sequential};
 use burn::module::{Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::nn::{LayerNorm, LayerNormConfig};
@@ -10,7 +14,6 @@ use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
-use crate::noting::Noting;
 
 const RATE: f64 = 1e-2;
 
@@ -138,25 +141,6 @@ fn outside_of_a_fused_step_a_block_is_simply_called(device: &Device) {
         .assert_approx_eq::<f32>(&without, Default::default());
 }
 
-fn accumulation_and_clipping_work_with_checkpointed_blocks(device: &Device) {
-    let initial = Stack::init(device);
-    let xs = xs(device);
-    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_clipping(GlobalNormClipping::Exact(0.05));
-        for pair in xs.chunks_exact(2) {
-            fused.accumulate(|model| model.loss(pair[0].clone(), way));
-            fused.step_repeatable(RATE, |model| model.loss(pair[1].clone(), way));
-            assert!(fused.last_step().clipping.unwrap() < 1.0);
-        }
-        fused.valid()
-    };
-    let plain = train(plain);
-    assert_equal_weights(&plain, &train(each));
-    assert_equal_weights(&plain, &train(nested));
-}
-
 /// A network of tokens: integers go in, a mask passes through, the embedding is the output layer, two
 /// blocks share a weight.
 #[derive(Module, Debug)]
@@ -253,99 +237,6 @@ fn frozen_parts_and_unused_outputs_stay(device: &Device) {
 on_every_backend!(
     checkpointed_blocks_train_as_plain_ones,
     outside_of_a_fused_step_a_block_is_simply_called,
-    accumulation_and_clipping_work_with_checkpointed_blocks,
     several_inputs_and_outputs_and_shared_weights_train_as_plain_ones,
     frozen_parts_and_unused_outputs_stay,
 );
-
-#[test]
-fn the_gradient_that_leaves_the_first_block_is_that_of_a_plain_one() {
-    let device = Device::flex().autodiff();
-    let model = Stack::init(&device);
-    let x = xs(&device).remove(0);
-    let gradient = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&model, || Stack::init(&device));
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-        let noting = Noting::default();
-        fused = fused.with_hook(ParamGroup::from_path("input.weight"), noting.clone());
-        fused.step(RATE, |model| model.loss(x.clone(), way));
-        let notes = noting.0.lock().unwrap();
-        notes[0].3.clone()
-    };
-    assert_eq!(gradient(plain).as_bytes(), gradient(each).as_bytes());
-}
-
-#[test]
-fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
-    let device = Device::flex().autodiff();
-    let initial = Stack::init(&device);
-    let before = copy(&initial, || Stack::init(&device));
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-    let x = xs(&device).remove(0);
-    let step = std::panic::AssertUnwindSafe(|| {
-        fused.step(RATE, |model| {
-            let x = model.input.forward(x.clone());
-            let outside = x.clone();
-            let sum = move |block: &Block, x| block.forward(x) + outside.clone();
-            checkpoint(&model.blocks[0], x, sum).mean()
-        });
-    });
-    let payload = std::panic::catch_unwind(step).unwrap_err();
-    let message = payload.downcast_ref::<String>().unwrap();
-    assert!(
-        message.contains("Block` returns a tensor that depends"),
-        "{message}"
-    );
-    assert_equal_weights(&before, &fused.model());
-}
-
-#[test]
-fn a_panic_in_the_second_run_leaves_the_block_as_it_was() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    let device = Device::flex().autodiff();
-    let initial = Stack::init(&device);
-    let before = copy(&initial, || Stack::init(&device));
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-    let x = xs(&device).remove(0);
-    let step = std::panic::AssertUnwindSafe(|| {
-        let runs = Arc::new(AtomicUsize::new(0));
-        fused.step(RATE, |model| {
-            model.loss(x.clone(), |blocks, x| {
-                let runs = runs.clone();
-                let once = move |block: &Block, x| {
-                    assert_eq!(runs.fetch_add(1, Ordering::Relaxed), 0, "only once");
-                    block.forward(x)
-                };
-                plain(&blocks[1..], checkpoint(&blocks[0], x, once))
-            })
-        });
-    });
-    let payload = std::panic::catch_unwind(step).unwrap_err();
-    let message = payload.downcast_ref::<String>().unwrap();
-    assert!(message.contains("only once"), "{message}");
-    for ((path, before), (_, after)) in weights(&before).iter().zip(weights(&fused.model())) {
-        let behind = !path.starts_with("input") && !path.starts_with("blocks.0");
-        let same = before.as_bytes() == after.as_bytes();
-        assert!(
-            same || behind || path.contains("running"),
-            "`{path}` changed"
-        );
-    }
-    // Training goes on.
-    fused.step(RATE, |model| model.loss(x.clone(), each));
-    assert_eq!(fused.last_step().without_gradient, 0);
-    assert!(matches!(
-        fused.try_step_accumulated(RATE),
-        Err(FusedError::NothingAccumulated)
-    ));
-}
-
-#[test]
-#[should_panic(expected = "in 0 segments")]
-fn no_segments_are_refused() {
-    let device = Device::flex().autodiff();
-    let model = Stack::init(&device);
-    checkpoint_sequential(&model.blocks, xs(&device).remove(0), 0, Block::forward);
-}

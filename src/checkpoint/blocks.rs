@@ -1,0 +1,118 @@
+//! The blocks of the step under way on a thread.
+
+use std::cell::RefCell;
+
+use burn::tensor::Device;
+
+use super::CheckpointingConfig;
+use crate::pass::{self, Scope};
+use crate::random::{self, Stream, draw_seed, mix};
+
+/// What becomes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// It is called, as in stock Burn.
+    Call,
+    /// It is called with random numbers of its own, as if it were checkpointed.
+    Keep,
+    /// It runs twice. A block that is not within another has an index.
+    Checkpoint { index: Option<usize> },
+}
+
+struct Blocks {
+    config: CheckpointingConfig,
+    /// Whether blocks can be checkpointed.
+    possible: bool,
+    /// The number of blocks so far.
+    count: usize,
+    /// Those that blocks have drawn random numbers on.
+    devices: Vec<Device>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Blocks>> = const { RefCell::new(None) };
+}
+
+/// A step, which ends when this is dropped.
+pub(crate) struct Entered {
+    before: Option<Blocks>,
+    _scope: pass::Entered,
+}
+
+/// A step begins, on this thread.
+pub(crate) fn enter(config: CheckpointingConfig, possible: bool) -> Entered {
+    let blocks = Blocks {
+        config,
+        possible,
+        count: 0,
+        devices: Vec::new(),
+    };
+    Entered {
+        before: CURRENT.replace(Some(blocks)),
+        _scope: Scope::enter_step(),
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // What the generators give next does not depend on which blocks ran twice.
+        if let Some(blocks) = CURRENT.replace(self.before.take())
+            && let Some(seed) = Scope::seed()
+        {
+            random::seed(&blocks.devices, mix(seed, u64::MAX));
+        }
+    }
+}
+
+/// Whether a step is under way on this thread.
+pub(super) fn are_entered() -> bool {
+    CURRENT.with_borrow(Option::is_some)
+}
+
+/// What becomes of the block that is called now.
+pub(super) fn next() -> Way {
+    CURRENT.with_borrow_mut(|blocks| match blocks {
+        Some(blocks) if blocks.possible => blocks.next(),
+        _ => Way::Call,
+    })
+}
+
+/// Whether inputs wait in the memory of the host.
+pub(super) fn offload_inputs() -> bool {
+    CURRENT.with_borrow(|blocks| blocks.as_ref().is_some_and(|b| b.config.offload_inputs))
+}
+
+/// The random numbers of the block that is called now, on `devices`.
+pub(super) fn random(devices: Vec<Device>) -> Stream {
+    let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
+    let seed = Scope::next_seed(|| draw_seed(&devices.first().cloned().unwrap_or_default()));
+    CURRENT.with_borrow_mut(|blocks| {
+        if let Some(blocks) = blocks {
+            add(&mut blocks.devices, devices.iter().cloned());
+        }
+    });
+    Stream { devices, seed }
+}
+
+/// Adds the devices that are not there yet.
+pub(super) fn add(known: &mut Vec<Device>, devices: impl Iterator<Item = Device>) {
+    for device in devices {
+        if !known.contains(&device) {
+            known.push(device);
+        }
+    }
+}
+
+impl Blocks {
+    fn next(&mut self) -> Way {
+        if Scope::is_in_block() {
+            return Way::Checkpoint { index: None };
+        }
+        let index = self.count;
+        self.count += 1;
+        match self.config.keep_activations.get(index) {
+            Some(true) => Way::Keep,
+            _ => Way::Checkpoint { index: Some(index) },
+        }
+    }
+}

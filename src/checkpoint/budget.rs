@@ -1,0 +1,86 @@
+use super::CheckpointingConfig;
+use crate::error::FusedError;
+use crate::memory::{CheckpointedBlock, MemoryTimeline};
+
+impl CheckpointingConfig {
+    /// The blocks to checkpoint so that a step takes no more than `budget` bytes, and no others, from
+    /// the recording of steps in which all of them were.
+    ///
+    /// From the last block to the first, a block keeps its activations where that fits. The last ones
+    /// cost least: what a block keeps is needed until the backward pass has come back to it.
+    ///
+    /// The budget counts what the recording does: with the
+    /// [`RecordingAllocator`](crate::memory::RecordingAllocator) all memory of the process, on a device
+    /// that in use in its pools when a phase or a block begins, so leave some for what comes and goes in
+    /// between. The first step of an optimizer allocates its state: record the second one.
+    ///
+    /// ```
+    /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
+    /// use backburn::{CheckpointingConfig, FusedOptimizer, checkpoint};
+    /// # use burn::{module::Module, nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Tensor}};
+    ///
+    /// #[global_allocator]
+    /// static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+    ///
+    /// # let device = Device::flex().autodiff();
+    /// # let model: Vec<Linear> = (0..4).map(|_| LinearConfig::new(64, 64).init(&device)).collect();
+    /// # let forward = |model: &Vec<Linear>| {
+    /// #     let x = Tensor::<2>::ones([256, 64], &device);
+    /// #     let run = |block: &Linear, x| block.forward(x).tanh();
+    /// #     model.iter().fold(x, |x, block| checkpoint(block, x, run)).mean()
+    /// # };
+    /// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    /// fused.step(1e-3, forward);
+    /// let recorder = MemoryRecorder::start()?;
+    /// fused.step(1e-3, forward);
+    /// let timeline = recorder.finish()?;
+    ///
+    /// let budget = timeline.peak().bytes.total() + 200_000;
+    /// let config = CheckpointingConfig::for_budget(&timeline, budget)?;
+    /// assert_eq!(config.keep_activations, [false, false, true, true]);
+    /// let mut fused = fused.with_checkpointing(config);
+    /// fused.step(1e-3, forward);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If the recording has no checkpointed block, or even with all blocks checkpointed its peak is above
+    /// the budget.
+    pub fn for_budget(timeline: &MemoryTimeline, budget: usize) -> Result<Self, FusedError> {
+        let Some(last) = timeline.blocks.iter().map(|block| block.index).max() else {
+            return Err(FusedError::NothingCheckpointed);
+        };
+        let mut planned: Vec<usize> = timeline.samples.iter().map(|s| s.bytes.total()).collect();
+        let least = planned.iter().copied().max().unwrap_or_default();
+        if least > budget {
+            return Err(FusedError::Budget { budget, least });
+        }
+        let mut keep = vec![false; last + 1];
+        for (index, keep) in keep.iter_mut().enumerate().rev() {
+            let mut runs = timeline
+                .blocks
+                .iter()
+                .filter(|b| b.index == index)
+                .peekable();
+            if runs.peek().is_none() {
+                continue;
+            }
+            let mut with = planned.clone();
+            runs.for_each(|block| add(block, timeline, &mut with));
+            if with.iter().all(|bytes| *bytes <= budget) {
+                (*keep, planned) = (true, with);
+            }
+        }
+        Ok(Self::new().with_keep_activations(keep))
+    }
+}
+
+/// Adds to the bytes of every sample what `block` would have kept then.
+fn add(block: &CheckpointedBlock, timeline: &MemoryTimeline, bytes: &mut [usize]) {
+    for (sample, bytes) in timeline.samples.iter().zip(bytes) {
+        if (block.forward..block.backward).contains(&sample.seconds) {
+            *bytes += block.activations;
+        }
+    }
+}

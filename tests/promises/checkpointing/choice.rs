@@ -1,0 +1,95 @@
+//! Which blocks are checkpointed, and where their inputs wait, changes no weight.
+
+use std::sync::{Arc, Mutex};
+
+use backburn::CheckpointingConfig;
+
+use super::*;
+
+fn keeping(keep: &[bool]) -> CheckpointingConfig {
+    CheckpointingConfig::new().with_keep_activations(keep.to_vec())
+}
+
+fn any_choice_of_blocks_trains_as_plain_ones(device: &Device) {
+    let initial = Stack::init(device);
+    let copy = || copy(&initial, || Stack::init(device));
+    let xs = xs(device);
+    let loss = |model: &Stack, step: usize| model.loss(xs[step].clone(), plain);
+    let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, loss);
+    let choices = [
+        keeping(&[true; 4]),
+        keeping(&[true, false, true, false]),
+        keeping(&[false, true]),
+        keeping(&[true; 9]),
+        CheckpointingConfig::new().with_offload_inputs(true),
+        keeping(&[false, true]).with_offload_inputs(true),
+    ];
+    let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 2] = [each, nested];
+    for (choice, way) in choices.iter().flat_map(|c| ways.map(|way| (c, way))) {
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
+            .with_checkpointing(choice.clone());
+        train_fused(&mut fused, 5, RATE, |model, step| {
+            model.loss(xs[step].clone(), way)
+        });
+        assert_eq!(fused.last_step().without_gradient, 0);
+        assert_equal_weights(&stock.valid(), &fused.valid());
+    }
+}
+
+/// The embedding has no float input, the blocks have two and a mask.
+fn inputs_of_several_kinds_wait_on_the_host(device: &Device) {
+    let initial = Tokens::init(device);
+    let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 10], [0, 2, 2, 7]], device);
+    let train = |offload: bool| {
+        let model = copy(&initial, || Tokens::init(device));
+        let config = CheckpointingConfig::new().with_offload_inputs(offload);
+        let mut fused =
+            FusedOptimizer::new(model, SgdConfig::new().init()).with_checkpointing(config);
+        train_fused(&mut fused, 3, RATE, |model, _| {
+            model.loss(tokens.clone(), true)
+        });
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+on_every_backend!(
+    any_choice_of_blocks_trains_as_plain_ones,
+    inputs_of_several_kinds_wait_on_the_host,
+);
+
+/// A block that runs once keeps its activations, one that runs twice does not.
+#[test]
+fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
+    let device = Device::flex().autodiff();
+    let mut fused = FusedOptimizer::new(Stack::init(&device), SgdConfig::new().init())
+        .with_checkpointing(keeping(&[false, true]));
+    let x = xs(&device).remove(0);
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    let noting = |name: &'static str| {
+        let runs = runs.clone();
+        move |block: &Block, x: Tensor<2>| {
+            runs.lock().unwrap().push(name);
+            block.forward(x)
+        }
+    };
+    // In two steps: a step counts from the start.
+    for _ in 0..2 {
+        runs.lock().unwrap().clear();
+        fused.step(RATE, |model| {
+            let looked = model.valid();
+            checkpoint(&looked.blocks[0], x.clone().inner(), noting("look"));
+            let inner = noting("inner");
+            let outer = move |block: &Block, x| checkpoint(block, x, inner.clone());
+            let x = checkpoint(&model.blocks[0], x.clone(), outer);
+            let x = checkpoint(&model.blocks[1], x, noting("kept"));
+            let x = checkpoint(&model.blocks[2], x, noting("beyond"));
+            x.mean()
+        });
+        let mut runs = runs.lock().unwrap().clone();
+        runs.sort_unstable();
+        let inner = ["inner"; 3]; // Its block twice, the second time with it twice.
+        let expected = [&["beyond"; 2][..], &inner, &["kept"], &["look"]].concat();
+        assert_eq!(runs, expected);
+    }
+}

@@ -1,0 +1,191 @@
+//! Mistakes with checkpointed blocks are told by the name of the block, and cost nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use backburn::FusedError;
+
+use super::*;
+
+/// What a step of `fused` panics with.
+fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
+    let step = AssertUnwindSafe(|| drop(fused.step(RATE, loss)));
+    let payload = catch_unwind(step).expect_err("the step panics");
+    payload.downcast_ref::<String>().unwrap().clone()
+}
+
+#[test]
+fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let x = xs(&device).remove(0);
+    let message = message(&mut fused, |model| {
+        let x = model.input.forward(x.clone());
+        let outside = x.clone();
+        let sum = move |block: &Block, x| block.forward(x) + outside.clone();
+        checkpoint(&model.blocks[2], x, sum).mean()
+    });
+    let start =
+        "the checkpointed block `blocks.2` (`promises::checkpointing::Block`) returns a tensor";
+    assert!(message.starts_with(start), "{message}");
+    assert_equal_weights(&before, &fused.model());
+}
+
+#[test]
+fn a_panic_in_the_first_run_names_the_block() {
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let x = xs(&device).remove(0);
+    let message = message(&mut fused, |model| {
+        let x = model.input.forward(x.clone());
+        let block = |block: &Block, x| {
+            let _: Tensor<2> = block.forward(x);
+            panic!("as written")
+        };
+        let x: Tensor<2> = checkpoint(&model.blocks[1], x, block);
+        x.mean()
+    });
+    let start = "the first run of the checkpointed block `blocks.1` (";
+    assert!(message.starts_with(start), "{message}");
+    assert!(message.ends_with("panicked: as written"), "{message}");
+    assert_equal_weights(&before, &fused.model());
+}
+
+#[test]
+fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let x = xs(&device).remove(0);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let message = message(&mut fused, |model| {
+        model.loss(x.clone(), |blocks, x| {
+            let runs = runs.clone();
+            let once = move |block: &Block, x| {
+                assert_eq!(runs.fetch_add(1, Ordering::Relaxed), 0, "only once");
+                block.forward(x)
+            };
+            plain(&blocks[1..], checkpoint(&blocks[0], x, once))
+        })
+    });
+    let start = "the second run of the checkpointed block `blocks.0` (";
+    assert!(message.starts_with(start), "{message}");
+    assert!(message.contains("are unchanged, panicked: "), "{message}");
+    assert!(message.contains("only once"), "{message}");
+    for ((path, before), (_, after)) in weights(&before).iter().zip(weights(&fused.model())) {
+        let behind = !path.starts_with("input") && !path.starts_with("blocks.0");
+        let same = before.as_bytes() == after.as_bytes();
+        assert!(
+            same || behind || path.contains("running"),
+            "`{path}` changed"
+        );
+    }
+    // Training goes on.
+    fused.step(RATE, |model| model.loss(x.clone(), each));
+    assert_eq!(fused.last_step().without_gradient, 0);
+    assert!(matches!(
+        fused.try_step_accumulated(RATE),
+        Err(FusedError::NothingAccumulated)
+    ));
+}
+
+#[test]
+fn a_block_called_on_another_thread_is_refused() {
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let x = xs(&device).remove(0);
+    let message = message(&mut fused, |model| {
+        let called = std::thread::scope(|scope| {
+            let call = || each(&model.blocks, model.input.forward(x.clone()));
+            scope.spawn(call).join()
+        });
+        match called {
+            Ok(x) => x.mean(),
+            Err(payload) => std::panic::resume_unwind(payload),
+        }
+    });
+    assert!(
+        message.contains("`promises::checkpointing::Block`"),
+        "{message}"
+    );
+    assert!(message.contains("on another thread"), "{message}");
+    assert_equal_weights(&before, &fused.model());
+
+    // For inference it may be.
+    let valid = fused.valid();
+    let seen = std::thread::scope(|scope| {
+        let call = || valid.loss(x.clone().inner(), each).into_data();
+        scope.spawn(call).join().unwrap()
+    });
+    assert_eq!(seen, valid.loss(x.inner(), plain).into_data());
+}
+
+/// A model on two devices: a linear layer on `elsewhere` between two.
+#[allow(deprecated)] // Burn 0.22 still ships ndarray.
+fn elsewhere() -> Device {
+    Device::ndarray().autodiff()
+}
+
+fn on_two_devices(device: &Device) -> Vec<Linear> {
+    let devices = [device, &elsewhere(), device];
+    let linear = |device: &Device| LinearConfig::new(6, 6).init(device);
+    devices.map(linear).into()
+}
+
+#[test]
+fn a_block_on_another_device_is_named() {
+    let device = Device::flex().autodiff();
+    let x = xs(&device).remove(0);
+    let model = on_two_devices(&device);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let message = message(&mut fused, |model| {
+        let run = |linear: &Linear, x| linear.forward(x);
+        let forward = |x, linear| checkpoint(linear, x, run);
+        model.iter().fold(x.clone(), forward).mean()
+    });
+    let start = "the first run of the checkpointed block `1` (";
+    assert!(message.starts_with(start), "{message}");
+}
+
+#[test]
+fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_activations() {
+    let device = Device::flex().autodiff();
+    let initial = on_two_devices(&device);
+    let x = xs(&device).remove(0);
+    let train = |checkpoints: bool| {
+        let model = copy(&initial, || on_two_devices(&device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for _ in 0..3 {
+            fused.step(RATE, |model| {
+                let run = |linear: &Linear, x: Tensor<2>| {
+                    let x = x.to_device(&linear.weight.device());
+                    linear.forward(x).tanh()
+                };
+                let forward = |x, linear| match checkpoints {
+                    true => checkpoint(linear, x, run),
+                    false => run(linear, x),
+                };
+                model.iter().fold(x.clone(), forward).mean()
+            });
+            assert_eq!(fused.last_step().without_gradient, 0);
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+#[test]
+#[should_panic(expected = "in 0 segments")]
+fn no_segments_are_refused() {
+    let device = Device::flex().autodiff();
+    let model = Stack::init(&device);
+    checkpoint_sequential(&model.blocks, xs(&device).remove(0), 0, Block::forward);
+}

@@ -1,0 +1,138 @@
+//! What becomes of the gradients of checkpointed blocks is what becomes of plain ones.
+
+use backburn::{AnomalyCheck, FusedError, GlobalNormClipping, LossScalingConfig};
+use burn::module::Lora;
+
+use super::*;
+use crate::noting::{Note, Noting};
+
+fn accumulation_and_clipping_work_with_checkpointed_blocks(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_clipping(GlobalNormClipping::Exact(0.05));
+        for pair in xs.chunks_exact(2) {
+            fused.accumulate(|model| model.loss(pair[0].clone(), way));
+            fused.step_repeatable(RATE, |model| model.loss(pair[1].clone(), way));
+            assert!(fused.last_step().clipping.unwrap() < 1.0);
+        }
+        fused.valid()
+    };
+    let plain = train(plain);
+    assert_equal_weights(&plain, &train(each));
+    assert_equal_weights(&plain, &train(nested));
+}
+
+fn loss_scaling_works_with_checkpointed_blocks(device: &Device) {
+    let initial = Stack::init(device);
+    let mut xs = xs(device);
+    xs[2] = xs[2].clone().slice_fill([0..5, 0..1], f32::INFINITY);
+    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_loss_scaling(LossScalingConfig::new().with_initial_scale(1024.0));
+        for (step, x) in xs.iter().enumerate() {
+            fused.step_repeatable(RATE, |model| model.loss(x.clone(), way));
+            assert_eq!(fused.last_step().overflowed, step == 2);
+        }
+        fused.valid()
+    };
+    let plain = train(plain);
+    assert_equal_weights(&plain, &train(each));
+    assert_equal_weights(&plain, &train(nested));
+}
+
+fn accumulation_in_the_state_and_lagged_clipping_work_with_checkpointed_blocks(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&initial, || Stack::init(device));
+        let optimizer = backburn::optim::AdamWConfig::new().build();
+        let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer)
+            .with_clipping(GlobalNormClipping::Lagged(0.05));
+        for pair in xs.chunks_exact(2) {
+            fused.accumulate(|model| model.loss(pair[0].clone(), way));
+            fused.step(RATE, |model| model.loss(pair[1].clone(), way));
+        }
+        assert!(fused.last_step().clipping.unwrap() < 1.0);
+        fused.valid()
+    };
+    let plain = train(plain);
+    assert_equal_weights(&plain, &train(each));
+    assert_equal_weights(&plain, &train(nested));
+}
+
+/// The gradient of a parameter in a block: the step ends there.
+fn an_anomaly_in_a_checkpointed_block_stops_the_step(device: &Device) {
+    let initial = Stack::init(device);
+    let before = copy(&initial, || Stack::init(device));
+    let x = xs(device).remove(0).slice_fill([0..5, 0..1], f32::INFINITY);
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init())
+        .with_hook(ParamGroup::from_predicate("blocks.1"), AnomalyCheck);
+    let result = fused.try_step(RATE, |model| model.loss(x, each));
+    let Err(FusedError::GradientNotFinite { path }) = result else {
+        panic!("{result:?}")
+    };
+    assert!(path.starts_with("blocks.1."), "{path}");
+    for ((path, before), (_, after)) in weights(&before).iter().zip(weights(&fused.model())) {
+        let ahead = path.starts_with("input") || path.starts_with("blocks.0");
+        let same = before.as_bytes() == after.as_bytes();
+        assert!(
+            same || !ahead || path.contains("running"),
+            "`{path}` changed"
+        );
+    }
+}
+
+/// With the base frozen, adapters are parameters like others. With the base in training, it is
+/// stepped at the end of the pass, and its block simply called.
+fn blocks_with_lora_train_as_plain_ones(device: &Device) {
+    let x = xs(device).remove(0);
+    let lora = |unfrozen: bool| {
+        let model = Stack::init(device).apply_lora(Lora::new(2, 4.0));
+        if unfrozen { model.unfreeze() } else { model }
+    };
+    for unfrozen in [false, true] {
+        let initial = lora(unfrozen);
+        let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+            let model = copy(&initial, || lora(unfrozen));
+            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+            assert_eq!(fused.left() > 0, unfrozen);
+            train_fused(&mut fused, 3, RATE, |model, _| model.loss(x.clone(), way));
+            assert_eq!(fused.last_step().without_gradient, 0);
+            fused.valid()
+        };
+        assert_equal_weights(&train(plain), &train(each));
+    }
+}
+
+on_every_backend!(
+    accumulation_and_clipping_work_with_checkpointed_blocks,
+    loss_scaling_works_with_checkpointed_blocks,
+    accumulation_in_the_state_and_lagged_clipping_work_with_checkpointed_blocks,
+    an_anomaly_in_a_checkpointed_block_stops_the_step,
+    blocks_with_lora_train_as_plain_ones,
+);
+
+#[test]
+fn hooks_see_the_gradients_of_plain_blocks() {
+    let device = Device::flex().autodiff();
+    let model = Stack::init(&device);
+    let x = xs(&device).remove(0);
+    let gradients = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&model, || Stack::init(&device));
+        let noting = Noting::default();
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .with_hook(ParamGroup::all(), noting.clone());
+        fused.step(RATE, |model| model.loss(x.clone(), way));
+        let mut notes: Vec<Note> = noting.0.lock().unwrap().clone();
+        notes.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        notes
+    };
+    let plain = gradients(plain);
+    assert_eq!(plain.len(), 28);
+    assert_eq!(plain, gradients(each));
+    assert_eq!(plain, gradients(nested));
+}

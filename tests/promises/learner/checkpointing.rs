@@ -1,0 +1,95 @@
+//! A model with checkpointed blocks is one model for both trainings.
+
+use std::sync::{Arc, Mutex};
+
+use backburn::train::{FusedLearner, LaunchFused};
+use backburn::{CheckpointingConfig, checkpoint};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
+
+use super::{Points, Run, files};
+use crate::compare::{assert_changed, assert_equal_weights, copy};
+
+/// Asks for the gradient with respect to its input, too.
+#[derive(Module, Debug)]
+struct Blocks {
+    blocks: Vec<Linear>,
+    output: Linear,
+    #[module(skip)]
+    found: Arc<Mutex<Vec<TensorData>>>,
+}
+
+impl Blocks {
+    fn init() -> Self {
+        let device = &Device::flex().autodiff();
+        let linear = |outputs| LinearConfig::new(2, outputs).init(device);
+        Self {
+            blocks: (0..3).map(|_| linear(2)).collect(),
+            output: linear(1),
+            found: Arc::default(),
+        }
+    }
+
+    fn output(&self, batch: Points) -> RegressionOutput {
+        let run = |block: &Linear, x| block.forward(x).tanh();
+        let blocks = self.blocks.iter();
+        let x = blocks.fold(batch.x, |x, block| checkpoint(block, x, run));
+        let output = self.output.forward(x);
+        let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
+        RegressionOutput::new(loss, output, batch.y)
+    }
+}
+
+impl TrainStep for Blocks {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+        let x: Tensor<2> = batch.x.require_grad();
+        let output = self.output(Points {
+            x: x.clone(),
+            y: batch.y,
+        });
+        let gradients = output.loss.backward();
+        let gradient = x.grad(&gradients).expect("the loss depends on the input");
+        self.found.lock().unwrap().push(gradient.into_data());
+        TrainOutput::new(self, gradients, output)
+    }
+}
+
+impl InferenceStep for Blocks {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> RegressionOutput {
+        self.output(batch)
+    }
+}
+
+#[test]
+fn checkpointed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
+    let initial = Blocks::init();
+    let [stock_folder, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let stock = copy(&initial, Blocks::init);
+    let stock_found = stock.found.clone();
+    let run = Run::new(2);
+    let training = run.training(stock_folder.path());
+    let stock = training.launch(Learner::new(stock, run.optimizer, run.scheduler));
+
+    let fused = copy(&initial, Blocks::init);
+    let found = fused.found.clone();
+    let run = Run::new(2);
+    let training = run.training(folder.path());
+    let config = CheckpointingConfig::new().with_keep_activations(vec![false, true]);
+    let learner = FusedLearner::new(fused, run.optimizer, run.scheduler).with_checkpointing(config);
+    let fused = training.launch_fused(learner);
+
+    assert_equal_weights(&stock.model, &fused.model);
+    assert_changed(&initial, &fused.model.train(), |_| true);
+    assert_eq!(files(stock_folder.path()), files(folder.path()));
+    let (expected, found) = (stock_found.lock().unwrap(), found.lock().unwrap());
+    assert_eq!(expected.len(), 10);
+    assert_eq!(*expected, *found);
+}
