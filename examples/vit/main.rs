@@ -6,6 +6,7 @@
 //! cargo run --release --example vit -- --help
 //! ```
 
+mod checkpoint;
 mod clipping;
 mod compare;
 mod data;
@@ -21,8 +22,9 @@ use burn::prelude::*;
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
+use checkpoint::Checkpoint;
 use data::Split;
-use options::{Checkpoint, Options};
+use options::Options;
 use training::Method;
 
 #[global_allocator]
@@ -48,7 +50,7 @@ fn train(options: Options) -> Result<()> {
         None => Split::digits()?,
     };
     let config = options.preset.config().with_classes(data.classes);
-    let mut config = config.with_checkpoint_blocks(options.checkpoint == Checkpoint::Block);
+    let mut config = config.with_checkpoint_blocks(options.checkpoint() == Checkpoint::Block);
     if let Some(dropout) = options.dropout {
         config = config.with_dropout(dropout);
     }

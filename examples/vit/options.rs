@@ -8,6 +8,7 @@ use burn::optim::{
 use burn::tensor::Device;
 use clap::{Parser, ValueEnum};
 
+use crate::checkpoint::Checkpoint;
 use crate::preset::Preset;
 
 /// Trains a vision transformer with the optimizer fused into the backward pass.
@@ -45,9 +46,9 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Preset::Digits)]
     pub preset: Preset,
 
-    /// What of the activations is kept for the backward pass.
-    #[arg(long, value_enum, default_value_t = Checkpoint::None)]
-    pub checkpoint: Checkpoint,
+    /// What of the activations is kept for the backward pass, instead of the preset's.
+    #[arg(long, value_enum)]
+    pub checkpoint: Option<Checkpoint>,
 
     /// Where to train.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
@@ -74,6 +75,14 @@ pub struct Options {
     pub compare: bool,
 }
 
+impl Options {
+    /// What of the activations is kept.
+    pub fn checkpoint(&self) -> Checkpoint {
+        let suitable = || Checkpoint::of(self.preset);
+        self.checkpoint.unwrap_or_else(suitable)
+    }
+}
+
 fn learning_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
@@ -93,17 +102,6 @@ fn fraction(text: &str) -> Result<f64, String> {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         _ => Err("a number from 0 and below 1 is needed".to_string()),
     }
-}
-
-/// Activation checkpointing.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checkpoint {
-    /// All activations are kept.
-    None,
-    /// Burn's own: what is cheap to compute is computed again.
-    Balanced,
-    /// The input of each block is kept (in fused training).
-    Block,
 }
 
 /// The backends that the example is built with.

@@ -23,10 +23,11 @@ use burn::train::{
 };
 
 use crate::PEAK;
+use crate::checkpoint::Checkpoint;
 use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::model::{Vit, VitConfig};
-use crate::options::{Checkpoint, Options};
+use crate::options::Options;
 
 impl Vit {
     fn classify(&self, batch: Batch) -> ClassificationOutput {
@@ -91,7 +92,7 @@ pub fn run(
     let start = Instant::now();
 
     let mut device = options.device.device().autodiff();
-    if options.checkpoint == Checkpoint::Balanced {
+    if options.checkpoint() == Checkpoint::Balanced {
         device = device.gradient_checkpointing();
     }
     device.seed(options.seed);
