@@ -1,7 +1,7 @@
-//! Fused training equals stock Burn bit for bit, on architectures, parameter groups and freezing
-//! patterns that nobody chose.
+//! Fused training equals stock Burn bit for bit, on architectures, parameter groups, freezing patterns
+//! and checkpointed blocks that nobody chose.
 
-use backburn::FusedOptimizer;
+use backburn::{CheckpointingConfig, FusedOptimizer, checkpoint};
 use burn::grad_clipping::GradientClipping;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{
@@ -45,6 +45,20 @@ struct Plan {
     residual: bool,
     frozen: u8,
     group: u8,
+    /// It runs twice, one after the other, with the same weights.
+    twice: bool,
+    checkpoints: Checkpoints,
+}
+
+/// What is checkpointed of a block.
+#[derive(Clone, Copy, Debug)]
+enum Checkpoints {
+    None,
+    Block,
+    /// All that there is of it from here on: the blocks after it are within this one.
+    Rest,
+    /// As `Block`, but it keeps its activations.
+    Kept,
 }
 
 const WIDTH: usize = 4;
@@ -52,8 +66,14 @@ const WIDTH: usize = 4;
 fn plan() -> impl Strategy<Value = Plan> {
     let hidden = prop::option::of(1usize..7);
     let shape = (0u8..3, 0u8..3, hidden, any::<bool>(), any::<bool>());
-    (shape, 0u8..4, 0u8..4).prop_map(
-        |((norm, activation, hidden, bias, residual), frozen, group)| Plan {
+    let checkpoints = prop::sample::select(vec![
+        Checkpoints::None,
+        Checkpoints::Block,
+        Checkpoints::Rest,
+        Checkpoints::Kept,
+    ]);
+    (shape, 0u8..4, 0u8..4, any::<bool>(), checkpoints).prop_map(
+        |((norm, activation, hidden, bias, residual), frozen, group, twice, checkpoints)| Plan {
             norm,
             activation,
             hidden,
@@ -61,6 +81,8 @@ fn plan() -> impl Strategy<Value = Plan> {
             residual,
             frozen,
             group,
+            twice,
+            checkpoints,
         },
     )
 }
@@ -115,25 +137,68 @@ fn optimizer(plans: &[Plan]) -> ModuleOptimizer {
     })
 }
 
-fn forward(stack: &Stack, x: Tensor<2>) -> Tensor<2> {
-    stack.blocks.iter().fold(x, |x, block| {
-        let hidden = match &block.norm {
+impl Block {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let hidden = match &self.norm {
             None => x.clone(),
             Some(Norm::Layer(norm)) => norm.forward(x.clone()),
             Some(Norm::Rms(norm)) => norm.forward(x.clone()),
         };
-        let mut hidden = block.expand.forward(hidden);
-        if let Some(gelu) = &block.gelu {
+        let mut hidden = self.expand.forward(hidden);
+        if let Some(gelu) = &self.gelu {
             hidden = gelu.forward(hidden);
         }
-        if let Some(tanh) = &block.tanh {
+        if let Some(tanh) = &self.tanh {
             hidden = tanh.forward(hidden);
         }
-        if let Some(contract) = &block.contract {
+        if let Some(contract) = &self.contract {
             hidden = contract.forward(hidden);
         }
-        if block.residual { hidden + x } else { hidden }
+        if self.residual { hidden + x } else { hidden }
+    }
+}
+
+fn forward(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
+    blocks.iter().zip(plans).fold(x, |x, (block, plan)| {
+        let x = block.forward(x);
+        if plan.twice { block.forward(x) } else { x }
     })
+}
+
+fn checkpointed(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
+    let ([block, rest @ ..], [plan, later @ ..]) = (blocks, plans) else {
+        return x;
+    };
+    let run = |block: &Block, x| block.forward(x);
+    let once = |x| match plan.checkpoints {
+        Checkpoints::None | Checkpoints::Rest => block.forward(x),
+        Checkpoints::Block | Checkpoints::Kept => checkpoint(block, x, run),
+    };
+    let x = once(x);
+    let x = if plan.twice { once(x) } else { x };
+    match plan.checkpoints {
+        Checkpoints::Rest if !rest.is_empty() => {
+            let later = later.to_vec();
+            let run = move |rest: &Vec<Block>, x| checkpointed(rest, &later, x);
+            checkpoint(&rest.to_vec(), x, run)
+        }
+        _ => checkpointed(rest, later, x),
+    }
+}
+
+/// Which of the outermost blocks keep their activations.
+fn choice(plans: &[Plan]) -> CheckpointingConfig {
+    let mut keep = Vec::new();
+    for plan in plans {
+        let uses = if plan.twice { 2 } else { 1 };
+        match plan.checkpoints {
+            Checkpoints::None => {}
+            Checkpoints::Block => keep.extend(vec![false; uses]),
+            Checkpoints::Kept => keep.extend(vec![true; uses]),
+            Checkpoints::Rest => break,
+        }
+    }
+    CheckpointingConfig::new().with_keep_activations(keep)
 }
 
 fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
@@ -142,7 +207,7 @@ fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
         .map(|_| Tensor::random([5, WIDTH], Distribution::Default, device))
         .collect();
     let loss = |model: &Stack, step: usize| {
-        let output = forward(model, batches[step].clone());
+        let output = forward(&model.blocks, plans, batches[step].clone());
         output.powi_scalar(2).mean()
     };
 
@@ -151,6 +216,14 @@ fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
     let fused = copy(&initial, || init(plans, device));
     let mut fused = FusedOptimizer::new(fused, optimizer(plans));
     train_fused(&mut fused, 3, 1e-2, loss);
+    assert_equal_weights(&stock, &fused.model());
+
+    let fused = copy(&initial, || init(plans, device));
+    let mut fused = FusedOptimizer::new(fused, optimizer(plans)).with_checkpointing(choice(plans));
+    train_fused(&mut fused, 3, 1e-2, |model, step| {
+        let output = checkpointed(&model.blocks, plans, batches[step].clone());
+        output.powi_scalar(2).mean()
+    });
     assert_equal_weights(&stock, &fused.model());
 }
 
@@ -168,13 +241,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_architecture_groups_and_freezing_on_flex(plans in plans()) {
+    fn any_architecture_groups_freezing_and_checkpoints_on_flex(plans in plans()) {
         assert_fused_equals_stock(&plans, &Device::flex().autodiff());
     }
 
     #[test]
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    fn any_architecture_groups_and_freezing_on_ndarray(plans in plans()) {
+    fn any_architecture_groups_freezing_and_checkpoints_on_ndarray(plans in plans()) {
         assert_fused_equals_stock(&plans, &Device::ndarray().autodiff());
     }
 }

@@ -36,6 +36,25 @@ fn any_choice_of_blocks_trains_as_plain_ones(device: &Device) {
     }
 }
 
+/// Burn's own checkpointing, within the blocks and around them.
+fn blocks_of_a_model_with_gradient_checkpointing_train_as_plain_ones(device: &Device) {
+    let device = &device.clone().gradient_checkpointing();
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        train_fused(&mut fused, 3, RATE, |model, step| {
+            model.loss(xs[step].clone(), way)
+        });
+        fused.valid()
+    };
+    let plain = train(plain);
+    for way in [each, sequential, nested, first_and_last] {
+        assert_equal_weights(&plain, &train(way));
+    }
+}
+
 /// The embedding has no float input, the blocks have two and a mask.
 fn inputs_of_several_kinds_wait_on_the_host(device: &Device) {
     let initial = Tokens::init(device);
@@ -55,6 +74,7 @@ fn inputs_of_several_kinds_wait_on_the_host(device: &Device) {
 
 on_every_backend!(
     any_choice_of_blocks_trains_as_plain_ones,
+    blocks_of_a_model_with_gradient_checkpointing_train_as_plain_ones,
     inputs_of_several_kinds_wait_on_the_host,
 );
 
