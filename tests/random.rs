@@ -176,17 +176,20 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     );
 }
 
-/// Two blocks with dropout, one within the other, and dropout around them.
+/// Two blocks with dropout, one with another in it, and dropout between them.
 fn a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed(device: &Device) {
     let initial = Model::init(device);
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     let encode = |model: &Model, x| model.encoder.forward(TransformerEncoderInput::new(x));
     let loss = |model: &Model| {
-        let hidden = checkpoint(model, x.clone(), move |model: &Model, x| {
-            let x = model.dropout.forward(model.input.forward(x));
-            checkpoint(model, x, encode)
+        let hidden = checkpoint(model, x.clone(), |model: &Model, x| {
+            model.dropout.forward(model.input.forward(x))
         });
-        let hidden = checkpoint(model, model.dropout.forward(hidden), encode);
+        let hidden = model.dropout.forward(hidden);
+        let hidden = checkpoint(model, hidden, move |model: &Model, x| {
+            let x = checkpoint(model, model.dropout.forward(x), encode);
+            model.dropout.forward(x)
+        });
         model.output.forward(hidden).powi_scalar(2).mean()
     };
     let train = |keep: [bool; 2], clipping: Option<GlobalNormClipping>| {
