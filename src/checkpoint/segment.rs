@@ -16,7 +16,7 @@ use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Scope};
 use crate::random::Stream;
 use crate::slot::Statistics;
-use crate::tap::{GradientSink, lift};
+use crate::tap::{GradientSink, tap};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
@@ -91,22 +91,31 @@ where
         if let Some(run) = self.run {
             memory::leave_second_run(run);
         }
-        let gradient = lift(gradient, self.strategy);
-        // The gradient of the sum of the products is `gradient`, to the bit.
-        let loss = (output * gradient).sum();
-        let gradients = match loss.is_tracked() {
-            true => loss.backward(),
-            false => leaf(&loss).backward(),
-        };
+        // Something to go back from, with the output beside it.
+        let root = Tensor::<1>::zeros([1], &device);
+        let given = Given(Mutex::new(Some(gradient.into_dispatch())));
+        let root = tap(
+            root,
+            self.strategy,
+            output.into_dispatch(),
+            Arc::new(given),
+            None,
+        );
+        let gradients = root.backward();
         let found = leaves.gradients.into_iter().map(|find| find(&gradients));
         let found: Vec<_> = found.collect();
         (!found.is_empty()).then(|| joined(found, &device))
     }
 }
 
-/// A graph in which there is no gradient for anything.
-fn leaf(like: &Tensor<1>) -> Tensor<1> {
-    like.zeros_like().require_grad()
+/// The gradient of what its tap is beside, whatever arrives itself.
+#[derive(Debug)]
+struct Given(Mutex<Option<DispatchTensor>>);
+
+impl GradientSink for Given {
+    fn receive(&self, _gradient: DispatchTensor) -> Option<DispatchTensor> {
+        self.0.lock().take()
+    }
 }
 
 /// A segment until its second run, of which there is one.
