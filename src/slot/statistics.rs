@@ -13,9 +13,12 @@ pub(crate) struct Statistics {
 impl Statistics {
     /// The statistics of `module` now.
     pub(crate) fn of<M: Module>(module: &M) -> Self {
-        merge_pending(module);
         let mut statistics = Collect::default();
         module.visit(&mut statistics);
+        if !statistics.0.is_empty() {
+            merge_pending(module);
+            module.visit(&mut statistics);
+        }
         Self {
             values: statistics.0,
         }
@@ -23,6 +26,9 @@ impl Statistics {
 
     /// `module` with the statistics as they were.
     pub(crate) fn put_back<M: Module>(self, module: M) -> M {
+        if self.values.is_empty() {
+            return module;
+        }
         merge_pending(&module);
         module.map(&mut PutBack(self.values))
     }
