@@ -82,20 +82,21 @@ pub(super) fn offload_inputs() -> bool {
     CURRENT.with_borrow(|blocks| blocks.as_ref().is_some_and(|b| b.config.offload_inputs))
 }
 
-/// The random numbers of the block that is called now, on `devices`.
+/// The random numbers of the block that is called now, which computes on `devices`.
 pub(super) fn random(devices: Vec<Device>) -> Stream {
-    let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
-    let seed = Scope::next_seed(|| draw_seed(&devices.first().cloned().unwrap_or_default()));
+    let mut own = Vec::new();
+    add(&mut own, devices.into_iter().map(Device::inner));
+    let seed = Scope::next_seed(|| draw_seed(&own.first().cloned().unwrap_or_default()));
     CURRENT.with_borrow_mut(|blocks| {
         if let Some(blocks) = blocks {
-            add(&mut blocks.devices, devices.iter().cloned());
+            add(&mut blocks.devices, own.iter().cloned());
         }
     });
-    Stream { devices, seed }
+    Stream { devices: own, seed }
 }
 
 /// Adds the devices that are not there yet.
-pub(super) fn add(known: &mut Vec<Device>, devices: impl Iterator<Item = Device>) {
+fn add(known: &mut Vec<Device>, devices: impl Iterator<Item = Device>) {
     for device in devices {
         if !known.contains(&device) {
             known.push(device);

@@ -25,8 +25,9 @@ use name::{located, name};
 use pack::{Pack, Unpack, moved};
 use segment::Segment;
 
-use crate::memory;
+use crate::memory::{self, BlockRun};
 use crate::pass::Scope;
+use crate::random::Stream;
 use crate::slot::is_in_training;
 use crate::tap::{lift, tap};
 
@@ -103,40 +104,60 @@ where
     }
     let mut keep = Keep::default();
     let kept = input.clone().map_floats(&mut keep);
-    let mut devices = Vec::new();
-    blocks::add(
-        &mut devices,
-        block.devices().into_iter().chain(keep.devices),
-    );
+    let devices = block.devices().into_iter().chain(keep.devices.drain(..));
+    let devices: Vec<_> = devices.collect();
     // A look at the model for inference.
     let infers = devices.iter().any(|device| !device.is_autodiff());
-    let way = if infers { Way::Call } else { blocks::next() };
-    if way == Way::Call {
-        return forward(block, input);
+    match if infers { Way::Call } else { blocks::next() } {
+        Way::Call => forward(block, input),
+        Way::Keep => {
+            let random = blocks::random(devices);
+            let _scope = Scope::enter_kept(random.seed);
+            random.during(1, || forward(block, input))
+        }
+        Way::Checkpoint { index } => {
+            let run = index.and_then(memory::enter_block);
+            run_twice(
+                block,
+                input,
+                (kept, keep),
+                blocks::random(devices),
+                run,
+                forward,
+            )
+        }
     }
-    let random = blocks::random(devices);
-    let Way::Checkpoint { index } = way else {
-        let _scope = Scope::enter_kept(random.seed);
-        return random.during(1, || forward(block, input));
-    };
+}
 
+/// Runs a block once, and lets it wait for the gradient of its output to run again. What is `kept` of the
+/// input is without autodiff.
+fn run_twice<B, X, Y>(
+    block: &B,
+    input: X,
+    (kept, keep): (X, Keep),
+    random: Stream,
+    run: Option<BlockRun>,
+    forward: impl Fn(&B, X) -> Y + Send + 'static,
+) -> Y
+where
+    B: Module + 'static,
+    X: Activations,
+    Y: Activations,
+{
     let mut inputs = Pack::default();
     input.map_floats(&mut inputs);
     let strategy = keep.strategy;
     let is_recorded = Scope::readers().is_none();
-    let run = index.and_then(memory::enter_block);
     let (output, readers) = {
         let (_scope, readers) = Scope::enter_unrecorded(random.seed);
         let input = kept.clone().map_floats(&mut Lift { strategy });
-        let output = located(
-            || random.during(1, || forward(block, input)),
-            || {
-                format!(
-                    "the first run of the checkpointed block {}",
-                    name::<B>(&readers)
-                )
-            },
-        );
+        let place = || {
+            format!(
+                "the first run of the checkpointed block {}",
+                name::<B>(&readers)
+            )
+        };
+        let output = located(|| random.during(1, || forward(block, input)), place);
         (output, readers)
     };
     let mut outputs = Pack::default();

@@ -64,17 +64,14 @@ where
             let _scope = Scope::enter_second_run(self.random.seed);
             let input = self.input.take().map_floats(&mut leaves);
             let mut output = Pack::default();
+            let place = || {
+                format!(
+                    "the second run of the checkpointed block {name}, whose parameters and those \
+                     before it are unchanged,"
+                )
+            };
             let again = || (self.forward)(&self.block, input);
-            let again = located(
-                || self.random.during(2, again),
-                || {
-                    format!(
-                        "the second run of the checkpointed block {name}, whose parameters and \
-                         those before it are unchanged,"
-                    )
-                },
-            );
-            again.map_floats(&mut output);
+            located(|| self.random.during(2, again), place).map_floats(&mut output);
             output.pack(name)
         };
         drop(statistics.put_back(self.block));
