@@ -81,3 +81,8 @@ struct MemoryDocs;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/policies.md")]
 struct PolicyDocs;
+
+/// And the one in that of the techniques.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/techniques.md")]
+struct TechniqueDocs;

@@ -73,6 +73,10 @@ use crate::tap::{lift, tap};
 /// blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](CheckpointingConfig::keep_activations).
 ///
+/// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both
+/// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
+/// all; with more, autodiff sums their terms in another order.
+///
 /// A model with parameters [left](crate::FusedOptimizer::left) to the end of the pass is not
 /// checkpointed: `forward` is simply called.
 ///

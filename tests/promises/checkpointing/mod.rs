@@ -4,6 +4,7 @@
 mod choice;
 mod misuse;
 mod policies;
+mod unet;
 
 use backburn::{FusedOptimizer, checkpoint, checkpoint_sequential};
 use burn::module::{Module, ParamGroup};
