@@ -1,7 +1,8 @@
-//! One kernel an optimizer: every unit reads a vector of elements, updates it and writes it back.
+//! One kernel, one file an optimizer for what it does to a vector of elements.
 
 mod adam;
 mod adamw;
+mod kernel;
 mod lion;
 mod moments;
 mod sgd;
@@ -15,9 +16,9 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
-use cubecl::std::tensor::layout::linear::LinearViewLaunch;
 
 use super::super::rule::Rule;
+use kernel::VectorRule;
 
 /// Applies `rule` to every element.
 pub(super) fn update(
@@ -31,11 +32,11 @@ pub(super) fn update(
     if parameter.meta.num_elements() > 0 {
         let launch = Launch::new(&parameter, gradient, &states);
         match rule {
-            Rule::Adam(rule) => adam::launch(rule, &launch),
-            Rule::AdamW(rule) => adamw::launch(rule, &launch),
-            Rule::CautiousAdamW(rule) => adamw::launch(rule, &launch),
-            Rule::Lion(rule) => lion::launch(rule, &launch),
-            Rule::Sgd(rule) => sgd::launch(rule, &launch),
+            Rule::Adam(rule) => adam::launch(rule, launch),
+            Rule::AdamW(rule) => adamw::launch(rule, launch),
+            Rule::CautiousAdamW(rule) => adamw::launch(rule, launch),
+            Rule::Lion(rule) => lion::launch(rule, launch),
+            Rule::Sgd(rule) => sgd::launch(rule, launch),
         }
     }
     (parameter, states)
@@ -50,7 +51,7 @@ fn writable(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// What the kernels are launched with.
+/// What the kernel is launched with.
 struct Launch<'a> {
     client: Client,
     cube_count: CubeCount,
@@ -101,20 +102,27 @@ impl<'a> Launch<'a> {
         InputScalar::new(value, self.types[1])
     }
 
-    fn gradient(&self) -> LinearViewLaunch {
-        self.gradient.clone().into_linear_view()
-    }
-
-    fn parameter(&self) -> LinearViewLaunch {
-        self.parameter.clone().into_linear_view()
-    }
-
-    fn state(&self, index: usize) -> LinearViewLaunch {
-        self.states[index].clone().into_linear_view()
-    }
-
-    /// How many states there are.
-    fn states(&self) -> usize {
-        self.states.len()
+    /// Starts the kernel.
+    fn start<R: VectorRule>(self, options: RuntimeArg<R::Options>) {
+        let states = self
+            .states
+            .iter()
+            .map(|state| state.clone().into_linear_view());
+        // SAFETY: the tensors have one shape, those written are dense and have one owner, and every unit
+        // ends before it touches an element that is not there.
+        unsafe {
+            kernel::update::launch_unchecked::<R>(
+                &self.client,
+                self.cube_count,
+                self.cube_dim,
+                self.address_type,
+                self.vector_size,
+                self.gradient.into_linear_view(),
+                self.parameter.clone().into_linear_view(),
+                states.collect(),
+                options,
+                self.types,
+            );
+        }
     }
 }

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use super::Launch;
 use crate::optim::rule;
 
-pub(super) fn moments(moments: rule::Moments, launch: &Launch) -> MomentsLaunch {
+pub(super) fn launched(moments: rule::Moments, launch: &Launch) -> MomentsLaunch {
     MomentsLaunch::new(
         launch.scalar(moments.beta_1),
         launch.scalar(moments.rest_1),
@@ -15,10 +15,32 @@ pub(super) fn moments(moments: rule::Moments, launch: &Launch) -> MomentsLaunch 
 
 #[derive(CubeLaunch, CubeType)]
 pub(super) struct Moments {
-    pub(super) beta_1: InputScalar,
-    pub(super) rest_1: InputScalar,
-    pub(super) beta_2: InputScalar,
-    pub(super) rest_2: InputScalar,
+    beta_1: InputScalar,
+    rest_1: InputScalar,
+    beta_2: InputScalar,
+    rest_2: InputScalar,
+}
+
+#[cube]
+impl Moments {
+    /// The moments and, if there is a third state, the maximum of the second (AMSGrad).
+    pub(super) fn update<C: Float, N: Size>(
+        &self,
+        gradient: Vector<C, N>,
+        states: &Sequence<Vector<C, N>>,
+    ) -> Sequence<Vector<C, N>> {
+        let moment_1 = average::<C, N>(*states.index(0), gradient, &self.beta_1, &self.rest_1);
+        let square = gradient * gradient;
+        let moment_2 = average::<C, N>(*states.index(1), square, &self.beta_2, &self.rest_2);
+        let mut updated = Sequence::new();
+        updated.push(moment_1);
+        updated.push(moment_2);
+        if comptime!(states.len() == 3) {
+            let max = *states.index(2);
+            updated.push(select_many(max.less_than(&moment_2), moment_2, max));
+        }
+        updated
+    }
 }
 
 /// A moving average.
