@@ -8,6 +8,15 @@ use backburn::FusedError;
 
 use super::*;
 
+/// A model to train, another with its weights, and an input.
+fn start() -> (FusedOptimizer<Stack>, Stack, Tensor<2>) {
+    let device = Device::flex().autodiff();
+    let initial = Stack::init(&device);
+    let before = copy(&initial, || Stack::init(&device));
+    let fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    (fused, before, xs(&device).remove(0))
+}
+
 /// What a step of `fused` panics with.
 fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
     let step = AssertUnwindSafe(|| drop(fused.step(RATE, loss)));
@@ -17,11 +26,7 @@ fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor
 
 #[test]
 fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
-    let device = Device::flex().autodiff();
-    let initial = Stack::init(&device);
-    let before = copy(&initial, || Stack::init(&device));
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-    let x = xs(&device).remove(0);
+    let (mut fused, before, x) = start();
     let message = message(&mut fused, |model| {
         let x = model.input.forward(x.clone());
         let outside = x.clone();
@@ -36,11 +41,7 @@ fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
 
 #[test]
 fn a_panic_in_the_first_run_names_the_block() {
-    let device = Device::flex().autodiff();
-    let initial = Stack::init(&device);
-    let before = copy(&initial, || Stack::init(&device));
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-    let x = xs(&device).remove(0);
+    let (mut fused, before, x) = start();
     let message = message(&mut fused, |model| {
         let x = model.input.forward(x.clone());
         let block = |block: &Block, x| {
@@ -58,11 +59,7 @@ fn a_panic_in_the_first_run_names_the_block() {
 
 #[test]
 fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
-    let device = Device::flex().autodiff();
-    let initial = Stack::init(&device);
-    let before = copy(&initial, || Stack::init(&device));
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-    let x = xs(&device).remove(0);
+    let (mut fused, before, x) = start();
     let runs = Arc::new(AtomicUsize::new(0));
     let message = message(&mut fused, |model| {
         model.loss(x.clone(), |blocks, x| {
@@ -97,11 +94,7 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
 
 #[test]
 fn a_block_called_on_another_thread_is_refused() {
-    let device = Device::flex().autodiff();
-    let initial = Stack::init(&device);
-    let before = copy(&initial, || Stack::init(&device));
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-    let x = xs(&device).remove(0);
+    let (mut fused, before, x) = start();
     let message = message(&mut fused, |model| {
         let called = std::thread::scope(|scope| {
             let call = || each(&model.blocks, model.input.forward(x.clone()));
