@@ -69,8 +69,8 @@ use crate::tap::{lift, tap};
 /// weights and nest. Running statistics are updated once.
 ///
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
-/// a step from the generator of its device. So with dropout a run differs from one that simply calls its
-/// blocks as one seed from another, and equals one whose blocks all [keep their
+/// a step from the generator of its device, which is waited for. So with dropout a run differs from one that
+/// simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](CheckpointingConfig::keep_activations).
 ///
 /// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both

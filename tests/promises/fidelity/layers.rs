@@ -1,0 +1,255 @@
+//! Whatever the model is made of.
+
+use burn::module::{Param, ParamId};
+use burn::nn::conv::{Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Lstm,
+    LstmConfig, Relu,
+};
+use burn::tensor::Bool;
+
+use super::*;
+use crate::backends::on_every_backend;
+
+fn recurrent_weights_within_rounding(device: &Device) {
+    #[derive(Module, Debug)]
+    struct Recurrent {
+        embedding: Linear,
+        lstm: Lstm,
+        head: Linear,
+    }
+
+    let x = random([2, 5, 3], device);
+    let (_, stock, fused) = train_both(
+        || Recurrent {
+            embedding: LinearConfig::new(3, 4).init(device),
+            lstm: LstmConfig::new(4, 4, true).init(device),
+            head: LinearConfig::new(4, 2).init(device),
+        },
+        |model, _| {
+            let (x, _) = model.lstm.forward(model.embedding.forward(x.clone()), None);
+            square_mean(model.head.forward(x))
+        },
+    );
+    // The gradients of a recurrent weight are summed in another order.
+    for ((path, stock), (_, fused)) in weights(&stock).iter().zip(&weights(&fused)) {
+        for (stock, fused) in stock.iter::<f32>().zip(fused.iter::<f32>()) {
+            assert!(
+                (stock - fused).abs() <= 1e-6,
+                "`{path}`: {stock} and {fused}"
+            );
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+pub struct Convolutional {
+    conv: Conv2d,
+    norm: BatchNorm,
+    head: Linear,
+}
+
+impl Convolutional {
+    pub fn init(device: &Device) -> Self {
+        Self {
+            conv: Conv2dConfig::new([1, 3], [3, 3]).init(device),
+            norm: BatchNormConfig::new(3).init(device),
+            head: LinearConfig::new(12, 2).init(device),
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<4>) -> Tensor<2> {
+        let x = Relu::new().forward(self.norm.forward(self.conv.forward(x)));
+        self.head.forward(x.flatten(1, 3))
+    }
+}
+
+fn batch_norm_with_running_statistics(device: &Device) {
+    let x = random([6, 1, 4, 4], device);
+    assert_fused_equals_stock(
+        || Convolutional::init(device),
+        |model, step| square_mean(model.forward(x.clone() + step as f32)),
+        |_| true,
+    );
+}
+
+fn running_statistics_reach_the_validation_model(device: &Device) {
+    let x = random([6, 1, 4, 4], device);
+    let loss = |model: &Convolutional, _: usize| square_mean(model.forward(x.clone()));
+    let initial = Convolutional::init(device);
+
+    let stock = copy(&initial, || Convolutional::init(device));
+    let stock = train_stock(stock, &mut AdamWConfig::new().init(), STEPS, RATE, loss);
+    let fused = copy(&initial, || Convolutional::init(device));
+    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init());
+    train_fused(&mut fused, STEPS, RATE, loss);
+
+    let x = x.clone().inner();
+    let expected = stock.valid().forward(x.clone()).into_data();
+    assert_eq!(fused.valid().forward(x).into_data(), expected);
+}
+
+#[derive(Module, Debug)]
+enum Activation {
+    Gelu(Gelu),
+    Scaled(Param<Tensor<1>>),
+}
+
+#[derive(Module, Debug)]
+struct Containers {
+    optional: Option<Linear>,
+    absent: Option<Linear>,
+    list: Vec<Linear>,
+    array: [Linear; 2],
+    tuple: (Linear, LayerNorm),
+    activations: Vec<Activation>,
+    positions: Param<Tensor<1, Int>>,
+    mask: Param<Tensor<2, Bool>>,
+    constant: Tensor<2>,
+    #[module(skip)]
+    scale: f32,
+}
+
+fn option_vec_array_tuple_enum_int_and_bool_fields(device: &Device) {
+    let linear = || LinearConfig::new(3, 3).init(device);
+    let x = random([4, 3], device);
+    let constant = random([4, 3], device);
+    assert_fused_equals_stock(
+        || Containers {
+            optional: Some(linear()),
+            absent: None,
+            list: (0..3).map(|_| linear()).collect(),
+            array: [linear(), linear()],
+            tuple: (linear(), LayerNormConfig::new(3).init(device)),
+            activations: vec![
+                Activation::Gelu(Gelu::new()),
+                Activation::Scaled(Param::from_data([0.5, 1.0, 2.0], device)),
+            ],
+            positions: Param::initialized(ParamId::new(), Tensor::from_data([2, 0, 1], device)),
+            mask: Param::initialized(
+                ParamId::new(),
+                Tensor::from_data([[true, false, false]], device),
+            ),
+            constant: constant.clone(),
+            scale: 0.5,
+        },
+        |model, _| {
+            let mut x = x.clone().select(1, model.positions.val());
+            x = x.mask_fill(model.mask.val().expand([4, 3]), 0.25) + model.constant.clone();
+            for linear in model.optional.iter().chain(&model.absent) {
+                x = linear.forward(x);
+            }
+            for linear in model.list.iter().chain(&model.array) {
+                x = linear.forward(x.clone()) + x;
+            }
+            x = model.tuple.1.forward(model.tuple.0.forward(x));
+            for activation in &model.activations {
+                x = match activation {
+                    Activation::Gelu(gelu) => gelu.forward(x),
+                    Activation::Scaled(scale) => x * scale.val().unsqueeze(),
+                };
+            }
+            square_mean(x * model.scale)
+        },
+        |_| true,
+    );
+}
+
+fn parameters_of_rank_one_to_five(device: &Device) {
+    #[derive(Module, Debug)]
+    struct Ranks {
+        one: Param<Tensor<1>>,
+        two: Param<Tensor<2>>,
+        three: Param<Tensor<3>>,
+        four: Param<Tensor<4>>,
+        conv: Conv3d,
+    }
+
+    let x = random([2, 1, 2, 2, 2], device);
+    assert_fused_equals_stock(
+        || Ranks {
+            one: Param::from_tensor(random([2], device)),
+            two: Param::from_tensor(random([2, 2], device)),
+            three: Param::from_tensor(random([2, 2, 2], device)),
+            four: Param::from_tensor(random([1, 2, 2, 2], device)),
+            conv: Conv3dConfig::new([1, 1], [1, 1, 1]).init(device),
+        },
+        |model, _| {
+            let x = model.conv.forward(x.clone()) * model.four.val().unsqueeze();
+            let x = x * model.three.val().unsqueeze() + model.two.val().unsqueeze();
+            square_mean(x * model.one.val().unsqueeze())
+        },
+        |_| true,
+    );
+}
+
+fn several_forward_passes_in_one_step(device: &Device) {
+    let (x, y) = (random([5, 3], device), random([5, 3], device));
+    assert_fused_equals_stock(
+        || TwoHeads::init(device),
+        |model, _| {
+            let of = |x: &Tensor<2>, head: &Linear| {
+                square_mean(head.forward(model.body.forward(x.clone())))
+            };
+            of(&x, &model.first) + of(&y, &model.second)
+        },
+        |_| true,
+    );
+}
+
+fn a_part_without_gradient_inside_the_step(device: &Device) {
+    let x = random([5, 3], device);
+    assert_fused_equals_stock(
+        || TwoHeads::init(device),
+        |model, _| {
+            let judge = model.first.clone().no_grad();
+            let target = model
+                .valid()
+                .second
+                .forward(model.body.forward(x.clone()).inner());
+            let judged = judge.forward(model.body.forward(x.clone()));
+            square_mean(judged - Tensor::from_inner(target))
+        },
+        |path| path.starts_with("body"),
+    );
+}
+
+fn transformer_encoder(device: &Device) {
+    #[derive(Module, Debug)]
+    struct Classifier {
+        embedding: Embedding,
+        encoder: TransformerEncoder,
+        head: Linear,
+    }
+
+    assert_fused_equals_stock(
+        || Classifier {
+            embedding: EmbeddingConfig::new(7, 8).init(device),
+            encoder: TransformerEncoderConfig::new(8, 16, 2, 2)
+                .with_dropout(0.0)
+                .with_norm_first(true)
+                .init(device),
+            head: LinearConfig::new(8, 2).init(device),
+        },
+        |model, _| {
+            let x = model.embedding.forward(token_ids(device));
+            let x = model.encoder.forward(TransformerEncoderInput::new(x));
+            square_mean(model.head.forward(x))
+        },
+        |_| true,
+    );
+}
+
+on_every_backend!(
+    recurrent_weights_within_rounding,
+    batch_norm_with_running_statistics,
+    running_statistics_reach_the_validation_model,
+    option_vec_array_tuple_enum_int_and_bool_fields,
+    parameters_of_rank_one_to_five,
+    several_forward_passes_in_one_step,
+    a_part_without_gradient_inside_the_step,
+    transformer_encoder,
+);

@@ -1,0 +1,71 @@
+//! Fused training equals stock Burn bit for bit, from the same record.
+
+mod layers;
+mod optimizers;
+mod properties;
+mod training;
+mod weights;
+
+use backburn::FusedOptimizer;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Distribution, Int, Tensor};
+
+use crate::compare::*;
+
+const STEPS: usize = 4;
+const RATE: f64 = 1e-2;
+
+/// Trains `STEPS` steps both ways with AdamW, from the same record.
+fn train_both<M: Module>(init: impl Fn() -> M, loss: impl Fn(&M, usize) -> Tensor<1>) -> (M, M, M) {
+    let optimizer = || AdamWConfig::new().init();
+    let initial = init();
+
+    let stock = copy(&initial, &init);
+    let stock = train_stock(stock, &mut optimizer(), STEPS, RATE, &loss);
+
+    let mut fused = FusedOptimizer::new(copy(&initial, &init), optimizer());
+    train_fused(&mut fused, STEPS, RATE, &loss);
+    (initial, stock, fused.model())
+}
+
+/// Asserts that both ways give the same bits and change the parameters `trained` names.
+fn assert_fused_equals_stock<M: Module>(
+    init: impl Fn() -> M,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+    trained: impl Fn(&str) -> bool,
+) {
+    let (initial, stock, fused) = train_both(init, loss);
+    assert_equal_weights(&stock, &fused);
+    assert_changed(&initial, &fused, trained);
+}
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Default, device)
+}
+
+fn square_mean<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    x.powi_scalar(2).mean()
+}
+
+fn token_ids(device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data([[1, 2, 3, 0], [4, 0, 5, 2]], device)
+}
+
+#[derive(Module, Debug)]
+struct TwoHeads {
+    body: Linear,
+    first: Linear,
+    second: Linear,
+}
+
+impl TwoHeads {
+    fn init(device: &Device) -> Self {
+        Self {
+            body: LinearConfig::new(3, 4).init(device),
+            first: LinearConfig::new(4, 2).init(device),
+            second: LinearConfig::new(4, 2).init(device),
+        }
+    }
+}
