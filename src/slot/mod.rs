@@ -5,6 +5,7 @@
 
 mod attach;
 mod form;
+mod gradient;
 mod handle;
 mod inventory;
 mod parameter;
