@@ -40,11 +40,11 @@ impl FloatMap for Lift {
     }
 }
 
-/// Brings tensors back into autodiff as leaves, if they were tracked before.
+/// Brings tensors back into autodiff, as leaves if they were tracked before.
 pub(super) struct Leaves<'a> {
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) tracked: std::slice::Iter<'a, bool>,
-    /// The gradient of each, flat.
+    /// The gradient of each leaf, flat.
     pub(super) gradients: Vec<FlatGradient>,
 }
 
@@ -54,12 +54,11 @@ impl FloatMap for Leaves<'_> {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let elements = tensor.shape().num_elements();
         let (device, dtype) = (tensor.device(), tensor.dtype());
-        let zeros = move || Tensor::zeros([elements], (&device, dtype));
         let lifted = lift(tensor, self.strategy);
         if !self.tracked.next().is_some_and(|tracked| *tracked) {
-            self.gradients.push(Box::new(move |_| zeros()));
             return lifted;
         }
+        let zeros = move || Tensor::zeros([elements], (&device, dtype));
         let leaf = lifted.require_grad();
         let asked = leaf.clone();
         self.gradients.push(Box::new(move |gradients| {

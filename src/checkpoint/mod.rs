@@ -87,7 +87,7 @@ use crate::tap::{lift, tap};
 /// # Panics
 ///
 /// If `forward` returns a tensor that depends on a trainable tensor from outside the block, no float
-/// tensor, or float tensors of several dtypes; if it is called on another thread than the closure of the
+/// tensor, or float tensors of several dtypes, or takes such with a gradient; if it is called on another thread than the closure of the
 /// step; in the backward pass, if the second run returns tensors of another size. The message of a panic in
 /// `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are
 /// unchanged then.
@@ -148,7 +148,7 @@ where
     X: Activations,
     Y: Activations,
 {
-    let mut inputs = Pack::default();
+    let mut inputs = Pack::of_tracked();
     input.map_floats(&mut inputs);
     let strategy = keep.strategy;
     let is_recorded = Scope::readers().is_none();

@@ -6,30 +6,43 @@ use super::activations::FloatMap;
 
 /// Collects tensors, to join them into one.
 #[derive(Default)]
-pub(super) struct Pack(Vec<Tensor<1>>);
+pub(super) struct Pack {
+    tensors: Vec<Tensor<1>>,
+    only_tracked: bool,
+}
 
 impl FloatMap for Pack {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.0.push(flat(tensor.clone()));
+        if tensor.is_tracked() || !self.only_tracked {
+            self.tensors.push(flat(tensor.clone()));
+        }
         tensor
     }
 }
 
 impl Pack {
+    /// For the tensors that need a gradient.
+    pub(super) fn of_tracked() -> Self {
+        Self {
+            tensors: Vec::new(),
+            only_tracked: true,
+        }
+    }
+
     pub(super) fn is_tracked(&self) -> bool {
-        self.0.iter().any(Tensor::is_tracked)
+        self.tensors.iter().any(Tensor::is_tracked)
     }
 
     /// All elements one after the other, if there are tensors; they are those of the block `name`.
     pub(super) fn pack(self, name: &str) -> Option<Tensor<1>> {
-        let first = self.0.first()?;
+        let first = self.tensors.first()?;
         let (dtype, device) = (first.dtype(), first.device());
         assert!(
-            self.0.iter().all(|tensor| tensor.dtype() == dtype),
+            self.tensors.iter().all(|tensor| tensor.dtype() == dtype),
             "the checkpointed block {name} takes or returns float tensors of several dtypes: cast them \
              inside of it"
         );
-        Some(joined(self.0, &device))
+        Some(joined(self.tensors, &device))
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::FusedError;
+use burn::tensor::FloatDType;
 
 use super::*;
 
@@ -37,6 +38,36 @@ fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
         "the checkpointed block `blocks.2` (`promises::checkpointing::Block`) returns a tensor";
     assert!(message.starts_with(start), "{message}");
     assert_equal_weights(&before, &fused.model());
+}
+
+#[test]
+fn float_tensors_of_several_dtypes_are_refused_where_they_have_gradients() {
+    let (mut fused, _, x) = start();
+    let wide = x.clone().cast(FloatDType::F64);
+    let scaled = |model: &Stack| {
+        let input = (model.input.forward(x.clone()), wide.clone());
+        let run = |block: &Block, (x, scale): (Tensor<2>, Tensor<2>)| {
+            let x = block.forward(x) * scale.cast(FloatDType::F32);
+            (x.clone(), x.cast(FloatDType::F64))
+        };
+        (input, run)
+    };
+    // The data, which has none, may have another one than the activations.
+    fused.step(0.0, |model| {
+        let (input, run) = scaled(model);
+        checkpoint(&model.blocks[0], input, move |block, input| {
+            run(block, input).0
+        })
+        .mean()
+    });
+    assert_eq!(fused.last_step().updated, 8);
+    let message = message(&mut fused, |model| {
+        let (input, run) = scaled(model);
+        let (x, wide) = checkpoint(&model.blocks[0], input, run);
+        x.mean() + wide.mean().cast(FloatDType::F32)
+    });
+    let end = "takes or returns float tensors of several dtypes: cast them inside of it";
+    assert!(message.ends_with(end), "{message}");
 }
 
 #[test]
