@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
 use super::CheckpointingConfig;
@@ -21,12 +22,12 @@ pub(super) enum Way {
 
 struct Blocks {
     config: CheckpointingConfig,
-    /// Whether blocks can be checkpointed.
-    possible: bool,
     /// The number of blocks so far.
     count: usize,
     /// Those that blocks have drawn random numbers on.
     devices: Vec<Device>,
+    /// Of the parameters without a slot, from second runs.
+    leaf_gradients: Vec<GradientsParams>,
 }
 
 thread_local! {
@@ -40,12 +41,12 @@ pub(crate) struct Entered {
 }
 
 /// A step begins, on this thread.
-pub(crate) fn enter(config: CheckpointingConfig, possible: bool) -> Entered {
+pub(crate) fn enter(config: CheckpointingConfig) -> Entered {
     let blocks = Blocks {
         config,
-        possible,
         count: 0,
         devices: Vec::new(),
+        leaf_gradients: Vec::new(),
     };
     Entered {
         before: CURRENT.replace(Some(blocks)),
@@ -71,9 +72,23 @@ pub(super) fn are_entered() -> bool {
 
 /// What becomes of the block that is called now.
 pub(super) fn next() -> Way {
-    CURRENT.with_borrow_mut(|blocks| match blocks {
-        Some(blocks) if blocks.possible => blocks.next(),
-        _ => Way::Call,
+    CURRENT.with_borrow_mut(|blocks| blocks.as_mut().map_or(Way::Call, Blocks::next))
+}
+
+/// Adds gradients that a second run has found.
+pub(super) fn add_leaf_gradients(gradients: GradientsParams) {
+    CURRENT.with_borrow_mut(|blocks| {
+        if let Some(blocks) = blocks {
+            blocks.leaf_gradients.push(gradients);
+        }
+    });
+}
+
+/// The gradients that second runs have found of parameters without a slot.
+pub(crate) fn take_leaf_gradients() -> Vec<GradientsParams> {
+    CURRENT.with_borrow_mut(|blocks| {
+        let found = blocks.as_mut().map(|blocks| &mut blocks.leaf_gradients);
+        found.map(std::mem::take).unwrap_or_default()
     })
 }
 

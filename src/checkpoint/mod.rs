@@ -17,7 +17,7 @@ use burn::tensor::Tensor;
 
 pub use activations::Activations;
 use blocks::Way;
-pub(crate) use blocks::enter;
+pub(crate) use blocks::{enter, take_leaf_gradients};
 pub use config::CheckpointingConfig;
 use host::KeptInput;
 use keep::{Keep, Lift};
@@ -28,7 +28,7 @@ use segment::Segment;
 use crate::memory::{self, BlockRun};
 use crate::pass::Scope;
 use crate::random::Stream;
-use crate::slot::is_in_training;
+use crate::slot::{is_in_training, leaves, with_constants};
 use crate::tap::{lift, tap};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
@@ -76,9 +76,6 @@ use crate::tap::{lift, tap};
 /// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both
 /// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
 /// all; with more, autodiff sums their terms in another order.
-///
-/// A model with parameters [left](crate::FusedOptimizer::left) to the end of the pass is not
-/// checkpointed: `forward` is simply called.
 ///
 /// PyTorch knows it as
 /// [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html); it was proposed by
@@ -148,6 +145,8 @@ where
     X: Activations,
     Y: Activations,
 {
+    let leaves = leaves(block);
+    let block = with_constants(block.clone(), &leaves);
     let mut inputs = Pack::of_tracked();
     input.map_floats(&mut inputs);
     let strategy = keep.strategy;
@@ -161,7 +160,7 @@ where
                 name::<B>(&readers)
             )
         };
-        let output = located(|| random.during(1, || forward(block, input)), place);
+        let output = located(|| random.during(1, || forward(&block, input)), place);
         (output, readers)
     };
     let mut outputs = Pack::default();
@@ -188,7 +187,8 @@ where
         None => lift(Tensor::zeros([1], &device.inner()), strategy),
     };
     let segment = Segment {
-        block: block.clone(),
+        block,
+        leaves,
         name,
         input: KeptInput::new(kept, blocks::offload_inputs()),
         tracked: keep.tracked,

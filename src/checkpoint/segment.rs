@@ -3,11 +3,13 @@ use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::module::Module;
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
 use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::activations::Activations;
+use super::blocks;
 use super::host::KeptInput;
 use super::keep::Leaves;
 use super::name::located;
@@ -15,12 +17,15 @@ use super::pack::{Pack, joined};
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Scope};
 use crate::random::Stream;
-use crate::slot::Statistics;
+use crate::slot::{Statistics, with_own_leaves};
 use crate::tap::{GradientSink, tap};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
+    /// Its leaves are constants.
     pub(super) block: B,
+    /// The parameters that have no slot.
+    pub(super) leaves: Vec<ParamId>,
     pub(super) name: String,
     pub(super) input: KeptInput<X>,
     /// Which of the inputs need a gradient.
@@ -54,15 +59,16 @@ where
         if let Some(run) = self.run {
             memory::enter_second_run(run, name);
         }
-        let statistics = Statistics::of(&self.block);
-        let mut leaves = Leaves {
+        let block = with_own_leaves(self.block, &self.leaves);
+        let statistics = Statistics::of(&block);
+        let mut inputs = Leaves {
             strategy: self.strategy,
             tracked: self.tracked.iter(),
             gradients: Vec::new(),
         };
         let output = {
             let _scope = Scope::enter_second_run(self.random.seed);
-            let input = self.input.take().map_floats(&mut leaves);
+            let input = self.input.take().map_floats(&mut inputs);
             let mut output = Pack::default();
             let place = || {
                 format!(
@@ -70,11 +76,11 @@ where
                      before it are unchanged,"
                 )
             };
-            let again = || (self.forward)(&self.block, input);
+            let again = || (self.forward)(&block, input);
             located(|| self.random.during(2, again), place).map_floats(&mut output);
             output.pack(name)
         };
-        drop(statistics.put_back(self.block));
+        drop(statistics.put_back(block.clone()));
         for reader in self.readers.lock().take() {
             reader.redeem();
         }
@@ -98,8 +104,12 @@ where
             Arc::new(given),
             None,
         );
-        let gradients = root.backward();
-        let found = leaves.gradients.into_iter().map(|find| find(&gradients));
+        let mut gradients = root.backward();
+        if !self.leaves.is_empty() {
+            let of_leaves = GradientsParams::from_params(&mut gradients, &block, &self.leaves);
+            blocks::add_leaf_gradients(of_leaves);
+        }
+        let found = inputs.gradients.into_iter().map(|find| find(&gradients));
         let found: Vec<_> = found.collect();
         (!found.is_empty()).then(|| joined(found, &device))
     }

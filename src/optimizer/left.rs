@@ -1,10 +1,22 @@
+//! The gradients of the parameters that are ordinary leaves.
+
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::optim::GradientsParams;
+use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 
 use crate::error::FusedError;
 use crate::policy::Plan;
 use crate::slot::Inventory;
+
+/// The sum of gradients of parameters of `module`.
+pub(super) fn sum<M: Module>(
+    module: &M,
+    gradients: impl Iterator<Item = GradientsParams>,
+) -> GradientsParams {
+    let mut sum = GradientsAccumulator::new();
+    gradients.for_each(|gradients| sum.accumulate(module, gradients));
+    sum.grads()
+}
 
 /// Sends the gradients of the parameters that are ordinary leaves, added to those accumulated, through
 /// the hooks, and leaves in `gradients` what comes out.

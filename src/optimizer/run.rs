@@ -55,16 +55,21 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         let (result, ended, error) = {
             let _running = self.pass.begin(phase, plan.clone());
-            // A second run of a block could not hand out the gradients of ordinary leaves.
-            let _blocks = checkpoint::enter(self.checkpointing.clone(), self.left() == 0);
+            let _blocks = checkpoint::enter(self.checkpointing.clone());
             // Also when the closure panics: no slot may hold on to a graph.
             let _released = Released(&self.form);
             if memory::is_recording() {
                 self.form.slots().for_each(|slot| slot.show());
             }
             memory::enter(memory::Phase::Forward);
-            let result = closure(&self.form.module)?;
+            let (output, mut gradients) = closure(&self.form.module)?;
+            let of_blocks = checkpoint::take_leaf_gradients();
+            if !of_blocks.is_empty() {
+                let all = std::iter::once(gradients).chain(of_blocks);
+                gradients = left::sum(&self.form.module, all);
+            }
             self.form.slots().for_each(|slot| slot.flush());
+            let result = (output, gradients);
             (result, self.form.end(), self.pass.take_error())
         };
         let (output, left_gradients) = result;

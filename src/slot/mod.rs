@@ -8,6 +8,7 @@ mod form;
 mod gradient;
 mod handle;
 mod inventory;
+mod leaves;
 mod parameter;
 mod placeholder;
 mod restore;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 pub(crate) use form::FusedForm;
 pub(crate) use handle::is_in_training;
 pub(crate) use inventory::{Inventory, Role};
+pub(crate) use leaves::{leaves, with_constants, with_own_leaves};
 pub(crate) use statistics::Statistics;
 
 /// A slot, whatever the rank of its parameter.

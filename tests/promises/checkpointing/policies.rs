@@ -1,5 +1,8 @@
 //! What becomes of the gradients of checkpointed blocks is what becomes of plain ones.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use backburn::{AnomalyCheck, FusedError, GlobalNormClipping, LossScalingConfig};
 use burn::module::Lora;
 
@@ -86,10 +89,10 @@ fn an_anomaly_in_a_checkpointed_block_stops_the_step(device: &Device) {
     }
 }
 
-/// With the base frozen, adapters are parameters like others. With the base in training, it is
-/// stepped at the end of the pass, and its block simply called.
+/// With the base frozen, adapters are parameters like others. With the base in training, it is an
+/// ordinary leaf, stepped at the end of the pass.
 fn blocks_with_lora_train_as_plain_ones(device: &Device) {
-    let x = xs(device).remove(0);
+    let xs = xs(device);
     let lora = |unfrozen: bool| {
         let model = Stack::init(device).apply_lora(Lora::new(2, 4.0));
         if unfrozen { model.unfreeze() } else { model }
@@ -100,11 +103,36 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
             let model = copy(&initial, || lora(unfrozen));
             let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
             assert_eq!(fused.left() > 0, unfrozen);
-            train_fused(&mut fused, 3, RATE, |model, _| model.loss(x.clone(), way));
+            let [first, second, third, ..] = &xs[..] else {
+                unreachable!()
+            };
+            fused.step(RATE, |model| model.loss(first.clone(), way));
             assert_eq!(fused.last_step().without_gradient, 0);
+            let mut fused = fused.with_clipping(GlobalNormClipping::Exact(0.05));
+            fused.accumulate(|model| model.loss(second.clone(), way));
+            fused.step_repeatable(RATE, |model| model.loss(third.clone(), way));
+            assert!(fused.last_step().clipping.unwrap() < 1.0);
             fused.valid()
         };
-        assert_equal_weights(&train(plain), &train(each));
+        let plain = train(plain);
+        for way in [each, sequential, nested, first_and_last] {
+            assert_equal_weights(&plain, &train(way));
+        }
+        assert_changed(&initial, &plain.train(), |path| {
+            unfrozen || path.contains("lora") || path.contains("running")
+        });
+
+        let mut fused = FusedOptimizer::new(initial, AdamWConfig::new().init());
+        let runs = Arc::new(AtomicUsize::new(0));
+        fused.step(RATE, |model| {
+            let runs = runs.clone();
+            let counted = move |block: &Block, x| {
+                runs.fetch_add(1, Ordering::Relaxed);
+                block.forward(x)
+            };
+            checkpoint(&model.blocks[0], xs[0].clone(), counted).mean()
+        });
+        assert_eq!(runs.load(Ordering::Relaxed), 2);
     }
 }
 
