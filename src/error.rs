@@ -188,10 +188,11 @@ pub enum FusedError {
         least: usize,
     },
 
-    /// Loss scaling is on, and a training step did not scale its loss.
+    /// Loss scaling is on, and what runs the backward pass did not scale its loss.
     #[error(
-        "loss scaling is on, and the model's `TrainStep::step` runs the backward pass of a loss that \
-         is not scaled: call `backburn::scale_loss(loss).backward()`. No parameter was updated"
+        "loss scaling is on, and the model's `TrainStep::step`, or the closure of \
+         `step_with_backward`, runs the backward pass of a loss that is not scaled: call \
+         `backburn::scale_loss(loss).backward()`. No parameter was updated"
     )]
     LossNotScaled,
 

@@ -1,3 +1,4 @@
+mod backward;
 mod left;
 mod policies;
 mod run;

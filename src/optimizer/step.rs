@@ -158,33 +158,8 @@ impl<M: Module> FusedOptimizer<M> {
         })
     }
 
-    /// A step, or without a learning rate an accumulation, whose closure runs the backward pass
-    /// itself and returns the gradients of the parameters that are left.
-    #[cfg(feature = "train")]
-    pub(crate) fn try_step_with_backward<R>(
-        &mut self,
-        learning_rate: Option<ModuleLearningRate>,
-        mut train: impl FnMut(&M) -> (R, GradientsParams),
-    ) -> Result<R, FusedError> {
-        let pass = self.pass.clone();
-        let mut run = |fused: &mut Self, plan: Plan| {
-            let scale = plan.scale;
-            fused.run(Phase::Backward, plan, |model| {
-                let unscaled = scale.map(crate::policy::Unscaled::expect);
-                if let Some(unscaled) = &unscaled {
-                    pass.expect_scaled(unscaled.scaled());
-                }
-                Ok(train(model))
-            })
-        };
-        match learning_rate {
-            Some(learning_rate) => self.update(learning_rate, run),
-            None => self.add(|fused, plan| run(fused, plan)),
-        }
-    }
-
     /// Adds up the gradients of one pass.
-    fn add<R>(
+    pub(super) fn add<R>(
         &mut self,
         run: impl FnOnce(&mut Self, Plan) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
@@ -199,7 +174,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     /// Updates the parameters in one pass or two, as the policies ask for.
-    fn update<R>(
+    pub(super) fn update<R>(
         &mut self,
         learning_rate: ModuleLearningRate,
         run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,

@@ -93,7 +93,6 @@ impl Pass {
     }
 
     /// Lets no gradient in before `scaled` is set.
-    #[cfg(feature = "train")]
     pub(crate) fn expect_scaled(&self, scaled: Arc<AtomicBool>) {
         self.state.lock().scaled = Some(scaled);
     }

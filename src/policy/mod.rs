@@ -18,9 +18,7 @@ pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClipping;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use plan::{Goal, Plan, Policies};
-#[cfg(feature = "train")]
-pub(crate) use scaling::Unscaled;
-pub(crate) use scaling::{KEEPER_ID, LossScaler};
+pub(crate) use scaling::{KEEPER_ID, LossScaler, Unscaled};
 pub use scaling::{LossScalingConfig, Overflow, scale_loss};
 pub use statistics::{GradientStatistic, GradientStatistics};
 pub(crate) use update::Update;

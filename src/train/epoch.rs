@@ -83,7 +83,7 @@ pub(super) fn train<M: LearnerModel>(
             learner.lr_current()
         });
         let mut item = Some(item);
-        let output = fused.try_step_with_backward(learning_rate, |model| {
+        let output = fused.try_with_backward(learning_rate, |model| {
             let again = item.as_ref().zip(repeat).map(|(item, repeat)| repeat(item));
             let item = std::mem::replace(&mut item, again);
             let item = item.expect("a batch is there for every pass");

@@ -1,6 +1,7 @@
 //! The promises that need no process of their own; one file each.
 
 mod backends;
+mod backward;
 mod checkpointing;
 mod compare;
 mod estimate;

@@ -11,6 +11,5 @@ pub use config::{LossScalingConfig, Overflow};
 pub(crate) use keeper::KEEPER_ID;
 pub(crate) use overflow::LeaveNotFinite;
 pub(crate) use scaler::LossScaler;
-#[cfg(feature = "train")]
 pub(crate) use unscaled::Unscaled;
 pub use unscaled::scale_loss;

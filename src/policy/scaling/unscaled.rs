@@ -4,12 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
 
-/// Multiplies a loss by the loss scale, in a model that is trained by
-/// [`FusedLearner`](crate::train::FusedLearner) with loss scaling; everywhere else it returns `loss`.
-///
-/// Burn's `TrainStep::step` runs the backward pass itself, so it has to scale the loss itself. In a
-/// closure given to [`FusedOptimizer::step`](crate::FusedOptimizer::step), the loss is scaled after it
-/// is returned.
+/// Multiplies a loss by the loss scale, in code that runs the backward pass itself under loss scaling: the
+/// `TrainStep::step` of a model trained by [`FusedLearner`](crate::train::FusedLearner), or a closure
+/// given to [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
+/// Everywhere else it returns `loss`: what a closure given to
+/// [`FusedOptimizer::step`](crate::FusedOptimizer::step) returns is scaled afterwards.
 ///
 /// ```ignore
 /// TrainOutput::new(self, scale_loss(output.loss.clone()).backward(), output)
@@ -37,13 +36,11 @@ struct Expected {
 }
 
 /// Waits, on this thread and until it is dropped, for a loss to be scaled.
-#[cfg(feature = "train")]
 #[derive(Debug)]
 pub(crate) struct Unscaled {
     scaled: Arc<AtomicBool>,
 }
 
-#[cfg(feature = "train")]
 impl Unscaled {
     pub(crate) fn expect(scale: f64) -> Self {
         let scaled = Arc::new(AtomicBool::new(false));
@@ -61,7 +58,6 @@ impl Unscaled {
     }
 }
 
-#[cfg(feature = "train")]
 impl Drop for Unscaled {
     fn drop(&mut self) {
         EXPECTED.set(None);

@@ -1,0 +1,126 @@
+//! A step whose closure runs the backward pass itself finds what stock Burn finds.
+
+use backburn::{
+    FusedError, FusedOptimizer, GlobalNormClipping, LossScalingConfig, checkpoint, scale_loss,
+};
+use burn::module::{Lora, Module};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const RATE: f64 = 1e-2;
+
+#[derive(Module, Debug)]
+struct Stack {
+    blocks: Vec<Linear>,
+}
+
+impl Stack {
+    fn init(device: &Device) -> Self {
+        let linear = |_| LinearConfig::new(4, 4).init(device);
+        Self {
+            blocks: (0..3).map(linear).collect(),
+        }
+    }
+
+    /// Under stock Burn the blocks are simply called.
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let run = |block: &Linear, x| block.forward(x).tanh();
+        let blocks = self.blocks.iter();
+        let x = blocks.fold(x, |x, block| checkpoint(block, x, run));
+        x.powi_scalar(2).mean()
+    }
+
+    /// The gradient of `x`, and those of the model.
+    fn gradients(&self, x: &Tensor<2>, scaled: bool) -> (TensorData, GradientsParams) {
+        let x = x.clone().require_grad();
+        let loss = self.loss(x.clone());
+        let loss = if scaled { scale_loss(loss) } else { loss };
+        let gradients = loss.backward();
+        let of_input = x.grad(&gradients).expect("the loss depends on the input");
+        let of_input = of_input.into_data();
+        // Copied at once: on wgpu the data show what is written in place later.
+        let of_input = TensorData::new(of_input.iter::<f32>().collect(), of_input.shape());
+        (of_input, GradientsParams::from_grads(gradients, self))
+    }
+}
+
+fn xs(device: &Device) -> Vec<Tensor<2>> {
+    let x = || Tensor::random([5, 4], Distribution::Default, device);
+    (0..3).map(|_| x()).collect()
+}
+
+fn the_gradient_of_the_input_is_that_of_stock(device: &Device) {
+    let adapted = || Stack::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let plain = || Stack::init(device);
+    let models: [&dyn Fn() -> Stack; 2] = [&plain, &adapted];
+    for init in models {
+        let initial = init();
+        let xs = xs(device);
+        let mut stock = copy(&initial, init);
+        let mut optimizer = AdamWConfig::new().init();
+        let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init());
+        for x in &xs {
+            let (expected, gradients) = stock.gradients(x, false);
+            stock = optimizer.step(RATE, stock, gradients);
+            let found = fused.step_with_backward(RATE, |model| model.gradients(x, false));
+            match is_exact(device) {
+                true => assert_eq!(expected, found),
+                false => expected.assert_approx_eq::<f32>(&found, Default::default()),
+            }
+        }
+        assert_equal_weights(&stock, &fused.model());
+        assert_changed(&initial, &fused.model(), |_| true);
+    }
+}
+
+fn policies_work_as_with_a_loss(device: &Device) {
+    let initial = Stack::init(device);
+    let start = || {
+        let model = copy(&initial, || Stack::init(device));
+        FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_clipping(GlobalNormClipping::Exact(1e-2))
+            .with_loss_scaling(LossScalingConfig::new().with_initial_scale(1024.0))
+    };
+    let (mut of_loss, mut with_backward) = (start(), start());
+    for x in xs(device) {
+        of_loss.step_repeatable(RATE, |model| model.loss(x.clone()));
+        let found = with_backward.step_with_backward(RATE, |model| model.gradients(&x, true));
+        if is_exact(device) {
+            assert_eq!(of_loss.last_step(), with_backward.last_step());
+        }
+        let (plain, _) = with_backward.model().gradients(&x, true);
+        let norm = |data: &TensorData| data.iter::<f64>().map(|g| g * g).sum::<f64>().sqrt();
+        assert!(norm(&found) > 100.0 * norm(&plain), "it is scaled");
+    }
+    assert_equal_weights(&of_loss.model(), &with_backward.model());
+}
+
+fn mistakes_change_nothing(device: &Device) {
+    let initial = Stack::init(device);
+    let x = xs(device).remove(0);
+    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init())
+        .with_loss_scaling(LossScalingConfig::new());
+    let result = fused.try_step_with_backward(RATE, |model| model.gradients(&x, false));
+    assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
+    assert_equal_weights(&initial, &fused.model());
+
+    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init());
+    let nothing = |_: &Stack| ((), GradientsParams::new());
+    let result = fused.try_step_with_backward(RATE, nothing);
+    let parameters = 6;
+    assert_eq!(
+        result,
+        Err(FusedError::LossWithoutParameters { parameters })
+    );
+    assert_equal_weights(&initial, &fused.model());
+}
+
+on_every_backend!(
+    the_gradient_of_the_input_is_that_of_stock,
+    policies_work_as_with_a_loss,
+    mistakes_change_nothing,
+);
