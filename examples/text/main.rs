@@ -4,16 +4,20 @@
 //! ```sh
 //! cargo run --release --example text                  # learns some sonnets
 //! cargo run --release --example text -- --budget 300  # the table, in MB
+//! cargo run --release --example text -- --within 150  # no more layers checkpointed than that takes
 //! ```
 
 mod budget;
 mod model;
 mod technique;
 mod text;
+mod within;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
+use backburn::CheckpointingConfig;
+use backburn::memory::RecordingAllocator;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use peak_alloc::PeakAlloc;
@@ -22,8 +26,10 @@ use model::TransformerConfig;
 use technique::Technique;
 use text::Text;
 
-#[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
 /// Trains a causal transformer on a text, byte by byte.
 #[derive(Parser, Clone, Debug)]
@@ -52,6 +58,10 @@ struct Options {
     #[arg(long, value_name = "MB")]
     budget: Option<usize>,
 
+    /// Checkpoint no more layers than it takes to stay within so many MB.
+    #[arg(long, value_name = "MB", conflicts_with_all = ["technique", "budget"])]
+    within: Option<usize>,
+
     /// Seed of the weights, the dropout and the pieces.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -70,8 +80,15 @@ fn main() -> Result<()> {
     }
 
     let device = options.technique.device();
+    let checkpointing = match options.within {
+        Some(budget) => {
+            let batch = text.batch(options.batch_size.into(), context, &device);
+            within::choose(&config, budget * 1_000_000, &batch)?
+        }
+        None => CheckpointingConfig::new(),
+    };
     device.seed(options.seed);
-    let mut step = options.technique.start(&config);
+    let mut step = options.technique.start(&config, checkpointing);
     let style = ProgressStyle::with_template("step {pos}/{len} {msg} {elapsed}")?;
     let progress = ProgressBar::new(options.steps.into()).with_style(style);
     let (mut recent, mut first) = (f64::NAN, f64::NAN);
@@ -88,9 +105,10 @@ fn main() -> Result<()> {
         progress.inc(1);
     }
     progress.finish();
-    println!(
-        "{first:.2} bits per byte at first, {recent:.2} at last; peak {:.0} MB",
-        BYTES.peak_usage() as f64 / 1e6
-    );
+    println!("{first:.2} bits per byte at first, {recent:.2} at last");
+    if options.within.is_none() {
+        // A recording leaves its log behind.
+        println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
+    }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Ways to train with less memory.
 
-use backburn::FusedOptimizer;
-use burn::optim::{AdamWConfig, GradientsParams};
+use backburn::{CheckpointingConfig, FusedOptimizer};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use clap::ValueEnum;
 
@@ -23,6 +23,11 @@ pub enum Technique {
 /// A training step: given a batch and a learning rate, it returns the loss.
 pub type Step = Box<dyn FnMut(Tensor<2, Int>, f64) -> Tensor<1>>;
 
+/// What all techniques train with.
+pub fn optimizer() -> ModuleOptimizer {
+    AdamWConfig::new().with_weight_decay(0.01).init()
+}
+
 impl Technique {
     /// The device of the model and of the batches.
     pub fn device(self) -> Device {
@@ -34,10 +39,10 @@ impl Technique {
     }
 
     /// Starts a training of the model of `config` with AdamW.
-    pub fn start(self, config: &TransformerConfig) -> Step {
+    pub fn start(self, config: &TransformerConfig, checkpointing: CheckpointingConfig) -> Step {
         let config = config.clone().with_checkpoint_layers(self == Self::Block);
         let model = config.init(&self.device());
-        let mut optimizer = AdamWConfig::new().with_weight_decay(0.01).init();
+        let mut optimizer = optimizer();
         if self == Self::Stock {
             let mut model = Some(model);
             return Box::new(move |batch, rate| {
@@ -48,7 +53,7 @@ impl Technique {
                 loss.detach()
             });
         }
-        let mut fused = FusedOptimizer::new(model, optimizer);
+        let mut fused = FusedOptimizer::new(model, optimizer).with_checkpointing(checkpointing);
         Box::new(move |batch, rate| fused.step(rate, |model: &Transformer| model.loss(batch)))
     }
 }
