@@ -12,7 +12,8 @@ impl CheckpointingConfig {
     /// The budget counts what the recording does: with the
     /// [`RecordingAllocator`](crate::memory::RecordingAllocator) all memory of the process, on a device
     /// that in use in its pools when a phase or a block begins, so leave some for what comes and goes in
-    /// between. The first step of an optimizer allocates its state: record the second one.
+    /// between. The first step of an optimizer allocates its state: record the second one. The recording
+    /// is of one model: blocks are told apart by the order of their calls.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};

@@ -36,6 +36,13 @@ impl Log {
         phases: Vec::new(),
         blocks: SeenBlocks::new(),
     };
+
+    fn blocks(&mut self) -> &mut SeenBlocks {
+        match self {
+            Self::Process { blocks, .. } => blocks,
+            Self::Device(log) => &mut log.blocks,
+        }
+    }
 }
 
 /// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
@@ -228,26 +235,16 @@ pub(crate) fn enter_block(index: usize) -> Option<BlockRun> {
         return None;
     }
     let run = BlockRun::next();
-    let block = (index, String::new());
-    match &mut *LOG.lock() {
-        Log::Process { blocks, .. } => drop(blocks.insert(run, block)),
-        Log::Device(log) => drop(log.blocks.insert(run, block)),
-    }
+    LOG.lock().blocks().insert(run, (index, String::new()));
     note_block(run);
     Some(run)
 }
 
 /// The second run of a checkpointed block begins.
 pub(crate) fn enter_second_run(run: BlockRun, name: &str) {
-    let mut log = LOG.lock();
-    let blocks = match &mut *log {
-        Log::Process { blocks, .. } => blocks,
-        Log::Device(log) => &mut log.blocks,
-    };
-    if let Some(block) = blocks.get_mut(&run) {
-        block.1 = name.to_string();
+    if let Some((_, named)) = LOG.lock().blocks().get_mut(&run) {
+        *named = name.to_string();
     }
-    drop(log);
     note_block(run);
 }
 
