@@ -9,11 +9,9 @@ use super::CheckpointingConfig;
 use crate::pass::{self, Scope};
 use crate::random::{self, Stream, draw_seed, mix};
 
-/// What becomes of a block.
+/// What becomes of a block in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It is called, as in stock Burn.
-    Call,
     /// It is called with random numbers of its own, as if it were checkpointed.
     Keep,
     /// It runs twice. A block that is not within another has an index.
@@ -65,49 +63,37 @@ impl Drop for Entered {
     }
 }
 
-/// Whether a step is under way on this thread.
-pub(super) fn are_entered() -> bool {
-    CURRENT.with_borrow(Option::is_some)
-}
-
-/// What becomes of the block that is called now.
-pub(super) fn next() -> Way {
-    CURRENT.with_borrow_mut(|blocks| blocks.as_mut().map_or(Way::Call, Blocks::next))
+/// What becomes of the block that is called now; none if no step is under way on this thread.
+pub(super) fn next() -> Option<Way> {
+    with(Blocks::next)
 }
 
 /// Adds gradients that a second run has found.
 pub(super) fn add_leaf_gradients(gradients: GradientsParams) {
-    CURRENT.with_borrow_mut(|blocks| {
-        if let Some(blocks) = blocks {
-            blocks.leaf_gradients.push(gradients);
-        }
-    });
+    with(|blocks| blocks.leaf_gradients.push(gradients));
 }
 
 /// The gradients that second runs have found of parameters without a slot.
 pub(crate) fn take_leaf_gradients() -> Vec<GradientsParams> {
-    CURRENT.with_borrow_mut(|blocks| {
-        let found = blocks.as_mut().map(|blocks| &mut blocks.leaf_gradients);
-        found.map(std::mem::take).unwrap_or_default()
-    })
+    with(|blocks| std::mem::take(&mut blocks.leaf_gradients)).unwrap_or_default()
 }
 
 /// Whether inputs wait in the memory of the host.
 pub(super) fn offload_inputs() -> bool {
-    CURRENT.with_borrow(|blocks| blocks.as_ref().is_some_and(|b| b.config.offload_inputs))
+    with(|blocks| blocks.config.offload_inputs).unwrap_or_default()
 }
 
-/// The random numbers of the block that is called now, which computes on `devices`.
-pub(super) fn random(devices: Vec<Device>) -> Stream {
-    let mut own = Vec::new();
-    add(&mut own, devices.into_iter().map(Device::inner));
-    let seed = Scope::next_seed(|| draw_seed(&own.first().cloned().unwrap_or_default()));
-    CURRENT.with_borrow_mut(|blocks| {
-        if let Some(blocks) = blocks {
-            add(&mut blocks.devices, own.iter().cloned());
-        }
-    });
-    Stream { devices: own, seed }
+/// The random numbers of the block that is called now, which computes on `all` these devices.
+pub(super) fn random(all: Vec<Device>) -> Stream {
+    let mut devices = Vec::new();
+    add(&mut devices, all.into_iter().map(Device::inner));
+    let seed = Scope::next_seed(|| draw_seed(&devices.first().cloned().unwrap_or_default()));
+    with(|blocks| add(&mut blocks.devices, devices.iter().cloned()));
+    Stream { devices, seed }
+}
+
+fn with<R>(look: impl FnOnce(&mut Blocks) -> R) -> Option<R> {
+    CURRENT.with_borrow_mut(|blocks| blocks.as_mut().map(look))
 }
 
 /// Adds the devices that are not there yet.

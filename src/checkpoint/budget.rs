@@ -53,23 +53,18 @@ impl CheckpointingConfig {
             return Err(FusedError::NothingCheckpointed);
         };
         let mut planned: Vec<usize> = timeline.samples.iter().map(|s| s.bytes.total()).collect();
-        let least = planned.iter().copied().max().unwrap_or_default();
+        let least = timeline.peak().bytes.total();
         if least > budget {
             return Err(FusedError::Budget { budget, least });
         }
         let mut keep = vec![false; last + 1];
         for (index, keep) in keep.iter_mut().enumerate().rev() {
-            let mut runs = timeline
-                .blocks
-                .iter()
-                .filter(|b| b.index == index)
-                .peekable();
-            if runs.peek().is_none() {
-                continue;
-            }
+            let blocks = timeline.blocks.iter();
+            let runs: Vec<_> = blocks.filter(|block| block.index == index).collect();
             let mut with = planned.clone();
-            runs.for_each(|block| add(block, timeline, &mut with));
-            if with.iter().all(|bytes| *bytes <= budget) {
+            runs.iter()
+                .for_each(|block| add(block, timeline, &mut with));
+            if !runs.is_empty() && with.iter().all(|bytes| *bytes <= budget) {
                 (*keep, planned) = (true, with);
             }
         }

@@ -69,8 +69,7 @@ impl FloatMap for Up {
 
 /// Whether the tensors of `device` lie in memory of its own.
 fn has_own_memory(device: &Device) -> bool {
-    #[allow(unused_variables, unreachable_patterns)]
-    // Which backends are there depends on the build.
+    #[allow(unused_variables, unreachable_patterns)] // What is there depends on the build.
     match device.as_dispatch() {
         #[cfg(feature = "cubecl")]
         burn::backend::DispatchDevice::Cube(_) => true,

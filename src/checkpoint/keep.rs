@@ -6,24 +6,29 @@ use super::activations::FloatMap;
 use super::pack::flat;
 use crate::tap::lift;
 
+/// Adds the devices that tensors are on.
+pub(super) struct Devices(pub(super) Vec<Device>);
+
+impl FloatMap for Devices {
+    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.0.push(tensor.device());
+        tensor
+    }
+}
+
 /// Takes tensors out of their autodiff graph.
 #[derive(Default)]
 pub(super) struct Keep {
-    /// Which of them it was.
+    /// Which of them were tracked in it.
     pub(super) tracked: Vec<bool>,
-    pub(super) devices: Vec<Device>,
     pub(super) strategy: GradientCheckpointingStrategy,
 }
 
 impl FloatMap for Keep {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         self.tracked.push(tensor.is_tracked());
-        self.devices.push(tensor.device());
         if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
             self.strategy = strategy;
-        }
-        if !tensor.is_autodiff() {
-            return tensor;
         }
         tensor.inner()
     }

@@ -20,7 +20,7 @@ use blocks::Way;
 pub(crate) use blocks::{enter, take_leaf_gradients};
 pub use config::CheckpointingConfig;
 use host::KeptInput;
-use keep::{Keep, Lift};
+use keep::{Devices, Keep, Lift};
 use name::{located, name};
 use pack::{Pack, Unpack, moved};
 use segment::Segment;
@@ -84,8 +84,8 @@ use crate::tap::{lift, tap};
 /// # Panics
 ///
 /// If `forward` returns a tensor that depends on a trainable tensor from outside the block, no float
-/// tensor, or float tensors of several dtypes, or takes such with a gradient; if it is called on another thread than the closure of the
-/// step; in the backward pass, if the second run returns tensors of another size. The message of a panic in
+/// tensor, or float tensors of several dtypes, or takes such with a gradient; if it is called on another
+/// thread than the closure of the step; in the backward pass, if the second run returns tensors of another size. The message of a panic in
 /// `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are
 /// unchanged then.
 pub fn checkpoint<B, X, Y>(block: &B, input: X, forward: impl Fn(&B, X) -> Y + Send + 'static) -> Y
@@ -94,48 +94,39 @@ where
     X: Activations,
     Y: Activations,
 {
-    if !blocks::are_entered() {
-        assert!(
-            !is_in_training(block),
-            "the checkpointed block `{}` is called on another thread than the closure of the step, \
-             where it can't be checkpointed: call it there",
-            type_name::<B>()
-        );
+    let mut devices = Devices(block.devices());
+    let input = input.map_floats(&mut devices);
+    let Devices(devices) = devices;
+    if devices.iter().any(|device| !device.is_autodiff()) {
+        // Inference, or a look at the model for inference in a step.
         return forward(block, input);
     }
-    let mut keep = Keep::default();
-    let kept = input.clone().map_floats(&mut keep);
-    let devices = block.devices().into_iter().chain(keep.devices.drain(..));
-    let devices: Vec<_> = devices.collect();
-    // A look at the model for inference.
-    let infers = devices.iter().any(|device| !device.is_autodiff());
-    match if infers { Way::Call } else { blocks::next() } {
-        Way::Call => forward(block, input),
-        Way::Keep => {
+    match blocks::next() {
+        None => {
+            assert!(
+                !is_in_training(block),
+                "the checkpointed block `{}` is called on another thread than the closure of the \
+                 step, where it can't be checkpointed: call it there",
+                type_name::<B>()
+            );
+            forward(block, input)
+        }
+        Some(Way::Keep) => {
             let random = blocks::random(devices);
             let _scope = Scope::enter_kept(random.seed);
             random.during(1, || forward(block, input))
         }
-        Way::Checkpoint { index } => {
+        Some(Way::Checkpoint { index }) => {
             let run = index.and_then(memory::enter_block);
-            run_twice(
-                block,
-                input,
-                (kept, keep),
-                blocks::random(devices),
-                run,
-                forward,
-            )
+            run_twice(block, input, blocks::random(devices), run, forward)
         }
     }
 }
 
-/// Runs a block once, and lets it wait for the gradient of its output to run again. What is `kept` of the
-/// input is without autodiff.
+/// Runs a block once, and lets it wait for the gradient of its output to run again.
 fn run_twice<B, X, Y>(
     block: &B,
     input: X,
-    (kept, keep): (X, Keep),
     random: Stream,
     run: Option<BlockRun>,
     forward: impl Fn(&B, X) -> Y + Send + 'static,
@@ -148,7 +139,8 @@ where
     let leaves = leaves(block);
     let block = with_constants(block.clone(), &leaves);
     let mut inputs = Pack::of_tracked();
-    input.map_floats(&mut inputs);
+    let mut keep = Keep::default();
+    let kept = input.map_floats(&mut inputs).map_floats(&mut keep);
     let strategy = keep.strategy;
     let is_recorded = Scope::readers().is_none();
     let (output, readers) = {

@@ -80,7 +80,7 @@ where
             located(|| self.random.during(2, again), place).map_floats(&mut output);
             output.pack(name)
         };
-        drop(statistics.put_back(block.clone()));
+        let block = statistics.put_back(block);
         for reader in self.readers.lock().take() {
             reader.redeem();
         }

@@ -59,10 +59,7 @@ impl<M: Module> FusedOptimizer<M> {
         train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
         let output = self.try_with_backward(Some(learning_rate.into()), train)?;
-        let parameters = self.form.trained();
-        if self.report.updated == 0 && self.report.without_gradient == parameters {
-            return Err(FusedError::LossWithoutParameters { parameters });
-        }
+        self.check_reached()?;
         Ok(output)
     }
 

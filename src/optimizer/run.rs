@@ -23,7 +23,6 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<L, FusedError> {
         let pass = self.pass.clone();
         let left = self.form.inventory().left();
-        let parameters = self.form.trained();
         let (goal, scale) = (plan.goal, plan.scale);
 
         let loss = self.run(Phase::Forward, plan, |model| {
@@ -38,11 +37,19 @@ impl<M: Module> FusedOptimizer<M> {
             Ok((loss, gradients))
         })?;
 
-        let used = self.report.updated > 0 || goal == Goal::Measure;
-        if self.report.without_gradient == parameters && !used {
-            return Err(FusedError::LossWithoutParameters { parameters });
+        if goal != Goal::Measure {
+            self.check_reached()?;
         }
         Ok(loss)
+    }
+
+    /// Refuses a pass whose loss has reached no parameter, and that had nothing else to use.
+    pub(super) fn check_reached(&self) -> Result<(), FusedError> {
+        let parameters = self.form.trained();
+        match self.report.updated == 0 && self.report.without_gradient == parameters {
+            true => Err(FusedError::LossWithoutParameters { parameters }),
+            false => Ok(()),
+        }
     }
 
     /// A pass whose closure runs the backward pass, and returns the gradients of the parameters that

@@ -1,7 +1,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
 
 use super::parameter::ParameterSlot;
@@ -68,31 +68,5 @@ impl Module for SlotHandle {
 
     fn map<M: ModuleMapper>(self, _mapper: &mut M) -> Self {
         self
-    }
-}
-
-/// Whether `module`, or a part of it, is in fused form, and not for inference.
-pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
-    let mut look = Look::default();
-    module.visit(&mut look);
-    look.found
-}
-
-#[derive(Default)]
-struct Look {
-    /// Whether the last parameter is tracked.
-    tracked: bool,
-    found: bool,
-}
-
-impl ModuleVisitor for Look {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Burn visits a reparameterized parameter first, then enters its reparameterization.
-        let slot = container_type == "Reparameterization" && name == SlotHandle::NAME;
-        self.found |= slot && self.tracked;
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.tracked = param.base().is_tracked();
     }
 }

@@ -8,21 +8,20 @@ mod form;
 mod gradient;
 mod handle;
 mod inventory;
-mod leaves;
 mod parameter;
 mod placeholder;
 mod restore;
 mod statistics;
+mod tracked;
 
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub(crate) use form::FusedForm;
-pub(crate) use handle::is_in_training;
 pub(crate) use inventory::{Inventory, Role};
-pub(crate) use leaves::{leaves, with_constants, with_own_leaves};
 pub(crate) use statistics::Statistics;
+pub(crate) use tracked::{is_in_training, leaves, with_constants, with_own_leaves};
 
 /// A slot, whatever the rank of its parameter.
 pub(crate) trait Slot: Debug + Send + Sync {

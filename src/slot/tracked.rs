@@ -1,4 +1,4 @@
-//! The parameters of a block that stay ordinary leaves, for a block that runs twice.
+//! The parameters of a block that are trained: those that have a slot, and those that stay ordinary leaves.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
@@ -6,11 +6,17 @@ use burn::tensor::Tensor;
 use super::handle::SlotHandle;
 use crate::tap::lift;
 
+/// Whether `module`, or a part of it, is in fused form, and not for inference.
+pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
+    let mut tracked = tracked(module).into_iter();
+    tracked.any(|(_, has_slot)| has_slot)
+}
+
 /// The parameters of `module`, which is in fused form, that are trained and have no slot.
 pub(crate) fn leaves<M: Module>(module: &M) -> Vec<ParamId> {
-    let mut find = Find::default();
-    module.visit(&mut find);
-    find.0
+    let tracked = tracked(module).into_iter();
+    let leaves = tracked.filter(|(_, has_slot)| !has_slot);
+    leaves.map(|(id, _)| id).collect()
 }
 
 /// `module` with these parameters as leaves of a graph of their own.
@@ -30,20 +36,33 @@ fn renewed<M: Module>(module: M, leaves: &[ParamId], tracked: bool) -> M {
     }
 }
 
-#[derive(Default)]
-struct Find(Vec<ParamId>);
+/// The parameters of `module` that are tracked, and whether they have a slot.
+fn tracked<M: Module>(module: &M) -> Vec<(ParamId, bool)> {
+    let mut tracked = Tracked::default();
+    module.visit(&mut tracked);
+    tracked.found
+}
 
-impl ModuleVisitor for Find {
+#[derive(Default)]
+struct Tracked {
+    found: Vec<(ParamId, bool)>,
+    /// Whether the last parameter is among them.
+    last: bool,
+}
+
+impl ModuleVisitor for Tracked {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         // Burn visits a reparameterized parameter first, then enters its reparameterization.
-        if container_type == "Reparameterization" && name == SlotHandle::NAME {
-            self.0.pop();
+        let is_slot = container_type == "Reparameterization" && name == SlotHandle::NAME;
+        if let Some((_, has_slot)) = self.found.last_mut().filter(|_| is_slot && self.last) {
+            *has_slot = true;
         }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.base().is_tracked() {
-            self.0.push(param.id);
+        self.last = param.base().is_tracked();
+        if self.last {
+            self.found.push((param.id, false));
         }
     }
 }
