@@ -1,15 +1,15 @@
-//! Memory and time of fused training whose checkpointed blocks are chosen for a budget.
+//! Memory and time of fused training whose recomputed blocks are chosen for a budget.
 //!
 //! ```sh
 //! cargo bench --bench budget
 //! ```
 //!
-//! ViT-S/16, eight images a step, Adam in f32 on the CPU, `checkpoint` around each of the 12 blocks. One
-//! step with all of them checkpointed is recorded; for every row `CheckpointingConfig::for_budget` then
-//! chooses the blocks to checkpoint within a budget, and a step is recorded again. Budget and peak are
+//! ViT-S/16, eight images a step, Adam in f32 on the CPU, `gradient_checkpointing` around each of the 12 blocks. One
+//! step with all of them recomputed is recorded; for every row `GradientCheckpointingConfig::for_budget` then
+//! chooses the blocks to run twice within a budget, and a step is recorded again. Budget and peak are
 //! in multiples of the bytes of the parameters (P), model and optimizer included. `kept` counts the
 //! blocks that keep their activations. `time` is that of a step, unrecorded, in multiples of one with
-//! all blocks checkpointed: the median over rounds in which the rows take turns.
+//! all blocks recomputed: the median over rounds in which the rows take turns.
 
 mod network;
 
@@ -17,7 +17,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
-use backburn::{CheckpointingConfig, FusedOptimizer};
+use backburn::{FusedOptimizer, GradientCheckpointingConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -53,15 +53,15 @@ impl Training {
         Ok(recorder.finish()?)
     }
 
-    fn with(mut self, config: &CheckpointingConfig) -> Self {
-        self.fused = self.fused.with_checkpointing(config.clone());
+    fn with(mut self, config: &GradientCheckpointingConfig) -> Self {
+        self.fused = self.fused.with_gradient_checkpointing(config.clone());
         self
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
-    let config = VitConfig::vit_s_16().with_checkpoint_blocks(true);
+    let config = VitConfig::vit_s_16().with_recompute_blocks(true);
     let shape = [BATCH, config.channels, config.image_size, config.image_size];
     let recorder = MemoryRecorder::start()?;
     let input = Tensor::<4>::random(shape, Distribution::Default, &device);
@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut rows = Vec::new();
     for extra in 0..=4 {
         let budget = least + 2 * extra * parameters;
-        let config = CheckpointingConfig::for_budget(&all, budget)?;
+        let config = GradientCheckpointingConfig::for_budget(&all, budget)?;
         training = training.with(&config);
         let peak = training.record()?.peak().bytes.total();
         rows.push((config, budget, peak));
@@ -88,17 +88,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut times = vec![Vec::new(); rows.len() + 1];
     for _ in 0..ROUNDS {
         let chosen = rows.iter().map(|(config, ..)| config.clone());
-        let chosen = std::iter::once(CheckpointingConfig::new()).chain(chosen);
+        let chosen = std::iter::once(GradientCheckpointingConfig::new()).chain(chosen);
         for (config, times) in chosen.zip(&mut times) {
             training = training.with(&config);
             times.push(training.step());
         }
     }
     let mut medians = times.into_iter().map(median);
-    let checkpointed = medians.next().unwrap_or(f64::NAN);
+    let recomputed = medians.next().unwrap_or(f64::NAN);
 
     println!(
-        "all blocks checkpointed: {:.2} P, {checkpointed:.2} s",
+        "all blocks recomputed: {:.2} P, {recomputed:.2} s",
         in_p(least)
     );
     println!(
@@ -111,7 +111,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "{:>12.2}{kept:>10}{:>10.2}{:>10.2}",
             in_p(budget),
             in_p(peak),
-            time / checkpointed
+            time / recomputed
         );
     }
     Ok(())

@@ -10,7 +10,7 @@
 //! through `FusedOptimizer`, and prints the most bytes allocated at once, in multiples of the bytes
 //! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
 //! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
-//! is fused training with Burn's `gradient_checkpointing()`, `block` with `checkpoint` around every
+//! is fused training with Burn's `gradient_checkpointing()`, `block` with ours around every
 //! block. `alive` is the most parameter gradients that existed at once.
 //!
 //! The second table takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
@@ -54,7 +54,7 @@ fn main() {
     }
     let name = "MLP 12 x (512, 2048)";
     if is_chosen(name) {
-        let init = |device: &Device, blocks| Mlp::init(device).with_checkpoint_blocks(blocks);
+        let init = |device: &Device, blocks| Mlp::init(device).with_recompute_blocks(blocks);
         row(init, name, [16, 512]);
     }
     for (name, config, batch) in [
@@ -69,7 +69,7 @@ fn main() {
         let shape = [batch, config.channels, size, size];
         if is_chosen(name) {
             let init = |device: &Device, blocks| {
-                let config = config.clone().with_checkpoint_blocks(blocks);
+                let config = config.clone().with_recompute_blocks(blocks);
                 config.init(device)
             };
             row(init, name, shape);
@@ -111,7 +111,7 @@ fn policy_rows() {
     }
 }
 
-/// Trains both ways and prints the peaks. `init` is told whether to checkpoint blocks.
+/// Trains both ways and prints the peaks. `init` is told whether to run blocks twice.
 fn row<const D: usize, M>(init: impl Fn(&Device, bool) -> M, name: &str, input: [usize; D])
 where
     M: Network<D> + TrainStep<Input = Tensor<D>> + InferenceStep,

@@ -4,7 +4,7 @@
 //! cargo bench --bench step
 //! cargo bench --bench step -- MLP        # the rows with this in their name
 //! cargo bench --bench step -- policies   # the second table
-//! cargo bench --bench step -- checkpointing   # the third
+//! cargo bench --bench step -- gradient-checkpointing   # the third
 //! ```
 //!
 //! Every row trains in f32 on the CPU. Each way to train runs in a process of its own, as a user's
@@ -21,7 +21,7 @@
 //! the same rounds.
 //!
 //! The third one is a `FusedLearner` with Burn's Adam, plain, with Burn's `gradient_checkpointing()`
-//! (`balanced`) and with `checkpoint` around every block (`block`), in multiples of the plain one.
+//! (`balanced`) and with `backburn::gradient_checkpointing` around every block (`block`), in multiples of the plain one.
 
 mod network;
 mod policies;
@@ -94,8 +94,8 @@ fn print_tables(arguments: &[&str]) {
             );
         }
     }
-    if is_chosen("checkpointing") {
-        print_checkpointing();
+    if is_chosen("gradient-checkpointing") {
+        print_gradient_checkpointing();
     }
     if is_chosen("policies") {
         println!(
@@ -119,10 +119,10 @@ fn print_tables(arguments: &[&str]) {
     }
 }
 
-fn print_checkpointing() {
+fn print_gradient_checkpointing() {
     println!(
         "\n{:<24}{:>16}{:>12}{:>10}{:>10}",
-        "checkpointing", "rounds", "plain (ms)", "balanced", "block"
+        "gradient-checkpointing", "rounds", "plain (ms)", "balanced", "block"
     );
     for (name, rounds) in ROWS
         .into_iter()
@@ -213,7 +213,7 @@ fn train_network(network: &str, optimizer: &str, way: &str) {
     };
     match network {
         "MLP 12 x (512, 2048)" => {
-            let model = Mlp::init(device).with_checkpoint_blocks(blocks);
+            let model = Mlp::init(device).with_recompute_blocks(blocks);
             launch(model, random([16, 512], device), optimizer, way);
         }
         "LSTM 2 x 256, 32 steps" => {
@@ -226,7 +226,7 @@ fn train_network(network: &str, optimizer: &str, way: &str) {
                 "ViT-S/16, batch 1" => (VitConfig::vit_s_16(), 1),
                 _ => (VitConfig::vit_s_16(), 8),
             };
-            let config = config.with_checkpoint_blocks(blocks);
+            let config = config.with_recompute_blocks(blocks);
             launch(config.init(device), image(&config, batch), optimizer, way);
         }
     }

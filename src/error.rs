@@ -111,7 +111,7 @@ pub enum FusedError {
     /// The policies need the forward pass twice.
     #[error(
         "exact clipping and `Overflow::SkipStep` run the forward pass twice, and `step` takes a \
-         closure that runs once: use `step_repeatable`, or `GlobalNormClipping::Lagged` and \
+         closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::Lagged` and \
          `Overflow::SkipParameter`"
     )]
     RunsTwice,
@@ -169,16 +169,16 @@ pub enum FusedError {
         found: String,
     },
 
-    /// A budget of bytes for steps that no block was checkpointed in.
+    /// A budget of bytes for steps that no block was recomputed in.
     #[error(
-        "there is no checkpointed block in the recording: record a step of a fused optimizer whose \
-         model calls `checkpoint`, without keeping activations"
+        "there is no recomputed block in the recording: record a step of a fused optimizer whose \
+         model calls `gradient_checkpointing`, without keeping activations"
     )]
-    NothingCheckpointed,
+    NoBlocks,
 
-    /// A budget of bytes that checkpointing can't keep.
+    /// A budget of bytes that gradient checkpointing can't keep.
     #[error(
-        "with all blocks checkpointed a step takes {least} bytes, more than the budget of {budget}: \
+        "with all blocks recomputed a step takes {least} bytes, more than the budget of {budget}: \
          make the batch or the blocks smaller"
     )]
     Budget {

@@ -22,8 +22,8 @@
 //! | room | what it knows |
 //! |---|---|
 //! | `train` | Burn's `Learner` and training loop |
-//! | `optimizer` | the front door of a custom loop: a model, an optimizer, a step |
-//! | `checkpoint` | runs a block twice, so that its activations need not be kept |
+//! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
+//! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
@@ -41,12 +41,12 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod checkpoint;
 mod error;
+mod fused;
+mod gradient_checkpointing;
 mod loss;
 pub mod memory;
 pub mod optim;
-mod optimizer;
 mod pass;
 mod policy;
 mod random;
@@ -57,12 +57,15 @@ mod tap;
 #[cfg(feature = "train")]
 pub mod train;
 
-pub use checkpoint::{Activations, CheckpointingConfig, checkpoint, checkpoint_sequential};
 pub use error::FusedError;
+pub use fused::FusedOptimizer;
+pub use gradient_checkpointing::{
+    Activations, GradientCheckpointingConfig, gradient_checkpointing,
+    gradient_checkpointing_sequential,
+};
 pub use loss::Loss;
-pub use optimizer::FusedOptimizer;
 pub use policy::{
-    AnomalyCheck, GlobalNormClipping, GradientFlow, GradientHook, GradientStatistic,
+    AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow, scale_loss,
 };
 pub use report::StepReport;

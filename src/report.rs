@@ -12,7 +12,7 @@ pub struct StepReport {
     pub copied: Option<usize>,
     /// The most parameter gradients that were alive at once, if
     /// [counted](crate::FusedOptimizer::count_gradients); those of the parameters
-    /// [left](crate::FusedOptimizer::left) to the end of the pass not included.
+    /// [retained](crate::FusedOptimizer::num_retained) to the end of the pass not included.
     pub gradients_alive: Option<usize>,
     /// Parameters whose gradient arrived and was not used: a hook vetoed, or it was not finite
     /// ([`Overflow::SkipParameter`](crate::Overflow::SkipParameter)).

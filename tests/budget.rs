@@ -1,11 +1,11 @@
-//! What checkpointed blocks save is known, and the blocks chosen for a budget stay within it.
+//! What recomputed blocks save is known, and the blocks chosen for a budget stay within it.
 //!
 //! A process of its own: it installs the recording allocator.
 
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
-use backburn::{CheckpointingConfig, FusedError, FusedOptimizer, checkpoint};
+use backburn::{FusedError, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
 use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -19,12 +19,13 @@ static ALONE: Mutex<()> = Mutex::new(());
 const WIDTH: usize = 192;
 const DEPTH: usize = 6;
 
-/// One recorded step of a stack with checkpointed layers, after one that is not.
-fn record_checkpointed(config: CheckpointingConfig, sizes: [usize; DEPTH]) -> MemoryTimeline {
+/// One recorded step of a stack with recomputed layers, after one that is not.
+fn record_recomputed(config: GradientCheckpointingConfig, sizes: [usize; DEPTH]) -> MemoryTimeline {
     let device = Device::flex().autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).with_checkpointing(config);
+    let mut fused =
+        FusedOptimizer::new(model, AdamConfig::new().init()).with_gradient_checkpointing(config);
     let x = Tensor::<2>::random([64, WIDTH], Distribution::Default, &device);
     let mut step = || {
         fused.step(1e-3, |model| {
@@ -34,7 +35,7 @@ fn record_checkpointed(config: CheckpointingConfig, sizes: [usize; DEPTH]) -> Me
                 let run = move |linear: &Linear, x| {
                     (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
                 };
-                x = checkpoint(linear, x, run);
+                x = gradient_checkpointing(linear, x, run);
             }
             x.powi_scalar(2).mean()
         });
@@ -46,9 +47,9 @@ fn record_checkpointed(config: CheckpointingConfig, sizes: [usize; DEPTH]) -> Me
 }
 
 #[test]
-fn a_recording_tells_the_activations_of_checkpointed_blocks() {
+fn a_recording_tells_the_activations_of_recomputed_blocks() {
     let _alone = ALONE.lock();
-    let timeline = record_checkpointed(CheckpointingConfig::new(), [1, 1, 4, 1, 1, 1]);
+    let timeline = record_recomputed(GradientCheckpointingConfig::new(), [1, 1, 4, 1, 1, 1]);
     let indices: Vec<_> = timeline.blocks.iter().map(|block| block.index).collect();
     assert_eq!(indices, [0, 1, 2, 3, 4, 5]);
     for pair in timeline.blocks.windows(2) {
@@ -75,35 +76,35 @@ fn above_start(timeline: &MemoryTimeline) -> usize {
 fn a_step_stays_within_the_budget_that_its_blocks_were_chosen_for() {
     let _alone = ALONE.lock();
     let sizes = [1, 6, 1, 3, 1, 2];
-    let all = record_checkpointed(CheckpointingConfig::new(), sizes);
+    let all = record_recomputed(GradientCheckpointingConfig::new(), sizes);
     let least = all.peak().bytes.total();
     let mut kept_before = 0;
     for extra in [0, 50_000, 100_000, 200_000, 400_000, 800_000] {
         let budget = least + extra;
-        let config = CheckpointingConfig::for_budget(&all, budget).unwrap();
+        let config = GradientCheckpointingConfig::for_budget(&all, budget).unwrap();
         let keep = config.keep_activations.clone();
         let kept = keep.iter().filter(|keep| **keep).count();
         // What runs last is needed at once, so it costs nothing.
         assert!(keep[DEPTH - 1] && kept >= kept_before, "{keep:?}");
         kept_before = kept;
-        let peak = above_start(&record_checkpointed(config, sizes));
+        let peak = above_start(&record_recomputed(config, sizes));
         let allowed = above_start(&all) + extra;
         assert!(peak <= allowed, "{extra}: {peak} bytes, {allowed} allowed");
     }
     assert!(kept_before > 3, "{kept_before} of {DEPTH} fit");
-    let everything = CheckpointingConfig::for_budget(&all, usize::MAX).unwrap();
+    let everything = GradientCheckpointingConfig::for_budget(&all, usize::MAX).unwrap();
     assert_eq!(everything.keep_activations, [true; DEPTH]);
     // Which is more than a budget that keeps some: the choice is one.
-    let peak = above_start(&record_checkpointed(everything, sizes));
+    let peak = above_start(&record_recomputed(everything, sizes));
     assert!(peak > above_start(&all) + 400_000, "{peak} bytes");
 
-    let error = CheckpointingConfig::for_budget(&all, least - 1).unwrap_err();
+    let error = GradientCheckpointingConfig::for_budget(&all, least - 1).unwrap_err();
     let budget = least - 1;
     assert_eq!(error, FusedError::Budget { budget, least });
-    let plain = record_checkpointed(
-        CheckpointingConfig::new().with_keep_activations(vec![true; DEPTH]),
+    let plain = record_recomputed(
+        GradientCheckpointingConfig::new().with_keep_activations(vec![true; DEPTH]),
         sizes,
     );
-    let error = CheckpointingConfig::for_budget(&plain, usize::MAX).unwrap_err();
-    assert_eq!(error, FusedError::NothingCheckpointed);
+    let error = GradientCheckpointingConfig::for_budget(&plain, usize::MAX).unwrap_err();
+    assert_eq!(error, FusedError::NoBlocks);
 }

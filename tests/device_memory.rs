@@ -1,4 +1,4 @@
-//! What checkpointing does to the memory of a device.
+//! What gradient checkpointing does to the memory of a device.
 //!
 //! A process of its own: it reads all that the pools of the device hold.
 
@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
-use backburn::{CheckpointingConfig, FusedOptimizer, checkpoint};
+use backburn::{FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -25,20 +25,23 @@ fn in_use(device: &Device) -> usize {
     usage.bytes_in_use as usize
 }
 
-/// Trains a stack of checkpointed layers for two steps, the second one recorded. Returns the bytes
+/// Trains a stack of recomputed layers for two steps, the second one recorded. Returns the bytes
 /// in use at the end of its forward pass, above those before it, and the recording.
-fn train(config: CheckpointingConfig) -> (usize, MemoryTimeline) {
+fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
     let device = Device::wgpu(Default::default()).autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_checkpointing(config);
+    let mut fused =
+        FusedOptimizer::new(model, SgdConfig::new().init()).with_gradient_checkpointing(config);
     let x = Tensor::<2>::random([1024, WIDTH], Distribution::Default, &device);
     let mut step = || {
         let before = in_use(&device);
         let (_, after) = fused.step(1e-3, |model| {
             let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh().tanh();
             let blocks = model.iter();
-            let x = blocks.fold(x.clone(), |x, linear| checkpoint(linear, x, run));
+            let x = blocks.fold(x.clone(), |x, linear| {
+                gradient_checkpointing(linear, x, run)
+            });
             (x.mean(), in_use(&device))
         });
         after.saturating_sub(before)
@@ -52,8 +55,8 @@ fn train(config: CheckpointingConfig) -> (usize, MemoryTimeline) {
 #[test]
 fn inputs_that_wait_on_the_host_leave_the_device() {
     let _alone = ALONE.lock();
-    let offloading = CheckpointingConfig::new().with_offload_inputs(true);
-    let (on_device, _) = train(CheckpointingConfig::new());
+    let offloading = GradientCheckpointingConfig::new().with_offload_inputs(true);
+    let (on_device, _) = train(GradientCheckpointingConfig::new());
     let (on_host, _) = train(offloading);
     // That of the first block is the data, which the test holds.
     let moved = (DEPTH - 1) * INPUT;
@@ -71,11 +74,11 @@ fn blocks_are_chosen_for_a_budget_of_the_device() {
         let start = timeline.samples[0].bytes.total();
         timeline.peak().bytes.total() - start
     };
-    let (_, all) = train(CheckpointingConfig::new());
+    let (_, all) = train(GradientCheckpointingConfig::new());
     assert_eq!(all.blocks.len(), DEPTH);
     let extra = 6 * INPUT;
     let budget = all.peak().bytes.total() + extra;
-    let some = CheckpointingConfig::for_budget(&all, budget).unwrap();
+    let some = GradientCheckpointingConfig::for_budget(&all, budget).unwrap();
     let kept = some.keep_activations.iter().filter(|keep| **keep).count();
     assert!(kept > 1 && kept < DEPTH, "{kept} of {DEPTH} keep theirs");
     let (_, chosen) = train(some);

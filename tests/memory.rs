@@ -4,7 +4,9 @@
 
 use std::sync::Mutex;
 
-use backburn::{FusedOptimizer, GlobalNormClipping, LossScalingConfig, checkpoint};
+use backburn::{
+    FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, gradient_checkpointing,
+};
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
@@ -44,10 +46,10 @@ impl Mlp {
         x.powi_scalar(2).mean()
     }
 
-    fn checkpointed_loss(&self, x: Tensor<2>) -> Tensor<1> {
+    fn recomputed_loss(&self, x: Tensor<2>) -> Tensor<1> {
         let forward = |layer: &Residual, x| layer.forward(x);
         let layers = self.layers.iter();
-        let x = layers.fold(x, |x, layer| checkpoint(layer, x, forward));
+        let x = layers.fold(x, |x, layer| gradient_checkpointing(layer, x, forward));
         x.powi_scalar(2).mean()
     }
 }
@@ -245,7 +247,7 @@ fn measuring_passes_release_their_gradients() {
         peak(step) as f64 / parameters as f64
     };
     let plain = peak_of_step(fused());
-    let exact = fused().with_clipping(GlobalNormClipping::Exact(1e-3));
+    let exact = fused().with_clipping(GlobalNormClippingConfig::Exact(1e-3));
     let scaled = fused().with_loss_scaling(LossScalingConfig::new());
     for peak in [peak_of_step(exact), peak_of_step(scaled)] {
         // A gradient that is multiplied is no second one; its largest is 1/16 of the parameters.
@@ -254,7 +256,7 @@ fn measuring_passes_release_their_gradients() {
 }
 
 #[test]
-fn checkpointed_blocks_keep_their_inputs_and_release_their_gradients() {
+fn recomputed_blocks_keep_their_inputs_and_release_their_gradients() {
     let _alone = ALONE.lock();
     let (depth, width) = (8, 128);
     let mut parameters = 0;
@@ -269,10 +271,10 @@ fn checkpointed_blocks_keep_their_inputs_and_release_their_gradients() {
     };
     // Where activations rule, those of one layer and the inputs of the others are left.
     let plain = peak_of_step(512, Mlp::loss) as f64;
-    let block = peak_of_step(512, Mlp::checkpointed_loss) as f64;
+    let block = peak_of_step(512, Mlp::recomputed_loss) as f64;
     assert!(block < 0.4 * plain, "{block} bytes, {plain} without");
     // Where parameters rule, no more than two gradients of 1/16 of them are there at a time.
-    let few = peak_of_step(4, Mlp::checkpointed_loss) as f64 / parameters as f64;
+    let few = peak_of_step(4, Mlp::recomputed_loss) as f64 / parameters as f64;
     assert!(few < 0.3, "{few} P");
 }
 

@@ -7,7 +7,9 @@ mod compare;
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{CheckpointingConfig, FusedOptimizer, GlobalNormClipping, checkpoint};
+use backburn::{
+    FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig, gradient_checkpointing,
+};
 use burn::module::Module;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
@@ -75,7 +77,7 @@ fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     let before = Model::init(device);
     let max_norm = 1e-3;
     let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
-        .with_clipping(GlobalNormClipping::Exact(max_norm));
+        .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     fused.step_repeatable(1.0, |model| model.loss(x.clone()));
     let report = fused.last_step();
@@ -118,8 +120,8 @@ fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
             model.forward(x)
         };
         let outer = inner.clone();
-        let x = checkpoint(model, x, move |model: &Linear, x| {
-            outer(model, checkpoint(model, x, inner.clone()))
+        let x = gradient_checkpointing(model, x, move |model: &Linear, x| {
+            outer(model, gradient_checkpointing(model, x, inner.clone()))
         });
         (x.mean(), rest())
     });
@@ -146,25 +148,25 @@ fn the_second_run_of_a_block_sees_the_numbers_of_the_first(device: &Device) {
 fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     let initial = Model::init(device);
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-    let checkpointed = |model: &Model| {
+    let recomputed = |model: &Model| {
         let x = x.clone();
-        checkpoint(model, x, |model: &Model, x| model.loss(x))
+        gradient_checkpointing(model, x, |model: &Model, x| model.loss(x))
     };
     let loss_after = |rate: f64| {
         let mut fused = FusedOptimizer::new(initial.clone(), SgdConfig::new().init());
         device.seed(7);
-        let before = fused.step(rate, checkpointed).into_scalar::<f64>();
+        let before = fused.step(rate, recomputed).into_scalar::<f64>();
         device.seed(7);
-        let after = fused.step(0.0, checkpointed).into_scalar::<f64>();
+        let after = fused.step(0.0, recomputed).into_scalar::<f64>();
         (before, after)
     };
     let (before, same) = loss_after(0.0);
     assert_eq!(before, same, "the same seed gives the same loss");
     // To first order, a step changes the loss by the rate times the squared norm of the gradient.
     let mut measuring = FusedOptimizer::new(initial.clone(), SgdConfig::new().init())
-        .with_clipping(GlobalNormClipping::Lagged(1e9));
+        .with_clipping(GlobalNormClippingConfig::Lagged(1e9));
     device.seed(7);
-    measuring.step(0.0, checkpointed);
+    measuring.step(0.0, recomputed);
     let norm = measuring.last_step().gradient_norm.unwrap();
     let rate = 1e-3;
     let (before, after) = loss_after(rate);
@@ -177,26 +179,26 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
 }
 
 /// Two blocks with dropout, one with another in it, and dropout between them.
-fn a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed(device: &Device) {
+fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed(device: &Device) {
     let initial = Model::init(device);
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     let encode = |model: &Model, x| model.encoder.forward(TransformerEncoderInput::new(x));
     let loss = |model: &Model| {
-        let hidden = checkpoint(model, x.clone(), |model: &Model, x| {
+        let hidden = gradient_checkpointing(model, x.clone(), |model: &Model, x| {
             model.dropout.forward(model.input.forward(x))
         });
         let hidden = model.dropout.forward(hidden);
-        let hidden = checkpoint(model, hidden, move |model: &Model, x| {
-            let x = checkpoint(model, model.dropout.forward(x), encode);
+        let hidden = gradient_checkpointing(model, hidden, move |model: &Model, x| {
+            let x = gradient_checkpointing(model, model.dropout.forward(x), encode);
             model.dropout.forward(x)
         });
         model.output.forward(hidden).powi_scalar(2).mean()
     };
-    let train = |keep: [bool; 2], clipping: Option<GlobalNormClipping>| {
-        let config = CheckpointingConfig::new().with_keep_activations(keep.to_vec());
+    let train = |keep: [bool; 2], clipping: Option<GlobalNormClippingConfig>| {
+        let config = GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec());
         let model = copy(&initial, || Model::init(device));
-        let mut fused =
-            FusedOptimizer::new(model, AdamWConfig::new().init()).with_checkpointing(config);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_gradient_checkpointing(config);
         if let Some(clipping) = clipping {
             fused = fused.with_clipping(clipping);
         }
@@ -207,12 +209,12 @@ fn a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed(device
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         (fused.model(), rest.into_data())
     };
-    for clipping in [None, Some(GlobalNormClipping::Exact(1e-2))] {
+    for clipping in [None, Some(GlobalNormClippingConfig::Exact(1e-2))] {
         let (kept, rest) = train([true, true], clipping);
         assert_changed(&initial, &kept, |_| true);
         for keep in [[false, false], [false, true], [true, false]] {
-            let (checkpointed, rest_of_it) = train(keep, clipping);
-            assert_equal_weights(&kept, &checkpointed);
+            let (recomputed, rest_of_it) = train(keep, clipping);
+            assert_equal_weights(&kept, &recomputed);
             assert_eq!(rest, rest_of_it);
         }
     }
@@ -250,6 +252,6 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss_on_every_backend() {
 }
 
 #[test]
-fn a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed_on_every_backend() {
-    on_every_backend(a_model_with_dropout_trains_the_same_whichever_blocks_are_checkpointed);
+fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed_on_every_backend() {
+    on_every_backend(a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed);
 }

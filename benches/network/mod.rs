@@ -5,7 +5,7 @@
 #[path = "../../examples/vit/model.rs"]
 pub mod vit;
 
-use backburn::checkpoint;
+use backburn::gradient_checkpointing;
 use burn::nn::{Gelu, Linear, LinearConfig, Lstm, LstmConfig};
 use burn::prelude::*;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
@@ -20,7 +20,7 @@ pub trait Network<const D: usize> {
 pub struct Mlp {
     blocks: Vec<(Linear, Linear)>,
     #[module(skip)]
-    checkpoint_blocks: bool,
+    recompute_blocks: bool,
 }
 
 impl Mlp {
@@ -32,13 +32,13 @@ impl Mlp {
         };
         Self {
             blocks: (0..12).map(|_| block()).collect(),
-            checkpoint_blocks: false,
+            recompute_blocks: false,
         }
     }
 
-    pub fn with_checkpoint_blocks(self, checkpoint_blocks: bool) -> Self {
+    pub fn with_recompute_blocks(self, recompute_blocks: bool) -> Self {
         Self {
-            checkpoint_blocks,
+            recompute_blocks,
             ..self
         }
     }
@@ -53,8 +53,8 @@ impl Network<2> for Mlp {
         let output = self
             .blocks
             .iter()
-            .fold(input, |x, block| match self.checkpoint_blocks {
-                true => checkpoint(block, x, forward),
+            .fold(input, |x, block| match self.recompute_blocks {
+                true => gradient_checkpointing(block, x, forward),
                 false => forward(block, x),
             });
         output.powi_scalar(2).mean()

@@ -1,7 +1,7 @@
 //! Every gradient policy in a stock loop and in a fused one.
 
 use backburn::{
-    FusedOptimizer, GlobalNormClipping, GradientStatistics, LossScalingConfig, Overflow,
+    FusedOptimizer, GlobalNormClippingConfig, GradientStatistics, LossScalingConfig, Overflow,
 };
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
@@ -58,8 +58,8 @@ impl Policy {
         let one_pass = scaling.with_overflow(Overflow::SkipParameter);
         fused = match self {
             Self::Plain | Self::Accumulation | Self::InState => fused,
-            Self::Exact => fused.with_clipping(GlobalNormClipping::Exact(MAX_NORM)),
-            Self::Lagged => fused.with_clipping(GlobalNormClipping::Lagged(MAX_NORM)),
+            Self::Exact => fused.with_clipping(GlobalNormClippingConfig::Exact(MAX_NORM)),
+            Self::Lagged => fused.with_clipping(GlobalNormClippingConfig::Lagged(MAX_NORM)),
             Self::SkipStep => fused.with_loss_scaling(scaling),
             Self::SkipParameter => fused.with_loss_scaling(one_pass),
             Self::Statistics => fused.with_hook(ParamGroup::all(), GradientStatistics::new()),

@@ -1,6 +1,6 @@
 //! The experiment of PyTorch's tutorial "How to save memory by fusing the optimizer step into the
 //! backward pass": three steps of ViT-L/16 with Adam on one made-up 224 x 224 image, recorded, stock
-//! and fused, and fused with activation checkpointing.
+//! and fused, and fused with gradient checkpointing.
 //!
 //! ```sh
 //! cargo run --release --example memory_timeline
@@ -57,7 +57,7 @@ enum Way {
     /// The optimizer fused into the backward pass.
     Fused,
     /// Fused, with Burn's `gradient_checkpointing()`.
-    FusedCheckpointing,
+    FusedGradientCheckpointing,
 }
 
 impl Way {
@@ -105,7 +105,11 @@ fn compare(options: &Options) -> Result<()> {
     table::print(&config, &timelines);
 
     sheet(folder, &timelines, ["stock", "fused"])?;
-    sheet(folder, &timelines, ["fused", "fused-checkpointing"])?;
+    sheet(
+        folder,
+        &timelines,
+        ["fused", "fused-gradient-checkpointing"],
+    )?;
     let all: Vec<_> = timelines
         .iter()
         .map(|(name, timeline)| (name.as_str(), timeline))

@@ -17,7 +17,7 @@ const LEARNING_RATE: f64 = 1e-4;
 /// Records `steps` steps on one made-up image.
 pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline> {
     let mut device = Device::flex().autodiff();
-    if way == Way::FusedCheckpointing {
+    if way == Way::FusedGradientCheckpointing {
         device = device.gradient_checkpointing();
     }
     let progress = ProgressBar::new(steps.into()).with_message(way.name());

@@ -1,6 +1,6 @@
 //! The largest batch that fits a number of bytes, by technique.
 
-use backburn::CheckpointingConfig;
+use backburn::GradientCheckpointingConfig;
 use clap::ValueEnum;
 use peak_alloc::PeakAlloc;
 
@@ -16,7 +16,7 @@ pub fn print(config: &TransformerConfig, text: &mut Text, budget: usize, bytes: 
         let mut peak = |batch: usize| {
             let before = bytes.current_usage();
             bytes.reset_peak_usage();
-            let mut step = technique.start(config, CheckpointingConfig::new());
+            let mut step = technique.start(config, GradientCheckpointingConfig::new());
             for _ in 0..2 {
                 let batch = text.batch(batch, config.context, &technique.device());
                 step(batch, 0.0);

@@ -4,7 +4,7 @@
 //! ```sh
 //! cargo run --release --example text                  # learns some sonnets
 //! cargo run --release --example text -- --budget 300  # the table, in MB
-//! cargo run --release --example text -- --within 150  # no more layers checkpointed than that takes
+//! cargo run --release --example text -- --within 150  # no more layers recomputed than that takes
 //! ```
 
 mod budget;
@@ -16,7 +16,7 @@ mod within;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use backburn::CheckpointingConfig;
+use backburn::GradientCheckpointingConfig;
 use backburn::memory::RecordingAllocator;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -58,7 +58,7 @@ struct Options {
     #[arg(long, value_name = "MB")]
     budget: Option<usize>,
 
-    /// Checkpoint no more layers than it takes to stay within so many MB.
+    /// Run no more layers twice than it takes to stay within so many MB.
     #[arg(long, value_name = "MB", conflicts_with_all = ["technique", "budget"])]
     within: Option<usize>,
 
@@ -85,7 +85,7 @@ fn main() -> Result<()> {
             let batch = text.batch(options.batch_size.into(), context, &device);
             within::choose(&config, budget * 1_000_000, &batch)?
         }
-        None => CheckpointingConfig::new(),
+        None => GradientCheckpointingConfig::new(),
     };
     device.seed(options.seed);
     let mut step = options.technique.start(&config, checkpointing);

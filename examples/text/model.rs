@@ -1,6 +1,6 @@
 //! A causal transformer over bytes, made of Burn's encoder.
 
-use backburn::checkpoint;
+use backburn::gradient_checkpointing;
 use burn::module::{Initializer, Param};
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -32,7 +32,7 @@ pub struct TransformerConfig {
     pub dropout: f64,
     /// Whether fused training keeps the input of each layer only and runs it again.
     #[config(default = false)]
-    pub checkpoint_layers: bool,
+    pub recompute_layers: bool,
 }
 
 impl TransformerConfig {
@@ -52,7 +52,7 @@ impl TransformerConfig {
             positions: embedding.init([1, self.context, self.dim], device),
             encoder: layers.init(device),
             norm: LayerNormConfig::new(self.dim).init(device),
-            checkpoint_layers: self.checkpoint_layers,
+            recompute_layers: self.recompute_layers,
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct Transformer {
     encoder: TransformerEncoder,
     norm: LayerNorm,
     #[module(skip)]
-    checkpoint_layers: bool,
+    recompute_layers: bool,
 }
 
 impl Transformer {
@@ -97,8 +97,8 @@ impl Transformer {
         };
         let x = self.encoder.layers.iter().fold(x, |x, layer| {
             let input = (x, mask.clone());
-            match self.checkpoint_layers {
-                true => checkpoint(layer, input, forward),
+            match self.recompute_layers {
+                true => gradient_checkpointing(layer, input, forward),
                 false => forward(layer, input),
             }
         });

@@ -1,6 +1,6 @@
 //! Ways to train with less memory.
 
-use backburn::{CheckpointingConfig, FusedOptimizer};
+use backburn::{FusedOptimizer, GradientCheckpointingConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use clap::ValueEnum;
@@ -16,7 +16,7 @@ pub enum Technique {
     Fused,
     /// Fused, with Burn's `gradient_checkpointing()`.
     Balanced,
-    /// Fused, with the layers checkpointed.
+    /// Fused, with the layers recomputed.
     Block,
 }
 
@@ -39,8 +39,12 @@ impl Technique {
     }
 
     /// Starts a training of the model of `config` with AdamW.
-    pub fn start(self, config: &TransformerConfig, checkpointing: CheckpointingConfig) -> Step {
-        let config = config.clone().with_checkpoint_layers(self == Self::Block);
+    pub fn start(
+        self,
+        config: &TransformerConfig,
+        checkpointing: GradientCheckpointingConfig,
+    ) -> Step {
+        let config = config.clone().with_recompute_layers(self == Self::Block);
         let model = config.init(&self.device());
         let mut optimizer = optimizer();
         if self == Self::Stock {
@@ -53,7 +57,8 @@ impl Technique {
                 loss.detach()
             });
         }
-        let mut fused = FusedOptimizer::new(model, optimizer).with_checkpointing(checkpointing);
+        let mut fused =
+            FusedOptimizer::new(model, optimizer).with_gradient_checkpointing(checkpointing);
         Box::new(move |batch, rate| fused.step(rate, |model: &Transformer| model.loss(batch)))
     }
 }

@@ -1,32 +1,32 @@
-//! Which layers to checkpoint for a budget of memory.
+//! Which layers to run twice for a budget of memory.
 
 use anyhow::Result;
 use backburn::memory::MemoryRecorder;
-use backburn::{CheckpointingConfig, FusedOptimizer};
+use backburn::{FusedOptimizer, GradientCheckpointingConfig};
 use burn::prelude::*;
 
 use crate::model::TransformerConfig;
 use crate::technique::{Technique, optimizer};
 
-/// Chooses the layers to checkpoint so that steps on such a `batch` take no more than `budget` bytes,
+/// Chooses the layers to run twice so that steps on such a `batch` take no more than `budget` bytes,
 /// model and optimizer included, and prints how many keep their activations. Trains a model for that
 /// which is not used further.
 pub fn choose(
     config: &TransformerConfig,
     budget: usize,
     batch: &Tensor<2, Int>,
-) -> Result<CheckpointingConfig> {
-    let config = config.clone().with_checkpoint_layers(true);
+) -> Result<GradientCheckpointingConfig> {
+    let config = config.clone().with_recompute_layers(true);
     let model = config.init(&Technique::Block.device());
     let mut fused = FusedOptimizer::new(model, optimizer());
     // The first step allocates the state of the optimizer.
     fused.step(0.0, |model| model.loss(batch.clone()));
     let recorder = MemoryRecorder::start()?;
     fused.step(0.0, |model| model.loss(batch.clone()));
-    let chosen = CheckpointingConfig::for_budget(&recorder.finish()?, budget)?;
+    let chosen = GradientCheckpointingConfig::for_budget(&recorder.finish()?, budget)?;
 
     let kept = chosen.keep_activations.iter().filter(|keep| **keep).count();
-    let mut fused = fused.with_checkpointing(chosen.clone());
+    let mut fused = fused.with_gradient_checkpointing(chosen.clone());
     let recorder = MemoryRecorder::start()?;
     fused.step(0.0, |model| model.loss(batch.clone()));
     println!(

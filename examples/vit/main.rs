@@ -6,10 +6,10 @@
 //! cargo run --release --example vit -- --help
 //! ```
 
-mod checkpoint;
 mod clipping;
 mod compare;
 mod data;
+mod gradient_checkpointing;
 mod model;
 mod options;
 mod preset;
@@ -22,8 +22,8 @@ use burn::prelude::*;
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
-use checkpoint::Checkpoint;
 use data::Split;
+use gradient_checkpointing::GradientCheckpointing;
 use options::Options;
 use training::Method;
 
@@ -50,7 +50,8 @@ fn train(options: Options) -> Result<()> {
         None => Split::digits()?,
     };
     let config = options.preset.config().with_classes(data.classes);
-    let mut config = config.with_checkpoint_blocks(options.checkpoint() == Checkpoint::Block);
+    let mut config = config
+        .with_recompute_blocks(options.gradient_checkpointing() == GradientCheckpointing::Block);
     if let Some(dropout) = options.dropout {
         config = config.with_dropout(dropout);
     }

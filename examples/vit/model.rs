@@ -1,7 +1,7 @@
 //! A vision transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv:2010.11929)
 //! with pre-norm blocks, laid out as torchvision's `vit_*_16`: same modules, same parameter count.
 
-use backburn::checkpoint;
+use backburn::gradient_checkpointing;
 use burn::module::{Initializer, Param};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -34,7 +34,7 @@ pub struct VitConfig {
     pub dropout: f64,
     /// Whether fused training keeps the input of each block only and runs it again.
     #[config(default = false)]
-    pub checkpoint_blocks: bool,
+    pub recompute_blocks: bool,
 }
 
 impl VitConfig {
@@ -81,7 +81,7 @@ impl VitConfig {
             positions: embedding.init([1, patches + 1, self.dim], device),
             dropout: DropoutConfig::new(self.dropout).init(),
             blocks: (0..self.depth).map(|_| self.init_block(device)).collect(),
-            checkpoint_blocks: self.checkpoint_blocks,
+            recompute_blocks: self.recompute_blocks,
             norm: self.init_norm(device),
             head: LinearConfig::new(self.dim, self.classes).init(device),
         }
@@ -117,7 +117,7 @@ pub struct Vit {
     dropout: Dropout,
     blocks: Vec<Block>,
     #[module(skip)]
-    checkpoint_blocks: bool,
+    recompute_blocks: bool,
     norm: LayerNorm,
     head: Linear,
 }
@@ -143,8 +143,8 @@ impl Vit {
         let tokens = self
             .blocks
             .iter()
-            .fold(tokens, |x, block| match self.checkpoint_blocks {
-                true => checkpoint(block, x, forward),
+            .fold(tokens, |x, block| match self.recompute_blocks {
+                true => gradient_checkpointing(block, x, forward),
                 false => forward(block, x),
             });
         let tokens = self.norm.forward(tokens);

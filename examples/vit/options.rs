@@ -8,7 +8,7 @@ use burn::optim::{
 use burn::tensor::Device;
 use clap::{Parser, ValueEnum};
 
-use crate::checkpoint::Checkpoint;
+use crate::gradient_checkpointing::GradientCheckpointing;
 use crate::preset::Preset;
 
 /// Trains a vision transformer with the optimizer fused into the backward pass.
@@ -48,7 +48,7 @@ pub struct Options {
 
     /// What of the activations is kept for the backward pass, instead of the preset's.
     #[arg(long, value_enum)]
-    pub checkpoint: Option<Checkpoint>,
+    pub gradient_checkpointing: Option<GradientCheckpointing>,
 
     /// Where to train.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
@@ -77,9 +77,9 @@ pub struct Options {
 
 impl Options {
     /// What of the activations is kept.
-    pub fn checkpoint(&self) -> Checkpoint {
-        let suitable = || Checkpoint::of(self.preset);
-        self.checkpoint.unwrap_or_else(suitable)
+    pub fn gradient_checkpointing(&self) -> GradientCheckpointing {
+        let suitable = || GradientCheckpointing::of(self.preset);
+        self.gradient_checkpointing.unwrap_or_else(suitable)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use backburn::GlobalNormClipping;
+use backburn::GlobalNormClippingConfig;
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
@@ -23,9 +23,9 @@ use burn::train::{
 };
 
 use crate::PEAK;
-use crate::checkpoint::Checkpoint;
 use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
+use crate::gradient_checkpointing::GradientCheckpointing;
 use crate::model::{Vit, VitConfig};
 use crate::options::Options;
 
@@ -92,7 +92,7 @@ pub fn run(
     let start = Instant::now();
 
     let mut device = options.device.device().autodiff();
-    if options.checkpoint() == Checkpoint::Balanced {
+    if options.gradient_checkpointing() == GradientCheckpointing::Balanced {
         device = device.gradient_checkpointing();
     }
     device.seed(options.seed);
@@ -121,7 +121,7 @@ pub fn run(
         }
         (Method::Fused, Some(max_norm)) => {
             let learner = FusedLearner::new(model, optimizer, scheduler)
-                .with_clipping(GlobalNormClipping::Exact(max_norm));
+                .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
             let norm = learner.gradient_norm();
             let training = training.builder().metric_train_numeric(norm);
             let result = training.launch_fused(learner);

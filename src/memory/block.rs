@@ -3,10 +3,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// A block of a model that was [checkpointed](crate::checkpoint) in a step: how much memory that
+/// A block of a model that was [recomputed](crate::gradient_checkpointing()) in a step: how much memory that
 /// saved, and how long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CheckpointedBlock {
+pub struct RecomputedBlock {
     /// Which of the blocks of its step it is, from 0 on, in the order of the calls. Blocks within
     /// blocks don't count.
     pub index: usize,
@@ -47,13 +47,13 @@ impl BlockMoments {
     }
 
     /// The blocks that ran twice, in the order of their first runs.
-    pub(super) fn blocks(self, mut seen: SeenBlocks) -> Vec<CheckpointedBlock> {
+    pub(super) fn blocks(self, mut seen: SeenBlocks) -> Vec<RecomputedBlock> {
         let blocks = self.0.into_iter().filter_map(|(run, moments)| {
             let (index, name) = seen.remove(&run)?;
             let [(forward, _), (backward, before), (_, after)] = moments[..] else {
                 return None;
             };
-            Some(CheckpointedBlock {
+            Some(RecomputedBlock {
                 index,
                 name,
                 forward,

@@ -34,7 +34,7 @@ pub(super) enum Event {
     Entered {
         phase: usize,
     },
-    /// The next moment of a checkpointed block.
+    /// The next moment of a recomputed block.
     Block {
         run: usize,
     },

@@ -69,7 +69,7 @@ mod size_match;
 mod timeline;
 
 pub use allocator::RecordingAllocator;
-pub use block::CheckpointedBlock;
+pub use block::RecomputedBlock;
 pub use error::MemoryError;
 pub use estimate::MemoryEstimate;
 #[cfg(feature = "train")]

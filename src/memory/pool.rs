@@ -41,7 +41,7 @@ impl PoolLog {
         self.sample();
     }
 
-    /// Notes the next moment of a checkpointed block.
+    /// Notes the next moment of a recomputed block.
     pub(super) fn note_block(&mut self, run: BlockRun) {
         self.sample();
         if let Some(sample) = self.timeline.samples.last() {

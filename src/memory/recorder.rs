@@ -20,7 +20,7 @@ static LOG: Mutex<Log> = Mutex::new(Log::EMPTY);
 /// What has been recorded so far.
 enum Log {
     /// Of the memory of the process: beside the events of the allocator, the bytes in use before,
-    /// the phases in the order of their events, and the checkpointed blocks.
+    /// the phases in the order of their events, and the recomputed blocks.
     Process {
         before: usize,
         phases: Vec<Phase>,
@@ -228,7 +228,7 @@ pub(crate) fn enter_update(path: &str) {
     }
 }
 
-/// The first run of a checkpointed block begins: the one with this index in its step. Returns what the
+/// The first run of a recomputed block begins: the one with this index in its step. Returns what the
 /// other moments are told by, if something records.
 pub(crate) fn enter_block(index: usize) -> Option<BlockRun> {
     if !is_recording() {
@@ -240,7 +240,7 @@ pub(crate) fn enter_block(index: usize) -> Option<BlockRun> {
     Some(run)
 }
 
-/// The second run of a checkpointed block begins.
+/// The second run of a recomputed block begins.
 pub(crate) fn enter_second_run(run: BlockRun, name: &str) {
     if let Some((_, named)) = LOG.lock().blocks().get_mut(&run) {
         *named = name.to_string();
@@ -248,7 +248,7 @@ pub(crate) fn enter_second_run(run: BlockRun, name: &str) {
     note_block(run);
 }
 
-/// The second run of a checkpointed block has been recorded.
+/// The second run of a recomputed block has been recorded.
 pub(crate) fn leave_second_run(run: BlockRun) {
     note_block(run);
 }

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::block::CheckpointedBlock;
+use super::block::RecomputedBlock;
 use super::error::MemoryError;
 
 /// Bytes in use by category.
@@ -108,9 +108,9 @@ pub struct MemoryTimeline {
     pub samples: Vec<Sample>,
     /// The phases in order.
     pub marks: Vec<Mark>,
-    /// The checkpointed blocks that ran twice, in the order of their first runs.
+    /// The recomputed blocks that ran twice, in the order of their first runs.
     #[serde(default)]
-    pub blocks: Vec<CheckpointedBlock>,
+    pub blocks: Vec<RecomputedBlock>,
     /// Events that did not fit in the log; if there are any, the end of the recording is missing.
     pub lost: usize,
     /// The pools of the device; empty for the memory of the process.

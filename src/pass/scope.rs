@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::random::mix;
 
 /// Where the closure of a fused step is, on its thread: in the step itself, or in a run of a
-/// checkpointed block.
+/// recomputed block.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     /// The autodiff graph that operations are recorded in. Graphs share no node: each is locked while

@@ -1,3 +1,5 @@
+use burn::config::Config;
+
 use crate::error::FusedError;
 
 /// Clipping of all gradients of a step by their global norm: the root of the sum of the squares of
@@ -7,8 +9,8 @@ use crate::error::FusedError;
 /// maximum over the norm ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)). The norm is
 /// known when the last gradient is finished, and by then a fused step has used and released the
 /// others. There are two ways out:
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum GlobalNormClipping {
+#[derive(Config, Copy, Debug, PartialEq)]
+pub enum GlobalNormClippingConfig {
     /// Forward and backward run twice: the first time each gradient is measured and released, the
     /// second time multiplied and used
     /// (LOMO, [Lv et al., 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping
@@ -20,7 +22,7 @@ pub enum GlobalNormClipping {
     Lagged(f64),
 }
 
-impl GlobalNormClipping {
+impl GlobalNormClippingConfig {
     pub(super) fn check(self) -> Result<(), FusedError> {
         let max_norm = self.max_norm();
         match max_norm.is_nan() || max_norm <= 0.0 {

@@ -15,7 +15,7 @@ mod statistics;
 mod update;
 
 pub use anomaly::AnomalyCheck;
-pub use clip::GlobalNormClipping;
+pub use clip::GlobalNormClippingConfig;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use plan::{Goal, Plan, Policies};
 pub(crate) use scaling::{KEEPER_ID, LossScaler, Unscaled};

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use burn::module::ParamGroup;
 
-use super::clip::GlobalNormClipping;
+use super::clip::GlobalNormClippingConfig;
 use super::hook::{AnyHook, Hooks};
 use super::measure::{Measure, Norm};
 use super::scale::Scale;
@@ -25,14 +25,17 @@ pub(crate) enum Goal {
 /// The policies of a fused optimizer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policies {
-    clipping: Option<GlobalNormClipping>,
+    clipping: Option<GlobalNormClippingConfig>,
     scaling: Option<LossScaler>,
     hooks: Hooks,
     in_state: Option<MicroBatches>,
 }
 
 impl Policies {
-    pub(crate) fn set_clipping(&mut self, clipping: GlobalNormClipping) -> Result<(), FusedError> {
+    pub(crate) fn set_clipping(
+        &mut self,
+        clipping: GlobalNormClippingConfig,
+    ) -> Result<(), FusedError> {
         clipping.check()?;
         self.clipping = Some(clipping);
         self.check()
@@ -54,12 +57,12 @@ impl Policies {
 
     /// Refuses what makes no sense together.
     fn check(&self) -> Result<(), FusedError> {
-        let exact = matches!(self.clipping, Some(GlobalNormClipping::Exact(_)));
+        let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
         let overflow = self.scaling.as_ref().map(LossScaler::overflow);
         let reason = match (&self.in_state, overflow) {
             (Some(_), _) if exact => {
                 "exact clipping needs the norm of the summed gradients, and those that went into \
-                 the optimizer state are gone: use `GlobalNormClipping::Lagged`, or accumulate in \
+                 the optimizer state are gone: use `GlobalNormClippingConfig::Lagged`, or accumulate in \
                  a buffer"
             }
             (Some(_), Some(Overflow::SkipStep)) => {
@@ -75,7 +78,7 @@ impl Policies {
         Err(FusedError::Combination { reason })
     }
 
-    pub(crate) fn clipping(&self) -> Option<GlobalNormClipping> {
+    pub(crate) fn clipping(&self) -> Option<GlobalNormClippingConfig> {
         self.clipping
     }
 
@@ -90,7 +93,7 @@ impl Policies {
 
     /// Whether all gradients are measured before the first is used.
     pub(crate) fn measures_first(&self) -> bool {
-        let exact = matches!(self.clipping, Some(GlobalNormClipping::Exact(_)));
+        let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
         let skips = |scaling: &LossScaler| scaling.overflow() == Overflow::SkipStep;
         exact || self.scaling.as_ref().is_some_and(skips)
     }
@@ -104,7 +107,7 @@ impl Policies {
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        let lagged = matches!(self.clipping, Some(GlobalNormClipping::Lagged(_)));
+        let lagged = matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)));
         if goal == Goal::Measure || goal == Goal::Update && lagged {
             let measure = Arc::new(Measure::default());
             hooks.push(ParamGroup::all(), measure.clone());

@@ -23,7 +23,7 @@ pub(crate) fn attach<M: Module>(
     let module = module.apply_reparameterization(Attach {
         inventory,
         pass,
-        trap_tick: inventory.count(Role::Tapped).0,
+        trap_tick: inventory.count(Role::Released).0,
         slots: &mut slots,
     });
     (module, slots)
@@ -45,7 +45,7 @@ impl Reparameterizer for Attach<'_> {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<SlotHandle>) {
-        if self.inventory.role(param.id) != Some(Role::Tapped) {
+        if self.inventory.role(param.id) != Some(Role::Released) {
             return (param, None);
         }
         let (id, value, mapper) = param.consume();

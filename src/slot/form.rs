@@ -57,7 +57,7 @@ impl<M: Module> FusedForm<M> {
 
     /// The number of parameters in training.
     pub(crate) fn trained(&self) -> usize {
-        self.slots.len() + self.inventory.count(Role::Left).0
+        self.slots.len() + self.inventory.count(Role::Retained).0
     }
 
     /// Ends the pass in every slot.

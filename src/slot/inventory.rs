@@ -11,10 +11,10 @@ use crate::tap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Trainable: owned by a slot, updated as its gradient completes.
-    Tapped,
+    Released,
     /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
     /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
-    Left,
+    Retained,
     /// Frozen or a running statistic: not touched.
     Frozen,
 }
@@ -53,7 +53,7 @@ impl Inventory {
 
         let mut entries = HashMap::<ParamId, Entry>::new();
         for (id, entry) in clerk.found {
-            if entry.role == Role::Tapped && !tap::covers(&entry.device) {
+            if entry.role == Role::Released && !tap::covers(&entry.device) {
                 return Err(FusedError::BackendNotCovered {
                     path: entry.path,
                     device: format!("{:?}", entry.device),
@@ -91,8 +91,11 @@ impl Inventory {
     }
 
     /// The ids of the parameters that stay ordinary leaves.
-    pub(crate) fn left(&self) -> Vec<ParamId> {
-        let left = self.entries.iter().filter(|(_, e)| e.role == Role::Left);
+    pub(crate) fn retained(&self) -> Vec<ParamId> {
+        let left = self
+            .entries
+            .iter()
+            .filter(|(_, e)| e.role == Role::Retained);
         left.map(|(id, _)| *id).collect()
     }
 }
@@ -113,8 +116,8 @@ impl ModuleVisitor for Clerk {
         {
             if name == SlotHandle::NAME {
                 self.fused.get_or_insert_with(|| entry.path.clone());
-            } else if entry.role == Role::Tapped {
-                entry.role = Role::Left;
+            } else if entry.role == Role::Released {
+                entry.role = Role::Retained;
             }
         }
         self.names.push(name.to_string());
@@ -132,7 +135,7 @@ impl ModuleVisitor for Clerk {
             rank: D,
             elements: value.shape().num_elements(),
             role: match value.is_require_grad() {
-                true => Role::Tapped,
+                true => Role::Released,
                 false => Role::Frozen,
             },
             device: value.device(),

@@ -62,7 +62,7 @@ impl ModuleMapper for Hollow<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         match self.inventory.role(param.id) {
             None | Some(Role::Frozen) => param,
-            Some(Role::Tapped | Role::Left) => {
+            Some(Role::Released | Role::Retained) => {
                 let (id, value, mapper) = param.consume();
                 Param::from_mapped_value(id, stand_in(&value), mapper)
             }

@@ -36,7 +36,7 @@ struct Left<'a> {
 
 impl ModuleVisitor for Left<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.inventory.role(param.id) == Some(Role::Left) {
+        if self.inventory.role(param.id) == Some(Role::Retained) {
             self.values.insert(param.id, Box::new(param.base()));
         }
     }

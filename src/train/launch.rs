@@ -26,14 +26,14 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             learner,
             exchange,
             policies,
-            checkpointing,
+            gradient_checkpointing,
             repeat,
             last_step,
         } = learner;
         let strategy = Arc::new(FusedStrategy {
             exchange,
             policies,
-            checkpointing,
+            gradient_checkpointing,
             repeat,
             last_step,
         });

@@ -9,11 +9,11 @@ use burn::train::{Learner, LearnerModel, TrainStep};
 use super::exchange::Exchange;
 use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
-use crate::checkpoint::CheckpointingConfig;
 use crate::error::FusedError;
+use crate::fused::in_state;
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::optim::AccumulateInState;
-use crate::optimizer::in_state;
-use crate::policy::{GlobalNormClipping, GradientHook, LossScalingConfig, Policies};
+use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
@@ -24,7 +24,7 @@ use crate::policy::{GlobalNormClipping, GradientHook, LossScalingConfig, Policie
 ///
 /// ```ignore
 /// let learner = FusedLearner::new(model, optimizer, lr_scheduler)
-///     .with_clipping(GlobalNormClipping::Exact(1.0));
+///     .with_clipping(GlobalNormClippingConfig::Exact(1.0));
 /// let training = training.metric_train_numeric(learner.gradient_norm());
 /// let result = training.launch_fused(learner);
 /// ```
@@ -32,7 +32,7 @@ pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
     pub(super) exchange: Exchange<M>,
     pub(super) policies: Policies,
-    pub(super) checkpointing: CheckpointingConfig,
+    pub(super) gradient_checkpointing: GradientCheckpointingConfig,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -53,7 +53,7 @@ impl<M: LearnerModel> FusedLearner<M> {
             learner: Learner::new(model, optimizer, lr_scheduler),
             exchange,
             policies: Policies::default(),
-            checkpointing: CheckpointingConfig::default(),
+            gradient_checkpointing: GradientCheckpointingConfig::default(),
             repeat: None,
             last_step: LastStep::default(),
         }
@@ -86,7 +86,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     ///
     /// As [`FusedOptimizer::with_clipping`](crate::FusedOptimizer::with_clipping).
     #[must_use]
-    pub fn with_clipping(mut self, clipping: GlobalNormClipping) -> Self
+    pub fn with_clipping(mut self, clipping: GlobalNormClippingConfig) -> Self
     where
         <M as TrainStep>::Input: Clone,
     {
@@ -127,12 +127,15 @@ impl<M: LearnerModel> FusedLearner<M> {
         self
     }
 
-    /// Chooses which of the blocks that the model [`checkpoint`](crate::checkpoint())s are, and where
+    /// Chooses which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where
     /// their inputs wait, as
-    /// [`FusedOptimizer::with_checkpointing`](crate::FusedOptimizer::with_checkpointing).
+    /// [`FusedOptimizer::with_gradient_checkpointing`](crate::FusedOptimizer::with_gradient_checkpointing).
     #[must_use]
-    pub fn with_checkpointing(mut self, checkpointing: CheckpointingConfig) -> Self {
-        self.checkpointing = checkpointing;
+    pub fn with_gradient_checkpointing(
+        mut self,
+        gradient_checkpointing: GradientCheckpointingConfig,
+    ) -> Self {
+        self.gradient_checkpointing = gradient_checkpointing;
         self
     }
 

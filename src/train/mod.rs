@@ -19,7 +19,7 @@
 //! - Training runs on one device, the model's. Burn keeps the strategy of the builder private, so
 //!   `launch_fused` can't see one set with `with_training_strategy`, which it replaces. It says so
 //!   in the log at every launch.
-//! - Activation checkpointing is a property of the model's device, as everywhere in Burn 0.22:
+//! - Gradient checkpointing is a property of the model's device, as everywhere in Burn 0.22:
 //!   create the model on `device.autodiff().gradient_checkpointing()`.
 //! - A model's own `TrainStep::optimize` is not called: there is no moment at which all gradients
 //!   exist.

@@ -10,14 +10,14 @@ use super::learner::Repeat;
 use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::FusedOptimizer;
-use crate::checkpoint::CheckpointingConfig;
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::policy::Policies;
 
 /// Burn's single-device training with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) exchange: Exchange<M>,
     pub(super) policies: Policies,
-    pub(super) checkpointing: CheckpointingConfig,
+    pub(super) gradient_checkpointing: GradientCheckpointingConfig,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -29,7 +29,7 @@ impl<M: LearnerModel> FusedStrategy<M> {
         let (model, optimizer) = self.exchange.swap(learner, model, no_optimizer());
         let fused = FusedOptimizer::with_policies(model, optimizer, self.policies.clone());
         let fused = fused.unwrap_or_else(|error| panic!("{error}"));
-        let fused = fused.with_checkpointing(self.checkpointing.clone());
+        let fused = fused.with_gradient_checkpointing(self.gradient_checkpointing.clone());
         self.exchange.swap(learner, fused.hollow(), no_optimizer());
         fused
     }

@@ -1,7 +1,8 @@
 //! A step whose closure runs the backward pass itself finds what stock Burn finds.
 
 use backburn::{
-    FusedError, FusedOptimizer, GlobalNormClipping, LossScalingConfig, checkpoint, scale_loss,
+    FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    gradient_checkpointing, scale_loss,
 };
 use burn::module::{Lora, Module};
 use burn::nn::{Linear, LinearConfig};
@@ -30,7 +31,7 @@ impl Stack {
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         let run = |block: &Linear, x| block.forward(x).tanh();
         let blocks = self.blocks.iter();
-        let x = blocks.fold(x, |x, block| checkpoint(block, x, run));
+        let x = blocks.fold(x, |x, block| gradient_checkpointing(block, x, run));
         x.powi_scalar(2).mean()
     }
 
@@ -82,7 +83,7 @@ fn policies_work_as_with_a_loss(device: &Device) {
     let start = || {
         let model = copy(&initial, || Stack::init(device));
         FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_clipping(GlobalNormClipping::Exact(1e-2))
+            .with_clipping(GlobalNormClippingConfig::Exact(1e-2))
             .with_loss_scaling(LossScalingConfig::new().with_initial_scale(1024.0))
     };
     let (mut of_loss, mut with_backward) = (start(), start());

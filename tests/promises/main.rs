@@ -2,10 +2,10 @@
 
 mod backends;
 mod backward;
-mod checkpointing;
 mod compare;
 mod estimate;
 mod fidelity;
+mod gradient_checkpointing;
 mod learner;
 mod misuse;
 mod noting;

@@ -1,4 +1,4 @@
-//! The text transformer of the examples trains with its layers checkpointed as without.
+//! The text transformer of the examples trains with its layers recomputed as without.
 
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/text/model.rs"]
@@ -12,7 +12,7 @@ use crate::backends::on_every_backend;
 use crate::compare::*;
 use model::{Transformer, TransformerConfig};
 
-fn checkpointed_layers_train_as_plain_ones(device: &Device) {
+fn recomputed_layers_train_as_plain_ones(device: &Device) {
     let config = TransformerConfig::new(6).with_dim(8).with_depth(2);
     let config = config.with_heads(2).with_dropout(0.0);
     let initial = config.init(device);
@@ -21,7 +21,7 @@ fn checkpointed_layers_train_as_plain_ones(device: &Device) {
     let stock = copy(&initial, || config.init(device));
     let stock = train_stock(stock, &mut AdamWConfig::new().init(), 3, 1e-3, loss);
 
-    let config = config.with_checkpoint_layers(true);
+    let config = config.with_recompute_layers(true);
     let fused = copy(&initial, || config.init(device));
     let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init());
     train_fused(&mut fused, 3, 1e-3, loss);
@@ -29,4 +29,4 @@ fn checkpointed_layers_train_as_plain_ones(device: &Device) {
     assert_equal_weights(&stock, &fused.model());
 }
 
-on_every_backend!(checkpointed_layers_train_as_plain_ones);
+on_every_backend!(recomputed_layers_train_as_plain_ones);

@@ -1,5 +1,5 @@
 //! The vision transformer of the examples is torchvision's, by the number of its parameters, and trains
-//! with its blocks checkpointed as without.
+//! with its blocks recomputed as without.
 
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/vit/model.rs"]
@@ -22,7 +22,7 @@ fn presets_have_as_many_parameters_as_torchvisions_models() {
     assert_eq!(count(VitConfig::vit_l_16()), 304_326_632);
 }
 
-fn checkpointed_blocks_train_as_plain_ones(device: &Device) {
+fn recomputed_blocks_train_as_plain_ones(device: &Device) {
     let config = VitConfig::digits().with_dropout(0.0);
     let initial = config.init(device);
     let images = Tensor::<4>::random([3, 1, 8, 8], Distribution::Default, device);
@@ -30,7 +30,7 @@ fn checkpointed_blocks_train_as_plain_ones(device: &Device) {
     let stock = copy(&initial, || config.init(device));
     let stock = train_stock(stock, &mut AdamWConfig::new().init(), 3, 1e-3, loss);
 
-    let config = config.with_checkpoint_blocks(true);
+    let config = config.with_recompute_blocks(true);
     let fused = copy(&initial, || config.init(device));
     let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init());
     train_fused(&mut fused, 3, 1e-3, loss);
@@ -38,4 +38,4 @@ fn checkpointed_blocks_train_as_plain_ones(device: &Device) {
     assert_changed(&initial, &fused.model(), |_| true);
 }
 
-on_every_backend!(checkpointed_blocks_train_as_plain_ones);
+on_every_backend!(recomputed_blocks_train_as_plain_ones);

@@ -39,7 +39,7 @@ pub struct LossScalingConfig {
 pub enum Overflow {
     /// Nothing is updated, as with PyTorch's `GradScaler`. Overflow is known when the last gradient is
     /// finished, so forward and backward run twice, as with
-    /// [exact clipping](crate::GlobalNormClipping::Exact): the first time every gradient is measured
+    /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first time every gradient is measured
     /// and released.
     SkipStep,
     /// One pass: parameters whose own gradient is not finite stay as they are, the others are

@@ -1,7 +1,7 @@
 //! Fused training equals stock Burn bit for bit, on architectures, parameter groups, freezing patterns
-//! and checkpointed blocks that nobody chose.
+//! and recomputed blocks that nobody chose.
 
-use backburn::{CheckpointingConfig, FusedOptimizer, checkpoint};
+use backburn::{FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
 use burn::grad_clipping::GradientClipping;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{
@@ -47,12 +47,12 @@ struct Plan {
     group: u8,
     /// It runs twice, one after the other, with the same weights.
     twice: bool,
-    checkpoints: Checkpoints,
+    recompute: Recompute,
 }
 
-/// What is checkpointed of a block.
+/// What is recomputed of a block.
 #[derive(Clone, Copy, Debug)]
-enum Checkpoints {
+enum Recompute {
     None,
     Block,
     /// All that there is of it from here on: the blocks after it are within this one.
@@ -66,14 +66,14 @@ const WIDTH: usize = 4;
 fn plan() -> impl Strategy<Value = Plan> {
     let hidden = prop::option::of(1usize..7);
     let shape = (0u8..3, 0u8..3, hidden, any::<bool>(), any::<bool>());
-    let checkpoints = prop::sample::select(vec![
-        Checkpoints::None,
-        Checkpoints::Block,
-        Checkpoints::Rest,
-        Checkpoints::Kept,
+    let recompute = prop::sample::select(vec![
+        Recompute::None,
+        Recompute::Block,
+        Recompute::Rest,
+        Recompute::Kept,
     ]);
-    (shape, 0u8..4, 0u8..4, any::<bool>(), checkpoints).prop_map(
-        |((norm, activation, hidden, bias, residual), frozen, group, twice, checkpoints)| Plan {
+    (shape, 0u8..4, 0u8..4, any::<bool>(), recompute).prop_map(
+        |((norm, activation, hidden, bias, residual), frozen, group, twice, recompute)| Plan {
             norm,
             activation,
             hidden,
@@ -82,7 +82,7 @@ fn plan() -> impl Strategy<Value = Plan> {
             frozen,
             group,
             twice,
-            checkpoints,
+            recompute,
         },
     )
 }
@@ -165,40 +165,40 @@ fn forward(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
     })
 }
 
-fn checkpointed(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
+fn recomputed(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
     let ([block, rest @ ..], [plan, later @ ..]) = (blocks, plans) else {
         return x;
     };
     let run = |block: &Block, x| block.forward(x);
-    let once = |x| match plan.checkpoints {
-        Checkpoints::None | Checkpoints::Rest => block.forward(x),
-        Checkpoints::Block | Checkpoints::Kept => checkpoint(block, x, run),
+    let once = |x| match plan.recompute {
+        Recompute::None | Recompute::Rest => block.forward(x),
+        Recompute::Block | Recompute::Kept => gradient_checkpointing(block, x, run),
     };
     let x = once(x);
     let x = if plan.twice { once(x) } else { x };
-    match plan.checkpoints {
-        Checkpoints::Rest if !rest.is_empty() => {
+    match plan.recompute {
+        Recompute::Rest if !rest.is_empty() => {
             let later = later.to_vec();
-            let run = move |rest: &Vec<Block>, x| checkpointed(rest, &later, x);
-            checkpoint(&rest.to_vec(), x, run)
+            let run = move |rest: &Vec<Block>, x| recomputed(rest, &later, x);
+            gradient_checkpointing(&rest.to_vec(), x, run)
         }
-        _ => checkpointed(rest, later, x),
+        _ => recomputed(rest, later, x),
     }
 }
 
 /// Which of the outermost blocks keep their activations.
-fn choice(plans: &[Plan]) -> CheckpointingConfig {
+fn choice(plans: &[Plan]) -> GradientCheckpointingConfig {
     let mut keep = Vec::new();
     for plan in plans {
         let uses = if plan.twice { 2 } else { 1 };
-        match plan.checkpoints {
-            Checkpoints::None => {}
-            Checkpoints::Block => keep.extend(vec![false; uses]),
-            Checkpoints::Kept => keep.extend(vec![true; uses]),
-            Checkpoints::Rest => break,
+        match plan.recompute {
+            Recompute::None => {}
+            Recompute::Block => keep.extend(vec![false; uses]),
+            Recompute::Kept => keep.extend(vec![true; uses]),
+            Recompute::Rest => break,
         }
     }
-    CheckpointingConfig::new().with_keep_activations(keep)
+    GradientCheckpointingConfig::new().with_keep_activations(keep)
 }
 
 fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
@@ -219,9 +219,10 @@ fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
     assert_equal_weights(&stock, &fused.model());
 
     let fused = copy(&initial, || init(plans, device));
-    let mut fused = FusedOptimizer::new(fused, optimizer(plans)).with_checkpointing(choice(plans));
+    let mut fused =
+        FusedOptimizer::new(fused, optimizer(plans)).with_gradient_checkpointing(choice(plans));
     train_fused(&mut fused, 3, 1e-2, |model, step| {
-        let output = checkpointed(&model.blocks, plans, batches[step].clone());
+        let output = recomputed(&model.blocks, plans, batches[step].clone());
         output.powi_scalar(2).mean()
     });
     assert_equal_weights(&stock, &fused.model());
@@ -241,13 +242,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_architecture_groups_freezing_and_checkpoints_on_flex(plans in plans()) {
+    fn any_architecture_groups_freezing_and_recomputed_blocks_on_flex(plans in plans()) {
         assert_fused_equals_stock(&plans, &Device::flex().autodiff());
     }
 
     #[test]
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    fn any_architecture_groups_freezing_and_checkpoints_on_ndarray(plans in plans()) {
+    fn any_architecture_groups_freezing_and_recomputed_blocks_on_ndarray(plans in plans()) {
         assert_fused_equals_stock(&plans, &Device::ndarray().autodiff());
     }
 }

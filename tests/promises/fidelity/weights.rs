@@ -97,11 +97,11 @@ fn weights_frozen_and_thawed_between_steps(device: &Device) {
     let mut fused = FusedOptimizer::new(fused, optimizer());
     train_fused(&mut fused, 2, RATE, loss);
     let before = fused.model();
-    fused.map(freeze);
-    assert_eq!((fused.tapped(), fused.frozen()), (4, 2));
+    fused.change_model(freeze);
+    assert_eq!((fused.num_released(), fused.num_frozen()), (4, 2));
     train_fused(&mut fused, 2, RATE, loss);
     assert_changed(&before, &fused.model(), |path| !path.starts_with("body"));
-    fused.map(TwoHeads::unfreeze);
+    fused.change_model(TwoHeads::unfreeze);
     train_fused(&mut fused, 2, RATE, loss);
 
     assert_equal_weights(&stock, &fused.model());
@@ -127,7 +127,14 @@ fn lora_adapters_on_a_base_in_training(device: &Device) {
             .unfreeze()
     };
     let fused = FusedOptimizer::new(init(), SgdConfig::new().init());
-    assert_eq!((fused.tapped(), fused.left(), fused.frozen()), (9, 3, 0));
+    assert_eq!(
+        (
+            fused.num_released(),
+            fused.num_retained(),
+            fused.num_frozen()
+        ),
+        (9, 3, 0)
+    );
 
     assert_fused_equals_stock(
         init,

@@ -1,6 +1,6 @@
 //! What the tests of launched trainings share: a small regression on a curve, and its runs.
 
-mod checkpointing;
+mod gradient_checkpointing;
 mod launch;
 mod policies;
 

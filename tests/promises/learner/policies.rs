@@ -4,7 +4,7 @@ use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
 use backburn::{
-    AnomalyCheck, FusedOptimizer, GlobalNormClipping, LossScalingConfig, Overflow, scale_loss,
+    AnomalyCheck, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow, scale_loss,
 };
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -118,7 +118,7 @@ fn exact_clipping_equals_clipping_in_the_optimize_of_stock() {
         let stock = training.launch(Learner::new(model(), stock.optimizer, stock.scheduler));
         let fused = run(accumulation);
         let learner = FusedLearner::new(model(), fused.optimizer.clone(), fused.scheduler.clone())
-            .with_clipping(GlobalNormClipping::Exact(MAX_NORM))
+            .with_clipping(GlobalNormClippingConfig::Exact(MAX_NORM))
             .with_loss_scaling(LossScalingConfig::new());
         let fused = fused.training(fused_folder).launch_fused(learner);
 
@@ -156,7 +156,7 @@ fn norm_coefficient_and_scale_are_logged() {
     launch(folder.path(), |learner| {
         let scaling = LossScalingConfig::new().with_initial_scale(4096.0);
         learner
-            .with_clipping(GlobalNormClipping::Exact(1e-3))
+            .with_clipping(GlobalNormClippingConfig::Exact(1e-3))
             .with_loss_scaling(scaling)
     });
     let logged = |name: &str| -> Vec<f64> {
@@ -243,7 +243,7 @@ fn a_norm_that_is_not_finite_ends_the_training_before_the_update() {
     let before = weights(&model);
     let run = run(None);
     let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-        .with_clipping(GlobalNormClipping::Exact(1.0));
+        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
     let result = run.training(folder.path()).launch_fused(learner);
     let error = result.error.expect("the training failed").to_string();
     assert!(error.contains("global norm"), "{error}");
@@ -326,7 +326,7 @@ fn accumulation_in_state_equals_a_loop() {
 fn a_largest_norm_of_zero_is_refused() {
     let optimizer = SgdConfig::new().init();
     let learner = FusedLearner::new(Regression::init(), optimizer, ConstantLr::new(0.1));
-    let _ = learner.with_clipping(GlobalNormClipping::Exact(0.0));
+    let _ = learner.with_clipping(GlobalNormClippingConfig::Exact(0.0));
 }
 
 #[test]

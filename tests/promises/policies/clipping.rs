@@ -1,7 +1,7 @@
 //! Clipping by the global norm equals clipping before a stock update. (Dropout under it is in
 //! `tests/random.rs`.)
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClipping};
+use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig};
 use burn::module::{Lora, Module};
 use burn::nn::LinearConfig;
 use burn::optim::*;
@@ -52,7 +52,7 @@ fn exact_clipping_equals_clipping_in_stock(device: &Device) {
         let clip = |norms: &[f64]| (max_norm / norms[norms.len() - 1]).min(1.0);
         let (stock, told) = train_reference(copy(), &groups, clip);
         let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-            .with_clipping(GlobalNormClipping::Exact(max_norm));
+            .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
         for (group, told) in groups.iter().zip(told) {
             fused.step_repeatable(LEARNING_RATE, |model| model.loss(group[0].clone()));
             assert_told(&fused, told);
@@ -71,7 +71,7 @@ fn lagged_clipping_uses_the_norm_of_the_step_before(device: &Device) {
     };
     let (stock, told) = train_reference(copy(), &groups, clip);
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .with_clipping(GlobalNormClipping::Lagged(0.5));
+        .with_clipping(GlobalNormClippingConfig::Lagged(0.5));
     for (group, told) in groups.iter().zip(told) {
         fused.step(LEARNING_RATE, |model| model.loss(group[0].clone()));
         assert_told(&fused, told);
@@ -87,7 +87,7 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
     let clip = |norms: &[f64]| (0.1 / norms[norms.len() - 1]).min(1.0);
     let (stock, told) = train_reference(copy(), &groups, clip);
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .with_clipping(GlobalNormClipping::Exact(0.1));
+        .with_clipping(GlobalNormClippingConfig::Exact(0.1));
     for (group, told) in groups.iter().zip(told) {
         let (last, before) = group.split_last().unwrap();
         for x in before {
@@ -108,8 +108,12 @@ fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
     };
     for (model, left) in [(lora(), 0), (lora().unfreeze(), 1)] {
         let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .with_clipping(GlobalNormClipping::Exact(0.25));
-        let parts = (fused.tapped(), fused.left(), fused.frozen());
+            .with_clipping(GlobalNormClippingConfig::Exact(0.25));
+        let parts = (
+            fused.num_released(),
+            fused.num_retained(),
+            fused.num_frozen(),
+        );
         assert_eq!(parts.1, left);
         let x = Tensor::<2>::random([5, 6], Distribution::Default, device);
         for _ in 0..2 {
@@ -132,7 +136,14 @@ fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
             let moved = squares.sum::<f64>().sqrt();
             assert!((moved - 0.25).abs() < 1e-4, "moved by {moved}");
         }
-        assert_eq!((fused.tapped(), fused.left(), fused.frozen()), parts);
+        assert_eq!(
+            (
+                fused.num_released(),
+                fused.num_retained(),
+                fused.num_frozen()
+            ),
+            parts
+        );
     }
 }
 
@@ -141,7 +152,7 @@ fn a_norm_that_is_not_finite_changes_nothing(device: &Device) {
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
     let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .with_clipping(GlobalNormClipping::Exact(1.0));
+        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
     let x = Tensor::<2>::full([5, 6], f32::INFINITY, device);
     let error = fused.try_step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
     assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
@@ -162,14 +173,17 @@ fn mistakes_in_clipping_get_a_clear_error() {
     let device = Device::flex().autodiff();
     let fused = || FusedOptimizer::new(Network::init(&device), AdamConfig::new().init());
     for max_norm in [0.0, -1.0, f64::NAN] {
-        for clipping in [GlobalNormClipping::Exact, GlobalNormClipping::Lagged] {
+        for clipping in [
+            GlobalNormClippingConfig::Exact,
+            GlobalNormClippingConfig::Lagged,
+        ] {
             let error = fused().try_with_clipping(clipping(max_norm)).unwrap_err();
             assert!(error.to_string().contains("must be positive"));
         }
     }
     let before = fused();
     let unchanged = before.model();
-    let mut fused = before.with_clipping(GlobalNormClipping::Exact(1.0));
+    let mut fused = before.with_clipping(GlobalNormClippingConfig::Exact(1.0));
     let x = Tensor::<2>::ones([5, 6], &device);
     let error = fused.try_step(0.1, |model| model.loss(x.clone()));
     let error = error.unwrap_err();
@@ -187,7 +201,7 @@ proptest! {
         let model = LinearConfig::new(4, 3).init(&device);
         let before = weights(&model);
         let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .with_clipping(GlobalNormClipping::Exact(max_norm));
+            .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
         let x = Tensor::<2>::random([rows, 4], Distribution::Normal(0.0, 3.0), &device);
         fused.step_repeatable(1.0, |model| model.forward(x.clone()).powi_scalar(2).sum());
         let squares = before.iter().zip(weights(&fused.model())).map(|((_, a), (_, b))| {

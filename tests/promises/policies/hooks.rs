@@ -1,7 +1,7 @@
 //! Hooks see every finished gradient, may replace it and may keep it from being used.
 
 use backburn::{
-    AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClipping, GradientFlow, GradientHook,
+    AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
     GradientStatistics, HookedParameter, LossScalingConfig,
 };
 use burn::module::{Lora, ParamGroup};
@@ -105,7 +105,7 @@ fn policies_combine_as_in_a_stock_loop(device: &Device) {
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
         .with_hook(ParamGroup::from_predicate("output"), Doubling)
         .with_hook(ParamGroup::from_predicate("bias"), Vetoing)
-        .with_clipping(GlobalNormClipping::Exact(max_norm))
+        .with_clipping(GlobalNormClippingConfig::Exact(max_norm))
         .with_loss_scaling(LossScalingConfig::new().with_growth_interval(Some(1)));
     for (group, scale) in batches.chunks(3).zip([65536.0, 131072.0, 262144.0]) {
         let (last, before) = group.split_last().unwrap();
@@ -133,7 +133,7 @@ fn parameters_beside_the_taps_are_hooked_too(device: &Device) {
     let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
         .with_hook(ParamGroup::all(), noting.clone())
         .with_hook(base.clone(), Vetoing);
-    assert_eq!(fused.left(), 1);
+    assert_eq!(fused.num_retained(), 1);
     fused.step(LEARNING_RATE, |model| {
         (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
     });

@@ -1,6 +1,6 @@
 //! Loss scaling equals a stock loop that scales, looks for overflows and skips.
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClipping, LossScalingConfig, Overflow};
+use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use burn::optim::*;
 use burn::tensor::FloatDType;
 
@@ -104,7 +104,7 @@ fn a_skipped_step_changes_nothing(device: &Device) {
     let before = copy(&initial, || Network::init(device));
     let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
         .with_loss_scaling(LossScalingConfig::new())
-        .with_clipping(GlobalNormClipping::Exact(1.0));
+        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
     let (x, infinite) = (batches(device, 1).remove(0), infinite(device));
     fused.accumulate(|model| model.loss(x.clone()));
     drop(fused.valid()); // Burn merges running statistics when they are read.
@@ -254,7 +254,7 @@ fn mistakes_in_loss_scaling_get_a_clear_error() {
     let one_pass = config(Overflow::SkipParameter);
     let error = fused()
         .with_loss_scaling(one_pass)
-        .try_with_clipping(GlobalNormClipping::Exact(1.0));
+        .try_with_clipping(GlobalNormClippingConfig::Exact(1.0));
     assert!(error.unwrap_err().to_string().contains("SkipStep"));
 
     let mut fused = fused().with_loss_scaling(config(Overflow::SkipStep));

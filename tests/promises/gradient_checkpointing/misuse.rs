@@ -1,4 +1,4 @@
-//! Mistakes with checkpointed blocks are told by the name of the block, and cost nothing.
+//! Mistakes with recomputed blocks are told by the name of the block, and cost nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -32,10 +32,9 @@ fn a_block_that_computes_with_a_tensor_from_outside_is_refused() {
         let x = model.input.forward(x.clone());
         let outside = x.clone();
         let sum = move |block: &Block, x| block.forward(x) + outside.clone();
-        checkpoint(&model.blocks[2], x, sum).mean()
+        gradient_checkpointing(&model.blocks[2], x, sum).mean()
     });
-    let start =
-        "the checkpointed block `blocks.2` (`promises::checkpointing::Block`) returns a tensor";
+    let start = "the recomputed block `blocks.2` (`promises::gradient_checkpointing::Block`) returns a tensor";
     assert!(message.starts_with(start), "{message}");
     assert_equal_weights(&before, &fused.model());
 }
@@ -55,7 +54,7 @@ fn float_tensors_of_several_dtypes_are_refused_where_they_have_gradients() {
     // The data, which has none, may have another one than the activations.
     fused.step(0.0, |model| {
         let (input, run) = scaled(model);
-        checkpoint(&model.blocks[0], input, move |block, input| {
+        gradient_checkpointing(&model.blocks[0], input, move |block, input| {
             run(block, input).0
         })
         .mean()
@@ -63,7 +62,7 @@ fn float_tensors_of_several_dtypes_are_refused_where_they_have_gradients() {
     assert_eq!(fused.last_step().updated, 8);
     let message = message(&mut fused, |model| {
         let (input, run) = scaled(model);
-        let (x, wide) = checkpoint(&model.blocks[0], input, run);
+        let (x, wide) = gradient_checkpointing(&model.blocks[0], input, run);
         x.mean() + wide.mean().cast(FloatDType::F32)
     });
     let end = "takes or returns float tensors of several dtypes: cast them inside of it";
@@ -79,10 +78,10 @@ fn a_panic_in_the_first_run_names_the_block() {
             let _: Tensor<2> = block.forward(x);
             panic!("as written")
         };
-        let x: Tensor<2> = checkpoint(&model.blocks[1], x, block);
+        let x: Tensor<2> = gradient_checkpointing(&model.blocks[1], x, block);
         x.mean()
     });
-    let start = "the first run of the checkpointed block `blocks.1` (";
+    let start = "the first run of the recomputed block `blocks.1` (";
     assert!(message.starts_with(start), "{message}");
     assert!(message.ends_with("panicked: as written"), "{message}");
     assert_equal_weights(&before, &fused.model());
@@ -99,10 +98,10 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
                 assert_eq!(runs.fetch_add(1, Ordering::Relaxed), 0, "only once");
                 block.forward(x)
             };
-            plain(&blocks[1..], checkpoint(&blocks[0], x, once))
+            plain(&blocks[1..], gradient_checkpointing(&blocks[0], x, once))
         })
     });
-    let start = "the second run of the checkpointed block `blocks.0` (";
+    let start = "the second run of the recomputed block `blocks.0` (";
     assert!(message.starts_with(start), "{message}");
     assert!(message.contains("are unchanged, panicked: "), "{message}");
     assert!(message.contains("only once"), "{message}");
@@ -137,7 +136,7 @@ fn a_block_called_on_another_thread_is_refused() {
         }
     });
     assert!(
-        message.contains("`promises::checkpointing::Block`"),
+        message.contains("`promises::gradient_checkpointing::Block`"),
         "{message}"
     );
     assert!(message.contains("on another thread"), "{message}");
@@ -172,10 +171,10 @@ fn a_block_on_another_device_is_named() {
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
     let message = message(&mut fused, |model| {
         let run = |linear: &Linear, x| linear.forward(x);
-        let forward = |x, linear| checkpoint(linear, x, run);
+        let forward = |x, linear| gradient_checkpointing(linear, x, run);
         model.iter().fold(x.clone(), forward).mean()
     });
-    let start = "the first run of the checkpointed block `1` (";
+    let start = "the first run of the recomputed block `1` (";
     assert!(message.starts_with(start), "{message}");
 }
 
@@ -184,7 +183,7 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
     let device = Device::flex().autodiff();
     let initial = on_two_devices(&device);
     let x = xs(&device).remove(0);
-    let train = |checkpoints: bool| {
+    let train = |recompute: bool| {
         let model = copy(&initial, || on_two_devices(&device));
         let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
         for _ in 0..3 {
@@ -193,8 +192,8 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
                     let x = x.to_device(&linear.weight.device());
                     linear.forward(x).tanh()
                 };
-                let forward = |x, linear| match checkpoints {
-                    true => checkpoint(linear, x, run),
+                let forward = |x, linear| match recompute {
+                    true => gradient_checkpointing(linear, x, run),
                     false => run(linear, x),
                 };
                 model.iter().fold(x.clone(), forward).mean()
@@ -211,5 +210,5 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
 fn no_segments_are_refused() {
     let device = Device::flex().autodiff();
     let model = Stack::init(&device);
-    checkpoint_sequential(&model.blocks, xs(&device).remove(0), 0, Block::forward);
+    gradient_checkpointing_sequential(&model.blocks, xs(&device).remove(0), 0, Block::forward);
 }

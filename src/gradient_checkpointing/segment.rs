@@ -72,7 +72,7 @@ where
             let mut output = Pack::default();
             let place = || {
                 format!(
-                    "the second run of the checkpointed block {name}, whose parameters and those \
+                    "the second run of the recomputed block {name}, whose parameters and those \
                      before it are unchanged,"
                 )
             };
@@ -87,7 +87,7 @@ where
         let output = output.filter(|output| output.dims() == gradient.dims());
         let output = output.unwrap_or_else(|| {
             panic!(
-                "the second run of the checkpointed block {name} returned other tensors than the \
+                "the second run of the recomputed block {name} returned other tensors than the \
                  first: it must compute the same from its inputs"
             )
         });

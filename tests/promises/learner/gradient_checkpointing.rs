@@ -1,9 +1,9 @@
-//! A model with checkpointed blocks is one model for both trainings.
+//! A model with recomputed blocks is one model for both trainings.
 
 use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{CheckpointingConfig, checkpoint};
+use backburn::{GradientCheckpointingConfig, gradient_checkpointing};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
@@ -35,7 +35,7 @@ impl Blocks {
     fn output(&self, batch: Points) -> RegressionOutput {
         let run = |block: &Linear, x| block.forward(x).tanh();
         let blocks = self.blocks.iter();
-        let x = blocks.fold(batch.x, |x, block| checkpoint(block, x, run));
+        let x = blocks.fold(batch.x, |x, block| gradient_checkpointing(block, x, run));
         let output = self.output.forward(x);
         let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
         RegressionOutput::new(loss, output, batch.y)
@@ -69,7 +69,7 @@ impl InferenceStep for Blocks {
 }
 
 #[test]
-fn checkpointed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
+fn recomputed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
     let initial = Blocks::init();
     let [stock_folder, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let stock = copy(&initial, Blocks::init);
@@ -82,8 +82,9 @@ fn checkpointed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
     let found = fused.found.clone();
     let run = Run::new(2);
     let training = run.training(folder.path());
-    let config = CheckpointingConfig::new().with_keep_activations(vec![false, true]);
-    let learner = FusedLearner::new(fused, run.optimizer, run.scheduler).with_checkpointing(config);
+    let config = GradientCheckpointingConfig::new().with_keep_activations(vec![false, true]);
+    let learner =
+        FusedLearner::new(fused, run.optimizer, run.scheduler).with_gradient_checkpointing(config);
     let fused = training.launch_fused(learner);
 
     assert_equal_weights(&stock.model, &fused.model);

@@ -5,21 +5,21 @@ use std::cell::RefCell;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
-use super::CheckpointingConfig;
+use super::GradientCheckpointingConfig;
 use crate::pass::{self, Scope};
 use crate::random::{self, Stream, draw_seed, mix};
 
 /// What becomes of a block in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It is called with random numbers of its own, as if it were checkpointed.
+    /// It is called with random numbers of its own, as if it were recomputed.
     Keep,
     /// It runs twice. A block that is not within another has an index.
-    Checkpoint { index: Option<usize> },
+    RunTwice { index: Option<usize> },
 }
 
 struct Blocks {
-    config: CheckpointingConfig,
+    config: GradientCheckpointingConfig,
     /// The number of blocks so far.
     count: usize,
     /// Those that blocks have drawn random numbers on.
@@ -39,7 +39,7 @@ pub(crate) struct Entered {
 }
 
 /// A step begins, on this thread.
-pub(crate) fn enter(config: CheckpointingConfig) -> Entered {
+pub(crate) fn enter(config: GradientCheckpointingConfig) -> Entered {
     let blocks = Blocks {
         config,
         count: 0,
@@ -108,13 +108,13 @@ fn add(known: &mut Vec<Device>, devices: impl Iterator<Item = Device>) {
 impl Blocks {
     fn next(&mut self) -> Way {
         if Scope::is_in_block() {
-            return Way::Checkpoint { index: None };
+            return Way::RunTwice { index: None };
         }
         let index = self.count;
         self.count += 1;
         match self.config.keep_activations.get(index) {
             Some(true) => Way::Keep,
-            _ => Way::Checkpoint { index: Some(index) },
+            _ => Way::RunTwice { index: Some(index) },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Activation checkpointing by block.
+//! Gradient checkpointing by block.
 
 mod activations;
 mod blocks;
@@ -18,7 +18,7 @@ use burn::tensor::Tensor;
 pub use activations::Activations;
 use blocks::Way;
 pub(crate) use blocks::{enter, take_leaf_gradients};
-pub use config::CheckpointingConfig;
+pub use config::GradientCheckpointingConfig;
 use host::KeptInput;
 use keep::{Devices, Keep, Lift};
 use name::{located, name};
@@ -38,7 +38,7 @@ use crate::tap::{lift, tap};
 /// of a fused step (stock training, validation, inference) `forward` is simply called.
 ///
 /// ```
-/// use backburn::{FusedOptimizer, checkpoint};
+/// use backburn::{FusedOptimizer, gradient_checkpointing};
 /// use burn::module::Module;
 /// use burn::nn::{Gelu, Linear, LinearConfig};
 /// use burn::optim::AdamConfig;
@@ -52,7 +52,7 @@ use crate::tap::{lift, tap};
 /// impl Mlp {
 ///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
 ///         self.blocks.iter().fold(x, |x, block| {
-///             checkpoint(block, x, |block, x| Gelu::new().forward(block.forward(x)))
+///             gradient_checkpointing(block, x, |block, x| Gelu::new().forward(block.forward(x)))
 ///         })
 ///     }
 /// }
@@ -71,7 +71,7 @@ use crate::tap::{lift, tap};
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
 /// a step from the generator of its device, which is waited for. So with dropout a run differs from one that
 /// simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
-/// activations](CheckpointingConfig::keep_activations).
+/// activations](GradientCheckpointingConfig::keep_activations).
 ///
 /// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both
 /// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
@@ -88,7 +88,11 @@ use crate::tap::{lift, tap};
 /// thread than the closure of the step; in the backward pass, if the second run returns tensors of another size. The message of a panic in
 /// `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are
 /// unchanged then.
-pub fn checkpoint<B, X, Y>(block: &B, input: X, forward: impl Fn(&B, X) -> Y + Send + 'static) -> Y
+pub fn gradient_checkpointing<B, X, Y>(
+    block: &B,
+    input: X,
+    forward: impl Fn(&B, X) -> Y + Send + 'static,
+) -> Y
 where
     B: Module + 'static,
     X: Activations,
@@ -105,8 +109,8 @@ where
         None => {
             assert!(
                 !is_in_training(block),
-                "the checkpointed block `{}` is called on another thread than the closure of the \
-                 step, where it can't be checkpointed: call it there",
+                "the recomputed block `{}` is called on another thread than the closure of the \
+                 step, where it can't be recomputed: call it there",
                 type_name::<B>()
             );
             forward(block, input)
@@ -116,7 +120,7 @@ where
             let _scope = Scope::enter_kept(random.seed);
             random.during(1, || forward(block, input))
         }
-        Some(Way::Checkpoint { index }) => {
+        Some(Way::RunTwice { index }) => {
             let run = index.and_then(memory::enter_block);
             run_twice(block, input, blocks::random(devices), run, forward)
         }
@@ -148,7 +152,7 @@ where
         let input = kept.clone().map_floats(&mut Lift { strategy });
         let place = || {
             format!(
-                "the first run of the checkpointed block {}",
+                "the first run of the recomputed block {}",
                 name::<B>(&readers)
             )
         };
@@ -163,11 +167,11 @@ where
     let name = name::<B>(&readers);
     assert!(
         !outputs.is_tracked(),
-        "the checkpointed block {name} returns a tensor that depends on a trainable tensor from \
+        "the recomputed block {name} returns a tensor that depends on a trainable tensor from \
          outside of it: pass that as an input"
     );
     let outputs = outputs.pack(&name).unwrap_or_else(|| {
-        panic!("the checkpointed block {name} returns no float tensor: call it without checkpoint")
+        panic!("the recomputed block {name} returns no float tensor: call it without gradient checkpointing")
     });
     let strategy = outputs
         .gradient_checkpointing_strategy()
@@ -201,7 +205,7 @@ where
     output.map_floats(&mut Unpack::new(outputs))
 }
 
-/// [`checkpoint`]s the blocks of a stack in segments of equal length.
+/// [`gradient_checkpointing`]s the blocks of a stack in segments of equal length.
 ///
 /// With `segments` segments of `n` blocks, their inputs are kept, and the activations of one segment at a
 /// time: without a number, it is the root of `n`, rounded up, which keeps least
@@ -209,8 +213,8 @@ where
 ///
 /// # Panics
 ///
-/// If `segments` is zero; as [`checkpoint`].
-pub fn checkpoint_sequential<B, X>(
+/// If `segments` is zero; as [`gradient_checkpointing`].
+pub fn gradient_checkpointing_sequential<B, X>(
     blocks: &[B],
     input: X,
     segments: impl Into<Option<usize>>,
@@ -224,13 +228,13 @@ where
     let segments = segments.into().unwrap_or_else(root);
     assert!(
         segments > 0 || blocks.is_empty(),
-        "a stack of {} blocks can't be checkpointed in 0 segments",
+        "a stack of {} blocks can't be recomputed in 0 segments",
         blocks.len()
     );
     let length = blocks.len().div_ceil(segments.max(1)).max(1);
     blocks.chunks(length).fold(input, |input, segment| {
         let forward = forward.clone();
-        checkpoint(&segment.to_vec(), input, move |segment, input| {
+        gradient_checkpointing(&segment.to_vec(), input, move |segment, input| {
             segment.iter().fold(input, |x, block| forward(block, x))
         })
     })

@@ -1,21 +1,21 @@
-//! What becomes of the gradients of checkpointed blocks is what becomes of plain ones.
+//! What becomes of the gradients of recomputed blocks is what becomes of plain ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::{AnomalyCheck, FusedError, GlobalNormClipping, LossScalingConfig};
+use backburn::{AnomalyCheck, FusedError, GlobalNormClippingConfig, LossScalingConfig};
 use burn::module::Lora;
 
 use super::*;
 use crate::noting::{Note, Noting};
 
-fn accumulation_and_clipping_work_with_checkpointed_blocks(device: &Device) {
+fn accumulation_and_clipping_work_with_recomputed_blocks(device: &Device) {
     let initial = Stack::init(device);
     let xs = xs(device);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
         let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_clipping(GlobalNormClipping::Exact(0.05));
+            .with_clipping(GlobalNormClippingConfig::Exact(0.05));
         for pair in xs.chunks_exact(2) {
             fused.accumulate(|model| model.loss(pair[0].clone(), way));
             fused.step_repeatable(RATE, |model| model.loss(pair[1].clone(), way));
@@ -28,7 +28,7 @@ fn accumulation_and_clipping_work_with_checkpointed_blocks(device: &Device) {
     assert_equal_weights(&plain, &train(nested));
 }
 
-fn loss_scaling_works_with_checkpointed_blocks(device: &Device) {
+fn loss_scaling_works_with_recomputed_blocks(device: &Device) {
     let initial = Stack::init(device);
     let mut xs = xs(device);
     xs[2] = xs[2].clone().slice_fill([0..5, 0..1], f32::INFINITY);
@@ -47,14 +47,14 @@ fn loss_scaling_works_with_checkpointed_blocks(device: &Device) {
     assert_equal_weights(&plain, &train(nested));
 }
 
-fn accumulation_in_the_state_and_lagged_clipping_work_with_checkpointed_blocks(device: &Device) {
+fn accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks(device: &Device) {
     let initial = Stack::init(device);
     let xs = xs(device);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
         let optimizer = backburn::optim::AdamWConfig::new().build();
         let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer)
-            .with_clipping(GlobalNormClipping::Lagged(0.05));
+            .with_clipping(GlobalNormClippingConfig::Lagged(0.05));
         for pair in xs.chunks_exact(2) {
             fused.accumulate(|model| model.loss(pair[0].clone(), way));
             fused.step(RATE, |model| model.loss(pair[1].clone(), way));
@@ -68,7 +68,7 @@ fn accumulation_in_the_state_and_lagged_clipping_work_with_checkpointed_blocks(d
 }
 
 /// The gradient of a parameter in a block: the step ends there.
-fn an_anomaly_in_a_checkpointed_block_stops_the_step(device: &Device) {
+fn an_anomaly_in_a_recomputed_block_stops_the_step(device: &Device) {
     let initial = Stack::init(device);
     let before = copy(&initial, || Stack::init(device));
     let x = xs(device).remove(0).slice_fill([0..5, 0..1], f32::INFINITY);
@@ -102,13 +102,13 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
         let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
             let model = copy(&initial, || lora(unfrozen));
             let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
-            assert_eq!(fused.left() > 0, unfrozen);
+            assert_eq!(fused.num_retained() > 0, unfrozen);
             let [first, second, third, ..] = &xs[..] else {
                 unreachable!()
             };
             fused.step(RATE, |model| model.loss(first.clone(), way));
             assert_eq!(fused.last_step().without_gradient, 0);
-            let mut fused = fused.with_clipping(GlobalNormClipping::Exact(0.05));
+            let mut fused = fused.with_clipping(GlobalNormClippingConfig::Exact(0.05));
             fused.accumulate(|model| model.loss(second.clone(), way));
             fused.step_repeatable(RATE, |model| model.loss(third.clone(), way));
             assert!(fused.last_step().clipping.unwrap() < 1.0);
@@ -130,17 +130,17 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
                 runs.fetch_add(1, Ordering::Relaxed);
                 block.forward(x)
             };
-            checkpoint(&model.blocks[0], xs[0].clone(), counted).mean()
+            gradient_checkpointing(&model.blocks[0], xs[0].clone(), counted).mean()
         });
         assert_eq!(runs.load(Ordering::Relaxed), 2);
     }
 }
 
 on_every_backend!(
-    accumulation_and_clipping_work_with_checkpointed_blocks,
-    loss_scaling_works_with_checkpointed_blocks,
-    accumulation_in_the_state_and_lagged_clipping_work_with_checkpointed_blocks,
-    an_anomaly_in_a_checkpointed_block_stops_the_step,
+    accumulation_and_clipping_work_with_recomputed_blocks,
+    loss_scaling_works_with_recomputed_blocks,
+    accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks,
+    an_anomaly_in_a_recomputed_block_stops_the_step,
     blocks_with_lora_train_as_plain_ones,
 );
 

@@ -39,7 +39,7 @@ impl Pack {
         let (dtype, device) = (first.dtype(), first.device());
         assert!(
             self.tensors.iter().all(|tensor| tensor.dtype() == dtype),
-            "the checkpointed block {name} takes or returns float tensors of several dtypes: cast them \
+            "the recomputed block {name} takes or returns float tensors of several dtypes: cast them \
              inside of it"
         );
         Some(joined(self.tensors, &device))

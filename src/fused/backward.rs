@@ -32,7 +32,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// ```
     ///
     /// `train` returns anything, and the gradients of the model as Burn's optimizers take them: those of
-    /// the parameters [left](Self::left) to the end of the pass are still there. With loss scaling it goes
+    /// the parameters [left](Self::num_retained) to the end of the pass are still there. With loss scaling it goes
     /// back from [`scale_loss`](crate::scale_loss) of its loss, and finds other gradients scaled with it.
     ///
     /// # Panics

@@ -1,13 +1,13 @@
-//! Which blocks are checkpointed, and where their inputs wait, changes no weight.
+//! Which blocks are recomputed, and where their inputs wait, changes no weight.
 
 use std::sync::{Arc, Mutex};
 
-use backburn::CheckpointingConfig;
+use backburn::GradientCheckpointingConfig;
 
 use super::*;
 
-fn keeping(keep: &[bool]) -> CheckpointingConfig {
-    CheckpointingConfig::new().with_keep_activations(keep.to_vec())
+fn keeping(keep: &[bool]) -> GradientCheckpointingConfig {
+    GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec())
 }
 
 fn any_choice_of_blocks_trains_as_plain_ones(device: &Device) {
@@ -21,13 +21,13 @@ fn any_choice_of_blocks_trains_as_plain_ones(device: &Device) {
         keeping(&[true, false, true, false]),
         keeping(&[false, true]),
         keeping(&[true; 9]),
-        CheckpointingConfig::new().with_offload_inputs(true),
+        GradientCheckpointingConfig::new().with_offload_inputs(true),
         keeping(&[false, true]).with_offload_inputs(true),
     ];
     let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 2] = [each, nested];
     for (choice, way) in choices.iter().flat_map(|c| ways.map(|way| (c, way))) {
         let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-            .with_checkpointing(choice.clone());
+            .with_gradient_checkpointing(choice.clone());
         train_fused(&mut fused, 5, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -61,9 +61,9 @@ fn inputs_of_several_kinds_wait_on_the_host(device: &Device) {
     let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 10], [0, 2, 2, 7]], device);
     let train = |offload: bool| {
         let model = copy(&initial, || Tokens::init(device));
-        let config = CheckpointingConfig::new().with_offload_inputs(offload);
+        let config = GradientCheckpointingConfig::new().with_offload_inputs(offload);
         let mut fused =
-            FusedOptimizer::new(model, SgdConfig::new().init()).with_checkpointing(config);
+            FusedOptimizer::new(model, SgdConfig::new().init()).with_gradient_checkpointing(config);
         train_fused(&mut fused, 3, RATE, |model, _| {
             model.loss(tokens.clone(), true)
         });
@@ -83,7 +83,7 @@ on_every_backend!(
 fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new(Stack::init(&device), SgdConfig::new().init())
-        .with_checkpointing(keeping(&[false, true]));
+        .with_gradient_checkpointing(keeping(&[false, true]));
     let x = xs(&device).remove(0);
     let runs = Arc::new(Mutex::new(Vec::new()));
     let noting = |name: &'static str| {
@@ -98,12 +98,12 @@ fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
         runs.lock().unwrap().clear();
         fused.step(RATE, |model| {
             let looked = model.valid();
-            checkpoint(&looked.blocks[0], x.clone().inner(), noting("look"));
+            gradient_checkpointing(&looked.blocks[0], x.clone().inner(), noting("look"));
             let inner = noting("inner");
-            let outer = move |block: &Block, x| checkpoint(block, x, inner.clone());
-            let x = checkpoint(&model.blocks[0], x.clone(), outer);
-            let x = checkpoint(&model.blocks[1], x, noting("kept"));
-            let x = checkpoint(&model.blocks[2], x, noting("beyond"));
+            let outer = move |block: &Block, x| gradient_checkpointing(block, x, inner.clone());
+            let x = gradient_checkpointing(&model.blocks[0], x.clone(), outer);
+            let x = gradient_checkpointing(&model.blocks[1], x, noting("kept"));
+            let x = gradient_checkpointing(&model.blocks[2], x, noting("beyond"));
             x.mean()
         });
         let mut runs = runs.lock().unwrap().clone();

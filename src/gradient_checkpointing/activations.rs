@@ -1,6 +1,6 @@
 use burn::tensor::{Bool, Int, Tensor};
 
-/// What goes into a checkpointed block and comes out of it: tensors, and tuples, options and lists of
+/// What goes into a recomputed block and comes out of it: tensors, and tuples, options and lists of
 /// them.
 pub trait Activations: Clone + Send + 'static {
     /// Applies `map` to every float tensor, in order.

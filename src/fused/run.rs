@@ -4,9 +4,9 @@ use burn::module::Module;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 
 use super::FusedOptimizer;
-use super::left;
-use crate::checkpoint;
+use super::retained;
 use crate::error::FusedError;
+use crate::gradient_checkpointing;
 use crate::loss::Loss;
 use crate::memory;
 use crate::pass::Phase;
@@ -22,7 +22,7 @@ impl<M: Module> FusedOptimizer<M> {
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
         let pass = self.pass.clone();
-        let left = self.form.inventory().left();
+        let left = self.form.inventory().retained();
         let (goal, scale) = (plan.goal, plan.scale);
 
         let loss = self.run(Phase::Forward, plan, |model| {
@@ -62,7 +62,7 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         let (result, ended, error) = {
             let _running = self.pass.begin(phase, plan.clone());
-            let _blocks = checkpoint::enter(self.checkpointing.clone());
+            let _blocks = gradient_checkpointing::enter(self.gradient_checkpointing.clone());
             // Also when the closure panics: no slot may hold on to a graph.
             let _released = Released(&self.form);
             if memory::is_recording() {
@@ -70,22 +70,22 @@ impl<M: Module> FusedOptimizer<M> {
             }
             memory::enter(memory::Phase::Forward);
             let (output, mut gradients) = closure(&self.form.module)?;
-            let of_blocks = checkpoint::take_leaf_gradients();
+            let of_blocks = gradient_checkpointing::take_leaf_gradients();
             if !of_blocks.is_empty() {
                 let all = std::iter::once(gradients).chain(of_blocks);
-                gradients = left::sum(&self.form.module, all);
+                gradients = retained::sum(&self.form.module, all);
             }
             self.form.slots().for_each(|slot| slot.flush());
             let result = (output, gradients);
             (result, self.form.end(), self.pass.take_error())
         };
-        let (output, left_gradients) = result;
+        let (output, retained_gradients) = result;
         if let Some(error) = error {
             return Err(error);
         }
 
         let received = ended.iter().filter(|(_, slot)| slot.received).count();
-        let received = received + left_gradients.len();
+        let received = received + retained_gradients.len();
         let copied: Option<Vec<bool>> = ended.iter().map(|(_, slot)| slot.copied).collect();
         let mut report = StepReport {
             updated: ended.iter().filter(|(_, slot)| slot.updated).count(),
@@ -101,13 +101,13 @@ impl<M: Module> FusedOptimizer<M> {
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
         }
-        self.use_left(&plan, left_gradients, &mut report)?;
+        self.use_retained(&plan, retained_gradients, &mut report)?;
         self.report = report;
         Ok(output)
     }
 
     /// Does with the gradients of the parameters that are ordinary leaves what the pass is for.
-    fn use_left(
+    fn use_retained(
         &mut self,
         plan: &Plan,
         mut gradients: GradientsParams,
@@ -116,18 +116,18 @@ impl<M: Module> FusedOptimizer<M> {
         let module = &self.form.module;
         let inventory = self.form.inventory();
         match plan.goal {
-            Goal::Accumulate => self.left_gradients.accumulate(module, gradients),
+            Goal::Accumulate => self.retained_gradients.accumulate(module, gradients),
             Goal::Measure => {
-                let accumulated = self.left_gradients.grads();
-                left::call_hooks(module, inventory, plan, &mut gradients, &accumulated)?;
-                self.left_gradients.accumulate(module, accumulated);
+                let accumulated = self.retained_gradients.grads();
+                retained::call_hooks(module, inventory, plan, &mut gradients, &accumulated)?;
+                self.retained_gradients.accumulate(module, accumulated);
             }
             Goal::Update => {
-                self.left_gradients.accumulate(module, gradients);
-                let mut gradients = self.left_gradients.grads();
+                self.retained_gradients.accumulate(module, gradients);
+                let mut gradients = self.retained_gradients.grads();
                 let arrived = gradients.len();
                 let nothing = GradientsParams::new();
-                left::call_hooks(module, inventory, plan, &mut gradients, &nothing)?;
+                retained::call_hooks(module, inventory, plan, &mut gradients, &nothing)?;
                 report.vetoed += arrived - gradients.len();
                 report.updated += gradients.len();
                 if gradients.is_empty() {
@@ -144,16 +144,16 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// Whether a step has gradients to use before its pass.
     pub(super) fn has_accumulated(&mut self) -> bool {
-        let left = self.left_gradients.grads();
+        let left = self.retained_gradients.grads();
         let found = !left.is_empty() || self.form.slots().any(|slot| slot.has_accumulated());
-        self.left_gradients.accumulate(&self.form.module, left);
+        self.retained_gradients.accumulate(&self.form.module, left);
         found
     }
 
     /// Forgets the gradients accumulated so far.
     pub(crate) fn drop_accumulated(&mut self) {
         self.form.slots().for_each(|slot| slot.drop_accumulated());
-        self.left_gradients = GradientsAccumulator::new();
+        self.retained_gradients = GradientsAccumulator::new();
     }
 }
 

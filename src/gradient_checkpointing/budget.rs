@@ -1,8 +1,8 @@
-use super::CheckpointingConfig;
+use super::GradientCheckpointingConfig;
 use crate::error::FusedError;
-use crate::memory::{CheckpointedBlock, MemoryTimeline};
+use crate::memory::{MemoryTimeline, RecomputedBlock};
 
-impl CheckpointingConfig {
+impl GradientCheckpointingConfig {
     /// The blocks to checkpoint so that a step takes no more than `budget` bytes, and no others, from
     /// the recording of steps in which all of them were.
     ///
@@ -17,7 +17,7 @@ impl CheckpointingConfig {
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
-    /// use backburn::{CheckpointingConfig, FusedOptimizer, checkpoint};
+    /// use backburn::{GradientCheckpointingConfig, FusedOptimizer, gradient_checkpointing};
     /// # use burn::{module::Module, nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Tensor}};
     ///
     /// #[global_allocator]
@@ -28,7 +28,7 @@ impl CheckpointingConfig {
     /// # let forward = |model: &Vec<Linear>| {
     /// #     let x = Tensor::<2>::ones([256, 64], &device);
     /// #     let run = |block: &Linear, x| block.forward(x).tanh();
-    /// #     model.iter().fold(x, |x, block| checkpoint(block, x, run)).mean()
+    /// #     model.iter().fold(x, |x, block| gradient_checkpointing(block, x, run)).mean()
     /// # };
     /// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
     /// fused.step(1e-3, forward);
@@ -37,20 +37,20 @@ impl CheckpointingConfig {
     /// let timeline = recorder.finish()?;
     ///
     /// let budget = timeline.peak().bytes.total() + 200_000;
-    /// let config = CheckpointingConfig::for_budget(&timeline, budget)?;
+    /// let config = GradientCheckpointingConfig::for_budget(&timeline, budget)?;
     /// assert_eq!(config.keep_activations, [false, false, true, true]);
-    /// let mut fused = fused.with_checkpointing(config);
+    /// let mut fused = fused.with_gradient_checkpointing(config);
     /// fused.step(1e-3, forward);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// If the recording has no checkpointed block, or even with all blocks checkpointed its peak is above
+    /// If the recording has no recomputed block, or even with all blocks recomputed its peak is above
     /// the budget.
     pub fn for_budget(timeline: &MemoryTimeline, budget: usize) -> Result<Self, FusedError> {
         let Some(last) = timeline.blocks.iter().map(|block| block.index).max() else {
-            return Err(FusedError::NothingCheckpointed);
+            return Err(FusedError::NoBlocks);
         };
         let mut planned: Vec<usize> = timeline.samples.iter().map(|s| s.bytes.total()).collect();
         let least = timeline.peak().bytes.total();
@@ -73,7 +73,7 @@ impl CheckpointingConfig {
 }
 
 /// Adds to the bytes of every sample what `block` would have kept then.
-fn add(block: &CheckpointedBlock, timeline: &MemoryTimeline, bytes: &mut [usize]) {
+fn add(block: &RecomputedBlock, timeline: &MemoryTimeline, bytes: &mut [usize]) {
     for (sample, bytes) in timeline.samples.iter().zip(bytes) {
         if (block.forward..block.backward).contains(&sample.seconds) {
             *bytes += block.activations;

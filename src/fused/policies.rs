@@ -7,11 +7,11 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
-use crate::checkpoint::CheckpointingConfig;
 use crate::error::FusedError;
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::optim::{AccumulateInState, InState, MicroBatches};
 use crate::pass::Pass;
-use crate::policy::{GlobalNormClipping, GradientHook, LossScalingConfig, Policies};
+use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
 
 impl<M: Module> FusedOptimizer<M> {
     /// A fused optimizer whose [`accumulate`](Self::accumulate) puts the gradients of micro-batches
@@ -77,7 +77,7 @@ impl<M: Module> FusedOptimizer<M> {
         policies: Policies,
     ) -> Result<Self, FusedError> {
         let mut fused = Self::with_pass(model, Arc::new(Pass::new(optimizer)))?;
-        if policies.in_state().is_some() && fused.left() > 0 {
+        if policies.in_state().is_some() && fused.num_retained() > 0 {
             return Err(FusedError::NotInState {
                 reason: "a parameter in training carries a reparameterization (a LoRA base): \
                          freeze it, or accumulate in a buffer",
@@ -98,7 +98,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// With the message of the error that [`try_with_clipping`](Self::try_with_clipping) returns.
     #[must_use]
-    pub fn with_clipping(self, clipping: GlobalNormClipping) -> Self {
+    pub fn with_clipping(self, clipping: GlobalNormClippingConfig) -> Self {
         self.try_with_clipping(clipping)
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -108,7 +108,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// If the largest norm is not positive, or clipping makes no sense with the other policies.
-    pub fn try_with_clipping(mut self, clipping: GlobalNormClipping) -> Result<Self, FusedError> {
+    pub fn try_with_clipping(
+        mut self,
+        clipping: GlobalNormClippingConfig,
+    ) -> Result<Self, FusedError> {
         self.policies.set_clipping(clipping)?;
         Ok(self)
     }
@@ -152,19 +155,22 @@ impl<M: Module> FusedOptimizer<M> {
         self
     }
 
-    /// Chooses which of the blocks that the model [`checkpoint`](crate::checkpoint())s are, and where
-    /// their inputs wait; without it, all are, where they are.
+    /// Chooses which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where
+    /// their inputs wait; without it, all do, and inputs wait where they are.
     ///
     /// ```
-    /// # use backburn::{CheckpointingConfig, FusedOptimizer};
+    /// # use backburn::{GradientCheckpointingConfig, FusedOptimizer};
     /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
     /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-    /// let config = CheckpointingConfig::new().with_keep_activations(vec![false, true]);
-    /// let fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_checkpointing(config);
+    /// let config = GradientCheckpointingConfig::new().with_keep_activations(vec![false, true]);
+    /// let fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_gradient_checkpointing(config);
     /// ```
     #[must_use]
-    pub fn with_checkpointing(mut self, checkpointing: CheckpointingConfig) -> Self {
-        self.checkpointing = checkpointing;
+    pub fn with_gradient_checkpointing(
+        mut self,
+        gradient_checkpointing: GradientCheckpointingConfig,
+    ) -> Self {
+        self.gradient_checkpointing = gradient_checkpointing;
         self
     }
 

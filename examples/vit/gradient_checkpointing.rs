@@ -1,4 +1,4 @@
-//! Activation checkpointing to choose from on a command line.
+//! Gradient checkpointing to choose from on a command line.
 
 use clap::ValueEnum;
 
@@ -6,7 +6,7 @@ use crate::preset::Preset;
 
 /// What of the activations is kept for the backward pass.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checkpoint {
+pub enum GradientCheckpointing {
     /// All activations are kept.
     None,
     /// Burn's own: what is cheap to compute is computed again.
@@ -15,7 +15,7 @@ pub enum Checkpoint {
     Block,
 }
 
-impl Checkpoint {
+impl GradientCheckpointing {
     /// What suits a size: with batches of many images, activations are most of the memory; the smallest
     /// model has so few that time counts for more.
     pub fn of(preset: Preset) -> Self {

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 
 use crate::pass::Readers;
 
-/// What a checkpointed block is called in messages: its type, and the place in the model of the
+/// What a recomputed block is called in messages: its type, and the place in the model of the
 /// parameters that it has read.
 pub(super) fn name<B>(readers: &Mutex<Readers>) -> String {
     let readers = readers.lock();

@@ -1,4 +1,4 @@
-//! A model with checkpointed blocks trains as the model without. (Dropout in them is in
+//! A model with recomputed blocks trains as the model without. (Dropout in them is in
 //! `tests/random.rs`.)
 
 mod choice;
@@ -6,7 +6,7 @@ mod misuse;
 mod policies;
 mod unet;
 
-use backburn::{FusedOptimizer, checkpoint, checkpoint_sequential};
+use backburn::{FusedOptimizer, gradient_checkpointing, gradient_checkpointing_sequential};
 use burn::module::{Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::nn::{LayerNorm, LayerNormConfig};
@@ -68,17 +68,19 @@ fn plain(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
 
 fn each(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
     let run = |block: &Block, x| block.forward(x);
-    blocks.iter().fold(x, |x, block| checkpoint(block, x, run))
+    blocks
+        .iter()
+        .fold(x, |x, block| gradient_checkpointing(block, x, run))
 }
 
 fn sequential(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
-    checkpoint_sequential(blocks, x, None, Block::forward)
+    gradient_checkpointing_sequential(blocks, x, None, Block::forward)
 }
 
 /// Blocks in segments, and in them every block once more.
 fn nested(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
-    checkpoint_sequential(blocks, x, 2, |block, x| {
-        checkpoint(block, x, |block: &Block, x| block.forward(x))
+    gradient_checkpointing_sequential(blocks, x, 2, |block, x| {
+        gradient_checkpointing(block, x, |block: &Block, x| block.forward(x))
     })
 }
 
@@ -87,8 +89,8 @@ fn first_and_last(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
     let [first, middle @ .., last] = blocks else {
         unreachable!()
     };
-    let x = checkpoint(first, x, |block: &Block, x| block.forward(x));
-    checkpoint(last, plain(middle, x), |block: &Block, x| block.forward(x))
+    let x = gradient_checkpointing(first, x, |block: &Block, x| block.forward(x));
+    gradient_checkpointing(last, plain(middle, x), |block: &Block, x| block.forward(x))
 }
 
 fn xs(device: &Device) -> Vec<Tensor<2>> {
@@ -96,7 +98,7 @@ fn xs(device: &Device) -> Vec<Tensor<2>> {
     (0..5).map(|_| x()).collect()
 }
 
-fn checkpointed_blocks_train_as_plain_ones(device: &Device) {
+fn recomputed_blocks_train_as_plain_ones(device: &Device) {
     let initial = Stack::init(device);
     let copy = || copy(&initial, || Stack::init(device));
     let xs = xs(device);
@@ -162,7 +164,7 @@ impl Tokens {
         }
     }
 
-    fn loss(&self, tokens: Tensor<2, Int>, checkpoints: bool) -> Tensor<1> {
+    fn loss(&self, tokens: Tensor<2, Int>, recompute: bool) -> Tensor<1> {
         type Activations = (Tensor<3>, Tensor<3>, Tensor<3, Bool>);
 
         fn embed(model: &Tokens, tokens: Tensor<2, Int>) -> (Tensor<3>, Tensor<3, Bool>) {
@@ -178,11 +180,11 @@ impl Tokens {
             let hidden = model.shared.forward(hidden).mask_fill(mask, 0.1);
             model.norm.forward(x + model.own.forward(hidden.tanh()))
         }
-        let x = match checkpoints {
+        let x = match recompute {
             true => {
-                let activations = checkpoint(self, tokens.clone(), embed);
-                let activations = checkpoint(self, activations, first);
-                checkpoint(self, activations, second)
+                let activations = gradient_checkpointing(self, tokens.clone(), embed);
+                let activations = gradient_checkpointing(self, activations, first);
+                gradient_checkpointing(self, activations, second)
             }
             false => second(self, first(self, embed(self, tokens.clone()))),
         };
@@ -223,9 +225,9 @@ fn frozen_parts_and_unused_outputs_stay(device: &Device) {
         assert_eq!(fused.last_step().without_gradient, 6);
         fused.valid()
     };
-    let checkpointed = train(each);
-    assert_equal_weights(&train(plain), &checkpointed);
-    for ((path, before), (_, after)) in weights(&initial).iter().zip(weights(&checkpointed)) {
+    let recomputed = train(each);
+    assert_equal_weights(&train(plain), &recomputed);
+    for ((path, before), (_, after)) in weights(&initial).iter().zip(weights(&recomputed)) {
         let stays = path.starts_with("blocks.1") || path.starts_with("blocks.3");
         let same = before.as_bytes() == after.as_bytes();
         assert!(
@@ -236,7 +238,7 @@ fn frozen_parts_and_unused_outputs_stay(device: &Device) {
 }
 
 on_every_backend!(
-    checkpointed_blocks_train_as_plain_ones,
+    recomputed_blocks_train_as_plain_ones,
     outside_of_a_fused_step_a_block_is_simply_called,
     several_inputs_and_outputs_and_shared_weights_train_as_plain_ones,
     frozen_parts_and_unused_outputs_stay,

@@ -1,6 +1,6 @@
 mod backward;
-mod left;
 mod policies;
+mod retained;
 mod run;
 mod step;
 
@@ -12,8 +12,8 @@ use burn::module::{Module, ParamId};
 use burn::optim::{GradientsAccumulator, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 
-use crate::checkpoint::CheckpointingConfig;
 use crate::error::FusedError;
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::memory;
 use crate::pass::Pass;
 use crate::policy::Policies;
@@ -56,11 +56,11 @@ pub(crate) use policies::in_state;
 pub struct FusedOptimizer<M: Module> {
     form: FusedForm<M>,
     pass: Arc<Pass>,
-    left_gradients: GradientsAccumulator<M>,
+    retained_gradients: GradientsAccumulator<M>,
     report: StepReport,
     told: HashSet<ParamId>,
     policies: Policies,
-    checkpointing: CheckpointingConfig,
+    gradient_checkpointing: GradientCheckpointingConfig,
     /// Of the last update.
     gradient_norm: Option<f64>,
 }
@@ -93,11 +93,11 @@ impl<M: Module> FusedOptimizer<M> {
         let fused = Self {
             form: FusedForm::new(model, &pass)?,
             pass,
-            left_gradients: GradientsAccumulator::new(),
+            retained_gradients: GradientsAccumulator::new(),
             report: StepReport::default(),
             told: HashSet::new(),
             policies: Policies::default(),
-            checkpointing: CheckpointingConfig::default(),
+            gradient_checkpointing: GradientCheckpointingConfig::default(),
             gradient_norm: None,
         };
         log::info!("{fused}");
@@ -137,7 +137,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// # use burn::{module::Module, module::ParamGroup, nn::LinearConfig, optim::SgdConfig, tensor::Device};
     /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
     /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-    /// fused.map(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
+    /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
     /// ```
     ///
     /// The optimizer keeps the state of every parameter. Accumulated gradients are dropped, but for those
@@ -146,12 +146,12 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Panics
     ///
     /// As [`new`](Self::new) on the model that `change` returns; nothing has changed then.
-    pub fn map(&mut self, change: impl FnOnce(M) -> M) {
+    pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
         let changed = Self::with_pass(change(self.model()), self.pass.clone());
         let changed = changed.unwrap_or_else(|error| panic!("{error}"));
         *self = Self {
             policies: std::mem::take(&mut self.policies),
-            checkpointing: std::mem::take(&mut self.checkpointing),
+            gradient_checkpointing: std::mem::take(&mut self.gradient_checkpointing),
             gradient_norm: self.gradient_norm,
             ..changed
         };
@@ -164,7 +164,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If this build does not cover the backend of `device`.
     pub fn fork(&mut self, device: &Device) {
-        self.map(|model| model.fork(device));
+        self.change_model(|model| model.fork(device));
     }
 
     /// [`fork`](Self::fork) by value.
@@ -222,18 +222,18 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     /// The number of parameters stepped during the backward pass.
-    pub fn tapped(&self) -> usize {
-        self.form.inventory().count(Role::Tapped).0
+    pub fn num_released(&self) -> usize {
+        self.form.inventory().count(Role::Released).0
     }
 
     /// The number of parameters stepped at the end of the pass, from an ordinary gradient: the
     /// trainable ones that carry a reparameterization, such as an unfrozen LoRA base.
-    pub fn left(&self) -> usize {
-        self.form.inventory().count(Role::Left).0
+    pub fn num_retained(&self) -> usize {
+        self.form.inventory().count(Role::Retained).0
     }
 
     /// The number of parameters that are not trained: frozen ones and running statistics.
-    pub fn frozen(&self) -> usize {
+    pub fn num_frozen(&self) -> usize {
         self.form.inventory().count(Role::Frozen).0
     }
 
@@ -252,13 +252,13 @@ impl<M: Module> FusedOptimizer<M> {
 
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let (tapped, elements) = self.form.inventory().count(Role::Tapped);
+        let (tapped, elements) = self.form.inventory().count(Role::Released);
         write!(
             f,
             "FusedOptimizer: {tapped} parameters ({elements} elements) stepped in the backward \
              pass, {} left to its end, {} frozen",
-            self.left(),
-            self.frozen()
+            self.num_retained(),
+            self.num_frozen()
         )
     }
 }

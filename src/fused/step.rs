@@ -64,7 +64,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     /// [`step`](Self::step) with a closure that may run twice: what
-    /// [exact clipping](crate::GlobalNormClipping::Exact) and
+    /// [exact clipping](crate::GlobalNormClippingConfig::Exact) and
     /// [skipping a step](crate::Overflow::SkipStep) need. Without them, it runs once.
     ///
     /// Both runs see the same random numbers, so dropout drops the same elements: their seed is

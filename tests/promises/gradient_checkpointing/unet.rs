@@ -92,13 +92,13 @@ impl UNet {
         }
     }
 
-    fn loss(&self, x: Tensor<4>, checkpoints: bool) -> Tensor<1> {
-        let down = |stage: &Down, x| match checkpoints {
-            true => checkpoint(stage, x, Down::forward),
+    fn loss(&self, x: Tensor<4>, recompute: bool) -> Tensor<1> {
+        let down = |stage: &Down, x| match recompute {
+            true => gradient_checkpointing(stage, x, Down::forward),
             false => stage.forward(x),
         };
-        let up = |stage: &Up, inputs| match checkpoints {
-            true => checkpoint(stage, inputs, Up::forward),
+        let up = |stage: &Up, inputs| match recompute {
+            true => gradient_checkpointing(stage, inputs, Up::forward),
             false => stage.forward(inputs),
         };
         let (outer, x, mean) = down(&self.down[0], x);
@@ -109,7 +109,7 @@ impl UNet {
     }
 }
 
-/// Trained in stock, and with checkpointed stages.
+/// Trained in stock, and with recomputed stages.
 fn train(mean_of: MeanOf, device: &Device) -> [UNet; 2] {
     let init = || UNet::init(mean_of, device);
     let initial = init();
@@ -126,7 +126,7 @@ fn train(mean_of: MeanOf, device: &Device) -> [UNet; 2] {
     [stock.valid(), fused.valid()]
 }
 
-fn a_u_net_with_checkpointed_stages_trains_as_a_plain_one(device: &Device) {
+fn a_u_net_with_recomputed_stages_trains_as_a_plain_one(device: &Device) {
     let [stock, fused] = train(MeanOf::Pooled, device);
     assert_equal_weights(&stock, &fused);
 }
@@ -145,6 +145,6 @@ fn a_tensor_used_inside_and_outside_of_a_block_gets_the_same_gradient_but_for_ro
 }
 
 on_every_backend!(
-    a_u_net_with_checkpointed_stages_trains_as_a_plain_one,
+    a_u_net_with_recomputed_stages_trains_as_a_plain_one,
     a_tensor_used_inside_and_outside_of_a_block_gets_the_same_gradient_but_for_rounding,
 );
