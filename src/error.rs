@@ -222,6 +222,35 @@ pub enum FusedError {
         found: usize,
     },
 
+    /// An optimizer record holds a state of another shape than its parameter.
+    #[error(
+        "the optimizer record holds `{state}` of shape {found:?} for parameter `{path}` of shape \
+         {expected:?}: it was saved with another model, and nothing of it was loaded"
+    )]
+    RecordShape {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Name of the state, as the optimizer calls it.
+        state: String,
+        /// Shape of the parameter.
+        expected: Vec<usize>,
+        /// Shape in the record.
+        found: Vec<usize>,
+    },
+
+    /// An optimizer record holds what the optimizer has no place for.
+    #[error(
+        "the optimizer record holds `{state}` for parameter `{path}`, which this optimizer can't \
+         load: it was saved by another optimizer, or by one with other parameter groups. Nothing of it \
+         was loaded. To go on without it, load no record"
+    )]
+    RecordOfAnotherOptimizer {
+        /// Path of the parameter in the record.
+        path: String,
+        /// Name of the state, as the optimizer that wrote it calls it.
+        state: String,
+    },
+
     /// An optimizer record that can't be read.
     #[error("the optimizer record can't be read: {reason}")]
     UnreadableRecord {

@@ -1,53 +1,35 @@
-//! Checks an optimizer record against the model it is loaded for.
+//! Loads an optimizer record, checked against the model and the optimizer that it is loaded for.
 
-use burn::module::ParamId;
-use burn::optim::OptimizerRecord;
-use burn_pack::Reader;
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{Bytes, Shape, Tensor};
+use burn_pack::{Reader, Scalar, Writer};
 
 use crate::error::FusedError;
 use crate::policy::KEEPER_ID;
-use crate::slot::Inventory;
 
-/// The scalar under which Burn's `ModuleOptimizer::to_record` stores the rank of a parameter.
-const RANK_SUFFIX: &str = ".__rank";
+/// The scalar in which Burn's `ModuleOptimizer::to_record` keeps the rank of a parameter.
+const RANK: &str = "__rank";
 
-/// Returns `record` if every state in it belongs to a parameter in `inventory`.
-pub(crate) fn checked(
+/// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
+/// and `optimizer` can load them all.
+pub(crate) fn load<M: Module>(
     record: OptimizerRecord,
-    inventory: &Inventory,
-) -> Result<OptimizerRecord, FusedError> {
-    let unreadable = |reason: String| FusedError::UnreadableRecord { reason };
-
+    optimizer: &ModuleOptimizer,
+    model: &M,
+) -> Result<ModuleOptimizer, FusedError> {
     // A record shows what it holds in its serialized form only.
-    let bytes = record.into_bytes().map_err(|e| unreadable(e.to_string()))?;
-    let reader = Reader::from_bytes(bytes.clone()).map_err(|e| unreadable(e.to_string()))?;
-
-    for (name, rank) in reader.scalars() {
-        let Some(id) = name.strip_suffix(RANK_SUFFIX) else {
-            continue;
-        };
-        let path = reader.metadata().get(id).cloned().unwrap_or_default();
-        let id = id.parse::<u64>().map(ParamId::from);
-        let id = id.map_err(|_| unreadable(format!("`{name}` names no parameter id")))?;
-        if id.val() == KEEPER_ID {
-            continue;
-        }
-        let rank =
-            usize::try_from(*rank).map_err(|_| unreadable(format!("`{name}` holds no rank")))?;
-
-        match inventory.get(id) {
-            None => return Err(FusedError::ForeignRecord { id, path }),
-            Some(entry) if entry.rank != rank => {
-                return Err(FusedError::RecordRank {
-                    path: entry.path.clone(),
-                    expected: entry.rank,
-                    found: rank,
-                });
-            }
-            Some(_) => {}
-        }
+    let bytes = record.into_bytes().map_err(unreadable)?.shared();
+    let states = states(bytes.clone())?;
+    check_fit(&states, model)?;
+    let empty = optimizer.clone().load_record(OptimizerRecord::default());
+    for state in states.into_values() {
+        state.check_loads(&empty)?;
     }
-    OptimizerRecord::from_bytes(bytes).map_err(|e| unreadable(e.to_string()))
+    let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
+    Ok(optimizer.clone().load_record(record))
 }
 
 /// Bytes of the state tensors that `record` holds for the parameter `id`.
@@ -60,4 +42,159 @@ pub(crate) fn state_bytes(record: OptimizerRecord, id: ParamId) -> usize {
         .filter(|tensor| tensor.param_id == Some(id.val()))
         .map(|tensor| tensor.byte_len())
         .sum()
+}
+
+/// What a record holds for one parameter.
+#[derive(Default)]
+struct State {
+    id: String,
+    path: Option<String>,
+    scalars: BTreeMap<String, Scalar>,
+    tensors: Vec<burn_pack::Tensor>,
+}
+
+/// The states in a record, without that of the policies.
+fn states(record: Bytes) -> Result<BTreeMap<u64, State>, FusedError> {
+    let reader = Reader::from_bytes(record).map_err(unreadable)?;
+    let mut states = BTreeMap::<u64, State>::new();
+    for (name, scalar) in reader.scalars() {
+        let id = name.split('.').next().unwrap_or_default();
+        let id = id
+            .parse()
+            .map_err(|_| unreadable(format!("`{name}` names no parameter id")))?;
+        let state = states.entry(id).or_default();
+        state.scalars.insert(name.clone(), *scalar);
+    }
+    let mut paths = reader.metadata().clone();
+    for tensor in reader.into_tensors().map_err(unreadable)? {
+        let id = tensor
+            .param_id
+            .ok_or_else(|| unreadable(format!("`{}` names no parameter id", tensor.name)))?;
+        states.entry(id).or_default().tensors.push(tensor);
+    }
+    states.remove(&KEEPER_ID);
+    for (id, state) in &mut states {
+        state.id = id.to_string();
+        state.path = paths.remove(&state.id);
+    }
+    Ok(states)
+}
+
+/// Refuses states that are none of the parameters of `model`.
+fn check_fit<M: Module>(states: &BTreeMap<u64, State>, model: &M) -> Result<(), FusedError> {
+    let mut parameters = Parameters::default();
+    model.visit(&mut parameters);
+    for (id, state) in states {
+        let id = ParamId::from(*id);
+        let Some((path, shape)) = parameters.shapes.get(&id) else {
+            let path = state.path.clone().unwrap_or_default();
+            return Err(FusedError::ForeignRecord { id, path });
+        };
+        state.check_fits(path, shape)?;
+    }
+    Ok(())
+}
+
+impl State {
+    /// The rank of the parameter.
+    fn rank(&self) -> Result<usize, FusedError> {
+        let name = format!("{}.{RANK}", self.id);
+        match (self.scalars.get(&name), self.tensors.first()) {
+            (Some(rank), _) => {
+                usize::try_from(*rank).map_err(|_| unreadable(format!("`{name}` holds no rank")))
+            }
+            (None, Some(tensor)) => Ok(tensor.shape.num_dims()),
+            (None, None) => Err(unreadable(format!("there is no `{name}`"))),
+        }
+    }
+
+    /// A state is as large as its parameter, or of size one in some dimensions (Adafactor keeps the
+    /// rows and columns of a second moment). Tensors of another rank are the optimizer's own affair.
+    fn check_fits(&self, path: &str, shape: &Shape) -> Result<(), FusedError> {
+        let rank = self.rank()?;
+        if rank != shape.num_dims() {
+            return Err(FusedError::RecordRank {
+                path: path.to_string(),
+                expected: shape.num_dims(),
+                found: rank,
+            });
+        }
+        for tensor in &self.tensors {
+            let mut sizes = tensor.shape.iter().zip(shape.iter());
+            let fits = sizes.all(|(found, expected)| *found == 1 || found == expected);
+            if tensor.shape.num_dims() == rank && !fits {
+                return Err(FusedError::RecordShape {
+                    path: path.to_string(),
+                    state: self.name_in_state(&tensor.name).to_string(),
+                    expected: shape.to_vec(),
+                    found: tensor.shape.to_vec(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a state of which `empty`, the optimizer without a state, can't load everything: Burn
+    /// starts such a parameter anew.
+    fn check_loads(self, empty: &ModuleOptimizer) -> Result<(), FusedError> {
+        let names = |state: &Self| -> Vec<String> {
+            let tensors = state.tensors.iter().map(|tensor| &tensor.name);
+            let names = tensors.chain(state.scalars.keys());
+            let names = names.map(|name| self.name_in_state(name).to_string());
+            names.filter(|name| name != RANK).collect()
+        };
+        let mut writer = Writer::new(self.tensors.clone());
+        for (name, scalar) in &self.scalars {
+            writer = writer.with_scalar(name, *scalar);
+        }
+        if let Some(path) = &self.path {
+            writer = writer.with_metadata(&self.id, path);
+        }
+        let bytes = writer.into_bytes().map_err(unreadable)?;
+        let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
+        let loaded = empty.clone().load_record(record).to_record();
+        let loaded = states(loaded.into_bytes().map_err(unreadable)?)?;
+        let loaded = loaded.values().flat_map(names).collect::<Vec<_>>();
+        match names(&self).into_iter().find(|name| !loaded.contains(name)) {
+            Some(state) => Err(FusedError::RecordOfAnotherOptimizer {
+                path: self.path.unwrap_or(self.id),
+                state,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// `moment_1` of `7.moment_1`.
+    fn name_in_state<'a>(&self, name: &'a str) -> &'a str {
+        let name = name.strip_prefix(&self.id).unwrap_or(name);
+        name.trim_start_matches('.')
+    }
+}
+
+/// Path and shape of every float parameter.
+#[derive(Default)]
+struct Parameters {
+    names: Vec<String>,
+    shapes: HashMap<ParamId, (String, Shape)>,
+}
+
+impl ModuleVisitor for Parameters {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // In fused form, too: a placeholder has the shape of its value.
+        let parameter = (self.names.join("."), param.lazy_shape());
+        self.shapes.insert(param.id, parameter);
+    }
+}
+
+fn unreadable(reason: impl ToString) -> FusedError {
+    let reason = reason.to_string();
+    FusedError::UnreadableRecord { reason }
 }

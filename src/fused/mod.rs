@@ -195,11 +195,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// If the record was saved with another model: it holds a state for a parameter that the model
-    /// does not have, or of another rank. The state is unchanged then.
+    /// does not have, or of another shape. If it was saved by another optimizer, whose state this one
+    /// can't load. The state is unchanged then. (`Adam` and `AdamW` keep the same, and can't be told
+    /// apart.)
+    ///
+    /// Burn loads states in the default float type of its default device, so those of f64 parameters
+    /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
+    /// parameter with the next step; Burn's own panic then, if it is another.
     pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        let record = record::checked(record, self.form.inventory())?;
         let mut update = self.pass.update();
-        update.optimizer = update.optimizer.clone().load_record(record);
+        update.optimizer = record::load(record, &update.optimizer, &self.form.module)?;
         drop(update);
         self.restore_loss_scale();
         self.form

@@ -22,7 +22,6 @@ pub(crate) enum Role {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) path: String,
-    pub(crate) rank: usize,
     pub(crate) elements: usize,
     pub(crate) role: Role,
     device: burn::tensor::Device,
@@ -132,7 +131,6 @@ impl ModuleVisitor for Clerk {
         self.autodiff |= value.is_autodiff();
         let entry = Entry {
             path: self.names.join("."),
-            rank: D,
             elements: value.shape().num_elements(),
             role: match value.is_require_grad() {
                 true => Role::Released,

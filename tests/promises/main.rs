@@ -13,5 +13,6 @@ mod optim;
 mod pictures;
 mod policies;
 mod pools;
+mod records;
 mod text;
 mod vit;

@@ -3,12 +3,13 @@
 #[cfg(feature = "cubecl")]
 mod cube;
 mod extension;
+mod fit;
 #[cfg(feature = "flex")]
 mod flex;
 mod plain;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
@@ -25,14 +26,25 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
     }
 }
 
-/// Applies `rule` to the elements of `parameter` and of its `states`, which have its shape and dtype,
-/// and returns them. A buffer with one owner is written in place, others are copied.
+/// Applies `rule` to the elements of `parameter` and of its `states`, and returns them. A buffer with
+/// one owner is written in place, others are copied. States of another float type are cast: Burn loads
+/// them from a record in that of its default device.
+///
+/// # Panics
+///
+/// If the gradient or a state does not fit the parameter; nothing is written then.
 pub(super) fn update<const D: usize, const S: usize>(
     rule: Rule,
     parameter: Tensor<D>,
     gradient: Tensor<D>,
     states: [Tensor<D>; S],
 ) -> (Tensor<D>, [Tensor<D>; S]) {
+    let float: FloatDType = parameter.dtype().into();
+    let states = states.map(|state| match state.dtype() == parameter.dtype() {
+        true => state,
+        false => state.cast(float),
+    });
+    fit::check(&parameter, &gradient, &states).unwrap_or_else(|error| panic!("{error}"));
     if !covers(&parameter) {
         let (parameter, states) = plain::update(rule, parameter, gradient, states.into());
         let states = states.try_into().expect("as many states as before");
