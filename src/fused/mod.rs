@@ -61,8 +61,6 @@ pub struct FusedOptimizer<M: Module> {
     told: HashSet<ParamId>,
     policies: Policies,
     gradient_checkpointing: GradientCheckpointingConfig,
-    /// Of the last update.
-    gradient_norm: Option<f64>,
 }
 
 impl<M: Module> FusedOptimizer<M> {
@@ -98,7 +96,6 @@ impl<M: Module> FusedOptimizer<M> {
             told: HashSet::new(),
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
-            gradient_norm: None,
         };
         log::info!("{fused}");
         Ok(fused)
@@ -152,7 +149,6 @@ impl<M: Module> FusedOptimizer<M> {
         *self = Self {
             policies: std::mem::take(&mut self.policies),
             gradient_checkpointing: std::mem::take(&mut self.gradient_checkpointing),
-            gradient_norm: self.gradient_norm,
             ..changed
         };
     }
@@ -176,7 +172,6 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// The state of the optimizer as Burn records it.
     pub fn to_record(&self) -> OptimizerRecord {
-        self.save_loss_scale();
         self.pass.update().optimizer.to_record()
     }
 
@@ -206,7 +201,7 @@ impl<M: Module> FusedOptimizer<M> {
         let mut update = self.pass.update();
         update.optimizer = record::load(record, &update.optimizer, &self.form.module)?;
         drop(update);
-        self.restore_loss_scale();
+        self.restore_policies();
         self.form
             .slots()
             .for_each(|slot| slot.expect_first_update());

@@ -84,13 +84,14 @@ impl<M: Module> FusedOptimizer<M> {
             });
         }
         fused.policies = policies;
-        fused.restore_loss_scale();
+        fused.restore_policies();
         Ok(fused)
     }
 
     /// Clips the gradients of every step by their global norm.
     ///
-    /// [`last_step`](Self::last_step) tells the norm and the coefficient. Clipping by value and by
+    /// [`last_step`](Self::last_step) tells the norm and the coefficient. The norm that lagged clipping
+    /// goes by is part of the [record](Self::to_record). Clipping by value and by
     /// the norm of each parameter's own gradient are Burn's, set on the optimizer's config, and come
     /// after this one.
     ///
@@ -113,6 +114,7 @@ impl<M: Module> FusedOptimizer<M> {
         clipping: GlobalNormClippingConfig,
     ) -> Result<Self, FusedError> {
         self.policies.set_clipping(clipping)?;
+        self.keep_policies();
         Ok(self)
     }
 
@@ -139,11 +141,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// sense with the other policies.
     pub fn try_with_loss_scaling(mut self, scaling: LossScalingConfig) -> Result<Self, FusedError> {
         self.policies.set_scaling(scaling)?;
-        if let Some(scaler) = self.policies.scaling() {
-            self.pass
-                .update()
-                .change(|optimizer| scaler.join(optimizer));
-        }
+        self.keep_policies();
         Ok(self)
     }
 
@@ -174,28 +172,26 @@ impl<M: Module> FusedOptimizer<M> {
         self
     }
 
-    /// Writes the loss scale into the optimizer, to be part of its record.
-    pub(crate) fn save_loss_scale(&self) {
-        if let Some(scaler) = self.policies.scaling() {
-            scaler.save(&mut self.pass.update(), &self.device());
+    /// Makes the state of the policies part of the optimizer's records.
+    fn keep_policies(&self) {
+        if let Some(keeper) = self.policies.keeper() {
+            self.pass
+                .update()
+                .change(|optimizer| keeper.join(optimizer));
         }
+        self.restore_policies();
     }
 
-    /// Takes the loss scale from the optimizer.
-    pub(super) fn restore_loss_scale(&self) {
-        if let Some(scaler) = self.policies.scaling() {
-            scaler.restore(&mut self.pass.update(), &self.device());
+    /// Takes over the state of the policies that the optimizer has loaded.
+    pub(super) fn restore_policies(&self) {
+        if let Some(keeper) = self.policies.keeper() {
+            keeper.restore(&mut self.pass.update().optimizer, &self.device());
         }
     }
 
     fn device(&self) -> Device {
         let devices = self.form.module.devices();
         devices.into_iter().next().unwrap_or_default()
-    }
-
-    /// What lagged clipping multiplies the gradients of the next pass by.
-    pub(super) fn lagged_coefficient(&self) -> Option<f64> {
-        self.policies.clipping()?.coefficient(self.gradient_norm?)
     }
 }
 

@@ -193,7 +193,7 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         run: impl FnOnce(&mut Self, Plan) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let coefficient = self.lagged_coefficient();
+        let coefficient = self.policies.lagged_coefficient();
         let plan = self.policies.plan(Goal::Update, coefficient);
         let output = run(self, plan.clone())?;
         let norm = plan.norm().map(|norm| norm.value);
@@ -243,9 +243,6 @@ impl<M: Module> FusedOptimizer<M> {
         self.report.gradient_norm = norm;
         self.report.clipping = clips.then(|| coefficient.unwrap_or(1.0));
         self.report.loss_scale = plan.scale;
-        self.gradient_norm = norm.or(self.gradient_norm);
-        if let Some(scaler) = self.policies.scaling() {
-            scaler.adapt(self.report.overflowed);
-        }
+        self.policies.adapt(norm, self.report.overflowed);
     }
 }

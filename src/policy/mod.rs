@@ -7,18 +7,21 @@
 mod anomaly;
 mod clip;
 mod hook;
+mod keeper;
 mod measure;
 mod plan;
 mod scale;
 mod scaling;
+mod state;
 mod statistics;
 mod update;
 
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
+pub(crate) use keeper::KEEPER_ID;
 pub(crate) use plan::{Goal, Plan, Policies};
-pub(crate) use scaling::{KEEPER_ID, LossScaler, Unscaled};
+pub(crate) use scaling::{LossScaler, Unscaled};
 pub use scaling::{LossScalingConfig, Overflow, scale_loss};
 pub use statistics::{GradientStatistic, GradientStatistics};
 pub(crate) use update::Update;

@@ -4,9 +4,11 @@ use burn::module::ParamGroup;
 
 use super::clip::GlobalNormClippingConfig;
 use super::hook::{AnyHook, Hooks};
+use super::keeper::Keeper;
 use super::measure::{Measure, Norm};
 use super::scale::Scale;
 use super::scaling::{LeaveNotFinite, LossScaler, LossScalingConfig, Overflow};
+use super::state::PolicyState;
 use crate::error::FusedError;
 use crate::optim::MicroBatches;
 
@@ -29,6 +31,7 @@ pub(crate) struct Policies {
     scaling: Option<LossScaler>,
     hooks: Hooks,
     in_state: Option<MicroBatches>,
+    state: PolicyState,
 }
 
 impl Policies {
@@ -43,7 +46,7 @@ impl Policies {
 
     pub(crate) fn set_scaling(&mut self, scaling: LossScalingConfig) -> Result<(), FusedError> {
         scaling.check()?;
-        self.scaling = Some(LossScaler::new(scaling));
+        self.scaling = Some(LossScaler::new(scaling, self.state.clone()));
         self.check()
     }
 
@@ -84,6 +87,28 @@ impl Policies {
 
     pub(crate) fn scaling(&self) -> Option<&LossScaler> {
         self.scaling.as_ref()
+    }
+
+    /// What keeps the state of the policies in the records of the optimizer, if they have one.
+    pub(crate) fn keeper(&self) -> Option<Keeper> {
+        let lagged = matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)));
+        let kept = lagged || self.scaling.is_some();
+        kept.then(|| Keeper::new(self.state.clone()))
+    }
+
+    /// What lagged clipping multiplies the gradients of the next pass by.
+    pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
+        self.clipping?.coefficient(self.state.gradient_norm()?)
+    }
+
+    /// Lets the policies learn from a step.
+    pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
+        if let Some(norm) = norm {
+            self.state.set_gradient_norm(norm);
+        }
+        if let Some(scaler) = &self.scaling {
+            scaler.adapt(overflowed);
+        }
     }
 
     /// Whether gradients go into the optimizer state when they are accumulated.

@@ -108,15 +108,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         <M as TrainStep>::Input: Clone,
     {
         self.repeat = Some(Clone::clone);
-        let mut learner = self.chosen(|policies| policies.set_scaling(scaling));
-        if let Some(scaler) = learner.policies.scaling() {
-            // Burn loads a checkpoint into the optimizer before the training begins.
-            let join = |optimizer| scaler.join(optimizer);
-            learner
-                .exchange
-                .change_optimizer(&mut learner.learner, join);
-        }
-        learner
+        self.chosen(|policies| policies.set_scaling(scaling))
     }
 
     /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
@@ -141,6 +133,11 @@ impl<M: LearnerModel> FusedLearner<M> {
 
     fn chosen(mut self, choose: impl FnOnce(&mut Policies) -> Result<(), FusedError>) -> Self {
         choose(&mut self.policies).unwrap_or_else(|error| panic!("{error}"));
+        if let Some(keeper) = self.policies.keeper() {
+            // Burn loads a checkpoint into the optimizer before the training begins.
+            let join = |optimizer| keeper.join(optimizer);
+            self.exchange.change_optimizer(&mut self.learner, join);
+        }
         self
     }
 

@@ -44,7 +44,6 @@ impl<M: LearnerModel> FusedStrategy<M> {
         learner: &mut Learner<FusedModel<M>>,
         look: impl FnOnce(&Learner<FusedModel<M>>),
     ) {
-        fused.save_loss_scale();
         let optimizer = fused.replace_optimizer(no_optimizer());
         self.exchange.swap(learner, fused.model(), optimizer);
         look(learner);

@@ -2,13 +2,11 @@
 //! vanish in f16, and the gradients are divided before the update.
 
 mod config;
-mod keeper;
 mod overflow;
 mod scaler;
 mod unscaled;
 
 pub use config::{LossScalingConfig, Overflow};
-pub(crate) use keeper::KEEPER_ID;
 pub(crate) use overflow::LeaveNotFinite;
 pub(crate) use scaler::LossScaler;
 pub(crate) use unscaled::Unscaled;

@@ -1,45 +1,26 @@
-use std::sync::Arc;
-
-use burn::optim::ModuleOptimizer;
-use burn::tensor::Device;
-use parking_lot::Mutex;
-
 use super::config::{LossScalingConfig, Overflow};
-use super::keeper::Keeper;
-use crate::policy::Update;
+use crate::policy::state::{LossScale, PolicyState};
 
 /// The scale of the loss over the steps.
 #[derive(Clone, Debug)]
 pub(crate) struct LossScaler {
     config: LossScalingConfig,
-    state: Arc<Mutex<ScaleState>>,
-}
-
-/// What a record keeps of it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct ScaleState {
-    pub(super) scale: f64,
-    /// Steps without an overflow since the scale last changed.
-    pub(super) good_steps: usize,
+    state: PolicyState,
 }
 
 /// A scale that halved to this finds gradients that are not finite without its doing.
 const SMALLEST: f64 = 1.0 / 65536.0;
 
 impl LossScaler {
-    pub(crate) fn new(config: LossScalingConfig) -> Self {
-        let state = ScaleState {
-            scale: config.initial_scale,
-            good_steps: 0,
-        };
-        Self {
-            config,
-            state: Arc::new(Mutex::new(state)),
-        }
+    /// A scaler that keeps its scale in `state`.
+    pub(crate) fn new(config: LossScalingConfig, state: PolicyState) -> Self {
+        let scaler = Self { config, state };
+        scaler.state.set_loss_scale(scaler.initial());
+        scaler
     }
 
     pub(crate) fn scale(&self) -> f64 {
-        self.state.lock().scale
+        self.current().scale
     }
 
     pub(crate) fn overflow(&self) -> Overflow {
@@ -56,31 +37,23 @@ impl LossScaler {
         let Some(interval) = self.config.growth_interval else {
             return;
         };
-        let mut state = self.state.lock();
-        if overflowed {
-            state.scale /= 2.0;
-            state.good_steps = 0;
-            return;
+        let LossScale { scale, good_steps } = self.current();
+        let (scale, good_steps) = match good_steps + 1 {
+            _ if overflowed => (scale / 2.0, 0),
+            steps if steps >= interval => (scale * 2.0, 0),
+            steps => (scale, steps),
+        };
+        self.state.set_loss_scale(LossScale { scale, good_steps });
+    }
+
+    fn current(&self) -> LossScale {
+        self.state.loss_scale().unwrap_or_else(|| self.initial())
+    }
+
+    fn initial(&self) -> LossScale {
+        LossScale {
+            scale: self.config.initial_scale,
+            good_steps: 0,
         }
-        state.good_steps += 1;
-        if state.good_steps >= interval {
-            state.scale *= 2.0;
-            state.good_steps = 0;
-        }
-    }
-
-    /// Gives the scale a place among the states of the optimizer, which go into its record.
-    pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        Keeper::new(self.state.clone()).join(optimizer)
-    }
-
-    /// Writes the scale into the optimizer.
-    pub(crate) fn save(&self, update: &mut Update, device: &Device) {
-        Keeper::touch(&mut update.optimizer, device, Keeper::SAVE);
-    }
-
-    /// Takes the scale that the optimizer holds, if it does.
-    pub(crate) fn restore(&self, update: &mut Update, device: &Device) {
-        Keeper::touch(&mut update.optimizer, device, Keeper::RESTORE);
     }
 }

@@ -295,6 +295,30 @@ fn a_checkpoint_brings_the_scale_back() {
 }
 
 #[test]
+fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
+    let initial = Clipped::init();
+    let train = |epochs, resume, folder: &Path| {
+        let run = Run {
+            resume,
+            // Plain SGD shows every coefficient in the weights.
+            optimizer: SgdConfig::new().init(),
+            ..Run::new(epochs)
+        };
+        let model = copy(&initial, Clipped::init);
+        let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
+            .with_clipping(GlobalNormClippingConfig::Lagged(1e-3));
+        let result = run.training(folder).launch_fused(learner);
+        assert!(result.error.is_none());
+        result.model
+    };
+    let folders = [(); 2].map(|_| tempfile::tempdir().unwrap());
+    let whole = train(3, None, folders[0].path());
+    train(2, None, folders[1].path());
+    let resumed = train(3, Some(2), folders[1].path());
+    assert_equal_weights(&whole, &resumed);
+}
+
+#[test]
 fn accumulation_in_state_equals_a_loop() {
     let sgd = || {
         let momentum = burn::optim::momentum::MomentumConfig::new();

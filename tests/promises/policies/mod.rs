@@ -4,6 +4,7 @@ mod accumulation;
 mod clipping;
 mod hooks;
 mod in_state;
+mod resume;
 mod scaling;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};

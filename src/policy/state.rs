@@ -1,0 +1,78 @@
+use std::sync::Arc;
+
+use burn::optim::{RecordState, StateSink, StateSource};
+use burn::tensor::Device;
+use parking_lot::Mutex;
+
+/// What the policies learn from one step for the next. All handles share it, so that a record shows
+/// it as it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PolicyState(Arc<Mutex<Learned>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Learned {
+    loss_scale: Option<LossScale>,
+    /// The global norm of the last update's gradients.
+    gradient_norm: Option<f64>,
+}
+
+/// The scale of the loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct LossScale {
+    pub(super) scale: f64,
+    /// Steps without an overflow since the scale last changed.
+    pub(super) good_steps: usize,
+}
+
+impl PolicyState {
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        self.0.lock().loss_scale
+    }
+
+    pub(super) fn set_loss_scale(&self, scale: LossScale) {
+        self.0.lock().loss_scale = Some(scale);
+    }
+
+    pub(super) fn gradient_norm(&self) -> Option<f64> {
+        self.0.lock().gradient_norm
+    }
+
+    pub(super) fn set_gradient_norm(&self, norm: f64) {
+        self.0.lock().gradient_norm = Some(norm);
+    }
+
+    /// Takes over what `loaded` has. A record from before the first step has no norm, and then there
+    /// is none.
+    pub(super) fn restore(&self, loaded: &Self) {
+        let loaded = *loaded.0.lock();
+        let mut state = self.0.lock();
+        state.loss_scale = loaded.loss_scale.or(state.loss_scale);
+        state.gradient_norm = loaded.gradient_norm;
+    }
+}
+
+impl RecordState for PolicyState {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        let learned = *self.0.lock();
+        if let Some(LossScale { scale, good_steps }) = learned.loss_scale {
+            sink.push_scalar(prefix, "loss_scale", scale.into());
+            sink.push_scalar(prefix, "good_steps", good_steps.into());
+        }
+        if let Some(norm) = learned.gradient_norm {
+            sink.push_scalar(prefix, "gradient_norm", norm.into());
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, _device: &Device) -> Option<Self> {
+        let mut scalar = |name| source.take_scalar(prefix, name);
+        let scale = scalar("loss_scale").and_then(|scale| scale.try_into().ok());
+        let good_steps = scalar("good_steps").and_then(|steps| steps.try_into().ok());
+        let learned = Learned {
+            loss_scale: scale
+                .zip(good_steps)
+                .map(|(scale, good_steps)| LossScale { scale, good_steps }),
+            gradient_norm: scalar("gradient_norm").and_then(|norm| norm.try_into().ok()),
+        };
+        Some(Self(Arc::new(Mutex::new(learned))))
+    }
+}
