@@ -1,9 +1,9 @@
 //! Where the bytes are: records allocated memory over time during training, fused or stock.
 //!
-//! [`MemoryEstimate`] tells before any training what fusing would save. `PeakMemoryMetric` (feature
-//! `train`) shows the peak of every step in Burn's training display. To see all, a program installs
-//! the [`RecordingAllocator`] in one line and records with a [`MemoryRecorder`]; the result is a
-//! [`MemoryTimeline`].
+//! `PeakMemoryMetric` (feature `train`) shows the peak of every step in Burn's training display. To see
+//! all, a program installs the [`RecordingAllocator`] in one line and records with a [`MemoryRecorder`];
+//! the result is a [`MemoryTimeline`]. Before any training, [`MemoryEstimate`](crate::MemoryEstimate)
+//! tells what fusing would save.
 //!
 //! ```
 //! use backburn::FusedOptimizer;
@@ -54,7 +54,6 @@ mod allocator;
 mod block;
 mod buffer;
 mod error;
-mod estimate;
 mod events;
 mod heap;
 #[cfg(feature = "train")]
@@ -71,7 +70,6 @@ mod timeline;
 pub use allocator::RecordingAllocator;
 pub use block::RecomputedBlock;
 pub use error::MemoryError;
-pub use estimate::MemoryEstimate;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
 pub use recorder::MemoryRecorder;
