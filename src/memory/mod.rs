@@ -70,6 +70,7 @@ mod timeline;
 pub use allocator::RecordingAllocator;
 pub use block::RecomputedBlock;
 pub use error::MemoryError;
+pub use heap::keep_pages;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
 pub use recorder::MemoryRecorder;
@@ -79,7 +80,6 @@ pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
 pub(crate) use block::BlockRun;
 pub(crate) use events::Category;
-pub(crate) use heap::keep_pages;
 pub(crate) use recorder::{
     enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
 };
