@@ -16,7 +16,7 @@ mod network;
 use std::error::Error;
 use std::time::Instant;
 
-use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
+use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator, keep_pages};
 use backburn::{FusedOptimizer, GradientCheckpointingConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
@@ -60,6 +60,7 @@ impl Training {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    keep_pages();
     let device = Device::flex().autodiff();
     let config = VitConfig::vit_s_16().with_recompute_blocks(true);
     let shape = [BATCH, config.channels, config.image_size, config.image_size];

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use backburn::FusedOptimizer;
-use backburn::memory::{MemoryRecorder, RecordingAllocator};
+use backburn::memory::{MemoryRecorder, RecordingAllocator, keep_pages};
 use burn::nn::{Gelu, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
@@ -72,6 +72,7 @@ enum Way {
 const WAYS: [Way; 3] = [Way::System, Way::Installed, Way::Recorded];
 
 fn main() {
+    keep_pages();
     println!(
         "{:<24}{:>12}{:>14}{:>12}{:>12}{:>16}",
         "", "system (ms)", "allocations", "rounds", "installed", "recorded"

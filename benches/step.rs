@@ -5,12 +5,13 @@
 //! cargo bench --bench step -- MLP        # the rows with this in their name
 //! cargo bench --bench step -- policies   # the second table
 //! cargo bench --bench step -- gradient-checkpointing   # the third
+//! cargo bench --bench step -- --without-keep-pages     # on a heap that gives its pages back
 //! ```
 //!
 //! Every row trains in f32 on the CPU. Each way to train runs in a process of its own, as a user's
-//! program would; round by round they make one step each, in changing order. Printed are the median
-//! time of the stock step and, for the others, the median over the rounds of their time in multiples
-//! of it.
+//! program would, and keeps the pages of its heap (`backburn::memory::keep_pages()`), stock and fused alike;
+//! round by round they make one step each, in changing order. Printed are the median time of the stock
+//! step and, for the others, the median over the rounds of their time in multiples of it.
 //!
 //! The first table launches Burn's `Learner`, a `FusedLearner` with the same optimizer of Burn's, and
 //! one with ours. `noise` is a second stock learner in the same rounds: what a ratio of equal work
@@ -29,6 +30,7 @@ mod turns;
 
 use std::sync::{Arc, Mutex};
 
+use backburn::memory::keep_pages;
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
@@ -45,6 +47,7 @@ use policies::Policy;
 use turns::{TURNS, Turn, Way};
 
 const LEARNING_RATE: f64 = 1e-4;
+const WITHOUT_KEEP_PAGES: &str = "--without-keep-pages";
 
 /// The networks of the first table, with their rounds.
 const ROWS: [(&str, usize); 5] = [
@@ -59,19 +62,30 @@ const WAYS: [&str; 4] = ["stock", "fused", "ours", "again"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match arguments[..] {
-        [TURNS, "policy", way, index] => train_policy(way, index.parse().unwrap()),
-        [TURNS, network, optimizer, way] => train_network(network, optimizer, way),
-        _ => print_tables(&arguments),
+    let arguments = arguments.iter().map(String::as_str);
+    let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|a| a.starts_with('-'));
+    // Before anything is trained, and whoever trains it.
+    let pages = match !options.contains(&WITHOUT_KEEP_PAGES) && keep_pages() {
+        true => "the heaps keep their pages",
+        false => "the heaps give their pages back",
+    };
+    match words[..] {
+        ["policy", way, index] if options.contains(&TURNS) => {
+            train_policy(way, index.parse().unwrap());
+        }
+        [network, optimizer, way] if options.contains(&TURNS) => {
+            train_network(network, optimizer, way);
+        }
+        _ => {
+            println!("{pages}\n");
+            print_tables(&words);
+        }
     }
 }
 
-fn print_tables(arguments: &[&str]) {
-    // Cargo passes `--bench` along.
-    let chosen: Vec<_> = arguments.iter().filter(|a| !a.starts_with('-')).collect();
+fn print_tables(chosen: &[&str]) {
     let is_chosen =
-        |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(**part));
+        |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(*part));
 
     if ROWS.iter().any(|(name, _)| is_chosen(name)) {
         println!(

@@ -24,6 +24,7 @@
 //! | `train` | Burn's `Learner` and training loop |
 //! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
 //! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
+//! | `estimate` | what a model and its optimizer will hold, before any training |
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
@@ -42,6 +43,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod error;
+mod estimate;
 mod fused;
 mod gradient_checkpointing;
 mod loss;
@@ -58,6 +60,7 @@ mod tap;
 pub mod train;
 
 pub use error::FusedError;
+pub use estimate::MemoryEstimate;
 pub use fused::FusedOptimizer;
 pub use gradient_checkpointing::{
     Activations, GradientCheckpointingConfig, gradient_checkpointing,

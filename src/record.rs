@@ -32,18 +32,6 @@ pub(crate) fn load<M: Module>(
     Ok(optimizer.clone().load_record(record))
 }
 
-/// Bytes of the state tensors that `record` holds for the parameter `id`.
-pub(crate) fn state_bytes(record: OptimizerRecord, id: ParamId) -> usize {
-    // Only its serialized form shows the tensors of a record; Burn reads what it wrote.
-    let bytes = record.into_bytes().expect("Burn writes its own record");
-    let tensors = Reader::from_bytes(bytes).and_then(Reader::into_tensors);
-    let tensors = tensors.expect("Burn reads its own record").into_iter();
-    tensors
-        .filter(|tensor| tensor.param_id == Some(id.val()))
-        .map(|tensor| tensor.byte_len())
-        .sum()
-}
-
 /// What a record holds for one parameter.
 #[derive(Default)]
 struct State {

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Lines, Write, stdin};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-/// What the first argument of such a process is.
+/// An argument of such a process, and of no other.
 pub const TURNS: &str = "--turns";
 /// What a line with a time begins with; Burn's training prints others.
 const MARK: &str = "step took ns: ";
@@ -20,10 +20,11 @@ pub struct Way {
 }
 
 impl Way {
-    /// Starts the benchmark again with `arguments`.
+    /// Starts the benchmark again with `arguments`, and with the options that it was started with.
     pub fn start(arguments: &[&str]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .arg(TURNS)
+            .args(std::env::args().skip(1).filter(|a| a.starts_with('-')))
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use backburn::GradientCheckpointingConfig;
-use backburn::memory::RecordingAllocator;
+use backburn::memory::{RecordingAllocator, keep_pages};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use peak_alloc::PeakAlloc;
@@ -70,6 +70,8 @@ struct Options {
 const LEARNING_RATE: f64 = 1e-3;
 
 fn main() -> Result<()> {
+    // What a step has freed is there for the next one.
+    keep_pages();
     let options = Options::parse();
     let context = usize::from(options.context);
     let config = TransformerConfig::new(context);

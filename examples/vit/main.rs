@@ -41,6 +41,8 @@ fn main() -> ExitCode {
 }
 
 fn train(options: Options) -> Result<()> {
+    // What a step has freed is there for the next one, stock or fused.
+    backburn::memory::keep_pages();
     // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
     backburn::memory::match_pool_sizes()?;

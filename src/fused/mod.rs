@@ -14,7 +14,6 @@ use burn::tensor::Device;
 
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
-use crate::memory;
 use crate::pass::Pass;
 use crate::policy::Policies;
 use crate::record;
@@ -87,7 +86,6 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     fn with_pass(model: M, pass: Arc<Pass>) -> Result<Self, FusedError> {
-        memory::keep_pages();
         let fused = Self {
             form: FusedForm::new(model, &pass)?,
             pass,

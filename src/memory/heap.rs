@@ -1,22 +1,44 @@
-/// Keeps the heap from giving pages back to the system that the next update takes again.
+/// What in the environment counts for more than a call.
+const SETTINGS: [&str; 3] = [
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "GLIBC_TUNABLES",
+];
+
+/// Keeps the heap of the process from giving pages back to the system that the next training step takes
+/// again. Returns whether it does so from now on.
 ///
-/// In a fused step the buffers of one update after the other come and go at the top of the heap, and
-/// glibc gives that part back whenever it is larger than a threshold: the pages are fetched again, zeroed,
-/// for the next update. From the first fused optimizer on, the heap keeps its size. A training step needs
-/// what the step before did, so it stays what the largest step takes.
+/// The buffers of a training step come and go at the top of the heap, in a fused step those of one
+/// update after the other. glibc gives the top back whenever it is larger than a threshold, and takes
+/// the same pages again a moment later, zeroed by the system: time that this call saves. It counts for
+/// the whole process, so the rest of this crate leaves it to the program. Call it first in `main`:
 ///
-/// What the user has set in the environment stays. Other allocators and systems are left alone.
-pub(crate) fn keep_pages() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        ONCE.call_once(|| {
-            let is_set = |name| std::env::var_os(name).is_some();
-            if !is_set("MALLOC_TRIM_THRESHOLD_") && !is_set("GLIBC_TUNABLES") {
-                glibc::never_trim();
-            }
-        });
-    }
+/// ```
+/// backburn::memory::keep_pages();
+/// ```
+///
+/// It costs memory that other programs could use, between steps and after the training: the heap stays
+/// as large as it has ever been. The bytes that the program has allocated, which a
+/// [`MemoryRecorder`](super::MemoryRecorder) counts, are the same with and without.
+///
+/// It works with glibc on Linux, where it sets `M_TRIM_THRESHOLD` to never and `M_MMAP_THRESHOLD` to
+/// 32 MiB. Larger buffers go back to the system one by one, as before, and so do the heaps of 64 MiB
+/// that all threads but the main one allocate from, when they are empty.
+///
+/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_` or `GLIBC_TUNABLES`,
+/// nothing is changed. Neither is anything on other systems; and a program on another allocator than
+/// the system's does not profit.
+pub fn keep_pages() -> bool {
+    let is_set = |name| std::env::var_os(name).is_some();
+    !SETTINGS.into_iter().any(is_set) && never_trim()
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use glibc::never_trim;
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn never_trim() -> bool {
+    false
 }
 
 /// `mallopt(3)`.
@@ -35,13 +57,14 @@ mod glibc {
         fn mallopt(parameter: c_int, value: c_int) -> c_int;
     }
 
-    pub(super) fn never_trim() {
+    /// Whether glibc takes the setting.
+    pub(super) fn never_trim() -> bool {
         // SAFETY: both parameters exist and take any value; one that is refused changes nothing. Each
         // call writes a single word under the lock of the main arena. Threads that allocate meanwhile
         // see the word before or after; both are valid thresholds.
         unsafe {
             mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD);
-            mallopt(M_TRIM_THRESHOLD, -1);
+            mallopt(M_TRIM_THRESHOLD, -1) == 1
         }
     }
 }

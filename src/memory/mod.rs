@@ -1,9 +1,9 @@
 //! Where the bytes are: records allocated memory over time during training, fused or stock.
 //!
-//! [`MemoryEstimate`] tells before any training what fusing would save. `PeakMemoryMetric` (feature
-//! `train`) shows the peak of every step in Burn's training display. To see all, a program installs
-//! the [`RecordingAllocator`] in one line and records with a [`MemoryRecorder`]; the result is a
-//! [`MemoryTimeline`].
+//! `PeakMemoryMetric` (feature `train`) shows the peak of every step in Burn's training display. To see
+//! all, a program installs the [`RecordingAllocator`] in one line and records with a [`MemoryRecorder`];
+//! the result is a [`MemoryTimeline`]. Before any training, [`MemoryEstimate`](crate::MemoryEstimate)
+//! tells what fusing would save.
 //!
 //! ```
 //! use backburn::FusedOptimizer;
@@ -54,7 +54,6 @@ mod allocator;
 mod block;
 mod buffer;
 mod error;
-mod estimate;
 mod events;
 mod heap;
 #[cfg(feature = "train")]
@@ -71,7 +70,7 @@ mod timeline;
 pub use allocator::RecordingAllocator;
 pub use block::RecomputedBlock;
 pub use error::MemoryError;
-pub use estimate::MemoryEstimate;
+pub use heap::keep_pages;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
 pub use recorder::MemoryRecorder;
@@ -81,7 +80,6 @@ pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
 pub(crate) use block::BlockRun;
 pub(crate) use events::Category;
-pub(crate) use heap::keep_pages;
 pub(crate) use recorder::{
     enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
 };

@@ -1,6 +1,6 @@
 //! The estimate before training is what training then holds.
 
-use backburn::memory::MemoryEstimate;
+use backburn::MemoryEstimate;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{BatchNormConfig, LinearConfig};
 use burn::optim::momentum::MomentumConfig;

@@ -1,16 +1,16 @@
 use std::fmt::{Display, Formatter};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::optim::ModuleOptimizer;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Tensor;
+use burn_pack::Reader;
 
 use crate::policy::Update;
-use crate::record::state_bytes;
 
 /// What training will hold, and what fusing would save, before any training.
 ///
 /// ```
-/// use backburn::memory::MemoryEstimate;
+/// use backburn::MemoryEstimate;
 /// use burn::{nn::LinearConfig, optim::AdamConfig, tensor::Device};
 ///
 /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
@@ -119,4 +119,16 @@ impl ModuleVisitor for Measure<'_> {
             self.estimate.optimizer_state += self.state(param.id, &value.inner());
         }
     }
+}
+
+/// Bytes of the state tensors that `record` holds for the parameter `id`.
+fn state_bytes(record: OptimizerRecord, id: ParamId) -> usize {
+    // Only its serialized form shows the tensors of a record; Burn reads what it wrote.
+    let bytes = record.into_bytes().expect("Burn writes its own record");
+    let tensors = Reader::from_bytes(bytes).and_then(Reader::into_tensors);
+    let tensors = tensors.expect("Burn reads its own record").into_iter();
+    tensors
+        .filter(|tensor| tensor.param_id == Some(id.val()))
+        .map(|tensor| tensor.byte_len())
+        .sum()
 }
