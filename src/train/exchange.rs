@@ -1,16 +1,13 @@
 use std::sync::Arc;
 
-use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::train::{Learner, LearnerModel};
+use burn::optim::{ModuleOptimizer, SgdConfig};
 use parking_lot::Mutex;
 
-use super::model::FusedModel;
-
-/// The way to the private fields of Burn's `Learner`.
+/// Where a model and an optimizer are left for those of Burn's `Learner`.
 ///
-/// `Learner::optimizer_step` hands the model and a mutable reference to the optimizer to the
-/// model's own `TrainStep::optimize`. With a model and an optimizer left here, that call swaps both
-/// for those of the learner.
+/// `Learner::optimizer_step` hands the model and a mutable reference to the optimizer, which are
+/// private, to the model's own `TrainStep::optimize`. If something is [left](Self::leave) here, that
+/// call [answers](Self::answer) by exchanging both.
 #[derive(Debug)]
 pub(super) struct Exchange<M>(Arc<Mutex<Option<Goods<M>>>>);
 
@@ -19,37 +16,22 @@ struct Goods<M> {
     optimizer: ModuleOptimizer,
 }
 
-impl<M: LearnerModel> Exchange<M> {
+impl<M> Exchange<M> {
     pub(super) fn new() -> Self {
         Self(Arc::new(Mutex::new(None)))
     }
 
-    /// Puts `model` and `optimizer` into the learner and returns those it had.
-    pub(super) fn swap(
-        &self,
-        learner: &mut Learner<FusedModel<M>>,
-        model: M,
-        optimizer: ModuleOptimizer,
-    ) -> (M, ModuleOptimizer) {
+    pub(super) fn leave(&self, model: M, optimizer: ModuleOptimizer) {
         *self.0.lock() = Some(Goods { model, optimizer });
-        learner.optimizer_step(GradientsParams::new());
-        let goods = self.0.lock().take();
-        let Goods { model, optimizer } = goods.expect("the learner's model has made the swap");
-        (model, optimizer)
     }
 
-    /// Lets `change` have the optimizer of the learner.
-    pub(super) fn change_optimizer(
-        &self,
-        learner: &mut Learner<FusedModel<M>>,
-        change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer,
-    ) {
-        let model = learner.model().into_inner();
-        let (model, optimizer) = self.swap(learner, model, no_optimizer());
-        self.swap(learner, model, change(optimizer));
+    pub(super) fn take(&self) -> Option<(M, ModuleOptimizer)> {
+        let goods = self.0.lock().take()?;
+        Some((goods.model, goods.optimizer))
     }
 
-    /// The learner's side of [`swap`](Self::swap). Gives `model` back if no swap is asked for.
+    /// The learner's side: exchanges its `model` and `optimizer` for those that were left. Gives
+    /// `model` back if none were.
     pub(super) fn answer(&self, model: M, optimizer: &mut ModuleOptimizer) -> Result<M, M> {
         let mut waiting = self.0.lock();
         let Some(goods) = waiting.take() else {

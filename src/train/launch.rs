@@ -24,14 +24,12 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M> {
         let FusedLearner {
             learner,
-            exchange,
             policies,
             gradient_checkpointing,
             repeat,
             last_step,
         } = learner;
         let strategy = Arc::new(FusedStrategy {
-            exchange,
             policies,
             gradient_checkpointing,
             repeat,

@@ -6,7 +6,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use burn::train::{Learner, LearnerModel, TrainStep};
 
-use super::exchange::Exchange;
+use super::loan;
 use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
 use crate::error::FusedError;
@@ -30,7 +30,6 @@ use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, P
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
-    pub(super) exchange: Exchange<M>,
     pub(super) policies: Policies,
     pub(super) gradient_checkpointing: GradientCheckpointingConfig,
     pub(super) repeat: Option<Repeat<M>>,
@@ -47,11 +46,8 @@ impl<M: LearnerModel> FusedLearner<M> {
         optimizer: ModuleOptimizer,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Self {
-        let exchange = Exchange::new();
-        let model = FusedModel::new(model, exchange.clone());
         Self {
-            learner: Learner::new(model, optimizer, lr_scheduler),
-            exchange,
+            learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
             repeat: None,
@@ -135,8 +131,8 @@ impl<M: LearnerModel> FusedLearner<M> {
         choose(&mut self.policies).unwrap_or_else(|error| panic!("{error}"));
         if let Some(keeper) = self.policies.keeper() {
             // Burn loads a checkpoint into the optimizer before the training begins.
-            let join = |optimizer| keeper.join(optimizer);
-            self.exchange.change_optimizer(&mut self.learner, join);
+            let optimizer = keeper.join(loan::optimizer(&mut self.learner));
+            loan::set_optimizer(&mut self.learner, optimizer);
         }
         self
     }

@@ -28,6 +28,7 @@ mod epoch;
 mod exchange;
 mod launch;
 mod learner;
+mod loan;
 mod metric;
 mod model;
 mod strategy;

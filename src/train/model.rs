@@ -19,12 +19,17 @@ pub struct FusedModel<M> {
 }
 
 impl<M> FusedModel<M> {
-    pub(super) fn new(model: M, exchange: Exchange<M>) -> Self {
+    pub(super) fn new(model: M) -> Self {
+        let exchange = Exchange::new();
         Self { model, exchange }
     }
 
     pub(super) fn into_inner(self) -> M {
         self.model
+    }
+
+    pub(super) fn exchange(&self) -> Exchange<M> {
+        self.exchange.clone()
     }
 
     fn with(self, change: impl FnOnce(M) -> M) -> Self {
@@ -91,7 +96,10 @@ impl<M: Module> Module for FusedModel<M> {
     }
 
     fn valid(&self) -> Self {
-        Self::new(self.model.valid(), self.exchange.clone())
+        Self {
+            model: self.model.valid(),
+            exchange: self.exchange.clone(),
+        }
     }
 
     fn materialize(self) -> Self {

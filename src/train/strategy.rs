@@ -1,3 +1,4 @@
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use burn::train::{
     EventProcessorTraining, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
@@ -5,17 +6,17 @@ use burn::train::{
 };
 
 use super::epoch::{self, Events};
-use super::exchange::{Exchange, no_optimizer};
 use super::learner::Repeat;
+use super::loan::Loan;
 use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::FusedOptimizer;
+use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::policy::Policies;
 
 /// Burn's single-device training with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
-    pub(super) exchange: Exchange<M>,
     pub(super) policies: Policies,
     pub(super) gradient_checkpointing: GradientCheckpointingConfig,
     pub(super) repeat: Option<Repeat<M>>,
@@ -23,32 +24,9 @@ pub(super) struct FusedStrategy<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> FusedStrategy<M> {
-    /// Moves model and optimizer out of the learner into a fused optimizer.
-    fn fuse(&self, learner: &mut Learner<FusedModel<M>>) -> FusedOptimizer<M> {
-        let model = learner.model().into_inner();
-        let (model, optimizer) = self.exchange.swap(learner, model, no_optimizer());
-        let fused = FusedOptimizer::with_policies(model, optimizer, self.policies.clone());
-        let fused = fused.unwrap_or_else(|error| panic!("{error}"));
-        let fused = fused.with_gradient_checkpointing(self.gradient_checkpointing.clone());
-        self.exchange.swap(learner, fused.hollow(), no_optimizer());
-        fused
-    }
-
-    /// Lets the learner have the current model and the optimizer while `look` runs.
-    ///
-    /// At all other times it has neither: a second owner of a weight or of an optimizer state would
-    /// turn its update into a copy.
-    fn show(
-        &self,
-        fused: &mut FusedOptimizer<M>,
-        learner: &mut Learner<FusedModel<M>>,
-        look: impl FnOnce(&Learner<FusedModel<M>>),
-    ) {
-        let optimizer = fused.replace_optimizer(no_optimizer());
-        self.exchange.swap(learner, fused.model(), optimizer);
-        look(learner);
-        let (_, optimizer) = self.exchange.swap(learner, fused.hollow(), no_optimizer());
-        fused.replace_optimizer(optimizer);
+    fn fuse(&self, model: M, optimizer: ModuleOptimizer) -> Result<FusedOptimizer<M>, FusedError> {
+        let fused = FusedOptimizer::with_policies(model, optimizer, self.policies.clone())?;
+        Ok(fused.with_gradient_checkpointing(self.gradient_checkpointing.clone()))
     }
 }
 
@@ -79,16 +57,19 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
             processor: components.event_processor,
             interrupter: components.interrupter,
         };
-        let mut fused = self.fuse(&mut learner);
+        let fuse = |model, optimizer| self.fuse(model, optimizer);
+        let loan = Loan::new(&mut learner, fuse);
+        let mut loan = loan.unwrap_or_else(|error| panic!("{error}"));
 
         for epoch in starting_epoch..=components.num_epochs {
             events.train(LearnerEvent::StartSplit {
                 epoch_number: epoch,
                 total_items: dataloader_train.num_items(),
             });
+            let (fused, learner) = loan.parts();
             epoch::train(
-                &mut fused,
-                &mut learner,
+                fused,
+                learner,
                 &dataloader_train,
                 components.grad_accumulation,
                 self.repeat,
@@ -108,7 +89,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
                 epoch_number: epoch,
                 total_items: dataloader_valid.num_items(),
             });
-            epoch::valid(&fused.valid(), &dataloader_valid, &mut events);
+            epoch::valid(&loan.fused().valid(), &dataloader_valid, &mut events);
             events.valid(LearnerEvent::EndSplit(epoch));
             events.train(LearnerEvent::EndEpoch(epoch));
             if checkpointer.is_some() || early_stopping.is_some() {
@@ -120,7 +101,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
             }
 
             if let Some(checkpointer) = &mut checkpointer {
-                self.show(&mut fused, &mut learner, |learner| {
+                loan.show(|learner| {
                     checkpointer.checkpoint(learner, epoch, &components.event_store);
                 });
             }
@@ -131,8 +112,8 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
             }
         }
 
-        let model = FusedModel::new(fused.model(), self.exchange.clone());
-        (model, events.processor)
+        drop(loan);
+        (learner.model(), events.processor)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod gradient_checkpointing;
 mod launch;
+mod panics;
 mod policies;
 
 use std::path::Path;

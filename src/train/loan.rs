@@ -1,0 +1,108 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::train::{Learner, LearnerModel};
+
+use super::exchange::no_optimizer;
+use super::model::FusedModel;
+use crate::FusedOptimizer;
+use crate::error::FusedError;
+
+/// The model and the optimizer of a learner, lent to a fused optimizer.
+///
+/// Meanwhile the learner has neither: a second owner of a weight or of an optimizer state would turn
+/// its update into a copy. When the loan is dropped, whatever the way, the learner has both back.
+pub(super) struct Loan<'a, M: LearnerModel> {
+    learner: &'a mut Learner<FusedModel<M>>,
+    fused: FusedOptimizer<M>,
+    /// Not while the learner is [shown](Self::show).
+    lent: bool,
+}
+
+impl<'a, M: LearnerModel> Loan<'a, M> {
+    /// Lends model and optimizer to what `fuse` makes of them. If it fails, the learner keeps both.
+    pub(super) fn new(
+        learner: &'a mut Learner<FusedModel<M>>,
+        fuse: impl FnOnce(M, ModuleOptimizer) -> Result<FusedOptimizer<M>, FusedError>,
+    ) -> Result<Self, FusedError> {
+        let fused = fuse(learner.model().into_inner(), optimizer(learner))?;
+        let mut loan = Self {
+            learner,
+            fused,
+            lent: false,
+        };
+        swap(loan.learner, loan.fused.hollow(), no_optimizer());
+        loan.lent = true;
+        Ok(loan)
+    }
+
+    pub(super) fn fused(&self) -> &FusedOptimizer<M> {
+        &self.fused
+    }
+
+    pub(super) fn parts(&mut self) -> (&mut FusedOptimizer<M>, &mut Learner<FusedModel<M>>) {
+        (&mut self.fused, self.learner)
+    }
+
+    /// Lets the learner have the current model and the optimizer while `look` runs.
+    pub(super) fn show(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
+        self.give_back();
+        look(self.learner);
+        let (_, optimizer) = swap(self.learner, self.fused.hollow(), no_optimizer());
+        self.fused.replace_optimizer(optimizer);
+        self.lent = true;
+    }
+
+    fn give_back(&mut self) {
+        let model = self.fused.model();
+        let optimizer = self.fused.replace_optimizer(no_optimizer());
+        swap(self.learner, model, optimizer);
+        self.lent = false;
+    }
+}
+
+impl<M: LearnerModel> Drop for Loan<'_, M> {
+    fn drop(&mut self) {
+        if !self.lent {
+            return;
+        }
+        if !std::thread::panicking() {
+            return self.give_back();
+        }
+        // A second panic would end the process.
+        if catch_unwind(AssertUnwindSafe(|| self.give_back())).is_err() {
+            log::error!("after a panic in training the model can't be put together again");
+        }
+    }
+}
+
+/// The optimizer of `learner`, which shares its state.
+pub(super) fn optimizer<M: LearnerModel>(learner: &mut Learner<FusedModel<M>>) -> ModuleOptimizer {
+    let model = learner.model().into_inner();
+    let (model, optimizer) = swap(learner, model, no_optimizer());
+    swap(learner, model, optimizer.clone());
+    optimizer
+}
+
+/// Puts another optimizer into `learner`.
+pub(super) fn set_optimizer<M: LearnerModel>(
+    learner: &mut Learner<FusedModel<M>>,
+    optimizer: ModuleOptimizer,
+) {
+    let model = learner.model().into_inner();
+    swap(learner, model, optimizer);
+}
+
+/// Puts `model` and `optimizer` into `learner` and returns those it had.
+fn swap<M: LearnerModel>(
+    learner: &mut Learner<FusedModel<M>>,
+    model: M,
+    optimizer: ModuleOptimizer,
+) -> (M, ModuleOptimizer) {
+    let exchange = learner.model().exchange();
+    exchange.leave(model, optimizer);
+    learner.optimizer_step(GradientsParams::new());
+    exchange
+        .take()
+        .expect("the learner's model has made the exchange")
+}
