@@ -32,6 +32,22 @@ pub(crate) fn load<M: Module>(
     Ok(optimizer.clone().load_record(record))
 }
 
+/// The parameters in training of which `optimizer` has no state, with their paths. Refuses states that
+/// are none of the parameters of `model`.
+#[cfg(feature = "train")]
+pub(crate) fn parameters_without_state<M: Module>(
+    optimizer: &ModuleOptimizer,
+    model: &M,
+) -> Result<Vec<(ParamId, String)>, FusedError> {
+    let bytes = optimizer.to_record().into_bytes().map_err(unreadable)?;
+    let states = states(bytes)?;
+    let parameters = check_fit(&states, model)?.found.into_iter();
+    let stateless = parameters.filter(|(id, p)| p.in_training && !states.contains_key(&id.val()));
+    Ok(stateless
+        .map(|(id, parameter)| (id, parameter.path))
+        .collect())
+}
+
 /// What a record holds for one parameter.
 #[derive(Default)]
 struct State {
@@ -68,19 +84,22 @@ fn states(record: Bytes) -> Result<BTreeMap<u64, State>, FusedError> {
     Ok(states)
 }
 
-/// Refuses states that are none of the parameters of `model`.
-fn check_fit<M: Module>(states: &BTreeMap<u64, State>, model: &M) -> Result<(), FusedError> {
+/// The parameters of `model`. Refuses states that are none of theirs.
+fn check_fit<M: Module>(
+    states: &BTreeMap<u64, State>,
+    model: &M,
+) -> Result<Parameters, FusedError> {
     let mut parameters = Parameters::default();
     model.visit(&mut parameters);
     for (id, state) in states {
         let id = ParamId::from(*id);
-        let Some((path, shape)) = parameters.shapes.get(&id) else {
+        let Some(parameter) = parameters.found.get(&id) else {
             let path = state.path.clone().unwrap_or_default();
             return Err(FusedError::ForeignRecord { id, path });
         };
-        state.check_fits(path, shape)?;
+        state.check_fits(&parameter.path, &parameter.shape)?;
     }
-    Ok(())
+    Ok(parameters)
 }
 
 impl State {
@@ -159,11 +178,17 @@ impl State {
     }
 }
 
-/// Path and shape of every float parameter.
+/// The float parameters of a model.
 #[derive(Default)]
 struct Parameters {
     names: Vec<String>,
-    shapes: HashMap<ParamId, (String, Shape)>,
+    found: HashMap<ParamId, Parameter>,
+}
+
+struct Parameter {
+    path: String,
+    shape: Shape,
+    in_training: bool,
 }
 
 impl ModuleVisitor for Parameters {
@@ -177,8 +202,13 @@ impl ModuleVisitor for Parameters {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // In fused form, too: a placeholder has the shape of its value.
-        let parameter = (self.names.join("."), param.lazy_shape());
-        self.shapes.insert(param.id, parameter);
+        let parameter = Parameter {
+            path: self.names.join("."),
+            shape: param.lazy_shape(),
+            // Looking at a lazy one would draw its values.
+            in_training: param.is_initialized() && param.is_require_grad(),
+        };
+        self.found.insert(param.id, parameter);
     }
 }
 

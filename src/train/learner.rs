@@ -1,8 +1,10 @@
 use std::sync::Arc;
 
+use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::ParamGroup;
-use burn::optim::ModuleOptimizer;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
 use burn::tensor::Device;
 use burn::train::{Learner, LearnerModel, TrainStep};
 
@@ -14,6 +16,7 @@ use crate::fused::in_state;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::optim::AccumulateInState;
 use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
+use crate::record;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
@@ -152,6 +155,44 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// A metric of what the loss is multiplied by.
     pub fn loss_scale(&self) -> StepMetric {
         StepMetric::new("Loss Scale", &self.last_step, |step| step.loss_scale)
+    }
+
+    /// Load the state of the model, as [`Learner::load_model`]. Load it before that of the optimizer,
+    /// which goes by the parameter ids that come with it.
+    ///
+    /// # Panics
+    ///
+    /// If the record does not fit the model, as `Learner` does.
+    pub fn load_model(&mut self, record: ModuleRecord) {
+        self.learner.load_model(record);
+    }
+
+    /// Load the state of the optimizer, as [`Learner::load_optim`]. Choose the policies before: the
+    /// state of theirs that the record may have is loaded with it.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_load_optim`](Self::try_load_optim) returns.
+    pub fn load_optim(&mut self, record: OptimizerRecord) {
+        self.try_load_optim(record)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`load_optim`](Self::load_optim).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
+    pub fn try_load_optim(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
+        let optimizer = loan::optimizer(&mut self.learner);
+        let optimizer = record::load(record, &optimizer, &self.model())?;
+        loan::set_optimizer(&mut self.learner, optimizer);
+        Ok(())
+    }
+
+    /// Load the state of the learning rate scheduler, as [`Learner::load_scheduler`].
+    pub fn load_scheduler(&mut self, record: LrSchedulerRecord) {
+        self.learner.load_scheduler(record);
     }
 
     /// Fork the learner's model to the given device, as [`Learner::fork`].

@@ -31,6 +31,7 @@ mod learner;
 mod loan;
 mod metric;
 mod model;
+mod resume;
 mod strategy;
 
 pub use launch::LaunchFused;

@@ -10,6 +10,7 @@ use super::learner::Repeat;
 use super::loan::Loan;
 use super::metric::LastStep;
 use super::model::FusedModel;
+use super::resume;
 use crate::FusedOptimizer;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
@@ -57,6 +58,10 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
             processor: components.event_processor,
             interrupter: components.interrupter,
         };
+        if let (Some(epoch), Some(checkpointer)) = (components.checkpoint, &checkpointer) {
+            resume::check(checkpointer, epoch, &mut learner)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
         let fuse = |model, optimizer| self.fuse(model, optimizer);
         let loan = Loan::new(&mut learner, fuse);
         let mut loan = loan.unwrap_or_else(|error| panic!("{error}"));

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use backburn::{FusedError, FusedOptimizer, optim as ours};
 use burn::module::{Param, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::*;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
@@ -161,6 +161,23 @@ fn the_record_of_another_optimizer(device: &Device) {
             assert_equal_weights(&twin.model(), &fused.model());
         }
     }
+}
+
+/// Burn records the weight of a linear layer of column layout the other way round, and its state not.
+fn a_weight_of_column_layout_loads_its_own_record(device: &Device) {
+    let column = || {
+        let config = LinearConfig::new(3, 5).with_layout(LinearLayout::Col);
+        config.init(device)
+    };
+    let fused = |model| FusedOptimizer::new(model, AdamWConfig::new().init());
+    let loss = |model: &Linear| model.forward(Tensor::<2>::ones([4, 3], device)).sum();
+    let mut through = fused(column());
+    through.step(RATE, loss);
+    let mut resumed = fused(copy(&through.model(), column));
+    resumed.load_record(through.to_record());
+    through.step(RATE, loss);
+    resumed.step(RATE, loss);
+    assert_equal_weights(&through.model(), &resumed.model());
 }
 
 fn a_record_with_other_parameter_groups(device: &Device) {
@@ -329,6 +346,7 @@ fn half_and_double_parameters_resume_from_a_record(device: &Device) {
 on_every_backend!(
     every_optimizer_loads_its_own_record,
     the_record_of_another_optimizer,
+    a_weight_of_column_layout_loads_its_own_record,
     a_record_with_other_parameter_groups,
     records_of_stock_accumulate_in_state_and_back,
     the_record_of_a_parameter_of_another_shape,

@@ -4,6 +4,7 @@ mod gradient_checkpointing;
 mod launch;
 mod panics;
 mod policies;
+mod records;
 
 use std::path::Path;
 use std::sync::Arc;
