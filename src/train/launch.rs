@@ -6,7 +6,8 @@ use super::learner::FusedLearner;
 use super::model::FusedModel;
 use super::strategy::FusedStrategy;
 
-/// Adds `launch_fused` to Burn's [`SupervisedTraining`].
+/// Adds `launch_fused` to Burn's [`SupervisedTraining`], whose type is then
+/// [`SupervisedTraining<FusedModel<M>>`](super#the-type-of-the-builder).
 pub trait LaunchFused<M: LearnerModel> {
     /// Launches the training, as [`SupervisedTraining::launch`] does, with the optimizer fused into
     /// the backward pass.
@@ -16,7 +17,9 @@ pub trait LaunchFused<M: LearnerModel> {
     /// # Panics
     ///
     /// As [`FusedOptimizer::new`](crate::FusedOptimizer::new) and
-    /// [`step`](crate::FusedOptimizer::step) do, and as `SupervisedTraining::launch` does.
+    /// [`step`](crate::FusedOptimizer::step) do, and as `SupervisedTraining::launch` does; if the
+    /// checkpoint that it resumes from has a state that does not fit its parameter, or that the
+    /// optimizer can't load.
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M>;
 }
 

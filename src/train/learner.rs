@@ -25,11 +25,18 @@ use crate::record;
 ///
 /// What becomes of the gradients is chosen as on a [`FusedOptimizer`](crate::FusedOptimizer):
 ///
-/// ```ignore
+/// ```
+/// use backburn::GlobalNormClippingConfig;
+/// use backburn::train::FusedLearner;
+/// # use burn::{lr_scheduler::constant::ConstantLr, optim::ModuleOptimizer};
+/// # use burn::train::{LearnerModel, TrainStep};
+/// # fn learner<M: LearnerModel>(model: M, optimizer: ModuleOptimizer, lr_scheduler: ConstantLr)
+/// # where <M as TrainStep>::Input: Clone {
+///
 /// let learner = FusedLearner::new(model, optimizer, lr_scheduler)
 ///     .with_clipping(GlobalNormClippingConfig::Exact(1.0));
-/// let training = training.metric_train_numeric(learner.gradient_norm());
-/// let result = training.launch_fused(learner);
+/// let norm = learner.gradient_norm(); // for `SupervisedTraining::metric_train_numeric`
+/// # }
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,

@@ -3,26 +3,92 @@
 //!
 //! A program written for Burn's `Learner` changes two lines (and imports the trait):
 //!
-//! ```ignore
+//! ```no_run
 //! use backburn::train::{FusedLearner, LaunchFused};
+//! # use std::sync::Arc;
+//! # use burn::{data::dataloader::DataLoader, module::Module, nn::{Linear, LinearConfig}};
+//! # use burn::{lr_scheduler::constant::ConstantLr, optim::AdamWConfig, tensor::{Device, Tensor}};
+//! # use burn::train::{InferenceStep, LearningResult, RegressionOutput, SupervisedTraining};
+//! # use burn::train::{TrainOutput, TrainStep, metric::LossMetric};
+//! # #[derive(Module, Debug)]
+//! # struct Net { linear: Linear }
+//! # impl Net {
+//! #     fn output(&self, x: Tensor<2>) -> RegressionOutput {
+//! #         let output = self.linear.forward(x.clone());
+//! #         RegressionOutput::new(output.clone().mean(), output, x)
+//! #     }
+//! # }
+//! # impl TrainStep for Net {
+//! #     type Input = Tensor<2>;
+//! #     type Output = RegressionOutput;
+//! #     fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
+//! #         let output = self.output(x);
+//! #         TrainOutput::new(self, output.loss.backward(), output)
+//! #     }
+//! # }
+//! # impl InferenceStep for Net {
+//! #     type Input = Tensor<2>;
+//! #     type Output = RegressionOutput;
+//! #     fn step(&self, x: Tensor<2>) -> RegressionOutput { self.output(x) }
+//! # }
+//! # type Loader = Arc<dyn DataLoader<Tensor<2>>>;
+//! # fn run(train: Loader, valid: Loader) -> LearningResult<Net> {
+//! # let model = Net { linear: LinearConfig::new(2, 2).init(&Device::flex().autodiff()) };
+//! # let (optimizer, lr_scheduler) = (AdamWConfig::new().init(), ConstantLr::new(1e-3));
+//!
+//! let training = SupervisedTraining::new("runs/1", train, valid)
+//!     .metrics((LossMetric::new(),))
+//!     .num_epochs(10);
 //!
 //! let learner = FusedLearner::new(model, optimizer, lr_scheduler); // was Learner::new
 //! let result = training.launch_fused(learner);                     // was training.launch
+//! # result
+//! # }
 //! ```
 //!
 //! Metrics, renderers, summary, early stopping, interruption, checkpointers, resuming with
 //! `.checkpoint(n)`, learning rate schedulers and gradient accumulation are those of the builder.
-//! Checkpoint folders are the stock ones: what one writes, the other resumes.
+//! Checkpoint folders are the stock ones: what one writes, the other resumes. A checkpoint with a
+//! state that does not fit its parameter, or that the optimizer of the training can't load, is refused
+//! at launch by a panic that names the parameter; but `Sgd`, which loads a state without a velocity,
+//! starts anew from the state of another optimizer, as in Burn.
+//!
+//! # The type of the builder
+//!
+//! Burn's training knows the model as [`FusedModel`]. Rust infers that where the builder is made and
+//! launched in one function. Where it has to be written, as the return type of a function, it is
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use backburn::train::FusedModel;
+//! use burn::data::dataloader::DataLoader;
+//! use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep};
+//!
+//! fn training<Net: LearnerModel>(
+//!     train: Arc<dyn DataLoader<<Net as TrainStep>::Input>>,
+//!     valid: Arc<dyn DataLoader<<Net as InferenceStep>::Input>>,
+//! ) -> SupervisedTraining<FusedModel<Net>> {
+//!     SupervisedTraining::new("runs/1", train, valid).num_epochs(10)
+//! }
+//! ```
+//!
+//! and `SupervisedTraining<Net>` has no `launch_fused`: Burn keeps its fields private, so it can't be
+//! made into the other.
 //!
 //! # Limits
 //!
 //! - Training runs on one device, the model's. Burn keeps the strategy of the builder private, so
-//!   `launch_fused` can't see one set with `with_training_strategy`, which it replaces. It says so
-//!   in the log at every launch.
-//! - Gradient checkpointing is a property of the model's device, as everywhere in Burn 0.22:
-//!   create the model on `device.autodiff().gradient_checkpointing()`.
+//!   `launch_fused` can't see one set with `with_training_strategy`, which it replaces. The log tells
+//!   at every launch what counts.
+//! - For the same reason `gradient_checkpointing()` of the builder has no effect. Burn's gradient
+//!   checkpointing is a property of the model's device: create the model on
+//!   `device.autodiff().gradient_checkpointing()`. (Burn 0.22's own `launch` with that option panics at
+//!   the first step of a model that was created otherwise.)
 //! - A model's own `TrainStep::optimize` is not called: there is no moment at which all gradients
 //!   exist.
+//! - If user code panics in training, the panic passes on, as in Burn. A step that can't be taken ends
+//!   it with `TrainingError::Workers`, the one of Burn's errors that is about a training step.
 
 mod epoch;
 mod exchange;

@@ -11,7 +11,8 @@ use super::exchange::Exchange;
 /// The model as Burn's training sees it during [`launch_fused`](super::LaunchFused::launch_fused).
 ///
 /// It shows the user's model and nothing else: same paths, same records, same display. Its name
-/// appears in the type of the builder, `SupervisedTraining<FusedModel<M>>`, which Rust infers.
+/// appears in the [type of the builder](super#the-type-of-the-builder), `SupervisedTraining<FusedModel<M>>`,
+/// which Rust infers.
 #[derive(Clone, Debug)]
 pub struct FusedModel<M> {
     model: M,

@@ -1,5 +1,5 @@
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Device;
+use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
     EventProcessorTraining, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
@@ -47,9 +47,12 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
         let dataloader_train = dataloader_train.to_device(&device);
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
         learner.fork(&device);
+        let recomputes = device.gradient_checkpointing_strategy()
+            == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
-            "fused training on {device:?} alone; a strategy set with `with_training_strategy` is \
-             replaced"
+            "fused training on {device:?} alone, {} Burn's gradient checkpointing, as the model was \
+             created; `with_training_strategy` and `gradient_checkpointing` of the builder don't count",
+            if recomputes { "with" } else { "without" }
         );
 
         let mut checkpointer = components.checkpointer;

@@ -6,10 +6,10 @@ use backburn::train::{FusedLearner, LaunchFused};
 use backburn::{GradientCheckpointingConfig, gradient_checkpointing};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor, TensorData};
 use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
 
-use super::{Points, Run, files};
+use super::{Points, Regression, Run, files};
 use crate::compare::{assert_changed, assert_equal_weights, copy};
 
 /// Asks for the gradient with respect to its input, too.
@@ -93,4 +93,54 @@ fn recomputed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
     let (expected, found) = (stock_found.lock().unwrap(), found.lock().unwrap());
     assert_eq!(expected.len(), 10);
     assert_eq!(*expected, *found);
+}
+
+/// Notes how the tape of a step keeps activations.
+#[derive(Module, Debug)]
+struct Noting {
+    inner: Regression,
+    #[module(skip)]
+    found: Arc<Mutex<Vec<Option<GradientCheckpointingStrategy>>>>,
+}
+
+impl TrainStep for Noting {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+        let output = self.inner.output(batch);
+        let strategy = output.loss.gradient_checkpointing_strategy();
+        self.found.lock().unwrap().push(strategy);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Noting {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> RegressionOutput {
+        self.inner.output(batch)
+    }
+}
+
+#[test]
+fn burns_gradient_checkpointing_goes_by_the_device_of_the_model() {
+    let plain = Device::flex().autodiff();
+    let recomputing = plain.clone().gradient_checkpointing();
+    for (device, expected) in [
+        (plain, GradientCheckpointingStrategy::Disabled),
+        (recomputing, GradientCheckpointingStrategy::Balanced),
+    ] {
+        let model = Noting {
+            inner: Regression::init_on(&device),
+            found: Arc::default(),
+        };
+        let found = model.found.clone();
+        let run = Run::new(1);
+        let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone());
+        let folder = tempfile::tempdir().unwrap();
+        run.training(folder.path()).launch_fused(learner);
+        assert_eq!(*found.lock().unwrap(), [Some(expected); 5]);
+    }
 }

@@ -41,7 +41,10 @@ struct Regression {
 
 impl Regression {
     fn init() -> Self {
-        let device = &Device::flex().autodiff();
+        Self::init_on(&Device::flex().autodiff())
+    }
+
+    fn init_on(device: &Device) -> Self {
         Self {
             input: LinearConfig::new(2, 6).init(device),
             norm: BatchNormConfig::new(6).init(device),
