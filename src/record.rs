@@ -188,6 +188,7 @@ struct Parameters {
 struct Parameter {
     path: String,
     shape: Shape,
+    #[cfg(feature = "train")]
     in_training: bool,
 }
 
@@ -206,6 +207,7 @@ impl ModuleVisitor for Parameters {
             path: self.names.join("."),
             shape: param.lazy_shape(),
             // Looking at a lazy one would draw its values.
+            #[cfg(feature = "train")]
             in_training: param.is_initialized() && param.is_require_grad(),
         };
         self.found.insert(param.id, parameter);
