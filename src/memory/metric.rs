@@ -6,7 +6,7 @@ use burn::train::metric::{
     SerializedEntry,
 };
 
-use super::events;
+use super::process;
 
 /// Peak memory in Burn's training display and metric logs, in MB: per step, and the largest of an
 /// epoch.
@@ -55,7 +55,7 @@ impl PeakMemoryMetric {
     fn take(&self) -> f64 {
         let usage = self.device.as_ref().and_then(Device::memory_pool_usage);
         usage.map_or_else(
-            || events::take_peak() as f64,
+            || process::take_peak() as f64,
             |usage| usage.bytes_reserved as f64,
         )
     }

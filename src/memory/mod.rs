@@ -49,37 +49,49 @@
 //! phases; only the reserved bytes keep a trace of that. Each reading waits for the device to work
 //! off what was submitted, and makes `fusion` run what it has gathered, so training is slower while
 //! it is recorded, and may use memory a little otherwise than unrecorded.
+//!
+//! # The rooms
+//!
+//! Each knows some of those below it, and none above. The rest of the crate is known to none: it tells
+//! the recorder what it does.
+//!
+//! | room | what it knows |
+//! |---|---|
+//! | `metric` | Burn's training display; asks `process` for the peak |
+//! | `recorder` | the one recording under way; hands on to `process` or `device` what it is told |
+//! | `process` | every allocation of the program |
+//! | `device` | the memory pools of a device, and their setting |
+//! | `block_run` | the moments of a recomputed block, for both |
+//! | `plot` | pictures of a timeline |
+//! | `timeline` | what was recorded, and how it is saved |
+//! | `error` | what can go wrong |
+//!
+//! `heap` stands beside them: it changes what the heap of the process keeps, and records nothing.
 
-mod allocator;
-mod block;
-mod buffer;
+mod block_run;
+mod device;
 mod error;
-mod events;
 mod heap;
 #[cfg(feature = "train")]
 mod metric;
 #[cfg(feature = "plot")]
 pub mod plot;
-mod pool;
+mod process;
 mod recorder;
-mod replay;
-#[cfg(feature = "cubecl")]
-mod size_match;
 mod timeline;
 
-pub use allocator::RecordingAllocator;
-pub use block::RecomputedBlock;
+#[cfg(feature = "cubecl")]
+pub use device::match_pool_sizes;
 pub use error::MemoryError;
 pub use heap::keep_pages;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
+pub use process::RecordingAllocator;
 pub use recorder::MemoryRecorder;
-#[cfg(feature = "cubecl")]
-pub use size_match::match_pool_sizes;
-pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
+pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, RecomputedBlock, Sample};
 
-pub(crate) use block::BlockRun;
-pub(crate) use events::Category;
+pub(crate) use block_run::BlockRun;
+pub(crate) use process::Category;
 pub(crate) use recorder::{
     enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
 };

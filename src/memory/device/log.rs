@@ -2,49 +2,45 @@ use std::time::Instant;
 
 use burn::tensor::Device;
 
-use super::block::{BlockMoments, BlockRun, SeenBlocks};
-use super::error::MemoryError;
-use super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
+use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
+use super::super::error::MemoryError;
+use super::super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
-/// What the memory pools of a device held at the begin of every phase.
-pub(super) struct PoolLog {
+/// A recording of the memory of a device: what its pools held at the begin of every phase.
+pub(crate) struct DeviceLog {
     device: Device,
     start: Instant,
-    timeline: MemoryTimeline,
-    pub(super) blocks: SeenBlocks,
+    marks: Vec<Mark>,
+    samples: Vec<Sample>,
     moments: BlockMoments,
 }
 
-impl PoolLog {
-    /// An empty log; `None` if `device` does not tell what its pools hold.
-    pub(super) fn new(device: Device) -> Option<Self> {
+impl DeviceLog {
+    /// Starts a log; `None` if `device` does not tell what its pools hold.
+    pub(crate) fn start(device: Device) -> Option<Self> {
         device.memory_pool_usage()?;
-        Some(Self {
+        let mut log = Self {
             device,
             start: Instant::now(),
-            timeline: MemoryTimeline {
-                samples: Vec::new(),
-                marks: Vec::new(),
-                blocks: Vec::new(),
-                lost: 0,
-                pools: Vec::new(),
-            },
-            blocks: SeenBlocks::new(),
+            marks: Vec::new(),
+            samples: Vec::new(),
             moments: BlockMoments::default(),
-        })
+        };
+        log.enter(Phase::Other);
+        Some(log)
     }
 
     /// Marks the begin of a phase.
-    pub(super) fn enter(&mut self, phase: Phase) {
+    pub(crate) fn enter(&mut self, phase: Phase) {
         let seconds = self.seconds();
-        self.timeline.marks.push(Mark { seconds, phase });
+        self.marks.push(Mark { seconds, phase });
         self.sample();
     }
 
     /// Notes the next moment of a recomputed block.
-    pub(super) fn note_block(&mut self, run: BlockRun) {
+    pub(crate) fn note_block(&mut self, run: BlockRun) {
         self.sample();
-        if let Some(sample) = self.timeline.samples.last() {
+        if let Some(sample) = self.samples.last() {
             let bytes = sample.bytes.total();
             self.moments.note(run, sample.seconds, bytes);
         }
@@ -59,9 +55,9 @@ impl PoolLog {
         let Some(usage) = self.device.memory_pool_usage() else {
             return;
         };
-        self.timeline.samples.push(Sample {
+        self.samples.push(Sample {
             seconds: self.seconds(),
-            mark: self.timeline.marks.len() - 1,
+            mark: self.marks.len() - 1,
             bytes: Bytes {
                 unassigned: (usage.bytes_in_use + usage.bytes_padding) as usize,
                 ..Bytes::default()
@@ -71,9 +67,9 @@ impl PoolLog {
     }
 
     /// Ends the log.
-    pub(super) fn finish(mut self) -> Result<MemoryTimeline, MemoryError> {
-        // The recorder enters one phase by itself.
-        if self.timeline.marks.len() < 2 {
+    pub(crate) fn finish(mut self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
+        // One of them begins with the log.
+        if self.marks.len() < 2 {
             return Err(MemoryError::Empty);
         }
         self.sample();
@@ -84,8 +80,12 @@ impl PoolLog {
             pages_peak: pool.pages_peak,
             largest_alloc: pool.largest_alloc,
         });
-        self.timeline.pools = pools.collect();
-        self.timeline.blocks = self.moments.blocks(self.blocks);
-        Ok(self.timeline)
+        Ok(MemoryTimeline {
+            samples: self.samples,
+            marks: self.marks,
+            blocks: self.moments.blocks(blocks),
+            lost: 0,
+            pools: pools.collect(),
+        })
     }
 }

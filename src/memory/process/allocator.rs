@@ -1,9 +1,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 
-use super::events;
+use super::{counter, events};
 
 /// A global allocator that counts the bytes it hands out, and tells a
-/// [`MemoryRecorder`](super::MemoryRecorder) of each allocation while one records.
+/// [`MemoryRecorder`](crate::memory::MemoryRecorder) of each allocation while one records.
 ///
 /// ```
 /// use backburn::memory::RecordingAllocator;
@@ -42,38 +42,46 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `inner`.
         let pointer = unsafe { self.inner.alloc(layout) };
-        told(pointer, layout.size())
+        tell_allocated(pointer, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc_zeroed`, which is that of `inner`.
         let pointer = unsafe { self.inner.alloc_zeroed(layout) };
-        told(pointer, layout.size())
+        tell_allocated(pointer, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         // Before, so that no other thread can be told of the same address first.
-        events::freed(pointer as usize, layout.size());
+        tell_freed(pointer, layout.size());
         // SAFETY: the caller got `pointer` from this allocator with `layout`, and so from `inner`.
         unsafe { self.inner.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        events::freed(pointer as usize, layout.size());
+        tell_freed(pointer, layout.size());
         // SAFETY: the caller got `pointer` from this allocator with `layout`, and so from `inner`,
         // and keeps the contract of `realloc` on `size`.
         let moved = unsafe { self.inner.realloc(pointer, layout, size) };
         if moved.is_null() {
-            told(pointer, layout.size());
+            tell_allocated(pointer, layout.size());
             return moved;
         }
-        told(moved, size)
+        tell_allocated(moved, size)
     }
 }
 
-fn told(pointer: *mut u8, size: usize) -> *mut u8 {
+#[inline]
+fn tell_allocated(pointer: *mut u8, size: usize) -> *mut u8 {
     if !pointer.is_null() {
+        counter::allocated(size);
         events::allocated(pointer as usize, size);
     }
     pointer
+}
+
+#[inline]
+fn tell_freed(pointer: *mut u8, size: usize) {
+    counter::freed(size);
+    events::freed(pointer as usize, size);
 }

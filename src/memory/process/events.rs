@@ -1,7 +1,6 @@
 //! The log of what happened to memory, written from inside the allocator: atomics in a buffer that
 //! is reserved when a recording starts.
 
-use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -43,17 +42,6 @@ pub(super) enum Event {
 /// The events that fit in the log, at 32 bytes each.
 const CAPACITY: usize = 1 << 21;
 
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that a thread may keep to itself.
-const PENDING_BYTES: usize = 4096;
-
-thread_local! {
-    /// Bytes that this thread has not added to `LIVE` yet. It needs no memory and no destructor, so
-    /// the allocator may use it.
-    static PENDING: Cell<isize> = const { Cell::new(0) };
-}
-
 static LOGGING: AtomicBool = AtomicBool::new(false);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -80,20 +68,9 @@ const GRADIENT: usize = 4;
 const ENTERED: usize = 5;
 const BLOCK: usize = 6;
 
-/// Whether the program runs on the recording allocator.
-pub(super) fn is_installed() -> bool {
-    let before = LIVE.load(Ordering::Relaxed);
-    let probe = std::hint::black_box(Vec::<u8>::with_capacity(2 * PENDING_BYTES));
-    let after = LIVE.load(Ordering::Relaxed);
-    drop(probe);
-    before != after
-}
-
-/// Bytes in use, as far as the recording allocator handed them out, without the log itself; each
-/// thread may have a few KB more or less.
-pub(super) fn live() -> usize {
-    let log = LOG.get().map_or(0, |log| size_of_val(&*log.entries));
-    LIVE.load(Ordering::Relaxed).saturating_sub(log)
+/// Bytes of the log itself, which the program allocates, too.
+pub(super) fn log_size() -> usize {
+    LOG.get().map_or(0, |log| size_of_val(&*log.entries))
 }
 
 /// Starts the log. It may not be under way.
@@ -111,7 +88,7 @@ pub(super) fn start() {
 }
 
 /// Ends the log.
-pub(super) fn stop() {
+pub(crate) fn stop() {
     LOGGING.store(false, Ordering::SeqCst);
 }
 
@@ -134,40 +111,14 @@ pub(super) fn read() -> (Vec<(f64, Event)>, usize) {
     (events.collect(), all - used)
 }
 
-/// The most bytes in use since the last call, without the log.
-#[cfg(feature = "train")]
-pub(super) fn take_peak() -> usize {
-    let log = LOG.get().map_or(0, |log| size_of_val(&*log.entries));
-    let peak = PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
-    peak.saturating_sub(log)
-}
-
 #[inline]
 pub(super) fn allocated(address: usize, size: usize) {
-    count(size as isize);
     write(ALLOCATED, address, size);
 }
 
 #[inline]
 pub(super) fn freed(address: usize, size: usize) {
-    count(-(size as isize));
     write(FREED, address, size);
-}
-
-/// Adds to the bytes in use, small amounts by the thread first: an atomic addition for each of them
-/// would show in the time of a training step.
-#[inline]
-fn count(change: isize) {
-    let change = PENDING.with(|pending| {
-        let sum = pending.get() + change;
-        let small = sum.unsigned_abs() < PENDING_BYTES;
-        pending.set(if small { sum } else { 0 });
-        if small { 0 } else { sum }
-    });
-    if change != 0 {
-        let before = LIVE.fetch_add(change as usize, Ordering::Relaxed);
-        PEAK.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
-    }
 }
 
 pub(super) fn shown(category: Category, address: usize, size: usize) {
@@ -182,7 +133,7 @@ pub(super) fn entered(phase: usize) {
     write(ENTERED, phase, 0);
 }
 
-pub(super) fn block(run: usize) {
+pub(super) fn block_noted(run: usize) {
     write(BLOCK, run, 0);
 }
 

@@ -1,23 +1,13 @@
-//! From the log of a recording to a timeline.
+//! From the events of a recording to a timeline.
 
-use std::collections::BTreeMap;
-
-use super::block::{BlockMoments, BlockRun, SeenBlocks};
-use super::error::MemoryError;
-use super::events::{Category, Event};
-use super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
+use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
+use super::super::error::MemoryError;
+use super::super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
+use super::allocation::{Use, allocations};
+use super::events::Event;
 
 /// A sample is kept when the total has changed by this part of the peak.
 const RESOLUTION: usize = 2000;
-
-/// What a block of memory is used for: an index into the bytes by use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    Parameter,
-    Gradient,
-    State,
-    Rest,
-}
 
 /// Builds the timeline of a recording that began with `before` bytes in use.
 pub(super) fn replay(
@@ -27,7 +17,7 @@ pub(super) fn replay(
     blocks: SeenBlocks,
     lost: usize,
 ) -> Result<MemoryTimeline, MemoryError> {
-    // The recorder enters one phase by itself.
+    // One of them is the phase that begins with the log.
     if events.len() < 2 {
         return Err(MemoryError::Empty);
     }
@@ -76,16 +66,6 @@ pub(super) fn replay(
     })
 }
 
-/// A block of memory from its allocation to its end.
-struct Block {
-    size: usize,
-    /// Index of the event; `None` if it was there before.
-    born: Option<usize>,
-    freed: Option<usize>,
-    /// What it was shown to be used for, by index of the event. The first counts from its birth.
-    uses: Vec<(usize, Use)>,
-}
-
 /// Bytes that change their use; `None` is memory not in use.
 #[derive(Clone, Copy)]
 struct Change {
@@ -115,16 +95,16 @@ fn changes(
     start[Use::Rest as usize] = before as i64;
     let mut changes = vec![Vec::new(); events.len()];
 
-    for block in blocks(events, phases) {
-        let size = block.size as i64;
-        let mut uses = block.uses.into_iter();
+    for allocation in allocations(events, phases) {
+        let size = allocation.size as i64;
+        let mut uses = allocation.uses.into_iter();
         let mut current = uses.next().map_or(Use::Rest, |(_, purpose)| purpose);
         let first = Change {
             size,
-            from: block.born.is_none().then_some(Use::Rest),
+            from: allocation.born.is_none().then_some(Use::Rest),
             to: Some(current),
         };
-        match block.born {
+        match allocation.born {
             Some(born) => changes[born].push(first),
             None => first.apply(&mut start),
         }
@@ -136,7 +116,7 @@ fn changes(
             });
             current = purpose;
         }
-        if let Some(freed) = block.freed {
+        if let Some(freed) = allocation.freed {
             changes[freed].push(Change {
                 size,
                 from: Some(current),
@@ -145,82 +125,6 @@ fn changes(
         }
     }
     (start, changes)
-}
-
-/// Follows every block through the recording.
-fn blocks(events: &[(f64, Event)], phases: &[Phase]) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
-    let mut live = BTreeMap::<usize, usize>::new();
-    let mut born_in_update: Option<Vec<usize>> = None;
-
-    for (index, (_, event)) in events.iter().enumerate() {
-        match *event {
-            Event::Allocated { address, size } => {
-                live.insert(address, blocks.len());
-                if let Some(born) = &mut born_in_update {
-                    born.push(blocks.len());
-                }
-                blocks.push(Block {
-                    size,
-                    born: Some(index),
-                    freed: None,
-                    uses: Vec::new(),
-                });
-            }
-            Event::Freed { address, size } => {
-                let block = live.remove(&address).unwrap_or_else(|| {
-                    blocks.push(Block::from_before(size));
-                    blocks.len() - 1
-                });
-                blocks[block].freed = Some(index);
-            }
-            Event::Shown {
-                address,
-                size,
-                category,
-            } => {
-                let around = live.range(..=address).next_back();
-                let known = around
-                    .filter(|(start, block)| address < **start + blocks[**block].size)
-                    .map(|(_, block)| *block);
-                let block = known.unwrap_or_else(|| {
-                    live.insert(address, blocks.len());
-                    blocks.push(Block::from_before(size));
-                    blocks.len() - 1
-                });
-                let purpose = match category {
-                    Category::Parameter => Use::Parameter,
-                    Category::Gradient => Use::Gradient,
-                };
-                blocks[block].uses.push((index, purpose));
-            }
-            Event::Block { .. } => {}
-            Event::Entered { phase } => {
-                // What an update leaves behind is the optimizer's.
-                for block in born_in_update.take().into_iter().flatten() {
-                    let block = &mut blocks[block];
-                    if block.freed.is_none() && block.uses.is_empty() {
-                        block.uses.push((index, Use::State));
-                    }
-                }
-                if matches!(phases[phase], Phase::Update { .. }) {
-                    born_in_update = Some(Vec::new());
-                }
-            }
-        }
-    }
-    blocks
-}
-
-impl Block {
-    fn from_before(size: usize) -> Self {
-        Self {
-            size,
-            born: None,
-            freed: None,
-            uses: Vec::new(),
-        }
-    }
 }
 
 /// The most bytes in use.

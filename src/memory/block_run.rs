@@ -1,25 +1,9 @@
+//! From the moments of a recomputed block, as they are recorded, to what the timeline says of it.
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use serde::{Deserialize, Serialize};
-
-/// A block of a model that was [recomputed](crate::gradient_checkpointing()) in a step: how much memory that
-/// saved, and how long.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RecomputedBlock {
-    /// Which of the blocks of its step it is, from 0 on, in the order of the calls. Blocks within
-    /// blocks don't count.
-    pub index: usize,
-    /// Type of the block, and the place of its parameters in the model.
-    pub name: String,
-    /// When its first run began, in seconds since the start of the recording.
-    pub forward: f64,
-    /// When its second run began.
-    pub backward: f64,
-    /// Bytes that the second run had allocated when it was about to go back: what would have been held
-    /// all the time in between.
-    pub activations: usize,
-}
+use super::timeline::RecomputedBlock;
 
 /// A block whose first run has begun, for the recorder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

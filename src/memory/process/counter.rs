@@ -1,0 +1,65 @@
+//! The bytes in use, as far as the recording allocator handed them out, recorded or not.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::events;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that a thread may keep to itself.
+const PENDING_BYTES: usize = 4096;
+
+thread_local! {
+    /// Bytes that this thread has not added to `LIVE` yet. It needs no memory and no destructor, so
+    /// the allocator may use it.
+    static PENDING: Cell<isize> = const { Cell::new(0) };
+}
+
+/// Whether the program runs on the recording allocator.
+pub(crate) fn is_counting() -> bool {
+    let before = LIVE.load(Ordering::Relaxed);
+    let probe = std::hint::black_box(Vec::<u8>::with_capacity(2 * PENDING_BYTES));
+    let after = LIVE.load(Ordering::Relaxed);
+    drop(probe);
+    before != after
+}
+
+/// Bytes in use without the log of events; each thread may have a few KB more or less.
+pub(super) fn live() -> usize {
+    LIVE.load(Ordering::Relaxed)
+        .saturating_sub(events::log_size())
+}
+
+/// The most bytes in use since the last call, without the log of events.
+#[cfg(feature = "train")]
+pub(crate) fn take_peak() -> usize {
+    let peak = PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
+    peak.saturating_sub(events::log_size())
+}
+
+#[inline]
+pub(super) fn allocated(size: usize) {
+    count(size as isize);
+}
+
+#[inline]
+pub(super) fn freed(size: usize) {
+    count(-(size as isize));
+}
+
+/// Adds to the bytes in use, small amounts by the thread first: an atomic addition for each of them
+/// would show in the time of a training step.
+#[inline]
+fn count(change: isize) {
+    let change = PENDING.with(|pending| {
+        let sum = pending.get() + change;
+        let small = sum.unsigned_abs() < PENDING_BYTES;
+        pending.set(if small { sum } else { 0 });
+        if small { 0 } else { sum }
+    });
+    if change != 0 {
+        let before = LIVE.fetch_add(change as usize, Ordering::Relaxed);
+        PEAK.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
+    }
+}

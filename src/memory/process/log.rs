@@ -1,0 +1,42 @@
+use super::super::block_run::{BlockRun, SeenBlocks};
+use super::super::error::MemoryError;
+use super::super::timeline::{MemoryTimeline, Phase};
+use super::replay::replay;
+use super::{counter, events};
+
+/// A recording of the memory of the process: what belongs to it beside the events.
+pub(crate) struct ProcessLog {
+    /// Bytes in use at the start.
+    before: usize,
+    /// In the order of their events.
+    phases: Vec<Phase>,
+}
+
+impl ProcessLog {
+    /// Starts the log of events. None may be under way.
+    pub(crate) fn start() -> Self {
+        let phases = Vec::with_capacity(64);
+        events::start();
+        let before = counter::live();
+        let mut log = Self { before, phases };
+        log.enter(Phase::Other);
+        log
+    }
+
+    /// Marks the begin of a phase.
+    pub(crate) fn enter(&mut self, phase: Phase) {
+        self.phases.push(phase);
+        events::entered(self.phases.len() - 1);
+    }
+
+    /// Notes the next moment of a recomputed block.
+    pub(crate) fn note_block(&mut self, run: BlockRun) {
+        events::block_noted(run.0);
+    }
+
+    /// Reads the log of events. It must have been stopped.
+    pub(crate) fn finish(self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
+        let (events, lost) = events::read();
+        replay(self.before, &events, self.phases, blocks, lost)
+    }
+}

@@ -1,0 +1,30 @@
+//! Records the memory of the process.
+//!
+//! The global [`allocator`] tells two what it hands out: the [`counter`] always, and [`events`] while
+//! their [`log`] runs. A tensor can be shown, which is an event, too; [`buffer`] finds its memory. When
+//! a recording ends, [`replay`] follows every [`allocation`] through the events and makes a timeline.
+
+mod allocation;
+mod allocator;
+mod buffer;
+mod counter;
+mod events;
+mod log;
+mod replay;
+
+use burn::tensor::Tensor;
+
+pub use allocator::RecordingAllocator;
+pub(super) use counter::is_counting;
+#[cfg(feature = "train")]
+pub(super) use counter::take_peak;
+pub(crate) use events::Category;
+pub(super) use events::stop;
+pub(super) use log::ProcessLog;
+
+/// Tells what the buffer of `tensor` is used for.
+pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
+    if let Some((address, size)) = buffer::buffer(tensor) {
+        events::shown(category, address, size);
+    }
+}

@@ -1,0 +1,154 @@
+//! What stands in front: a [`MemoryRecorder`] starts and ends the one [`recording`] there may be, and the
+//! other rooms of the crate tell it what they do.
+
+mod recording;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+
+use super::device::DeviceLog;
+use super::error::MemoryError;
+use super::process::{self, Category, ProcessLog};
+use super::timeline::{MemoryTimeline, Phase};
+use recording::Log;
+
+pub(crate) use recording::{
+    enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
+};
+
+/// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
+///
+/// Start it before the first step: what an optimizer allocated earlier counts as rest. A fused
+/// optimizer tells the recorder its phases and shows it parameters and gradients by itself. A stock
+/// loop does so with the methods here:
+///
+/// ```
+/// # use backburn::memory::{MemoryRecorder, RecordingAllocator};
+/// # use burn::{nn::LinearConfig, optim::{AdamConfig, GradientsParams}, tensor::{Device, Tensor}};
+/// # #[global_allocator]
+/// # static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+/// # let device = Device::flex().autodiff();
+/// # let mut model = LinearConfig::new(64, 64).init(&device);
+/// # let mut optimizer = AdamConfig::new().init();
+/// # let x = Tensor::<2>::ones([8, 64], &device);
+/// let recorder = MemoryRecorder::start().unwrap();
+/// recorder.parameters(&model);
+///
+/// let loss = recorder.forward(|| model.forward(x).mean());
+/// let gradients = recorder.backward(|| GradientsParams::from_grads(loss.backward(), &model));
+/// recorder.gradients(&gradients, &model);
+/// model = recorder.update(|| optimizer.step(1e-3, model, gradients));
+/// recorder.parameters(&model);
+///
+/// let timeline = recorder.finish().unwrap();
+/// # let _ = timeline;
+/// ```
+///
+/// Dropped without `finish`, it stops recording. A panic in what is recorded leaves it as it is:
+/// `finish` gives what was recorded until then.
+#[derive(Debug)]
+pub struct MemoryRecorder {
+    _started: (),
+}
+
+impl MemoryRecorder {
+    /// Starts recording the memory of the process.
+    ///
+    /// # Errors
+    ///
+    /// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator), or a
+    /// recording is under way.
+    pub fn start() -> Result<Self, MemoryError> {
+        if !process::is_counting() {
+            return Err(MemoryError::NotInstalled);
+        }
+        recording::start(|| Log::Process(ProcessLog::start()))?;
+        Ok(Self { _started: () })
+    }
+
+    /// Starts recording the memory of `device`, if it tells what its pools hold, else that of the
+    /// process. No allocator is needed for the former.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_on(device: &Device) -> Result<Self, MemoryError> {
+        let Some(log) = DeviceLog::start(device.clone()) else {
+            return Self::start();
+        };
+        recording::start(|| Log::Device(log))?;
+        Ok(Self { _started: () })
+    }
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    ///
+    /// If nothing happened since the start.
+    pub fn finish(self) -> Result<MemoryTimeline, MemoryError> {
+        recording::finish(|| drop(self))
+    }
+
+    /// Shows the parameters of `model`: again after an update that does not work in place.
+    pub fn parameters<M: Module>(&self, model: &M) {
+        model.visit(&mut Show { gradients: None });
+    }
+
+    /// Shows the gradients of `model` after a stock backward pass.
+    pub fn gradients<M: Module>(&self, gradients: &GradientsParams, model: &M) {
+        model.visit(&mut Show {
+            gradients: Some(gradients),
+        });
+    }
+
+    /// Records `work` as the forward pass.
+    pub fn forward<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Forward, work)
+    }
+
+    /// Records `work` as the backward pass.
+    pub fn backward<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Backward, work)
+    }
+
+    /// Records `work` as the update of all parameters.
+    pub fn update<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Update { parameter: None }, work)
+    }
+
+    /// Records `work` as validation.
+    pub fn validation<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Validation, work)
+    }
+}
+
+impl Drop for MemoryRecorder {
+    fn drop(&mut self) {
+        recording::stop();
+    }
+}
+
+fn during<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
+    enter(phase);
+    let result = work();
+    enter(Phase::Other);
+    result
+}
+
+struct Show<'a> {
+    gradients: Option<&'a GradientsParams>,
+}
+
+impl ModuleVisitor for Show<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        match self.gradients {
+            None => show(Category::Parameter, &param.base()),
+            Some(gradients) => {
+                if let Some(gradient) = gradients.get::<D>(param.id) {
+                    show(Category::Gradient, &gradient);
+                }
+            }
+        }
+    }
+}

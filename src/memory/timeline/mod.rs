@@ -1,0 +1,55 @@
+//! What was recorded: the bytes in use over time, the phases of the training, and the recomputed blocks.
+//! All of it is public, plain data, and knows nothing of how it was recorded.
+
+mod block;
+mod bytes;
+mod phase;
+mod pool;
+mod sample;
+mod save;
+mod summary;
+
+pub use block::RecomputedBlock;
+pub use bytes::Bytes;
+pub use phase::{Mark, Phase};
+pub use pool::Pool;
+pub use sample::Sample;
+
+use serde::{Deserialize, Serialize};
+
+/// Allocated memory over time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemoryTimeline {
+    /// In order: the begin of every phase, and, of the memory of the process, the moments at which
+    /// the total had changed by a two-thousandth of the peak, and the peak.
+    pub samples: Vec<Sample>,
+    /// The phases in order.
+    pub marks: Vec<Mark>,
+    /// The recomputed blocks that ran twice, in the order of their first runs.
+    #[serde(default)]
+    pub blocks: Vec<RecomputedBlock>,
+    /// Events that did not fit in the log; if there are any, the end of the recording is missing.
+    pub lost: usize,
+    /// The pools of the device; empty for the memory of the process.
+    pub pools: Vec<Pool>,
+}
+
+impl MemoryTimeline {
+    /// The first moment with the most bytes in use.
+    pub fn peak(&self) -> &Sample {
+        let most = self.samples.iter().map(|sample| sample.bytes.total()).max();
+        let peak = self.samples.iter().find(|s| Some(s.bytes.total()) == most);
+        peak.expect("a timeline has samples")
+    }
+
+    /// The most bytes that the pools of the device held; `None` for the memory of the process.
+    pub fn peak_reserved(&self) -> Option<usize> {
+        let reserved = self.samples.iter().filter_map(|sample| sample.reserved);
+        reserved.max()
+    }
+
+    /// The phase of `sample`.
+    pub fn phase(&self, sample: &Sample) -> &Phase {
+        &self.marks[sample.mark].phase
+    }
+}

@@ -1,0 +1,47 @@
+use std::fmt::{Display, Formatter};
+
+use serde::{Deserialize, Serialize};
+
+/// What a program does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// None of the others.
+    Other,
+    /// The forward pass.
+    Forward,
+    /// The backward pass, but for the updates in it. Where a `TrainStep` of Burn's training runs
+    /// both, it begins with the first finished gradient.
+    Backward,
+    /// An update.
+    Update {
+        /// Path of the parameter; `None` if all are updated at once, as stock Burn does.
+        parameter: Option<String>,
+    },
+    /// Validation.
+    Validation,
+}
+
+impl Display for Phase {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Other => f.write_str("other"),
+            Self::Forward => f.write_str("forward"),
+            Self::Backward => f.write_str("backward"),
+            Self::Update { parameter: None } => f.write_str("update"),
+            Self::Update {
+                parameter: Some(path),
+            } => write!(f, "update of {path}"),
+            Self::Validation => f.write_str("validation"),
+        }
+    }
+}
+
+/// The begin of a phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Seconds since the start of the recording.
+    pub seconds: f64,
+    /// The phase that begins.
+    pub phase: Phase,
+}

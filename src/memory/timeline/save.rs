@@ -1,0 +1,58 @@
+use std::path::Path;
+
+use super::super::error::MemoryError;
+use super::MemoryTimeline;
+use super::bytes::Bytes;
+
+impl MemoryTimeline {
+    /// Writes everything as JSON.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written.
+    pub fn save_json(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
+        let path = path.as_ref();
+        let text =
+            serde_json::to_string(self).map_err(|error| MemoryError::unwritable(path, error))?;
+        std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
+    }
+
+    /// Writes the samples as CSV: seconds, phase, the bytes of each category, and the reserved ones.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written.
+    pub fn save_csv(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
+        let path = path.as_ref();
+        let write = || -> Result<(), csv::Error> {
+            let mut file = csv::Writer::from_path(path)?;
+            file.write_record([
+                "seconds",
+                "phase",
+                "parameters",
+                "gradients",
+                "optimizer_state",
+                "rest",
+                "unassigned",
+                "reserved",
+            ])?;
+            for sample in &self.samples {
+                let Bytes {
+                    parameters,
+                    gradients,
+                    optimizer_state,
+                    rest,
+                    unassigned,
+                } = sample.bytes;
+                let bytes = [parameters, gradients, optimizer_state, rest, unassigned];
+                let start = [sample.seconds.to_string(), self.phase(sample).to_string()];
+                let reserved = sample.reserved.map(|bytes| bytes.to_string());
+                let row = start.into_iter().chain(bytes.map(|b| b.to_string()));
+                file.write_record(row.chain([reserved.unwrap_or_default()]))?;
+            }
+            file.flush()?;
+            Ok(())
+        };
+        write().map_err(|error| MemoryError::unwritable(path, error))
+    }
+}
