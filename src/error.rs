@@ -46,6 +46,17 @@ pub enum FusedError {
         second: String,
     },
 
+    /// A parameter holds a tensor that autodiff has computed from others.
+    #[error(
+        "parameter `{path}` is no leaf of the autodiff graph: its value was computed from other tracked \
+         tensors. Detach it (`param.map(|value| value.detach())`), and let it require a gradient if it \
+         is to be trained"
+    )]
+    NotALeaf {
+        /// Path of the first parameter found.
+        path: String,
+    },
+
     /// The model is already in fused form: it was cloned out of a training step.
     #[error(
         "parameter `{path}` belongs to a model cloned out of a fused step: use \
@@ -115,6 +126,19 @@ pub enum FusedError {
          `Overflow::SkipParameter`"
     )]
     RunsTwice,
+
+    /// Random numbers that should have come twice did not: another thread has drawn from Burn's
+    /// generator, which all threads of the process share.
+    #[error(
+        "{place} saw other random numbers the second time: another thread (a worker of the data loader, \
+         a test beside) drew from Burn's random generator, which all threads share. No parameter was \
+         updated since. Draw random numbers on other threads from a generator of their own (the crate \
+         `rand`), or not while a step is under way"
+    )]
+    RandomNumbers {
+        /// What should have seen them twice.
+        place: String,
+    },
 
     /// A step from accumulated gradients without any.
     #[error(

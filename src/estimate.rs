@@ -95,7 +95,9 @@ impl Measure<'_> {
     fn state<const D: usize>(&self, id: ParamId, value: &Tensor<D>) -> usize {
         let mut update = Update::new(self.optimizer.clone());
         let zeros = value.zeros_like();
-        update.step(&self.names.join("."), id, zeros.clone(), zeros);
+        let path = self.names.join(".");
+        let (_, stepped) = update.step(&path, id, zeros.clone(), zeros, false);
+        stepped.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         state_bytes(update.optimizer.to_record(), id)
     }
 }

@@ -67,9 +67,10 @@ pub use gradient_checkpointing::{
     gradient_checkpointing_sequential,
 };
 pub use loss::Loss;
+pub use pass::{StepContext, scale_loss};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
-    GradientStatistics, HookedParameter, LossScalingConfig, Overflow, scale_loss,
+    GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
 pub use report::StepReport;
 

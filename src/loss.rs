@@ -1,4 +1,4 @@
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{Gradients, Tensor, TensorData};
 
 /// What the forward closure of a step returns: a loss of any rank, alone or with anything else.
 ///
@@ -21,6 +21,10 @@ pub trait Loss: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn is_tracked(&self) -> bool;
 
+    /// The loss, read.
+    #[doc(hidden)]
+    fn data(&self) -> TensorData;
+
     /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss.
     #[doc(hidden)]
     fn backward(self, scale: Option<f64>) -> (Self, Gradients);
@@ -29,6 +33,10 @@ pub trait Loss: sealed::Sealed + Sized {
 impl<const D: usize> Loss for Tensor<D> {
     fn is_tracked(&self) -> bool {
         Tensor::is_tracked(self)
+    }
+
+    fn data(&self) -> TensorData {
+        self.to_data()
     }
 
     fn backward(self, scale: Option<f64>) -> (Self, Gradients) {
@@ -42,6 +50,10 @@ impl<const D: usize> Loss for Tensor<D> {
 impl<const D: usize, T> Loss for (Tensor<D>, T) {
     fn is_tracked(&self) -> bool {
         self.0.is_tracked()
+    }
+
+    fn data(&self) -> TensorData {
+        self.0.to_data()
     }
 
     fn backward(self, scale: Option<f64>) -> (Self, Gradients) {

@@ -5,9 +5,9 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
+use super::run::Order;
 use crate::error::FusedError;
-use crate::pass::Phase;
-use crate::policy::{Plan, Unscaled};
+use crate::pass::Closure;
 
 impl<M: Module> FusedOptimizer<M> {
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
@@ -69,20 +69,12 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let pass = self.pass.clone();
-        let mut run = |fused: &mut Self, plan: Plan| {
-            let scale = plan.scale;
-            fused.run(Phase::Backward, plan, |model| {
-                let unscaled = scale.map(Unscaled::expect);
-                if let Some(unscaled) = &unscaled {
-                    pass.expect_scaled(unscaled.scaled());
-                }
-                Ok(train(model))
-            })
+        let mut run = |fused: &mut Self, order: Order| {
+            fused.run(Closure::Backward, order, |model, _| Ok(train(model)))
         };
         match learning_rate {
             Some(learning_rate) => self.update(learning_rate, run),
-            None => self.add(|fused, plan| run(fused, plan)),
+            None => self.add(|fused, order| run(fused, order)),
         }
     }
 }

@@ -9,12 +9,13 @@ use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn::optim::{GradientsAccumulator, ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
-use crate::pass::Pass;
+use crate::pass::Session;
 use crate::policy::Policies;
 use crate::record;
 use crate::report::StepReport;
@@ -54,8 +55,9 @@ pub(crate) use policies::in_state;
 /// of the closure or saved there; [`model`](Self::model) gives an ordinary model at any time.
 pub struct FusedOptimizer<M: Module> {
     form: FusedForm<M>,
-    pass: Arc<Pass>,
-    retained_gradients: GradientsAccumulator<M>,
+    session: Arc<Session>,
+    /// What was accumulated of the parameters that are ordinary leaves.
+    retained_gradients: Mutex<GradientsParams>,
     report: StepReport,
     told: HashSet<ParamId>,
     policies: Policies,
@@ -82,21 +84,21 @@ impl<M: Module> FusedOptimizer<M> {
     /// If the model is not on an autodiff device, is on a backend that this build does not cover,
     /// holds a trainable parameter twice, or was cloned out of a fused step.
     pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
-        Self::with_pass(model, Arc::new(Pass::new(optimizer)))
+        let fused = Self::with_session(model, Arc::new(Session::new(optimizer)))?;
+        log::info!("{fused}");
+        Ok(fused)
     }
 
-    fn with_pass(model: M, pass: Arc<Pass>) -> Result<Self, FusedError> {
-        let fused = Self {
-            form: FusedForm::new(model, &pass)?,
-            pass,
-            retained_gradients: GradientsAccumulator::new(),
+    fn with_session(model: M, session: Arc<Session>) -> Result<Self, FusedError> {
+        Ok(Self {
+            form: FusedForm::new(model, &session)?,
+            session,
+            retained_gradients: Mutex::new(GradientsParams::new()),
             report: StepReport::default(),
             told: HashSet::new(),
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
-        };
-        log::info!("{fused}");
-        Ok(fused)
+        })
     }
 
     /// An ordinary Burn model with the current values: to save, to validate, to keep.
@@ -121,7 +123,7 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn into_parts(self) -> (M, ModuleOptimizer) {
         let model = self.model();
         // The slots and the pass go with `self`, so the clone ends up as the only owner.
-        let optimizer = self.pass.update().optimizer.clone();
+        let optimizer = self.session.update().optimizer.clone();
         (model, optimizer)
     }
 
@@ -140,15 +142,27 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Panics
     ///
-    /// As [`new`](Self::new) on the model that `change` returns; nothing has changed then.
+    /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
     pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
-        let changed = Self::with_pass(change(self.model()), self.pass.clone());
-        let changed = changed.unwrap_or_else(|error| panic!("{error}"));
-        *self = Self {
-            policies: std::mem::take(&mut self.policies),
-            gradient_checkpointing: std::mem::take(&mut self.gradient_checkpointing),
-            ..changed
-        };
+        self.try_change_model(change)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`change_model`](Self::change_model).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new) and
+    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) on the model that `change` returns;
+    /// nothing has changed then.
+    pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
+        let form = FusedForm::new(change(self.model()), &self.session)?;
+        self.policies
+            .check_retained(form.inventory().count(Role::Retained).0)?;
+        form.slots().copy_groups(self.form.slots());
+        self.form = form;
+        *self.retained_gradients.get_mut() = GradientsParams::new();
+        Ok(())
     }
 
     /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state
@@ -170,7 +184,7 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// The state of the optimizer as Burn records it.
     pub fn to_record(&self) -> OptimizerRecord {
-        self.pass.update().optimizer.to_record()
+        self.session.update().optimizer.to_record()
     }
 
     /// Loads the state of the optimizer.
@@ -196,13 +210,18 @@ impl<M: Module> FusedOptimizer<M> {
     /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
     /// parameter with the next step; Burn's own panic then, if it is another.
     pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        let mut update = self.pass.update();
+        let mut update = self.session.update();
         update.optimizer = record::load(record, &update.optimizer, &self.form.module)?;
         drop(update);
         self.restore_policies();
+        if self.has_accumulated() {
+            log::warn!("the accumulated gradients are dropped: they belong to the state of before");
+        }
+        self.drop_accumulated();
         self.form
             .slots()
-            .for_each(|slot| slot.expect_first_update());
+            .iter()
+            .for_each(|slot| slot.forget_group());
         Ok(())
     }
 
@@ -216,7 +235,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// number of parameters.
     pub fn count_gradients(&mut self, count: bool) {
         let census = count.then(|| Arc::new(Census::default()));
-        self.pass.set_census(census);
+        self.session.set_census(census);
     }
 
     /// The number of parameters stepped during the backward pass.
@@ -244,16 +263,37 @@ impl<M: Module> FusedOptimizer<M> {
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        std::mem::replace(&mut self.pass.update().optimizer, optimizer)
+        std::mem::replace(&mut self.session.update().optimizer, optimizer)
+    }
+}
+
+/// A second training from here: the same values, optimizer state, policies and accumulated gradients, in
+/// tensors that both share until one of them is updated. Hooks are shared for good.
+impl<M: Module> Clone for FusedOptimizer<M> {
+    fn clone(&self) -> Self {
+        let optimizer = self.session.update().optimizer.clone();
+        let session = Arc::new(Session::new(optimizer));
+        let clone = Self::with_session(self.model(), session);
+        let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));
+        clone.form.slots().copy_accumulated(self.form.slots());
+        let retained = self.retained_gradients.lock();
+        *clone.retained_gradients.get_mut() = retained::copy(&self.form.module, &retained);
+        clone.policies = self.policies.split();
+        clone.keep_policies();
+        clone.report = self.report.clone();
+        clone.told = self.told.clone();
+        clone.gradient_checkpointing = self.gradient_checkpointing.clone();
+        clone.count_gradients(self.session.census().is_some());
+        clone
     }
 }
 
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let (tapped, elements) = self.form.inventory().count(Role::Released);
+        let (released, elements) = self.form.inventory().count(Role::Released);
         write!(
             f,
-            "FusedOptimizer: {tapped} parameters ({elements} elements) stepped in the backward \
+            "FusedOptimizer: {released} parameters ({elements} elements) stepped in the backward \
              pass, {} left to its end, {} frozen",
             self.num_retained(),
             self.num_frozen()

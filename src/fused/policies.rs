@@ -9,8 +9,7 @@ use burn::tensor::Device;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
-use crate::optim::{AccumulateInState, InState, MicroBatches};
-use crate::pass::Pass;
+use crate::optim::{AccumulateInState, InState};
 use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
 
 impl<M: Module> FusedOptimizer<M> {
@@ -76,13 +75,8 @@ impl<M: Module> FusedOptimizer<M> {
         optimizer: ModuleOptimizer,
         policies: Policies,
     ) -> Result<Self, FusedError> {
-        let mut fused = Self::with_pass(model, Arc::new(Pass::new(optimizer)))?;
-        if policies.in_state().is_some() && fused.num_retained() > 0 {
-            return Err(FusedError::NotInState {
-                reason: "a parameter in training carries a reparameterization (a LoRA base): \
-                         freeze it, or accumulate in a buffer",
-            });
-        }
+        let mut fused = Self::try_new(model, optimizer)?;
+        policies.check_retained(fused.num_retained())?;
         fused.policies = policies;
         fused.restore_policies();
         Ok(fused)
@@ -173,9 +167,9 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     /// Makes the state of the policies part of the optimizer's records.
-    fn keep_policies(&self) {
+    pub(super) fn keep_policies(&self) {
         if let Some(keeper) = self.policies.keeper() {
-            self.pass
+            self.session
                 .update()
                 .change(|optimizer| keeper.join(optimizer));
         }
@@ -185,7 +179,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// Takes over the state of the policies that the optimizer has loaded.
     pub(super) fn restore_policies(&self) {
         if let Some(keeper) = self.policies.keeper() {
-            keeper.restore(&mut self.pass.update().optimizer, &self.device());
+            keeper.restore(&mut self.session.update().optimizer, &self.device());
         }
     }
 
@@ -202,9 +196,7 @@ pub(crate) fn in_state(
     if let Some(reason) = optimizer.refusal() {
         return Err(FusedError::NotInState { reason });
     }
-    let batches = MicroBatches::default();
-    let optimizer = InState::new(optimizer, batches.clone());
     let mut policies = Policies::default();
-    policies.set_in_state(batches);
-    Ok((optimizer.into(), policies))
+    policies.set_in_state();
+    Ok((InState::new(optimizer).into(), policies))
 }

@@ -1,48 +1,68 @@
-//! The gradients of the parameters that are ordinary leaves.
+//! The gradients of the parameters that are ordinary leaves, retained to the end of the pass.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 
 use crate::error::FusedError;
-use crate::policy::Plan;
+use crate::policy::{Plan, is_finite};
 use crate::slot::Inventory;
 
 /// The sum of gradients of parameters of `module`.
 pub(super) fn sum<M: Module>(
     module: &M,
-    gradients: impl Iterator<Item = GradientsParams>,
+    gradients: impl IntoIterator<Item = GradientsParams>,
 ) -> GradientsParams {
     let mut sum = GradientsAccumulator::new();
+    let gradients = gradients.into_iter();
     gradients.for_each(|gradients| sum.accumulate(module, gradients));
     sum.grads()
 }
 
-/// Sends the gradients of the parameters that are ordinary leaves, added to those accumulated, through
-/// the hooks, and leaves in `gradients` what comes out.
+/// The gradients of parameters of `module` once more; the tensors are shared.
+pub(super) fn copy<M: Module>(module: &M, gradients: &GradientsParams) -> GradientsParams {
+    let mut copy = Copy {
+        gradients,
+        copied: GradientsParams::new(),
+    };
+    module.visit(&mut copy);
+    copy.copied
+}
+
+struct Copy<'a> {
+    gradients: &'a GradientsParams,
+    copied: GradientsParams,
+}
+
+impl ModuleVisitor for Copy<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            self.copied.register(param.id, gradient);
+        }
+    }
+}
+
+/// Sends the gradients through the hooks, and returns what comes out.
 pub(super) fn call_hooks<M: Module>(
     module: &M,
     inventory: &Inventory,
     plan: &Plan,
-    gradients: &mut GradientsParams,
-    accumulated: &GradientsParams,
-) -> Result<(), FusedError> {
+    gradients: GradientsParams,
+) -> Result<GradientsParams, FusedError> {
     let mut call = Call {
         inventory,
         plan,
         gradients,
-        accumulated,
         error: None,
     };
     module.visit(&mut call);
-    call.error.map_or(Ok(()), Err)
+    call.error.map_or(Ok(call.gradients), Err)
 }
 
 struct Call<'a> {
     inventory: &'a Inventory,
     plan: &'a Plan,
-    gradients: &'a mut GradientsParams,
-    accumulated: &'a GradientsParams,
+    gradients: GradientsParams,
     error: Option<FusedError>,
 }
 
@@ -51,11 +71,8 @@ impl ModuleVisitor for Call<'_> {
         let (Some(entry), None) = (self.inventory.get(param.id), &self.error) else {
             return;
         };
-        let arrived = self.gradients.remove::<D>(param.id);
-        let gradient = match (self.accumulated.get::<D>(param.id), arrived) {
-            (Some(sum), Some(gradient)) => sum.add(gradient),
-            (Some(gradient), None) | (None, Some(gradient)) => gradient,
-            (None, None) => return,
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else {
+            return;
         };
         let value = param.base().inner();
         let hooks = &self.plan.hooks;
@@ -63,6 +80,29 @@ impl ModuleVisitor for Call<'_> {
             Ok(Some(gradient)) => self.gradients.register(param.id, gradient),
             Ok(None) => {}
             Err(error) => self.error = Some(error),
+        }
+    }
+}
+
+/// Whether all elements of the gradients of parameters of `module` are finite; waits for the device.
+pub(super) fn are_finite<M: Module>(module: &M, gradients: &GradientsParams) -> bool {
+    let mut look = Finite {
+        gradients,
+        finite: true,
+    };
+    module.visit(&mut look);
+    look.finite
+}
+
+struct Finite<'a> {
+    gradients: &'a GradientsParams,
+    finite: bool,
+}
+
+impl ModuleVisitor for Finite<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.get::<D>(param.id) {
+            self.finite &= is_finite(&gradient);
         }
     }
 }

@@ -1,39 +1,59 @@
 //! One pass of a fused optimizer.
 
-use burn::module::Module;
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use std::sync::Arc;
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::retained;
 use crate::error::FusedError;
-use crate::gradient_checkpointing;
 use crate::loss::Loss;
 use crate::memory;
-use crate::pass::Phase;
+use crate::pass::{Closure, Pass, Rehearsal};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
-use crate::slot::FusedForm;
+use crate::slot::{SlotReport, Slots};
+
+/// What a pass is to do.
+#[derive(Clone)]
+pub(super) struct Order {
+    pub(super) plan: Plan,
+    /// If it is one of two.
+    pub(super) rehearsal: Option<Arc<Rehearsal>>,
+}
+
+impl From<Plan> for Order {
+    fn from(plan: Plan) -> Self {
+        Self {
+            plan,
+            rehearsal: None,
+        }
+    }
+}
 
 impl<M: Module> FusedOptimizer<M> {
     /// A pass whose closure returns the loss.
     pub(super) fn pass_of_loss<L: Loss>(
         &mut self,
-        plan: Plan,
+        order: Order,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        let pass = self.pass.clone();
-        let left = self.form.inventory().retained();
-        let (goal, scale) = (plan.goal, plan.scale);
+        let retained = self.form.inventory().retained();
+        let (goal, scale) = (order.plan.goal, order.plan.scale);
 
-        let loss = self.run(Phase::Forward, plan, |model| {
+        let loss = self.run(Closure::Loss, order, |model, pass| {
             let loss = forward(model);
             if !loss.is_tracked() {
                 return Err(FusedError::LossNotTracked);
             }
-            pass.set_phase(Phase::Backward);
+            if let Some(rehearsal) = &pass.rehearsal {
+                rehearsal.note_loss(loss.data());
+            }
+            pass.enter_backward();
             memory::enter(memory::Phase::Backward);
             let (loss, mut gradients) = loss.backward(scale);
-            let gradients = GradientsParams::from_params(&mut gradients, model, &left);
+            let gradients = GradientsParams::from_params(&mut gradients, model, &retained);
             Ok((loss, gradients))
         })?;
 
@@ -52,117 +72,148 @@ impl<M: Module> FusedOptimizer<M> {
         }
     }
 
-    /// A pass whose closure runs the backward pass, and returns the gradients of the parameters that
-    /// are left.
+    /// A pass whose closure returns the gradients of the parameters that are ordinary leaves.
+    ///
+    /// It ends well or not at all: where there is an error, or a panic, all that has been accumulated is
+    /// that of before.
     pub(super) fn run<R>(
         &mut self,
-        phase: Phase,
-        plan: Plan,
-        closure: impl FnOnce(&M) -> Result<(R, GradientsParams), FusedError>,
+        closure: Closure,
+        order: Order,
+        work: impl FnOnce(&M, &Arc<Pass>) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
-        let (result, ended, error) = {
-            let _running = self.pass.begin(phase, plan.clone());
-            let _blocks = gradient_checkpointing::enter(self.gradient_checkpointing.clone());
-            // Also when the closure panics: no slot may hold on to a graph.
-            let _released = Released(&self.form);
-            if memory::is_recording() {
-                self.form.slots().for_each(|slot| slot.show());
-            }
-            memory::enter(memory::Phase::Forward);
-            let (output, mut gradients) = closure(&self.form.module)?;
-            let of_blocks = gradient_checkpointing::take_leaf_gradients();
-            if !of_blocks.is_empty() {
-                let all = std::iter::once(gradients).chain(of_blocks);
-                gradients = retained::sum(&self.form.module, all);
-            }
-            self.form.slots().for_each(|slot| slot.flush());
-            let result = (output, gradients);
-            (result, self.form.end(), self.pass.take_error())
-        };
-        let (output, retained_gradients) = result;
-        if let Some(error) = error {
+        self.report = StepReport::default();
+        let Order { plan, rehearsal } = order;
+        let choice = self.gradient_checkpointing.choice();
+        let session = self.session.clone();
+        let running = session.begin(Pass::new(plan.clone(), choice, closure, rehearsal));
+        let ending = Ending(self.form.slots().clone());
+        if memory::is_recording() {
+            self.form.slots().iter().for_each(|slot| slot.show());
+        }
+        memory::enter(memory::Phase::Forward);
+        let (output, gradients) = work(&self.form.module, &running.pass)?;
+        let slots = self.form.slots().iter();
+        slots.for_each(|slot| slot.flush(&running.pass));
+        if let Some(error) = running.pass.failure() {
             return Err(error);
         }
+        let mut report = StepReport::default();
+        let received = gradients.len();
+        self.use_retained(&plan, gradients, &mut report)?;
+        let ended = ending.well();
+        drop(running);
+        self.report_on(ended, received, report);
+        Ok(output)
+    }
 
-        let received = ended.iter().filter(|(_, slot)| slot.received).count();
-        let received = received + retained_gradients.len();
-        let copied: Option<Vec<bool>> = ended.iter().map(|(_, slot)| slot.copied).collect();
-        let mut report = StepReport {
-            updated: ended.iter().filter(|(_, slot)| slot.updated).count(),
-            without_gradient: self.form.trained().saturating_sub(received),
-            vetoed: ended.iter().filter(|(_, slot)| slot.vetoed).count(),
-            copied: copied.map(|copied| copied.into_iter().filter(|copied| *copied).count()),
-            gradients_alive: self.pass.census().map(|census| census.take()),
-            ..StepReport::default()
+    fn report_on(
+        &mut self,
+        ended: Vec<(ParamId, SlotReport)>,
+        retained: usize,
+        mut report: StepReport,
+    ) {
+        let count = |what: fn(&SlotReport) -> bool| {
+            let slots = ended.iter().filter(|(_, slot)| what(slot));
+            slots.count()
         };
+        let received = count(|slot| slot.received) + retained;
+        let updated = count(|slot| slot.updated);
+        let tells = count(|slot| slot.copied.is_some()) == updated;
+        report.updated += updated;
+        report.vetoed += count(|slot| slot.vetoed);
+        report.copied = tells.then(|| count(|slot| slot.copied == Some(true)));
+        report.without_gradient = self.form.trained().saturating_sub(received);
+        report.gradients_alive = self.session.census().map(|census| census.take());
         for (id, slot) in ended {
             if !slot.received && self.told.insert(id) {
                 let path = self.form.path(id);
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
         }
-        self.use_retained(&plan, retained_gradients, &mut report)?;
         self.report = report;
-        Ok(output)
     }
 
     /// Does with the gradients of the parameters that are ordinary leaves what the pass is for.
     fn use_retained(
         &mut self,
         plan: &Plan,
-        mut gradients: GradientsParams,
+        gradients: GradientsParams,
         report: &mut StepReport,
     ) -> Result<(), FusedError> {
         let module = &self.form.module;
         let inventory = self.form.inventory();
-        match plan.goal {
-            Goal::Accumulate => self.retained_gradients.accumulate(module, gradients),
-            Goal::Measure => {
-                let accumulated = self.retained_gradients.grads();
-                retained::call_hooks(module, inventory, plan, &mut gradients, &accumulated)?;
-                self.retained_gradients.accumulate(module, accumulated);
-            }
-            Goal::Update => {
-                self.retained_gradients.accumulate(module, gradients);
-                let mut gradients = self.retained_gradients.grads();
-                let arrived = gradients.len();
-                let nothing = GradientsParams::new();
-                retained::call_hooks(module, inventory, plan, &mut gradients, &nothing)?;
-                report.vetoed += arrived - gradients.len();
-                report.updated += gradients.len();
-                if gradients.is_empty() {
-                    return Ok(());
-                }
-                let mut update = self.pass.update();
-                let learning_rate = update.learning_rate.clone();
-                let module = self.form.module.clone();
-                self.form.module = update.optimizer.step(learning_rate, module, gradients);
-            }
+        let accumulated = self.retained_gradients.get_mut();
+        let gradients = match accumulated.is_empty() {
+            true => gradients,
+            false => retained::sum(module, [retained::copy(module, accumulated), gradients]),
+        };
+        if plan.goal == Goal::Accumulate {
+            *accumulated = gradients;
+            return Ok(());
         }
+        let arrived = gradients.len();
+        let gradients = retained::call_hooks(module, inventory, plan, gradients)?;
+        if plan.goal == Goal::Measure {
+            return Ok(());
+        }
+        report.vetoed += arrived - gradients.len();
+        report.updated += gradients.len();
+        if !gradients.is_empty() {
+            let mut update = self.session.update();
+            let learning_rate = update.learning_rate.clone();
+            let stepped = update
+                .optimizer
+                .step(learning_rate, module.clone(), gradients);
+            drop(update);
+            self.form.module = stepped;
+        }
+        *self.retained_gradients.get_mut() = GradientsParams::new();
         Ok(())
     }
 
     /// Whether a step has gradients to use before its pass.
     pub(super) fn has_accumulated(&mut self) -> bool {
-        let left = self.retained_gradients.grads();
-        let found = !left.is_empty() || self.form.slots().any(|slot| slot.has_accumulated());
-        self.retained_gradients.accumulate(&self.form.module, left);
-        found
+        let mut slots = self.form.slots().iter();
+        !self.retained_gradients.get_mut().is_empty() || slots.any(|slot| slot.has_accumulated())
     }
 
-    /// Forgets the gradients accumulated so far.
-    pub(crate) fn drop_accumulated(&mut self) {
-        self.form.slots().for_each(|slot| slot.drop_accumulated());
-        self.retained_gradients = GradientsAccumulator::new();
+    /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
+    ///
+    /// Those that are in the optimizer state already
+    /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
+    pub fn drop_accumulated(&mut self) {
+        let slots = self.form.slots().iter();
+        slots.for_each(|slot| slot.drop_accumulated());
+        *self.retained_gradients.get_mut() = GradientsParams::new();
+    }
+
+    /// Drops accumulated gradients that no step can use, since they are not finite.
+    pub(super) fn drop_accumulated_if_not_finite(&mut self) {
+        let slots = self.form.slots();
+        let in_slots = slots.iter().all(|slot| slot.accumulated_is_finite());
+        let retained = self.retained_gradients.get_mut();
+        if !in_slots || !retained::are_finite(&self.form.module, retained) {
+            log::warn!(
+                "the accumulated gradients are not finite, so no step can use them: they are dropped"
+            );
+            self.drop_accumulated();
+        }
     }
 }
 
-/// Ends the pass in every slot when dropped.
-struct Released<'a, M: Module>(&'a FusedForm<M>);
+/// Ends a pass in every slot, when dropped as one that has not ended well.
+struct Ending(Arc<Slots>);
 
-impl<M: Module> Drop for Released<'_, M> {
+impl Ending {
+    fn well(self) -> Vec<(ParamId, SlotReport)> {
+        self.0.end(true)
+    }
+}
+
+impl Drop for Ending {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.end(false);
         memory::enter(memory::Phase::Other);
     }
 }

@@ -1,16 +1,22 @@
 //! The steps of a fused optimizer.
 
+use std::sync::Arc;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
+use super::run::Order;
 use crate::error::FusedError;
 use crate::loss::Loss;
-use crate::pass::Phase;
+use crate::pass::{Closure, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
-use crate::random::Replay;
-use crate::slot::Statistics;
+use crate::random::Stream;
+use crate::slot::KeptStatistics;
+
+/// Times that the two passes of a step begin anew since other threads draw random numbers.
+const ATTEMPTS: usize = 5;
 
 impl<M: Module> FusedOptimizer<M> {
     /// One training step: forward, backward, update.
@@ -29,8 +35,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and
     /// state is unchanged and the step can be repeated.
     ///
-    /// If the optimizer panics (Muon on a parameter that is not of rank 2), the parameters whose
-    /// gradient had not arrived, and that parameter if it was its first update, are unchanged.
+    /// If the optimizer panics (Muon on a parameter that is not of rank 2), that parameter and those
+    /// whose gradient had not arrived are unchanged.
     pub fn step<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -57,9 +63,9 @@ impl<M: Module> FusedOptimizer<M> {
             return Err(FusedError::RunsTwice);
         }
         let mut forward = Some(forward);
-        self.update(learning_rate.into(), |fused, plan| {
+        self.update(learning_rate.into(), |fused, order| {
             let forward = forward.take().expect("the plan is one pass");
-            fused.pass_of_loss(plan, forward)
+            fused.pass_of_loss(order, forward)
         })
     }
 
@@ -69,8 +75,9 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
     /// drawn from the generator of the device before the first. Burn's generators are shared by all
-    /// threads, so another thread must not draw from them meanwhile. Running statistics are updated
-    /// once. The output of the second run is returned.
+    /// threads: where another one draws from them meanwhile, both runs are repeated, and if that does not
+    /// help, the step ends with [`FusedError::RandomNumbers`] and nothing is updated. Running statistics
+    /// are updated once. The output of the second run is returned.
     ///
     /// # Panics
     ///
@@ -95,8 +102,8 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl Fn(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.update(learning_rate.into(), |fused, plan| {
-            fused.pass_of_loss(plan, &forward)
+        self.update(learning_rate.into(), |fused, order| {
+            fused.pass_of_loss(order, &forward)
         })
     }
 
@@ -124,7 +131,7 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.add(|fused, plan| fused.pass_of_loss(plan, forward))
+        self.add(|fused, order| fused.pass_of_loss(order, forward))
     }
 
     /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
@@ -152,24 +159,23 @@ impl<M: Module> FusedOptimizer<M> {
         if !self.has_accumulated() {
             return Err(FusedError::NothingAccumulated);
         }
-        self.update(learning_rate.into(), |fused, plan| {
-            let nothing = |_: &M| Ok(((), GradientsParams::new()));
-            fused.run(Phase::Backward, plan, nothing)
+        self.update(learning_rate.into(), |fused, order| {
+            let nothing = |_: &M, _: &_| Ok(((), GradientsParams::new()));
+            fused.run(Closure::Nothing, order, nothing)
         })
     }
 
     /// Adds up the gradients of one pass.
     pub(super) fn add<R>(
         &mut self,
-        run: impl FnOnce(&mut Self, Plan) -> Result<R, FusedError>,
+        run: impl FnOnce(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let Some(batches) = self.policies.in_state() else {
-            return run(self, self.policies.plan(Goal::Accumulate, None));
-        };
-        batches.set_last(false);
-        self.one_pass(|fused, mut plan| {
-            plan.goes_on = true;
-            run(fused, plan)
+        if !self.policies.in_state() {
+            return run(self, self.policies.plan(Goal::Accumulate, None).into());
+        }
+        self.one_pass(|fused, mut order| {
+            order.plan.goes_on = true;
+            run(fused, order)
         })
     }
 
@@ -177,12 +183,9 @@ impl<M: Module> FusedOptimizer<M> {
     pub(super) fn update<R>(
         &mut self,
         learning_rate: ModuleLearningRate,
-        run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
+        run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        if let Some(batches) = self.policies.in_state() {
-            batches.set_last(true);
-        }
-        self.pass.set_learning_rate(learning_rate);
+        self.session.update().learning_rate = learning_rate;
         match self.policies.measures_first() {
             true => self.two_passes(run),
             false => self.one_pass(run),
@@ -191,35 +194,56 @@ impl<M: Module> FusedOptimizer<M> {
 
     fn one_pass<R>(
         &mut self,
-        run: impl FnOnce(&mut Self, Plan) -> Result<R, FusedError>,
+        run: impl FnOnce(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         let coefficient = self.policies.lagged_coefficient();
         let plan = self.policies.plan(Goal::Update, coefficient);
-        let output = run(self, plan.clone())?;
+        let output = run(self, plan.clone().into())?;
         let norm = plan.norm().map(|norm| norm.value);
         self.report.overflowed = plan.overflowed();
         self.end_step(&plan, coefficient, norm);
         Ok(output)
     }
 
-    /// First all gradients are measured, then they are used.
+    /// First all gradients are measured, then they are used; once more from the start if another thread
+    /// has drawn random numbers in between.
     fn two_passes<R>(
         &mut self,
-        mut run: impl FnMut(&mut Self, Plan) -> Result<R, FusedError>,
+        mut run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let random = Replay::new(self.form.module.devices());
-        let statistics = Statistics::of(&self.form.module);
-        random.start();
-        let plan = self.policies.plan(Goal::Measure, None);
-        let measured = run(self, plan.clone());
-        let module = self.form.module.clone();
-        self.form.module = statistics.put_back(module);
-        let output = measured?;
+        let random = Stream::drawn(self.form.module.devices());
+        let mut attempts = 0..ATTEMPTS;
+        loop {
+            let rehearsal = Arc::new(Rehearsal::new(random.clone()));
+            match self.rehearsed(rehearsal, &mut run) {
+                Err(FusedError::RandomNumbers { .. }) if attempts.next().is_some() => {}
+                ended => return ended,
+            }
+        }
+    }
 
+    fn rehearsed<R>(
+        &mut self,
+        rehearsal: Arc<Rehearsal>,
+        run: &mut impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
+    ) -> Result<R, FusedError> {
+        let order = |plan: &Plan| {
+            rehearsal.start();
+            Order {
+                plan: plan.clone(),
+                rehearsal: Some(rehearsal.clone()),
+            }
+        };
+        let plan = self.policies.plan(Goal::Measure, None);
+        let output = {
+            let _statistics = KeptStatistics::of(&self.form.module);
+            run(self, order(&plan))?
+        };
         let norm = plan.norm().expect("the pass measures");
         if let Some(path) = norm.not_finite {
             let scaling = self.policies.scaling();
             if !scaling.is_some_and(LossScaler::can_back_off) {
+                self.drop_accumulated_if_not_finite();
                 let norm = norm.value;
                 return Err(FusedError::NormNotFinite { norm, path });
             }
@@ -231,8 +255,14 @@ impl<M: Module> FusedOptimizer<M> {
         let clipping = self.policies.clipping();
         let coefficient = clipping.and_then(|clipping| clipping.coefficient(norm.value));
         let plan = self.policies.plan(Goal::Update, coefficient);
-        random.start();
-        let output = run(self, plan.clone())?;
+        let statistics = Some(KeptStatistics::of(&self.form.module));
+        let output = run(self, order(&plan));
+        match &output {
+            Err(FusedError::RandomNumbers { .. }) => drop(statistics),
+            // Whatever came of it, the forward pass has updated them.
+            _ => statistics.into_iter().for_each(KeptStatistics::forget),
+        }
+        let output = output?;
         self.end_step(&plan, coefficient, Some(norm.value));
         Ok(output)
     }

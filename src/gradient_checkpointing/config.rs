@@ -1,5 +1,7 @@
 use burn::config::Config;
 
+use crate::pass::BlockChoice;
+
 /// How a fused step treats the blocks that its model runs under [`gradient_checkpointing`](crate::gradient_checkpointing()).
 ///
 /// ```
@@ -24,4 +26,14 @@ pub struct GradientCheckpointingConfig {
     /// host, on devices that have memory of their own. Each transfer is waited for.
     #[config(default = false)]
     pub offload_inputs: bool,
+}
+
+impl GradientCheckpointingConfig {
+    /// What a pass is told of it.
+    pub(crate) fn choice(&self) -> BlockChoice {
+        BlockChoice {
+            keep_activations: self.keep_activations.clone(),
+            offload_inputs: self.offload_inputs,
+        }
+    }
 }

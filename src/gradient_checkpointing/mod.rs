@@ -1,35 +1,37 @@
 //! Gradient checkpointing by block.
 
 mod activations;
-mod blocks;
 mod budget;
 mod config;
 mod host;
+mod joint;
 mod keep;
 mod name;
-mod pack;
+mod outputs;
+mod same;
 mod segment;
+mod worker;
 
 use std::any::type_name;
+use std::sync::Arc;
+use std::time::Instant;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::Device;
 
 pub use activations::Activations;
-use blocks::Way;
-pub(crate) use blocks::{enter, take_leaf_gradients};
 pub use config::GradientCheckpointingConfig;
 use host::KeptInput;
+use joint::Joint;
 use keep::{Devices, Keep, Lift};
 use name::{located, name};
-use pack::{Pack, Unpack, moved};
+use outputs::{Forms, Tapped};
 use segment::Segment;
 
 use crate::memory::{self, BlockRun};
-use crate::pass::Scope;
-use crate::random::Stream;
-use crate::slot::{is_in_training, leaves, with_constants};
-use crate::tap::{lift, tap};
+use crate::pass::{Scope, Way};
+use crate::random::{Stream, distinct, draw_seed};
+use crate::slot::{is_in_training, slotless, with_constants};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -64,12 +66,14 @@ use crate::tap::{lift, tap};
 /// fused.step(1e-3, |model| model.forward(x).mean());
 /// ```
 ///
-/// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are float
+/// Everything that `forward` computes with comes from `block` and `input`, but for constants. Inputs and outputs are float
 /// tensors of any rank, integer and boolean ones, and tuples, options and lists of them. Blocks may share
 /// weights and nest. Running statistics are updated once.
 ///
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
-/// a step from the generator of its device, which is waited for. So with dropout a run differs from one that
+/// a step from the generator of its device, which is waited for. All threads share that generator: where
+/// another one draws from it during a run (a worker of a data loader may), the block runs again, and if that
+/// does not help, the step ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). So with dropout a run differs from one that
 /// simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](GradientCheckpointingConfig::keep_activations).
 ///
@@ -83,11 +87,12 @@ use crate::tap::{lift, tap};
 ///
 /// # Panics
 ///
-/// If `forward` returns a tensor that depends on a trainable tensor from outside the block, no float
-/// tensor, or float tensors of several dtypes, or takes such with a gradient; if it is called on another
-/// thread than the closure of the step; in the backward pass, if the second run returns tensors of another size. The message of a panic in
-/// `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are
-/// unchanged then.
+/// If `forward` returns a tensor that depends on a trainable tensor from outside the block; if it is called
+/// on a thread without the [`StepContext`](crate::StepContext) of the closure. In the backward pass, if the
+/// second run returns tensors of another shape or dtype, or computes with a tracked tensor from outside the
+/// block: the graph of that is locked then, which is noticed after ten seconds without any computation. The
+/// message of a panic in `forward` is passed on with the name of the block. Parameters whose gradient had
+/// not arrived are unchanged then.
 pub fn gradient_checkpointing<B, X, Y>(
     block: &B,
     input: X,
@@ -105,30 +110,48 @@ where
         // Inference, or a look at the model for inference in a step.
         return forward(block, input);
     }
-    match blocks::next() {
-        None => {
-            assert!(
-                !is_in_training(block),
-                "the recomputed block `{}` is called on another thread than the closure of the \
-                 step, where it can't be recomputed: call it there",
-                type_name::<B>()
-            );
-            forward(block, input)
+    let Some(scope) = Scope::current() else {
+        assert!(
+            !is_in_training(block),
+            "the block `{}` under gradient checkpointing is called on another thread than the closure \
+             of the step: enter the closure's `StepContext` there",
+            type_name::<B>()
+        );
+        return forward(block, input);
+    };
+    let way = match scope.is_in_block() {
+        true => Way::RunTwice { index: None },
+        false => scope.pass.blocks.next(),
+    };
+    let random = numbers(&scope, devices);
+    match way {
+        Way::Keep => {
+            let _entered = scope.kept(random.seed).enter();
+            random.during(1, || forward(block, input)).0
         }
-        Some(Way::Keep) => {
-            let random = blocks::random(devices);
-            let _scope = Scope::enter_kept(random.seed);
-            random.during(1, || forward(block, input))
-        }
-        Some(Way::RunTwice { index }) => {
+        Way::RunTwice { index } => {
             let run = index.and_then(memory::enter_block);
-            run_twice(block, input, blocks::random(devices), run, forward)
+            run_twice(scope, block, input, random, run, forward)
         }
     }
 }
 
-/// Runs a block once, and lets it wait for the gradient of its output to run again.
+/// The random numbers of the next block in `scope`, which computes on `devices`.
+fn numbers(scope: &Scope, devices: Vec<Device>) -> Stream {
+    let mut random = Stream {
+        devices: distinct(devices),
+        seed: 0,
+    };
+    scope.note(|| random.witness());
+    scope.pass.blocks.draw_on(&random.devices);
+    random.seed =
+        scope.next_seed(|| draw_seed(&random.devices.first().cloned().unwrap_or_default()));
+    random
+}
+
+/// Runs a block once, and lets it wait for the gradients of its outputs to run again.
 fn run_twice<B, X, Y>(
+    scope: Scope,
     block: &B,
     input: X,
     random: Stream,
@@ -140,69 +163,72 @@ where
     X: Activations,
     Y: Activations,
 {
-    let leaves = leaves(block);
-    let block = with_constants(block.clone(), &leaves);
-    let mut inputs = Pack::of_tracked();
+    let (slotless, values): (Vec<_>, Vec<_>) = slotless(block).into_iter().unzip();
+    let block = with_constants(block.clone(), &slotless);
     let mut keep = Keep::default();
-    let kept = input.map_floats(&mut inputs).map_floats(&mut keep);
-    let strategy = keep.strategy;
-    let is_recorded = Scope::readers().is_none();
-    let (output, readers) = {
-        let (_scope, readers) = Scope::enter_unrecorded(random.seed);
+    let kept = input.map_floats(&mut keep);
+    let Keep { tracked, strategy } = keep;
+    let (inside, readers) = scope.unrecorded(random.seed);
+    let begun = Instant::now();
+    let (output, ended) = {
+        let _entered = inside.clone().enter();
         let input = kept.clone().map_floats(&mut Lift { strategy });
         let place = || {
-            format!(
-                "the first run of the recomputed block {}",
-                name::<B>(&readers)
-            )
+            let name = name::<B>(&readers);
+            format!("the first run of the recomputed block {name}")
         };
-        let output = located(|| random.during(1, || forward(&block, input)), place);
-        (output, readers)
+        let run = || random.during(1, || forward(&block, input));
+        scope.pass.blocks.first_run(|| located(run, place))
     };
-    let mut outputs = Pack::default();
-    let output = output.map_floats(&mut outputs);
-    if !is_recorded {
+    let took = begun.elapsed();
+    if !scope.records() {
         return output;
     }
+    let mut witness = inside.noted();
+    witness.add(ended);
     let name = name::<B>(&readers);
+    let mut forms = Forms::default();
+    let output = output.map_floats(&mut forms);
     assert!(
-        !outputs.is_tracked(),
-        "the recomputed block {name} returns a tensor that depends on a trainable tensor from \
-         outside of it: pass that as an input"
+        !forms.tracked,
+        "the recomputed block {name} returns a tensor that depends on a trainable tensor from outside \
+         of it: pass that as an input"
     );
-    let outputs = outputs.pack(&name).unwrap_or_else(|| {
-        panic!("the recomputed block {name} returns no float tensor: call it without gradient checkpointing")
-    });
-    let strategy = outputs
-        .gradient_checkpointing_strategy()
-        .unwrap_or_default();
-    let device = outputs.device();
-    let inputs = match inputs.pack(&name) {
-        Some(inputs) => moved(inputs, &device),
-        // Something for the tap to be beside.
-        None => lift(Tensor::zeros([1], &device.inner()), strategy),
+    let is_tracked = tracked.iter().map(Option::is_some).collect();
+    let tracked: Vec<_> = tracked.into_iter().flatten().chain(values).collect();
+    let Some(device) = forms.device.clone() else {
+        return output;
     };
+    if readers.is_empty() && tracked.is_empty() {
+        // Nothing in it is trained.
+        return output;
+    }
+    scope.pass.blocks.wait();
+    let outputs = forms.found.len();
     let segment = Segment {
         block,
-        leaves,
+        slotless,
         name,
-        input: KeptInput::new(kept, blocks::offload_inputs()),
-        tracked: keep.tracked,
+        input: KeptInput::new(kept, scope.pass.blocks.choice.offload_inputs),
+        tracked: is_tracked,
         forward,
-        strategy,
+        strategy: forms.strategy,
+        outputs: forms.found,
+        scope,
         random,
+        witness,
+        took,
         readers,
         run,
     };
-    // The gradient of the output comes to the segment, and that of the input goes on from there.
-    let outputs = tap(
-        outputs.inner(),
-        strategy,
-        inputs.into_dispatch(),
-        segment.into_sink(),
-        None,
-    );
-    output.map_floats(&mut Unpack::new(outputs))
+    let rerun = Box::new(|gradients| segment.run(gradients));
+    let joint = Arc::new(Joint::new(rerun, outputs));
+    output.map_floats(&mut Tapped {
+        node: joint.node(tracked, &device, forms.strategy),
+        joint: &joint,
+        strategy: forms.strategy,
+        index: 0,
+    })
 }
 
 /// [`gradient_checkpointing`]s the blocks of a stack in segments of equal length.

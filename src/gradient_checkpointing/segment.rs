@@ -1,42 +1,57 @@
-use std::any::type_name;
-use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ParamId};
-use burn::optim::GradientsParams;
-use burn::tensor::{GradientCheckpointingStrategy, Tensor};
-use parking_lot::Mutex;
+use burn::tensor::{DType, GradientCheckpointingStrategy, Shape};
 
 use super::activations::Activations;
-use super::blocks;
 use super::host::KeptInput;
 use super::keep::Leaves;
 use super::name::located;
-use super::pack::{Pack, joined};
+use super::outputs::{Forms, Roots};
+use super::same::Same;
+use super::worker;
+use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Scope};
-use crate::random::Stream;
-use crate::slot::{Statistics, with_own_leaves};
-use crate::tap::{GradientSink, tap};
+use crate::random::{Stream, Witness};
+use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
+
+/// Second runs of a block that other threads disturb by drawing random numbers, before it is given up.
+const ATTEMPTS: usize = 5;
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
-    /// Its leaves are constants.
+    /// The parameters that have no slot are constants in it.
     pub(super) block: B,
-    /// The parameters that have no slot.
-    pub(super) leaves: Vec<ParamId>,
+    /// Those of them that are tracked.
+    pub(super) slotless: Vec<ParamId>,
     pub(super) name: String,
     pub(super) input: KeptInput<X>,
-    /// Which of the inputs need a gradient.
+    /// Which of the float inputs are tracked.
     pub(super) tracked: Vec<bool>,
     pub(super) forward: F,
     pub(super) strategy: GradientCheckpointingStrategy,
+    /// What the first run has returned.
+    pub(super) outputs: Vec<(Shape, DType)>,
+    pub(super) scope: Scope,
     pub(super) random: Stream,
+    /// The end of the random numbers of the first run.
+    pub(super) witness: Witness,
+    /// How long the first run took.
+    pub(super) took: Duration,
     /// The parameters that wait for the second run.
-    pub(super) readers: Arc<Mutex<Readers>>,
+    pub(super) readers: Arc<Readers>,
     /// For the memory recorder.
     pub(super) run: Option<BlockRun>,
+}
+
+/// A second run that has been recorded.
+struct Recorded<Y> {
+    output: Y,
+    /// In the order of the inputs, then the parameters without a slot.
+    leaves: Vec<OwnLeaf>,
 }
 
 impl<B, X, Y, F> Segment<B, X, F>
@@ -46,105 +61,123 @@ where
     Y: Activations,
     F: Fn(&B, X) -> Y + Send + 'static,
 {
-    /// Waits for the gradient of the packed output, and passes that of the packed input on.
-    pub(super) fn into_sink(self) -> Arc<dyn GradientSink> {
-        Arc::new(Waiting(Mutex::new(Some(self))))
-    }
-
-    /// Runs the block again, recorded, and back with the `gradient` of its packed output. Returns the
-    /// gradient of its packed input, if there is one.
-    fn run(self, gradient: Tensor<1>) -> Option<Tensor<1>> {
-        let device = gradient.device();
-        let name = &self.name;
+    /// Runs the block again, recorded, and back with the `gradients` of its outputs. Returns those of the
+    /// tracked tensors that it computes with, as far as they have one: none if the pass has failed.
+    pub(super) fn run(self, gradients: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
+        let pass = self.scope.pass.clone();
+        pass.arrive();
         if let Some(run) = self.run {
-            memory::enter_second_run(run, name);
+            memory::enter_second_run(run, &self.name);
         }
-        let block = with_own_leaves(self.block, &self.leaves);
-        let statistics = Statistics::of(&block);
-        let mut inputs = Leaves {
-            strategy: self.strategy,
-            tracked: self.tracked.iter(),
-            gradients: Vec::new(),
+        let (strategy, run) = (self.strategy, self.run);
+        let readers = self.readers.clone();
+        let recorded = {
+            let _statistics = KeptStatistics::of(&self.block);
+            self.record()
         };
-        let output = {
-            let _scope = Scope::enter_second_run(self.random.seed);
-            let input = self.input.take().map_floats(&mut inputs);
-            let mut output = Pack::default();
-            let place = || {
-                format!(
-                    "the second run of the recomputed block {name}, whose parameters and those \
-                     before it are unchanged,"
-                )
-            };
-            let again = || (self.forward)(&block, input);
-            located(|| self.random.during(2, again), place).map_floats(&mut output);
-            output.pack(name)
+        readers.settle();
+        pass.blocks.done();
+        let Recorded { output, leaves } = match recorded {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                pass.fail(error);
+                return Vec::new();
+            }
         };
-        let block = statistics.put_back(block);
-        for reader in self.readers.lock().take() {
-            reader.redeem();
-        }
-        let output = output.filter(|output| output.dims() == gradient.dims());
-        let output = output.unwrap_or_else(|| {
-            panic!(
-                "the second run of the recomputed block {name} returned other tensors than the \
-                 first: it must compute the same from its inputs"
-            )
-        });
-        if let Some(run) = self.run {
+        if let Some(run) = run {
             memory::leave_second_run(run);
         }
-        // Something to go back from, with the output beside it.
-        let root = Tensor::<1>::zeros([1], &device);
-        let given = Given(Mutex::new(Some(gradient.into_dispatch())));
-        let root = tap(
-            root,
-            self.strategy,
-            output.into_dispatch(),
-            Arc::new(given),
-            None,
-        );
-        let mut gradients = root.backward();
-        if !self.leaves.is_empty() {
-            let of_leaves = GradientsParams::from_params(&mut gradients, &block, &self.leaves);
-            blocks::add_leaf_gradients(of_leaves);
+        let mut roots = Roots {
+            gradients: gradients.into_iter(),
+            strategy,
+            root: None,
+        };
+        drop(output.map_floats(&mut roots));
+        let root = roots.root.expect("an output has called for the block");
+        let gradients = root.backward();
+        leaves.into_iter().map(|find| find(&gradients)).collect()
+    }
+
+    /// Runs the block again, recorded.
+    fn record(self) -> Result<Recorded<Y>, FusedError> {
+        let Self {
+            block,
+            slotless,
+            name,
+            tracked,
+            mut forward,
+            strategy,
+            outputs,
+            scope,
+            random,
+            witness,
+            took,
+            ..
+        } = self;
+        let input = self.input.take();
+        let untouched = random.untouched();
+        // Then it matters to nobody what other threads draw.
+        let draws_nothing = witness.agrees(&untouched);
+        let mut inputs = match draws_nothing {
+            true => vec![input],
+            false => vec![input; ATTEMPTS],
+        };
+        let mut before: Option<Same> = None;
+
+        while let Some(input) = inputs.pop() {
+            let (block, mut leaves_of_block) = with_own_leaves(block.clone(), &slotless);
+            let mut leaves = Leaves {
+                strategy,
+                tracked: tracked.iter(),
+                leaves: Vec::new(),
+            };
+            let input = input.map_floats(&mut leaves);
+            let mut leaves = leaves.leaves;
+            leaves.append(&mut leaves_of_block);
+
+            let second_run = scope.second_run(random.seed);
+            let inside = second_run.clone();
+            let (stream, place) = (random.clone(), name.clone());
+            let again = move || {
+                let _scope = second_run.enter();
+                let place = || {
+                    format!(
+                        "the second run of the recomputed block {place}, whose parameters and those \
+                         before it are unchanged,"
+                    )
+                };
+                let run = || stream.during(2, || forward(&block, input));
+                let (output, witness) = located(run, place);
+                (output, witness, forward)
+            };
+            // Only what a closure has captured can be a tensor of the graph that is locked now.
+            let (output, ended, given_back) = match size_of::<F>() {
+                0 => again(),
+                _ => worker::run(again, took, &name),
+            };
+            forward = given_back;
+            let mut forms = Forms::default();
+            let output = output.map_floats(&mut forms);
+            assert!(
+                forms.found == outputs,
+                "the second run of the recomputed block {name} returned other tensors than the first: \
+                 it must compute the same from its inputs"
+            );
+            let mut seen = inside.noted();
+            seen.add(ended);
+            if draws_nothing || seen.agrees(&witness) || seen.agrees(&untouched) {
+                return Ok(Recorded { output, leaves });
+            }
+            // Other threads have drawn. If the numbers change nothing, there is no harm in that.
+            let (output, same) = Same::of(output);
+            if before.as_ref() == Some(&same) {
+                return Ok(Recorded { output, leaves });
+            }
+            before = Some(same);
+            inside.abandon();
         }
-        let found = inputs.gradients.into_iter().map(|find| find(&gradients));
-        let found: Vec<_> = found.collect();
-        (!found.is_empty()).then(|| joined(found, &device))
-    }
-}
-
-/// The gradient of what its tap is beside, whatever arrives itself.
-#[derive(Debug)]
-struct Given(Mutex<Option<DispatchTensor>>);
-
-impl GradientSink for Given {
-    fn receive(&self, _gradient: DispatchTensor) -> Option<DispatchTensor> {
-        self.0.lock().take()
-    }
-}
-
-/// A segment until its second run, of which there is one.
-struct Waiting<S>(Mutex<Option<S>>);
-
-impl<B, X, Y, F> GradientSink for Waiting<Segment<B, X, F>>
-where
-    B: Module + 'static,
-    X: Activations,
-    Y: Activations,
-    F: Fn(&B, X) -> Y + Send + 'static,
-{
-    fn receive(&self, gradient: DispatchTensor) -> Option<DispatchTensor> {
-        let segment = self.0.lock().take();
-        let segment = segment.expect("a backward pass reaches every node once");
-        let gradient = segment.run(Tensor::from_dispatch(gradient))?;
-        Some(gradient.into_dispatch())
-    }
-}
-
-impl<B, X, F> Debug for Waiting<Segment<B, X, F>> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Segment({})", type_name::<B>())
+        Err(FusedError::RandomNumbers {
+            place: format!("the recomputed block {name}"),
+        })
     }
 }

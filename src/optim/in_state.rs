@@ -1,11 +1,9 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use burn::optim::{
     AdaptiveMomentumState, LearningRate, Optimizer, RecordState, StateSink, StateSource,
 };
 use burn::tensor::{Device, Tensor};
 
+use super::call;
 use super::rule::Moments;
 use super::{Adam, AdamW, Sgd};
 
@@ -84,28 +82,16 @@ impl MicroBatch {
     }
 }
 
-/// Tells the optimizers of a model whether the gradients that come are the last of their group.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct MicroBatches {
-    last: Arc<AtomicBool>,
-}
-
-impl MicroBatches {
-    pub(crate) fn set_last(&self, last: bool) {
-        self.last.store(last, Ordering::Relaxed);
-    }
-}
-
-/// An optimizer that accumulates in its state.
+/// An optimizer that accumulates in its state, if its caller says that more gradients follow. In
+/// Burn's own loop each is the last of its group.
 #[derive(Clone)]
 pub(crate) struct InState<O> {
     optimizer: O,
-    batches: MicroBatches,
 }
 
 impl<O: AccumulateInState> InState<O> {
-    pub(crate) fn new(optimizer: O, batches: MicroBatches) -> Self {
-        Self { optimizer, batches }
+    pub(crate) fn new(optimizer: O) -> Self {
+        Self { optimizer }
     }
 }
 
@@ -137,7 +123,7 @@ impl<O: AccumulateInState> Optimizer for InState<O> {
         };
         let batch = MicroBatch {
             first: begun.is_none(),
-            last: self.batches.last.load(Ordering::Relaxed),
+            last: !call::more_to_come(),
             fresh: begun.map_or(state.is_none(), |begun| begun.fresh),
         };
         let (parameter, state) = self

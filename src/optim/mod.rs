@@ -27,6 +27,7 @@
 
 mod adam;
 mod adamw;
+mod call;
 mod in_state;
 mod kernel;
 mod lion;
@@ -38,8 +39,9 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
+pub(crate) use call::StepCall;
 pub use in_state::AccumulateInState;
-pub(crate) use in_state::{InState, MicroBatches};
+pub(crate) use in_state::InState;
 pub use lion::{Lion, LionConfig};
 pub use sgd::{Sgd, SgdConfig, SgdState};
 

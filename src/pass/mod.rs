@@ -1,192 +1,165 @@
-//! One forward and backward pass: what every slot of a model shares while it lasts.
+//! One forward and backward pass: what all who take part in it share, on whichever thread.
+//!
+//! A [`Session`] lasts as long as its model is fused and knows the pass under way. A [`Scope`] is
+//! where the code of a pass is, by thread; it is the only thing here that a thread keeps to itself.
 
+mod blocks;
+mod context;
+mod debt;
+mod loss;
+mod readers;
+mod rehearsal;
 mod scope;
+mod session;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::backend::DispatchTensor;
-use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, GradientCheckpointingStrategy};
-use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::error::FusedError;
-use crate::policy::{Plan, Update};
-use crate::tap::{Census, Clock};
+use crate::policy::Plan;
 
-pub(crate) use scope::{Entered, Reader, Readers, Scope};
+pub(crate) use blocks::{BlockChoice, Blocks, Way};
+pub use context::StepContext;
+pub(crate) use debt::{Debt, Owed};
+pub use loss::scale_loss;
+pub(crate) use readers::Readers;
+pub(crate) use rehearsal::Rehearsal;
+pub(crate) use scope::{Entered, Place, Scope};
+pub(crate) use session::Session;
 
-/// Where a pass stands, and so what a slot may do.
+/// A pass, from the closure that computes the loss to the last gradient.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    pub(crate) plan: Plan,
+    /// The blocks under gradient checkpointing.
+    pub(crate) blocks: Blocks,
+    /// The autodiff graph that the closure records in.
+    pub(crate) graph: Arc<Graph>,
+    stage: Mutex<Stage>,
+    /// Set when the loss has been scaled; none if the closure need not see to that.
+    scaled: Option<AtomicBool>,
+    /// If this is one of two passes of a step.
+    pub(crate) rehearsal: Option<Arc<Rehearsal>>,
+}
+
+/// What the closure of a pass does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// No pass: the fused form must not be read.
-    Idle,
-    /// The forward closure runs; a backward pass inside of it is a mistake.
+pub(crate) enum Closure {
+    /// It returns a loss.
+    Loss,
+    /// It runs the backward pass itself, and scales the loss for it.
+    Backward,
+    /// There is none: what has been accumulated is used.
+    Nothing,
+}
+
+/// How far a pass is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Stage {
+    /// The closure computes the loss; a backward pass inside of it is a mistake.
     Forward,
     /// Gradients may arrive.
     Backward,
+    /// An error has ended it: gradients arrive and are dropped.
+    Failed(FusedError),
+    /// It is over: nothing of it may be used any more.
+    Over,
 }
 
-/// The pass all slots of a model share.
-pub(crate) struct Pass {
-    state: Mutex<State>,
+/// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and the second
+/// run of a block happens in one of them.
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    /// What the taps in it owe.
+    owed: Mutex<Vec<Owed>>,
 }
 
-struct State {
-    phase: Phase,
-    plan: Plan,
-    /// Ends the pass: no further gradient is used.
-    error: Option<FusedError>,
-    /// Set when a loss has been scaled, if the closure must see to that.
-    scaled: Option<Arc<AtomicBool>>,
-    /// The number of parameters read in `graph`, the last that one was read in.
-    reads: usize,
-    graph: usize,
-    clocks: Vec<Clock>,
-    census: Option<Arc<Census>>,
-    update: Update,
+impl Graph {
+    /// A parameter is read in it: the next one, counted from zero, whose tap owes a gradient.
+    pub(crate) fn read(&self, debt: &Debt) -> (usize, Owed) {
+        let mut owed = self.owed.lock();
+        owed.push(Owed::new(debt));
+        let read = owed.len() - 1;
+        (read, owed[read].clone())
+    }
+
+    /// No backward pass goes through it: its taps owe nothing.
+    pub(crate) fn abandon(&self) {
+        self.owed.lock().iter().for_each(Owed::settle);
+    }
 }
 
 impl Pass {
-    pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
+    pub(crate) fn new(
+        plan: Plan,
+        choice: BlockChoice,
+        closure: Closure,
+        rehearsal: Option<Arc<Rehearsal>>,
+    ) -> Self {
+        let stage = match closure {
+            Closure::Loss => Stage::Forward,
+            Closure::Backward | Closure::Nothing => Stage::Backward,
+        };
+        let scales = closure == Closure::Backward && plan.scale.is_some();
         Self {
-            state: Mutex::new(State {
-                phase: Phase::Idle,
-                plan: Plan::default(),
-                error: None,
-                scaled: None,
-                reads: 0,
-                graph: 0,
-                clocks: Vec::new(),
-                census: None,
-                update: Update::new(optimizer),
-            }),
+            plan,
+            blocks: Blocks::new(choice),
+            graph: Arc::default(),
+            stage: Mutex::new(stage),
+            scaled: scales.then(AtomicBool::default),
+            rehearsal,
         }
     }
 
-    /// Starts a pass; it ends when the returned guard is dropped, by a panic too.
-    pub(crate) fn begin(&self, phase: Phase, plan: Plan) -> Running<'_> {
-        let mut state = self.state.lock();
-        state.phase = phase;
-        state.plan = plan;
-        state.error = None;
-        state.scaled = None;
-        state.reads = 0;
-        if let Some(census) = &state.census {
-            // A pass that failed may have left taps behind, and with them owners of values.
-            census.take();
-        }
-        Running { pass: self }
+    pub(crate) fn stage(&self) -> Stage {
+        self.stage.lock().clone()
     }
 
-    pub(crate) fn phase(&self) -> Phase {
-        self.state.lock().phase
-    }
-
-    pub(crate) fn plan(&self) -> Plan {
-        self.state.lock().plan.clone()
-    }
-
-    pub(crate) fn set_phase(&self, phase: Phase) {
-        self.state.lock().phase = phase;
-    }
-
-    /// Lets no gradient in before `scaled` is set.
-    pub(crate) fn expect_scaled(&self, scaled: Arc<AtomicBool>) {
-        self.state.lock().scaled = Some(scaled);
-    }
-
-    /// Whether a gradient may still be used.
-    pub(crate) fn admits(&self) -> bool {
-        let state = &mut *self.state.lock();
-        if let Some(scaled) = &state.scaled
-            && !scaled.load(Ordering::Relaxed)
-        {
-            state.error.get_or_insert(FusedError::LossNotScaled);
-        }
-        state.error.is_none()
+    /// The closure has computed its loss.
+    pub(crate) fn enter_backward(&self) {
+        *self.stage.lock() = Stage::Backward;
     }
 
     /// Ends the pass with an error, if it has none yet.
     pub(crate) fn fail(&self, error: FusedError) {
-        self.state.lock().error.get_or_insert(error);
-    }
-
-    pub(crate) fn take_error(&self) -> Option<FusedError> {
-        self.state.lock().error.take()
-    }
-
-    pub(crate) fn set_learning_rate(&self, learning_rate: ModuleLearningRate) {
-        self.state.lock().update.learning_rate = learning_rate;
-    }
-
-    /// The clock tick of the next parameter read.
-    pub(crate) fn next_tick(
-        &self,
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-    ) -> DispatchTensor {
-        let mut state = self.state.lock();
-        let graph = Scope::graph();
-        if graph != state.graph {
-            (state.graph, state.reads) = (graph, 0);
+        let mut stage = self.stage.lock();
+        if !matches!(*stage, Stage::Failed(_)) {
+            *stage = Stage::Failed(error);
         }
-        let read = state.reads;
-        state.reads += 1;
-        state.clock(device, strategy).tick(read)
     }
 
-    /// The clock tick of the given index.
-    pub(crate) fn tick(
-        &self,
-        index: usize,
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-    ) -> DispatchTensor {
-        self.state.lock().clock(device, strategy).tick(index)
+    /// A gradient arrives: the first one ends the pass if that is not like the one before it.
+    pub(crate) fn arrive(&self) {
+        if let Some(rehearsal) = &self.rehearsal
+            && !rehearsal.agrees()
+        {
+            let place = "the two passes of a step".to_string();
+            self.fail(FusedError::RandomNumbers { place });
+        }
     }
 
-    /// The optimizer and learning rate, locked.
-    pub(crate) fn update(&self) -> MappedMutexGuard<'_, Update> {
-        MutexGuard::map(self.state.lock(), |state| &mut state.update)
+    /// Whether a gradient may still be used.
+    pub(crate) fn admits(&self) -> bool {
+        let unscaled = |scaled: &AtomicBool| !scaled.load(Ordering::Relaxed);
+        if self.scaled.as_ref().is_some_and(unscaled) {
+            self.fail(FusedError::LossNotScaled);
+        }
+        !matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
-    pub(crate) fn set_census(&self, census: Option<Arc<Census>>) {
-        self.state.lock().census = census;
+    /// The error that has ended the pass.
+    pub(crate) fn failure(&self) -> Option<FusedError> {
+        match &*self.stage.lock() {
+            Stage::Failed(error) => Some(error.clone()),
+            _ => None,
+        }
     }
 
-    pub(crate) fn census(&self) -> Option<Arc<Census>> {
-        self.state.lock().census.clone()
-    }
-}
-
-impl State {
-    fn clock(&mut self, device: &Device, strategy: GradientCheckpointingStrategy) -> &mut Clock {
-        let found = self.clocks.iter().position(|c| c.fits(device, strategy));
-        let index = found.unwrap_or_else(|| {
-            self.clocks.push(Clock::new(device, strategy));
-            self.clocks.len() - 1
-        });
-        &mut self.clocks[index]
-    }
-}
-
-impl std::fmt::Debug for Pass {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pass").finish_non_exhaustive()
-    }
-}
-
-/// A pass under way.
-pub(crate) struct Running<'a> {
-    pass: &'a Pass,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        let mut state = self.pass.state.lock();
-        state.phase = Phase::Idle;
-        state.plan = Plan::default();
+    /// What the closure has to multiply its loss by, which now counts as done.
+    fn take_scale(&self) -> Option<f64> {
+        self.scaled.as_ref()?.store(true, Ordering::Relaxed);
+        self.plan.scale
     }
 }

@@ -1,39 +1,39 @@
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::module::ParamId;
 use parking_lot::Mutex;
 
-use crate::random::mix;
+use super::{Graph, Pass, Readers};
+use crate::random::{Witness, mix};
 
-/// Where the closure of a fused step is, on its thread: in the step itself, or in a run of a
-/// recomputed block.
+/// Where code of a pass is: in the step itself, in a run of a block, in a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
-    /// The autodiff graph that operations are recorded in. Graphs share no node: each is locked while
-    /// its backward steps run, and a second run happens in one of them.
-    graph: usize,
-    in_block: bool,
-    /// Set if operations are not recorded: whom to tell which parameters the block reads.
-    readers: Option<Arc<Mutex<Readers>>>,
-    /// Of the random numbers in here, and the number of blocks that have taken some.
-    random: Option<(u64, u64)>,
+    pub(crate) pass: Arc<Pass>,
+    pub(crate) place: Place,
+    /// Of the block that is under way, whichever of its runs.
+    seeds: Option<Arc<Seeds>>,
 }
 
-/// The parameters that a block has read without recording.
-#[derive(Debug, Default)]
-pub(crate) struct Readers {
-    found: HashMap<ParamId, Arc<dyn Reader>>,
+/// What becomes of a parameter that is read.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// It is tapped in this graph.
+    Recorded(Arc<Graph>),
+    /// It is a constant: a block runs without recording, and notes what it reads.
+    Unrecorded(Arc<Readers>),
+    /// It must not be read: a hook is called for the parameter of this path, and the graph is locked.
+    Hook(Arc<str>),
 }
 
-/// A parameter whose gradient waits for the second run of a block.
-pub(crate) trait Reader: std::fmt::Debug + Send + Sync {
-    /// Path of the parameter in the model.
-    fn path(&self) -> &str;
-
-    /// The second run has read the parameter itself.
-    fn redeem(&self);
+/// The seed of the random numbers in a block, and of the blocks within.
+#[derive(Debug)]
+struct Seeds {
+    seed: u64,
+    taken: AtomicU64,
+    /// Where the generators stood before each of the blocks within, which seed them anew.
+    noted: Mutex<Witness>,
 }
 
 thread_local! {
@@ -51,108 +51,108 @@ impl Drop for Entered {
     }
 }
 
-fn enter(scope: Scope) -> Entered {
-    Entered {
-        before: CURRENT.replace(Some(scope)),
-    }
-}
-
 impl Scope {
-    /// A fused step begins on this thread.
-    pub(crate) fn enter_step() -> Entered {
-        enter(Self {
-            graph: next_graph(),
-            in_block: false,
-            readers: None,
-            random: None,
-        })
+    /// The scope on this thread, if it takes part in a pass.
+    pub(crate) fn current() -> Option<Self> {
+        CURRENT.with_borrow(Clone::clone)
     }
 
-    /// Whether a block is under way, whichever of its runs.
-    pub(crate) fn is_in_block() -> bool {
-        CURRENT.with_borrow(|current| current.as_ref().is_some_and(|scope| scope.in_block))
+    /// This thread is here until what is returned is dropped.
+    #[must_use]
+    pub(crate) fn enter(self) -> Entered {
+        Entered {
+            before: CURRENT.replace(Some(self)),
+        }
     }
 
-    /// A block begins whose operations are not recorded. A block inside of it reads for it.
-    pub(crate) fn enter_unrecorded(seed: u64) -> (Entered, Arc<Mutex<Readers>>) {
-        let readers = Self::readers().unwrap_or_default();
-        let entered = enter(Self {
-            graph: Self::graph(),
-            in_block: true,
-            readers: Some(readers.clone()),
-            random: Some((seed, 0)),
-        });
-        (entered, readers)
+    /// The closure of a step.
+    pub(super) fn of_step(pass: Arc<Pass>) -> Self {
+        Self {
+            place: Place::Recorded(pass.graph.clone()),
+            pass,
+            seeds: None,
+        }
     }
 
-    /// A block begins whose operations are recorded with those around it.
-    pub(crate) fn enter_kept(seed: u64) -> Entered {
-        enter(Self {
-            graph: Self::graph(),
-            in_block: true,
-            readers: None,
-            random: Some((seed, 0)),
-        })
+    /// A block whose operations are not recorded. A block within it reads for it.
+    pub(crate) fn unrecorded(&self, seed: u64) -> (Self, Arc<Readers>) {
+        let readers = match &self.place {
+            Place::Unrecorded(readers) => readers.clone(),
+            _ => Arc::default(),
+        };
+        (
+            self.block(Place::Unrecorded(readers.clone()), seed),
+            readers,
+        )
     }
 
-    /// The second run of a block begins, in a graph of its own.
-    pub(crate) fn enter_second_run(seed: u64) -> Entered {
-        enter(Self {
-            graph: next_graph(),
-            in_block: true,
-            readers: None,
-            random: Some((seed, 0)),
-        })
+    /// A block whose operations are recorded with those around it.
+    pub(crate) fn kept(&self, seed: u64) -> Self {
+        self.block(self.place.clone(), seed)
     }
 
-    /// The graph that a read is recorded in.
-    pub(crate) fn graph() -> usize {
-        CURRENT.with_borrow(|current| current.as_ref().map_or(0, |scope| scope.graph))
+    /// The second run of a block, in a graph of its own.
+    pub(crate) fn second_run(&self, seed: u64) -> Self {
+        self.block(Place::Recorded(Arc::default()), seed)
     }
 
-    /// Whom to tell of a read, if reads are not recorded.
-    pub(crate) fn readers() -> Option<Arc<Mutex<Readers>>> {
-        CURRENT.with_borrow(|current| current.as_ref()?.readers.clone())
+    fn block(&self, place: Place, seed: u64) -> Self {
+        Self {
+            pass: self.pass.clone(),
+            place,
+            seeds: Some(Arc::new(Seeds {
+                seed,
+                taken: AtomicU64::new(0),
+                noted: Mutex::default(),
+            })),
+        }
     }
 
-    /// The seed that those of the blocks in here come from, if there are any.
-    pub(crate) fn seed() -> Option<u64> {
-        CURRENT.with_borrow(|current| Some(current.as_ref()?.random?.0))
+    /// A hook, called for the parameter of this path.
+    pub(crate) fn hook(pass: &Arc<Pass>, path: &str) -> Self {
+        Self {
+            pass: pass.clone(),
+            place: Place::Hook(path.into()),
+            seeds: None,
+        }
     }
 
-    /// The seed for the next block in here; `draw` makes the first of a step.
-    pub(crate) fn next_seed(draw: impl FnOnce() -> u64) -> u64 {
-        let random = CURRENT.with_borrow(|current| current.as_ref().and_then(|scope| scope.random));
-        let (seed, count) = random.unwrap_or_else(|| (draw(), 0));
-        CURRENT.with_borrow_mut(|current| {
-            if let Some(scope) = current {
-                scope.random = Some((seed, count + 1));
-            }
-        });
-        mix(seed, count)
-    }
-}
-
-impl Readers {
-    /// Adds a parameter; false if it is there already.
-    pub(crate) fn add(&mut self, id: ParamId, reader: Arc<dyn Reader>) -> bool {
-        self.found.insert(id, reader).is_none()
+    /// No backward pass goes through what was recorded here.
+    pub(crate) fn abandon(&self) {
+        if let Place::Recorded(graph) = &self.place {
+            graph.abandon();
+        }
     }
 
-    /// The paths of the parameters.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
-        self.found.values().map(|reader| reader.path())
+    pub(crate) fn is_in_block(&self) -> bool {
+        self.seeds.is_some()
     }
 
-    /// Takes all.
-    pub(crate) fn take(&mut self) -> impl Iterator<Item = Arc<dyn Reader>> {
-        std::mem::take(&mut self.found).into_values()
+    /// Whether operations are recorded.
+    pub(crate) fn records(&self) -> bool {
+        matches!(self.place, Place::Recorded(_))
     }
-}
 
-fn next_graph() -> usize {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    /// Notes where the generators stand before a block seeds them anew, if anybody wants to know.
+    pub(crate) fn note(&self, witness: impl FnOnce() -> Witness) {
+        match (&self.seeds, &self.pass.rehearsal) {
+            (Some(seeds), _) => seeds.noted.lock().add(witness()),
+            (None, Some(rehearsal)) => rehearsal.note(witness()),
+            (None, None) => {}
+        }
+    }
 
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    /// What was noted in the block.
+    pub(crate) fn noted(&self) -> Witness {
+        let seeds = self.seeds.as_ref();
+        seeds.map_or_else(Witness::default, |seeds| seeds.noted.lock().clone())
+    }
+
+    /// The seed for the next block in here; `draw` makes the first of a pass.
+    pub(crate) fn next_seed(&self, draw: impl FnOnce() -> u64) -> u64 {
+        match &self.seeds {
+            Some(seeds) => mix(seeds.seed, seeds.taken.fetch_add(1, Ordering::Relaxed)),
+            None => self.pass.blocks.next_seed(draw),
+        }
+    }
 }

@@ -10,7 +10,6 @@ use super::scale::Scale;
 use super::scaling::{LeaveNotFinite, LossScaler, LossScalingConfig, Overflow};
 use super::state::PolicyState;
 use crate::error::FusedError;
-use crate::optim::MicroBatches;
 
 /// What a finished gradient is used for, after the hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +29,8 @@ pub(crate) struct Policies {
     clipping: Option<GlobalNormClippingConfig>,
     scaling: Option<LossScaler>,
     hooks: Hooks,
-    in_state: Option<MicroBatches>,
+    /// Whether gradients go into the optimizer state when they are accumulated.
+    in_state: bool,
     state: PolicyState,
 }
 
@@ -50,25 +50,48 @@ impl Policies {
         self.check()
     }
 
-    pub(crate) fn set_in_state(&mut self, batches: MicroBatches) {
-        self.in_state = Some(batches);
+    pub(crate) fn set_in_state(&mut self) {
+        self.in_state = true;
     }
 
     pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
         self.hooks.push(group, hook);
     }
 
+    /// Refuses parameters whose gradients are retained to the end of the pass where there must be none.
+    pub(crate) fn check_retained(&self, retained: usize) -> Result<(), FusedError> {
+        match self.in_state && retained > 0 {
+            true => Err(FusedError::NotInState {
+                reason: "a parameter in training carries a reparameterization (a LoRA base): freeze it, \
+                         or accumulate in a buffer",
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// The same policies, which learn on their own from here.
+    pub(crate) fn split(&self) -> Self {
+        let state = self.state.split();
+        let scaling = self.scaling.as_ref();
+        Self {
+            scaling: scaling.map(|scaling| scaling.with_state(state.clone())),
+            hooks: self.hooks.clone(),
+            state,
+            ..*self
+        }
+    }
+
     /// Refuses what makes no sense together.
     fn check(&self) -> Result<(), FusedError> {
         let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
         let overflow = self.scaling.as_ref().map(LossScaler::overflow);
-        let reason = match (&self.in_state, overflow) {
-            (Some(_), _) if exact => {
+        let reason = match (self.in_state, overflow) {
+            (true, _) if exact => {
                 "exact clipping needs the norm of the summed gradients, and those that went into \
                  the optimizer state are gone: use `GlobalNormClippingConfig::Lagged`, or accumulate in \
                  a buffer"
             }
-            (Some(_), Some(Overflow::SkipStep)) => {
+            (true, Some(Overflow::SkipStep)) => {
                 "a step can't be skipped when some of its gradients are in the optimizer state \
                  already: use `Overflow::SkipParameter`, or accumulate in a buffer"
             }
@@ -112,8 +135,8 @@ impl Policies {
     }
 
     /// Whether gradients go into the optimizer state when they are accumulated.
-    pub(crate) fn in_state(&self) -> Option<&MicroBatches> {
-        self.in_state.as_ref()
+    pub(crate) fn in_state(&self) -> bool {
+        self.in_state
     }
 
     /// Whether all gradients are measured before the first is used.

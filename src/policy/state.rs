@@ -41,6 +41,11 @@ impl PolicyState {
         self.0.lock().gradient_norm = Some(norm);
     }
 
+    /// A state of its own that is the same now.
+    pub(super) fn split(&self) -> Self {
+        Self(Arc::new(Mutex::new(*self.0.lock())))
+    }
+
     /// Takes over what `loaded` has. A record from before the first step has no norm, and then there
     /// is none.
     pub(super) fn restore(&self, loaded: &Self) {

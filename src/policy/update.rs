@@ -1,7 +1,11 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
+
+use crate::optim::StepCall;
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -28,7 +32,11 @@ impl Update {
         self.optimizer = change(optimizer);
     }
 
-    /// Returns the stepped `value`; neither it nor `gradient` has autodiff.
+    /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
+    /// state of the optimizer takes it, if it can.
+    ///
+    /// Returns the value, and how an optimizer that refuses the parameter panicked: then it is the value
+    /// of before. There is none only if an optimizer panics that had said that it would not.
     ///
     /// The step happens in place where the optimizer does so and `value` has no other owner.
     pub(crate) fn step<const D: usize>(
@@ -37,7 +45,9 @@ impl Update {
         id: ParamId,
         value: Tensor<D>,
         gradient: Tensor<D>,
-    ) -> Tensor<D> {
+        more_to_come: bool,
+    ) -> (Option<Tensor<D>>, std::thread::Result<()>) {
+        let call = StepCall::begin(more_to_come, value.clone());
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient);
         let addressed = Addressed {
@@ -45,10 +55,12 @@ impl Update {
             // Burn asks the parameter for its autodiff state before it takes the inner value.
             param: Param::initialized(id, Tensor::from_inner(value)),
         };
-        let addressed = self
-            .optimizer
-            .step(self.learning_rate.clone(), addressed, gradients);
-        addressed.param.into_value().inner()
+        let learning_rate = self.learning_rate.clone();
+        let step = || self.optimizer.step(learning_rate, addressed, gradients);
+        match catch_unwind(AssertUnwindSafe(step)) {
+            Ok(addressed) => (Some(addressed.param.into_value().inner()), Ok(())),
+            Err(panic) => (call.take_reserve(), Err(panic)),
+        }
     }
 }
 

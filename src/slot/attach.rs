@@ -9,20 +9,21 @@ use super::handle::SlotHandle;
 use super::inventory::{Inventory, Role};
 use super::parameter::ParameterSlot;
 use super::placeholder::trap;
-use crate::pass::Pass;
+use crate::pass::Session;
 
-/// Brings `module` into fused form: the value of every parameter to be tapped moves into a slot.
+/// Brings `module` into fused form: the value of every parameter whose gradient is released moves into
+/// a slot.
 ///
 /// All other parameters stay as they are.
 pub(crate) fn attach<M: Module>(
     module: M,
     inventory: &Inventory,
-    pass: &Arc<Pass>,
+    session: &Arc<Session>,
 ) -> (M, HashMap<ParamId, Arc<dyn Slot>>) {
     let mut slots = HashMap::new();
     let module = module.apply_reparameterization(Attach {
         inventory,
-        pass,
+        session,
         trap_tick: inventory.count(Role::Released).0,
         slots: &mut slots,
     });
@@ -31,8 +32,8 @@ pub(crate) fn attach<M: Module>(
 
 struct Attach<'a> {
     inventory: &'a Inventory,
-    pass: &'a Arc<Pass>,
-    /// A pass reads every parameter once at most, so this tick is deeper than all of them.
+    session: &'a Arc<Session>,
+    /// A graph reads every parameter once at most, so this tick is deeper than all of them.
     trap_tick: usize,
     slots: &'a mut HashMap<ParamId, Arc<dyn Slot>>,
 }
@@ -51,13 +52,25 @@ impl Reparameterizer for Attach<'_> {
         let (id, value, mapper) = param.consume();
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
         let value = value.inner();
+        let (session, tick) = (self.session, self.trap_tick);
+        session.wind_clock(&value.device(), strategy, tick + 1);
 
-        let placeholder = trap(&value, path, self.pass, self.trap_tick, strategy);
-        let slot = ParameterSlot::new(id, path, value, strategy, self.pass.clone());
+        let placeholder = trap(&value, path, session, tick, strategy);
+        let slot = ParameterSlot::new(id, path, value, strategy, session.clone());
         let slot = Arc::new(slot);
         self.slots.insert(id, slot.clone());
+        let handle = SlotHandle::new(slot.clone(), &placeholder);
 
-        let param = Param::from_mapped_value(id, placeholder, mapper);
-        (param, Some(SlotHandle::new(slot)))
+        // A clone that is saved holds the values; one that is loaded would hold none.
+        let (saved, path) = (mapper.clone(), path.to_string());
+        let param = Param::from_mapped_value(id, placeholder, mapper)
+            .save_mapper(move |_placeholder| saved.on_save(slot.leaf()))
+            .load_mapper(move |_loaded| {
+                panic!(
+                    "a record was loaded into parameter `{path}` of a model in a fused step, which has \
+                     no values of its own: load it between steps with `FusedOptimizer::change_model`"
+                )
+            });
+        (param, Some(handle))
     }
 }

@@ -9,7 +9,7 @@ use super::placeholder::hollow;
 use super::restore::restore;
 use super::{Slot, SlotReport};
 use crate::error::FusedError;
-use crate::pass::Pass;
+use crate::pass::Session;
 
 /// A module in fused form: its trainable values are in slots.
 pub(crate) struct FusedForm<M> {
@@ -18,27 +18,30 @@ pub(crate) struct FusedForm<M> {
     /// The ordinary module, with placeholders for the trainable values.
     hollow: M,
     inventory: Inventory,
-    slots: HashMap<ParamId, Arc<dyn Slot>>,
+    slots: Arc<Slots>,
 }
+
+/// The slots of a module.
+pub(crate) struct Slots(HashMap<ParamId, Arc<dyn Slot>>);
 
 impl<M: Module> FusedForm<M> {
     /// Brings `module` into fused form, or says why it can't be.
-    pub(crate) fn new(module: M, pass: &Arc<Pass>) -> Result<Self, FusedError> {
+    pub(crate) fn new(module: M, session: &Arc<Session>) -> Result<Self, FusedError> {
         let inventory = Inventory::take(&module)?;
         let hollow = hollow(module.clone(), &inventory);
-        let (module, slots) = attach(module, &inventory, pass);
+        let (module, slots) = attach(module, &inventory, session);
         Ok(Self {
             module,
             hollow,
             inventory,
-            slots,
+            slots: Arc::new(Slots(slots)),
         })
     }
 
     /// The ordinary module with the current values, which it shares with the slots.
     pub(crate) fn ordinary(&self) -> M {
         let hollow = self.hollow.clone();
-        restore(hollow, &self.module, &self.inventory, &self.slots)
+        restore(hollow, &self.module, &self.inventory, &self.slots.0)
     }
 
     /// The ordinary module without its trainable values.
@@ -51,23 +54,56 @@ impl<M: Module> FusedForm<M> {
         &self.inventory
     }
 
-    pub(crate) fn slots(&self) -> impl Iterator<Item = &Arc<dyn Slot>> {
-        self.slots.values()
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
     }
 
     /// The number of parameters in training.
     pub(crate) fn trained(&self) -> usize {
-        self.slots.len() + self.inventory.count(Role::Retained).0
-    }
-
-    /// Ends the pass in every slot.
-    pub(crate) fn end(&self) -> Vec<(ParamId, SlotReport)> {
-        let slots = self.slots.iter();
-        slots.map(|(id, slot)| (*id, slot.end())).collect()
+        self.slots.0.len() + self.inventory.count(Role::Retained).0
     }
 
     /// The path of a parameter that has a slot.
     pub(crate) fn path(&self, id: ParamId) -> &str {
-        self.slots[&id].path()
+        self.slots.0[&id].path()
+    }
+}
+
+impl Slots {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Slot>> {
+        self.0.values()
+    }
+
+    /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there
+    /// again, in all slots or, where a sum was overwritten, in none.
+    pub(crate) fn end(&self, well: bool) -> Vec<(ParamId, SlotReport)> {
+        let slots = self.0.iter();
+        let ended: Vec<_> = slots.map(|(id, slot)| (*id, slot.end(well))).collect();
+        if !well && ended.iter().any(|(_, slot)| slot.overwritten) {
+            log::error!(
+                "the backward pass of a micro-batch broke off: all accumulated gradients are dropped, \
+                 since some of them hold a part of it"
+            );
+            self.iter().for_each(|slot| slot.drop_accumulated());
+        }
+        ended
+    }
+
+    /// The optimizer state stays while the model changes: so do the groups that have begun in it.
+    pub(crate) fn copy_groups(&self, from: &Self) {
+        for (id, slot) in &self.0 {
+            if from.0.get(id).is_some_and(|from| from.has_begun_group()) {
+                slot.begin_group();
+            }
+        }
+    }
+
+    /// Takes over what the slots of another form of the same model have accumulated.
+    pub(crate) fn copy_accumulated(&self, from: &Self) {
+        for (id, slot) in &self.0 {
+            if let Some(from) = from.0.get(id) {
+                slot.copy_accumulated(from);
+            }
+        }
     }
 }

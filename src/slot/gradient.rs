@@ -1,134 +1,128 @@
-//! What becomes of a gradient that arrives at its slot.
+//! What becomes of a complete gradient.
 
-use burn::backend::{DispatchTensor, TensorMetadata};
+use std::any::Any;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
-use super::parameter::{ParameterSlot, State};
+use super::parameter::ParameterSlot;
+use super::stage::{Accumulated, Before, Outcome, Stage};
 use crate::memory::{self, Category};
-use crate::pass::{Phase, Reader};
-use crate::policy::{Goal, Plan};
-use crate::tap::GradientSink;
+use crate::pass::{Pass, Scope};
+use crate::policy::Goal;
 
 impl<const D: usize> ParameterSlot<D> {
     /// Does with the gradient of a pass what the pass is for.
-    pub(super) fn complete(&self, state: &mut State<D>, gradient: Tensor<D>) {
-        state.report.received = true;
-        if !self.pass.admits() {
-            return;
+    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        if !pass.admits() {
+            return self.finish(Outcome::Dropped);
         }
-        let plan = self.pass.plan();
-        let gradient = match state.accumulated(plan.goal) {
-            Some(sum) => sum.add(gradient),
-            None => gradient,
+        if pass.plan.goal == Goal::Accumulate {
+            return self.add(pass, gradient);
+        }
+        let gradient = match &self.state.lock().accumulated {
+            // In the buffer of the gradient: the sum stays until the pass has ended well.
+            Accumulated::Sum(sum) => gradient.add((**sum).clone()),
+            _ => gradient,
         };
-        match plan.goal {
-            Goal::Accumulate => state.accumulated = Some(gradient),
-            Goal::Measure | Goal::Update => self.spend(state, &plan, gradient),
-        }
+        self.spend(pass, gradient);
+    }
+
+    /// Adds a gradient to what has been accumulated.
+    fn add(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        let mut state = self.state.lock();
+        let before = std::mem::replace(&mut state.accumulated, Accumulated::Nothing);
+        let (sum, before) = match before {
+            Accumulated::Sum(sum) if pass.blocks.are_waiting() => {
+                (gradient.add((*sum).clone()), Before::Kept(sum))
+            }
+            Accumulated::Sum(sum) => (sum.add(gradient), Before::Overwritten),
+            Accumulated::Nothing | Accumulated::InOptimizerState => (gradient, Before::Nothing),
+        };
+        let sum = Box::new(sum);
+        state.stage = Stage::Complete(Outcome::Added { sum, before });
     }
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
-    pub(super) fn spend(&self, state: &mut State<D>, plan: &Plan, gradient: Tensor<D>) {
-        let value = state.value.as_ref();
-        let value = value.expect("a parameter in use has its value");
-        match plan.hooks.call(&self.path, self.id, value, gradient) {
-            Ok(Some(gradient)) if plan.goal == Goal::Update => self.step(state, plan, gradient),
-            Ok(Some(_measured)) => {}
-            Ok(None) => state.report.vetoed = true,
-            Err(error) => self.pass.fail(error),
+    pub(super) fn spend(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        // Nothing is locked that a hook could wait for.
+        let value = self.value();
+        let called = {
+            let _scope = Scope::hook(pass, &self.path).enter();
+            let hooks = &pass.plan.hooks;
+            hooks.call(&self.path, self.id, &value, gradient)
+        };
+        drop(value);
+        match called {
+            Ok(Some(gradient)) if pass.plan.goal == Goal::Update => self.step(pass, gradient),
+            Ok(Some(_measured)) => self.finish(Outcome::Measured),
+            Ok(None) => self.finish(Outcome::Vetoed),
+            Err(error) => {
+                pass.fail(error);
+                self.finish(Outcome::Dropped);
+            }
         }
     }
 
-    pub(super) fn step(&self, state: &mut State<D>, plan: &Plan, gradient: Tensor<D>) {
-        // An optimizer that refuses the parameter (Muon on a bias) does so at the first update, by
-        // a panic that takes its arguments along: the slot keeps a handle until that has passed.
-        let value = if state.first_update {
-            self.held(state)
-        } else {
-            let value = state.value.take();
-            self.tell_copy(state, value.expect("a parameter in use has its value"))
-        };
+    /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
+    pub(super) fn step(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        let mut state = self.state.lock();
+        let value = self.held(&state);
+        state.value = None;
+        let (value, copied) = self.tell_copy(value);
         memory::enter_update(&self.path);
-        let mut update = self.pass.update();
-        let value = update.step(&self.path, self.id, value, gradient);
-        memory::show(Category::Parameter, &value);
+        let more_to_come = pass.plan.goes_on;
+        let (value, stepped) =
+            self.session
+                .update()
+                .step(&self.path, self.id, value, gradient, more_to_come);
+        if let Some(value) = &value {
+            memory::show(Category::Parameter, value);
+        }
         memory::enter(memory::Phase::Backward);
-        state.value = Some(value);
-        state.first_update = false;
-        state.unfinished = plan.goes_on;
-        state.report.updated = !plan.goes_on;
+        state.value = value;
+        state.stage = Stage::Complete(match stepped {
+            Ok(()) if more_to_come => Outcome::Began,
+            Ok(()) => Outcome::Updated { copied },
+            Err(_) => Outcome::Dropped,
+        });
+        drop(state);
+        if let Err(panic) = stepped {
+            self.pass_on(panic);
+        }
+    }
+
+    /// Goes on with the panic of an optimizer, with the name of the parameter.
+    fn pass_on(&self, panic: Box<dyn Any + Send>) -> ! {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        match text.or_else(|| panic.downcast_ref::<&str>().copied()) {
+            Some(text) => panic!(
+                "the optimizer panicked in the update of parameter `{}`, which is unchanged: {text}",
+                self.path
+            ),
+            None => resume_unwind(panic),
+        }
+    }
+
+    fn finish(&self, outcome: Outcome<D>) {
+        self.state.lock().stage = Stage::Complete(outcome);
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
-    fn tell_copy(&self, state: &mut State<D>, value: Tensor<D>) -> Tensor<D> {
+    fn tell_copy(&self, value: Tensor<D>) -> (Tensor<D>, Option<bool>) {
+        if !self.tells_owners {
+            return (value, None);
+        }
         let value = value.into_dispatch();
-        if self.tells_owners {
-            let copied = !value.can_mut();
-            state.report.copied = Some(copied);
-            if copied {
-                log::debug!(
-                    "parameter `{}` is copied to be updated: something else holds its value",
-                    self.path
-                );
-            }
+        let copied = !value.can_mut();
+        if copied {
+            log::debug!(
+                "parameter `{}` is copied to be updated: something else holds its value",
+                self.path
+            );
         }
-        Tensor::from_dispatch(value)
-    }
-}
-
-impl<const D: usize> GradientSink for ParameterSlot<D> {
-    fn receive(&self, gradient: DispatchTensor) -> Option<DispatchTensor> {
-        let path = &self.path;
-        match self.pass.phase() {
-            Phase::Backward => {}
-            Phase::Forward => panic!(
-                "backward was called inside the forward closure of a fused step: return the loss \
-                 instead. Parameter `{path}` and all others are unchanged"
-            ),
-            Phase::Idle => panic!(
-                "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
-                 was carried out of its closure with its graph. Detach it"
-            ),
-        }
-
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        // The tap is a second handle to the value.
-        state.tapped = None;
-
-        let gradient = Tensor::<D>::from_dispatch(gradient);
-        memory::show(Category::Gradient, &gradient);
-        let gradient = match state.partial.take() {
-            Some(sum) => sum.add(gradient),
-            None => gradient,
-        };
-        state.outstanding = state.outstanding.saturating_sub(1);
-        match state.outstanding {
-            0 => self.complete(state, gradient),
-            _ => state.partial = Some(gradient),
-        }
-        None
-    }
-}
-
-/// A block that has read the parameter without recording reads it once more.
-impl<const D: usize> Reader for ParameterSlot<D> {
-    fn path(&self) -> &str {
-        &self.path
-    }
-
-    fn redeem(&self) {
-        let mut state = self.state.lock();
-        state.outstanding = state.outstanding.saturating_sub(1);
-    }
-}
-
-impl<const D: usize> State<D> {
-    /// The accumulated gradient, kept if it is needed again.
-    pub(super) fn accumulated(&mut self, goal: Goal) -> Option<Tensor<D>> {
-        match goal {
-            Goal::Measure => self.accumulated.clone(),
-            Goal::Accumulate | Goal::Update => self.accumulated.take(),
-        }
+        (Tensor::from_dispatch(value), Some(copied))
     }
 }

@@ -5,16 +5,24 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
 
 use super::parameter::ParameterSlot;
+use super::placeholder::Identity;
 
 /// What a parameter in fused form carries: the way from every read of it to its slot.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotHandle {
     slot: Arc<dyn Any + Send + Sync>,
+    placeholder: Identity,
 }
 
 impl SlotHandle {
-    pub(crate) fn new<const D: usize>(slot: Arc<ParameterSlot<D>>) -> Self {
-        Self { slot }
+    pub(crate) fn new<const D: usize>(
+        slot: Arc<ParameterSlot<D>>,
+        placeholder: &Tensor<D>,
+    ) -> Self {
+        Self {
+            slot,
+            placeholder: Identity::of(placeholder),
+        }
     }
 }
 
@@ -23,17 +31,26 @@ impl Reparameterization for SlotHandle {
 
     /// The placeholder tells how the parameter is to be read: whatever the user's code did to the
     /// module (`valid`, `no_grad`) it did to the placeholder.
-    fn apply<const D: usize>(&self, placeholder: Tensor<D>) -> Tensor<D> {
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let slot = Arc::clone(&self.slot)
             .downcast::<ParameterSlot<D>>()
             .expect("a slot has the rank of its parameter");
 
-        if !placeholder.is_autodiff() {
+        if Identity::of(&base) != self.placeholder {
+            panic!(
+                "parameter `{}` was mapped, moved or loaded in the closure of a fused step, where the \
+                 model has no values of its own: change it between steps with \
+                 `FusedOptimizer::change_model`, or compute with another value in the closure \
+                 (`param.val() + noise`)",
+                slot.path
+            );
+        }
+        if !base.is_autodiff() {
             slot.value()
-        } else if !placeholder.is_tracked() {
+        } else if !base.is_tracked() {
             slot.constant()
         } else {
-            slot.tapped()
+            slot.read()
         }
     }
 }

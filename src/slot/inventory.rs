@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     pub(crate) path: String,
     pub(crate) elements: usize,
     pub(crate) role: Role,
+    /// It is tracked by autodiff, but no leaf.
+    computed: bool,
     device: burn::tensor::Device,
 }
 
@@ -57,6 +59,9 @@ impl Inventory {
                     path: entry.path,
                     device: format!("{:?}", entry.device),
                 });
+            }
+            if entry.computed {
+                return Err(FusedError::NotALeaf { path: entry.path });
             }
             let trainable = entry.role != Role::Frozen;
             match entries.get(&id) {
@@ -136,6 +141,7 @@ impl ModuleVisitor for Clerk {
                 true => Role::Released,
                 false => Role::Frozen,
             },
+            computed: value.is_tracked() && !value.is_require_grad(),
             device: value.device(),
         };
         self.found.push((param.id, entry));

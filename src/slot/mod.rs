@@ -3,6 +3,7 @@
 //! Attaching moves every value into a slot and leaves a placeholder in the module; reading the
 //! parameter asks the slot; restoring puts the values back into an ordinary module.
 
+mod arrival;
 mod attach;
 mod form;
 mod gradient;
@@ -10,18 +11,27 @@ mod handle;
 mod inventory;
 mod parameter;
 mod placeholder;
+mod read;
 mod restore;
+mod stage;
 mod statistics;
 mod tracked;
+#[cfg(feature = "flex")]
+mod unreadable;
 
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub(crate) use form::FusedForm;
+pub(crate) use form::{FusedForm, Slots};
 pub(crate) use inventory::{Inventory, Role};
-pub(crate) use statistics::Statistics;
-pub(crate) use tracked::{is_in_training, leaves, with_constants, with_own_leaves};
+pub(crate) use statistics::KeptStatistics;
+pub(crate) use tracked::{
+    OwnLeaf, TrackedTensor, Unused, is_in_training, own_leaf, slotless, with_constants,
+    with_own_leaves,
+};
+
+use crate::pass::Pass;
 
 /// A slot, whatever the rank of its parameter.
 pub(crate) trait Slot: Debug + Send + Sync {
@@ -31,47 +41,50 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Shows the value to a memory recorder.
     fn show(&self);
 
-    /// Uses what was accumulated, if there is something and no gradient arrived in this pass.
-    fn flush(&self);
+    /// Uses what has come and what was accumulated, as far as the backward pass has not.
+    fn flush(&self, pass: &Arc<Pass>);
 
     /// Whether there is an accumulated gradient.
     fn has_accumulated(&self) -> bool;
 
-    /// Lets go of the autodiff graph and says what happened in this pass.
-    fn end(&self) -> SlotReport;
+    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
+    fn accumulated_is_finite(&self) -> bool;
 
-    /// Forgets the accumulated gradient.
+    /// Lets go of the autodiff graph and says what happened in this pass. If it ended `well`, what it has
+    /// accumulated counts; if not, what had been accumulated before it does.
+    fn end(&self, well: bool) -> SlotReport;
+
+    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
     fn drop_accumulated(&self);
 
-    /// The optimizer has another state: keeps the old value through the next update, which that has not
-    /// tried yet, and forgets a group of gradients that had begun in the state before.
-    fn expect_first_update(&self);
+    /// The optimizer has another state: forgets all that was accumulated, there too.
+    fn forget_group(&self);
+
+    /// Whether the optimizer state holds gradients of a group that has not ended.
+    fn has_begun_group(&self) -> bool;
+
+    /// The optimizer state holds such gradients.
+    fn begin_group(&self);
+
+    /// Takes over what another slot has accumulated.
+    fn copy_accumulated(&self, from: &Arc<dyn Slot>);
 
     /// For downcasting to the rank of the parameter.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
 /// What happened to one parameter in a pass.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct SlotReport {
     /// A gradient arrived.
     pub(crate) received: bool,
     /// The optimizer stepped the parameter.
     pub(crate) updated: bool,
-    /// Someone else held the value, so it was copied to be updated. None if the backend can't
-    /// tell.
+    /// Someone else held the value, so it was copied to be updated. None if the backend can't tell, or
+    /// there was no update.
     pub(crate) copied: Option<bool>,
     /// A gradient arrived, and a hook kept it from being used.
     pub(crate) vetoed: bool,
-}
-
-impl SlotReport {
-    fn new(tells_owners: bool) -> Self {
-        Self {
-            received: false,
-            updated: false,
-            copied: tells_owners.then_some(false),
-            vetoed: false,
-        }
-    }
+    /// The sum of gradients was overwritten by a new one.
+    pub(crate) overwritten: bool,
 }

@@ -6,19 +6,20 @@ use burn::module::ParamId;
 use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
+use super::stage::{Accumulated, Expecting, Outcome, Stage};
 use super::{Slot, SlotReport};
 use crate::memory::{self, Category};
-use crate::pass::{Pass, Phase, Scope};
+use crate::pass::{Pass, Session};
 use crate::policy::Goal;
-use crate::tap::{lift, tap};
+use crate::tap::lift;
 
 /// The slot of a parameter of rank `D`.
 #[derive(Debug)]
 pub(crate) struct ParameterSlot<const D: usize> {
     pub(super) id: ParamId,
     pub(super) path: String,
-    strategy: GradientCheckpointingStrategy,
-    pub(super) pass: Arc<Pass>,
+    pub(super) strategy: GradientCheckpointingStrategy,
+    pub(super) session: Arc<Session>,
     /// Whether the backend can tell that a buffer has one owner.
     pub(super) tells_owners: bool,
     pub(super) state: Mutex<State<D>>,
@@ -26,19 +27,11 @@ pub(crate) struct ParameterSlot<const D: usize> {
 
 #[derive(Debug)]
 pub(super) struct State<const D: usize> {
-    /// Without autodiff. Empty only while the optimizer has it.
+    /// Without autodiff. An update takes it out and puts it back.
     pub(super) value: Option<Tensor<D>>,
-    pub(super) accumulated: Option<Tensor<D>>,
-    /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
-    pub(super) tapped: Option<(usize, Tensor<D>)>,
-    /// Gradients still to come: from taps, and from blocks that have yet to run a second time.
-    pub(super) outstanding: usize,
-    /// The sum of those that have come.
-    pub(super) partial: Option<Tensor<D>>,
-    pub(super) report: SlotReport,
-    pub(super) first_update: bool,
-    /// The optimizer state holds gradients of a group that has not ended.
-    pub(super) unfinished: bool,
+    /// What the passes before this one have left for an update.
+    pub(super) accumulated: Accumulated<D>,
+    pub(super) stage: Stage<D>,
 }
 
 impl<const D: usize> ParameterSlot<D> {
@@ -48,25 +41,19 @@ impl<const D: usize> ParameterSlot<D> {
         path: &str,
         value: Tensor<D>,
         strategy: GradientCheckpointingStrategy,
-        pass: Arc<Pass>,
+        session: Arc<Session>,
     ) -> Self {
         let probe = Tensor::<1>::zeros([1], &value.device()).into_dispatch();
-        let tells_owners = probe.can_mut();
         Self {
             id,
             path: path.to_string(),
             strategy,
-            pass,
-            tells_owners,
+            session,
+            tells_owners: probe.can_mut(),
             state: Mutex::new(State {
                 value: Some(value),
-                accumulated: None,
-                tapped: None,
-                outstanding: 0,
-                partial: None,
-                report: SlotReport::new(tells_owners),
-                first_update: true,
-                unfinished: false,
+                accumulated: Accumulated::Nothing,
+                stage: Stage::Unread,
             }),
         }
     }
@@ -86,50 +73,34 @@ impl<const D: usize> ParameterSlot<D> {
         self.constant().require_grad()
     }
 
-    /// The current value with its gradient tapped.
-    ///
-    /// # Panics
-    ///
-    /// Outside of a pass, and after the gradient has arrived.
-    pub(crate) fn tapped(self: &Arc<Self>) -> Tensor<D> {
-        let path = &self.path;
-        assert!(
-            self.pass.phase() != Phase::Idle,
-            "parameter `{path}` was read outside of a training step, from a model cloned out of \
-             one: use `FusedOptimizer::model()` or `valid()` instead"
-        );
-        if let Some(readers) = Scope::readers() {
-            if readers.lock().add(self.id, self.clone()) {
-                self.state.lock().outstanding += 1;
-            }
-            return self.constant();
-        }
-        let graph = Scope::graph();
-        let mut state = self.state.lock();
-        if let Some((_, tapped)) = state.tapped.as_ref().filter(|(g, _)| *g == graph) {
-            return tapped.clone();
-        }
-        assert!(
-            !state.report.received,
-            "parameter `{path}` was read again after its gradient had arrived in this step: \
-             combine the losses and run one backward pass per step"
-        );
-        let value = self.held(&state);
-        let tick = self.pass.next_tick(&value.device(), self.strategy);
-        let census = self.pass.census();
-        let tapped = tap(value, self.strategy, tick, self.clone(), census);
-        state.tapped = Some((graph, tapped.clone()));
-        state.outstanding += 1;
-        tapped
-    }
-
     pub(super) fn held(&self, state: &State<D>) -> Tensor<D> {
         state.value.clone().unwrap_or_else(|| {
             panic!(
-                "the value of parameter `{}` is gone: the optimizer panicked while it held it",
+                "the value of parameter `{}` is gone: its optimizer panicked while it wrote it",
                 self.path
             )
         })
+    }
+
+    /// What is still to come in this pass.
+    ///
+    /// # Panics
+    ///
+    /// If the gradient has come already.
+    pub(super) fn expecting<'a>(&self, state: &'a mut State<D>) -> &'a mut Expecting<D> {
+        if let Stage::Unread = state.stage {
+            state.stage = Stage::Expecting(Box::<Expecting<D>>::default());
+        }
+        match &mut state.stage {
+            Stage::Expecting(expecting) => expecting,
+            _ => panic!(
+                "parameter `{}` was read again after its gradient had arrived in this step: combine \
+                 the losses and run one backward pass per step. To compute with the model after the \
+                 backward pass (an accuracy, the norm of a weight) read `model.valid()`; to look at \
+                 a gradient, which is released when it has been used, add a `GradientHook`",
+                self.path
+            ),
+        }
     }
 }
 
@@ -142,49 +113,97 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         memory::show(Category::Parameter, &self.value());
     }
 
-    fn flush(&self) {
+    fn flush(&self, pass: &Arc<Pass>) {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let plan = self.pass.plan();
-        state.tapped = None;
-        if let Some(gradient) = state.partial.take() {
+        let arrived = match &mut state.stage {
+            Stage::Complete(_) => return,
             // A use that the loss does not depend on.
-            return self.complete(state, gradient);
+            Stage::Expecting(expecting) => expecting.partial.take(),
+            Stage::Unread => None,
+        };
+        let sum = match &state.accumulated {
+            Accumulated::Sum(sum) => Some((**sum).clone()),
+            _ => None,
+        };
+        let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
+        drop(state);
+
+        if let Some(gradient) = arrived {
+            return self.complete(pass, gradient);
         }
-        if state.report.received || plan.goal == Goal::Accumulate || !self.pass.admits() {
+        if pass.plan.goal == Goal::Accumulate || !pass.admits() {
             return;
         }
-        if let Some(gradient) = state.accumulated(plan.goal) {
-            state.report.received = true;
-            self.spend(state, &plan, gradient);
-        } else if state.unfinished && !plan.goes_on {
-            state.report.received = true;
-            let nothing = self.held(state).zeros_like();
-            self.step(state, &plan, nothing);
+        if let Some(sum) = sum {
+            self.spend(pass, sum);
+        } else if begun && !pass.plan.goes_on {
+            let nothing = self.value().zeros_like();
+            self.step(pass, nothing);
         }
     }
 
     fn has_accumulated(&self) -> bool {
-        let state = self.state.lock();
-        state.accumulated.is_some() || state.unfinished
+        !matches!(self.state.lock().accumulated, Accumulated::Nothing)
     }
 
-    fn end(&self) -> SlotReport {
+    fn accumulated_is_finite(&self) -> bool {
+        match &self.state.lock().accumulated {
+            Accumulated::Sum(sum) => crate::policy::is_finite(sum),
+            _ => true,
+        }
+    }
+
+    fn end(&self, well: bool) -> SlotReport {
         let mut state = self.state.lock();
-        state.tapped = None;
-        state.partial = None;
-        state.outstanding = 0;
-        std::mem::replace(&mut state.report, SlotReport::new(self.tells_owners))
+        let state = &mut *state;
+        let stage = std::mem::take(&mut state.stage);
+        let Stage::Complete(outcome) = stage else {
+            return SlotReport::default();
+        };
+        let report = outcome.report();
+        match outcome {
+            Outcome::Added { sum, .. } if well => state.accumulated = Accumulated::Sum(sum),
+            Outcome::Added { before, .. } => state.accumulated = before.accumulated(),
+            // The state of the optimizer does not come back from an update.
+            Outcome::Began => state.accumulated = Accumulated::InOptimizerState,
+            Outcome::Updated { .. } => {
+                if well || matches!(state.accumulated, Accumulated::InOptimizerState) {
+                    state.accumulated = Accumulated::Nothing;
+                }
+            }
+            Outcome::Vetoed => {
+                if well && matches!(state.accumulated, Accumulated::Sum(_)) {
+                    state.accumulated = Accumulated::Nothing;
+                }
+            }
+            Outcome::Measured | Outcome::Dropped => {}
+        }
+        report
     }
 
     fn drop_accumulated(&self) {
-        self.state.lock().accumulated = None;
+        let accumulated = &mut self.state.lock().accumulated;
+        if let Accumulated::Sum(_) = accumulated {
+            *accumulated = Accumulated::Nothing;
+        }
     }
 
-    fn expect_first_update(&self) {
-        let mut state = self.state.lock();
-        state.first_update = true;
-        state.unfinished = false;
+    fn forget_group(&self) {
+        self.state.lock().accumulated = Accumulated::Nothing;
+    }
+
+    fn has_begun_group(&self) -> bool {
+        matches!(self.state.lock().accumulated, Accumulated::InOptimizerState)
+    }
+
+    fn begin_group(&self) {
+        self.state.lock().accumulated = Accumulated::InOptimizerState;
+    }
+
+    fn copy_accumulated(&self, from: &Arc<dyn Slot>) {
+        if let Ok(from) = from.clone().into_any().downcast::<Self>() {
+            self.state.lock().accumulated = from.state.lock().accumulated.clone();
+        }
     }
 
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {

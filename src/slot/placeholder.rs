@@ -1,12 +1,14 @@
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
+use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{GradientCheckpointingStrategy, Tensor, TensorCreationOptions};
+use burn::tensor::{GradientCheckpointingStrategy, Tensor, TensorCreationOptions, TensorData};
 
 use super::inventory::{Inventory, Role};
-use crate::pass::Pass;
-use crate::tap::{GradientSink, tap};
+#[cfg(feature = "flex")]
+use super::unreadable::nothing;
+use crate::pass::Session;
+use crate::tap::{GradientSink, Passed, tap};
 
 /// A tensor with the shape, dtype and device of `value` that costs one element and holds NaN.
 fn stand_in<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
@@ -15,22 +17,53 @@ fn stand_in<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
     Tensor::<D>::full([1; D], f32::NAN, options).expand::<D, _>(value.shape())
 }
 
-/// The placeholder of a parameter in fused form: code that reads the parameter around
-/// [`Param::val`] gets NaN, and a backward pass through it panics with the path.
+/// The same, but on `flex` it holds nothing: to read it panics.
+fn unreadable<const D: usize>(value: &Tensor<D>, path: &str) -> Tensor<D> {
+    let device = value.device().inner();
+    #[allow(unreachable_patterns)] // What is there depends on the build.
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        burn::backend::DispatchDevice::Flex(_) => {
+            let dtype = value.dtype();
+            let data = TensorData::from_bytes(nothing(around(path), dtype.size()), [1; D], dtype);
+            let element = Tensor::<D>::from_data(data, (&device, dtype));
+            element.expand::<D, _>(value.shape())
+        }
+        _ => stand_in(value),
+    }
+}
+
+/// What is wrong with a read of a placeholder.
+fn around(path: &str) -> String {
+    format!(
+        "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()` or \
+         `into_value()`, or by a visitor or mapper, which Burn hands a parameter without what is \
+         attached to it. That gives a placeholder: read it with `val()` on the model itself, or read \
+         `model.valid()`, whose values have no gradient"
+    )
+}
+
+/// The placeholder of a parameter in fused form: a backward pass through it panics with the path.
 ///
 /// `tick` must be deeper than every tap: then the trap springs before any parameter is updated.
 pub(crate) fn trap<const D: usize>(
     value: &Tensor<D>,
     path: &str,
-    pass: &Pass,
+    session: &Session,
     tick: usize,
     strategy: GradientCheckpointingStrategy,
 ) -> Tensor<D> {
     let trap = Trap {
         path: path.to_string(),
     };
-    let tick = pass.tick(tick, &value.device(), strategy);
-    tap(stand_in(value), strategy, tick, Arc::new(trap), None)
+    let tick = session.tick(tick, &value.device(), strategy);
+    tap(
+        unreadable(value, path),
+        strategy,
+        tick,
+        Arc::new(trap),
+        None,
+    )
 }
 
 #[derive(Debug)]
@@ -39,13 +72,25 @@ struct Trap {
 }
 
 impl GradientSink for Trap {
-    fn receive(&self, _gradient: DispatchTensor) -> Option<DispatchTensor> {
-        panic!(
-            "parameter `{}` was read around `Param::val()` in a fused step (through `Deref`, \
-             `base()` or `into_value()`), which gives a placeholder: read it with `val()`. No \
-             parameter was updated",
-            self.path
-        );
+    fn receive(&self, _gradient: DispatchTensor) -> Passed {
+        panic!("{}. No parameter was updated", around(&self.path));
+    }
+}
+
+/// Tells a placeholder from a tensor that has been put in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity(Option<usize>);
+
+impl Identity {
+    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        #[allow(unreachable_patterns)] // What is there depends on the build.
+        match tensor.clone().inner().into_dispatch().kind {
+            #[cfg(feature = "flex")]
+            DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
+                Self(Some(Arc::as_ptr(&tensor.data_arc()) as usize))
+            }
+            _ => Self(None),
+        }
     }
 }
 

@@ -6,13 +6,13 @@ use burn::tensor::Tensor;
 
 /// What a forward pass changes in a module: the running statistics of its normalization layers, as
 /// they were at a moment.
-pub(crate) struct Statistics {
+struct Statistics {
     values: HashMap<ParamId, Box<dyn Any>>,
 }
 
 impl Statistics {
     /// The statistics of `module` now.
-    pub(crate) fn of<M: Module>(module: &M) -> Self {
+    fn of<M: Module>(module: &M) -> Self {
         let mut statistics = Collect::default();
         module.visit(&mut statistics);
         if !statistics.0.is_empty() {
@@ -24,13 +24,42 @@ impl Statistics {
         }
     }
 
-    /// `module` with the statistics as they were.
-    pub(crate) fn put_back<M: Module>(self, module: M) -> M {
-        if self.values.is_empty() {
-            return module;
+    fn put_back<M: Module>(&mut self, module: &M) {
+        if !self.values.is_empty() {
+            merge_pending(module);
+            // The clones of a module share its statistics.
+            drop(
+                module
+                    .clone()
+                    .map(&mut PutBack(std::mem::take(&mut self.values))),
+            );
         }
-        merge_pending(&module);
-        module.map(&mut PutBack(self.values))
+    }
+}
+
+/// Puts the statistics of a module back as they were, when dropped.
+pub(crate) struct KeptStatistics<M: Module> {
+    module: M,
+    statistics: Statistics,
+}
+
+impl<M: Module> KeptStatistics<M> {
+    pub(crate) fn of(module: &M) -> Self {
+        Self {
+            module: module.clone(),
+            statistics: Statistics::of(module),
+        }
+    }
+
+    /// Leaves the statistics as they have become.
+    pub(crate) fn forget(mut self) {
+        self.statistics.values.clear();
+    }
+}
+
+impl<M: Module> Drop for KeptStatistics<M> {
+    fn drop(&mut self) {
+        self.statistics.put_back(&self.module);
     }
 }
 

@@ -1,89 +1,144 @@
 //! The parameters of a block that are trained: those that have a slot, and those that stay ordinary leaves.
 
+use std::collections::HashMap;
+
+use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Gradients, Tensor};
 
 use super::handle::SlotHandle;
 use crate::tap::lift;
 
 /// Whether `module`, or a part of it, is in fused form, and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
-    let mut tracked = tracked(module).into_iter();
-    tracked.any(|(_, has_slot)| has_slot)
+    let mut tracked = Tracked::default();
+    module.visit(&mut tracked);
+    tracked.found.iter().any(|found| found.has_slot)
 }
 
-/// The parameters of `module`, which is in fused form, that are trained and have no slot.
-pub(crate) fn leaves<M: Module>(module: &M) -> Vec<ParamId> {
-    let tracked = tracked(module).into_iter();
-    let leaves = tracked.filter(|(_, has_slot)| !has_slot);
-    leaves.map(|(id, _)| id).collect()
+/// The tracked values of `module`, which is in fused form, that are in no slot: those of parameters that
+/// stay ordinary leaves, and what the user's code has put in the place of a parameter.
+pub(crate) fn slotless<M: Module>(module: &M) -> Vec<(ParamId, TrackedTensor)> {
+    let mut tracked = Tracked::default();
+    module.visit(&mut tracked);
+    let slotless = tracked.found.into_iter().filter(|found| !found.has_slot);
+    slotless.map(|found| (found.id, found.value)).collect()
 }
 
-/// `module` with these parameters as leaves of a graph of their own.
-pub(crate) fn with_own_leaves<M: Module>(module: M, leaves: &[ParamId]) -> M {
-    renewed(module, leaves, true)
+/// Makes the gradient of what a block does not use.
+pub(crate) type Unused = Box<dyn FnOnce() -> DispatchTensor + Send>;
+
+/// A tracked tensor that a block computes with.
+pub(crate) struct TrackedTensor {
+    pub(crate) tensor: DispatchTensor,
+    pub(crate) device: Device,
+    /// What its gradient is if the block does not use it. A leaf has none then, like in stock, but Burn's
+    /// backward steps need one for each tensor that they have computed.
+    pub(crate) unused: Option<Unused>,
 }
 
-/// `module` with these parameters as constants.
-pub(crate) fn with_constants<M: Module>(module: M, leaves: &[ParamId]) -> M {
-    renewed(module, leaves, false)
-}
-
-fn renewed<M: Module>(module: M, leaves: &[ParamId], tracked: bool) -> M {
-    match leaves.is_empty() {
-        true => module,
-        false => module.map(&mut Renew { leaves, tracked }),
+impl TrackedTensor {
+    pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let device = tensor.device();
+        let inner = device.clone().inner();
+        let zeros = move || Tensor::<D>::zeros(shape, (&inner, dtype)).into_dispatch();
+        let is_leaf = tensor.is_require_grad();
+        Self {
+            unused: (!is_leaf).then(|| Box::new(zeros) as Unused),
+            tensor: tensor.into_dispatch(),
+            device,
+        }
     }
 }
 
-/// The parameters of `module` that are tracked, and whether they have a slot.
-fn tracked<M: Module>(module: &M) -> Vec<(ParamId, bool)> {
-    let mut tracked = Tracked::default();
-    module.visit(&mut tracked);
-    tracked.found
+/// `module` with these parameters as leaves of a graph of their own, and what finds their gradients.
+pub(crate) fn with_own_leaves<M: Module>(module: M, ids: &[ParamId]) -> (M, Vec<OwnLeaf>) {
+    let (module, mut leaves) = renewed(module, ids, true);
+    let leaves = ids.iter().filter_map(|id| leaves.remove(id));
+    (module, leaves.collect())
+}
+
+/// Finds the gradient of a leaf.
+pub(crate) type OwnLeaf = Box<dyn FnOnce(&Gradients) -> Option<DispatchTensor>>;
+
+/// `module` with these parameters as constants.
+pub(crate) fn with_constants<M: Module>(module: M, ids: &[ParamId]) -> M {
+    renewed(module, ids, false).0
+}
+
+fn renewed<M: Module>(module: M, ids: &[ParamId], tracked: bool) -> (M, HashMap<ParamId, OwnLeaf>) {
+    let mut renew = Renew {
+        ids,
+        tracked,
+        leaves: HashMap::new(),
+    };
+    let module = match ids.is_empty() {
+        true => module,
+        false => module.map(&mut renew),
+    };
+    (module, renew.leaves)
+}
+
+/// Finds the gradient of `leaf`, which has none where nothing depends on it.
+pub(crate) fn own_leaf<const D: usize>(leaf: Tensor<D>) -> OwnLeaf {
+    Box::new(move |gradients| leaf.grad(gradients).map(Tensor::into_dispatch))
 }
 
 #[derive(Default)]
 struct Tracked {
-    found: Vec<(ParamId, bool)>,
+    found: Vec<Found>,
     /// Whether the last parameter is among them.
     last: bool,
+}
+
+/// A parameter that is tracked.
+struct Found {
+    id: ParamId,
+    value: TrackedTensor,
+    has_slot: bool,
 }
 
 impl ModuleVisitor for Tracked {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         // Burn visits a reparameterized parameter first, then enters its reparameterization.
         let is_slot = container_type == "Reparameterization" && name == SlotHandle::NAME;
-        if let Some((_, has_slot)) = self.found.last_mut().filter(|_| is_slot && self.last) {
-            *has_slot = true;
+        if let Some(found) = self.found.last_mut().filter(|_| is_slot && self.last) {
+            found.has_slot = true;
         }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.last = param.base().is_tracked();
+        let value = param.base();
+        self.last = value.is_tracked();
         if self.last {
-            self.found.push((param.id, false));
+            self.found.push(Found {
+                id: param.id,
+                value: TrackedTensor::new(value),
+                has_slot: false,
+            });
         }
     }
 }
 
 struct Renew<'a> {
-    leaves: &'a [ParamId],
+    ids: &'a [ParamId],
     tracked: bool,
+    leaves: HashMap<ParamId, OwnLeaf>,
 }
 
 impl ModuleMapper for Renew<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.leaves.contains(&param.id) {
+        if !self.ids.contains(&param.id) {
             return param;
         }
         let (id, value, mapper) = param.consume();
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-        let constant = lift(value.inner(), strategy);
-        let value = match self.tracked {
-            true => constant.require_grad(),
-            false => constant,
-        };
+        let mut value = lift(value.inner(), strategy);
+        if self.tracked {
+            value = value.require_grad();
+            self.leaves.insert(id, own_leaf(value.clone()));
+        }
         Param::from_mapped_value(id, value, mapper)
     }
 }

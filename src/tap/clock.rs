@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
-use super::extension::{Delivery, GradientSink, TapBackend};
+use super::extension::{Delivery, GradientSink, Passed, TapBackend};
 
 /// Depth between two ticks.
 ///
@@ -30,12 +30,19 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    pub(crate) fn new(device: &Device, strategy: GradientCheckpointingStrategy) -> Self {
-        Self {
+    /// A clock for `reads` parameters.
+    pub(crate) fn new(
+        device: &Device,
+        strategy: GradientCheckpointingStrategy,
+        reads: usize,
+    ) -> Self {
+        let mut clock = Self {
             device: device.clone().inner(),
             strategy,
             ticks: Vec::new(),
-        }
+        };
+        clock.extend_to(reads);
+        clock
     }
 
     /// Whether the ticks can be combined with tensors of this device and strategy.
@@ -44,15 +51,13 @@ impl Clock {
     }
 
     /// The tick of the `index`-th read, counted from zero.
-    pub(crate) fn tick(&mut self, index: usize) -> DispatchTensor {
-        if self.ticks.len() <= index {
-            self.extend_to(index);
-        }
+    pub(crate) fn tick(&self, index: usize) -> DispatchTensor {
         self.ticks[index].clone().into_dispatch()
     }
 
-    fn extend_to(&mut self, index: usize) {
-        while self.ticks.len() <= index {
+    /// Builds the ticks for `reads` parameters, as far as they are not there.
+    pub(crate) fn extend_to(&mut self, reads: usize) {
+        while self.ticks.len() < reads {
             let last = self.ticks.last().cloned().unwrap_or_else(|| {
                 Tensor::from_inner(Tensor::zeros([1], &self.device))
                     .with_gradient_checkpointing_strategy(self.strategy)
@@ -85,7 +90,7 @@ fn deeper(tick: Tensor<1>) -> Tensor<1> {
 struct Untracked;
 
 impl GradientSink for Untracked {
-    fn receive(&self, _gradient: DispatchTensor) -> Option<DispatchTensor> {
+    fn receive(&self, _gradient: DispatchTensor) -> Passed {
         unreachable!("a clock tick is untracked and gets no gradient")
     }
 }

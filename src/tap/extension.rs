@@ -15,11 +15,20 @@ use super::census::Census;
 
 /// Where a tap delivers the finished gradient of its value.
 pub(crate) trait GradientSink: Debug + Send + Sync {
-    /// Called once per backward pass, when every use of the tapped value has contributed. Returns the
-    /// gradient of the tensor beside the value, if that needs one.
+    /// Called once per backward pass, when every use of the tapped value has contributed. Returns what
+    /// goes on from there.
     ///
     /// The autodiff graph is locked during the call: the receiver must not touch a tensor of it.
-    fn receive(&self, gradient: DispatchTensor) -> Option<DispatchTensor>;
+    fn receive(&self, gradient: DispatchTensor) -> Passed;
+}
+
+/// The gradients that a sink passes on; without one, a tensor gets no gradient.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    /// Of the value, if that was tracked itself.
+    pub(crate) value: Option<DispatchTensor>,
+    /// Of the tensor beside the value.
+    pub(crate) beside: Option<DispatchTensor>,
 }
 
 /// What a tap carries from the forward to the backward pass.
@@ -38,8 +47,8 @@ pub(crate) struct Delivery {
     Autodiff
 )]
 pub(crate) trait TapBackend: Backend {
-    /// Returns `value`. What is `beside` it lends its depth on the tape (see [`Clock`](super::Clock)) and
-    /// gets the gradient that the sink returns.
+    /// Returns `value`. What is `beside` it lends its depth on the tape (see [`Clock`](super::Clock)). Both
+    /// get the gradients that the sink passes on.
     fn tap(
         value: FloatTensor<Self>,
         beside: FloatTensor<Self>,
@@ -113,14 +122,24 @@ where
             census.count::<B>(ops.node.id, gradients);
         }
         let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
-        let passed_on = sink.receive(gradient);
-        if let ([_leaf, Some(beside)], Some(gradient)) = (ops.parents, passed_on) {
-            let gradient = DispatchTensor::try_into_backend(gradient);
-            let gradient = gradient.expect("the sink stays on the backend of the gradient");
-            let BackendTensor::Float(gradient) = gradient else {
-                unreachable!("the gradient of a float tensor is one")
-            };
-            gradients.register::<B>(beside.id, gradient);
+        let Passed { value, beside } = sink.receive(gradient);
+        for (parent, gradient) in ops.parents.into_iter().zip([value, beside]) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                gradients.register::<B>(parent.id, primitive(gradient));
+            }
         }
     }
+}
+
+fn primitive<B>(gradient: DispatchTensor) -> FloatTensor<B>
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let gradient = DispatchTensor::try_into_backend(gradient);
+    let gradient = gradient.expect("the sink stays on the backend of the gradient");
+    let BackendTensor::Float(gradient) = gradient else {
+        unreachable!("the gradient of a float tensor is one")
+    };
+    gradient
 }

@@ -12,13 +12,13 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub(crate) use census::Census;
 pub(crate) use clock::Clock;
-pub(crate) use extension::GradientSink;
+pub(crate) use extension::{GradientSink, Passed};
 
 use extension::{Delivery, TapBackend};
 
 /// Lifts `value` (without autodiff) into the autodiff graph so that its finished gradient is
 /// delivered to `sink`. What is `beside` it lends its depth on the tape and gets the gradient that the
-/// sink returns.
+/// sink passes on to it.
 ///
 /// Every call hangs the tap on a leaf of its own: a common leaf would join graphs that must stay
 /// apart, since a graph is locked while its backward steps run.
@@ -31,11 +31,27 @@ pub(crate) fn tap<const D: usize>(
 ) -> Tensor<D> {
     let leaf = lift(value, strategy).require_grad();
     let delivery = Delivery { sink, census };
-    Tensor::from_dispatch(<Dispatch as TapBackend>::tap(
-        leaf.into_dispatch(),
-        beside,
-        delivery,
-    ))
+    tap_tensor(leaf, beside, delivery)
+}
+
+/// Taps `value`, which is tracked, beside another tensor: the finished gradient is delivered to `sink`,
+/// and both get what the sink passes on.
+pub(crate) fn join<const D: usize>(
+    value: Tensor<D>,
+    beside: DispatchTensor,
+    sink: Arc<dyn GradientSink>,
+) -> Tensor<D> {
+    let census = None;
+    tap_tensor(value, beside, Delivery { sink, census })
+}
+
+fn tap_tensor<const D: usize>(
+    value: Tensor<D>,
+    beside: DispatchTensor,
+    delivery: Delivery,
+) -> Tensor<D> {
+    let value = value.into_dispatch();
+    Tensor::from_dispatch(<Dispatch as TapBackend>::tap(value, beside, delivery))
 }
 
 /// Associates `value` with autodiff under the given checkpointing strategy, untracked.

@@ -11,6 +11,7 @@ mod plain;
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::{FloatDType, Tensor};
 
+use super::call;
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
@@ -45,6 +46,7 @@ pub(super) fn update<const D: usize, const S: usize>(
         false => state.cast(float),
     });
     fit::check(&parameter, &gradient, &states).unwrap_or_else(|error| panic!("{error}"));
+    call::give_up_reserve();
     if !covers(&parameter) {
         let (parameter, states) = plain::update(rule, parameter, gradient, states.into());
         let states = states.try_into().expect("as many states as before");

@@ -4,10 +4,7 @@
 mod config;
 mod overflow;
 mod scaler;
-mod unscaled;
 
 pub use config::{LossScalingConfig, Overflow};
 pub(crate) use overflow::LeaveNotFinite;
 pub(crate) use scaler::LossScaler;
-pub(crate) use unscaled::Unscaled;
-pub use unscaled::scale_loss;

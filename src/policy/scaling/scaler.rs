@@ -19,6 +19,12 @@ impl LossScaler {
         scaler
     }
 
+    /// The same scaler with its scale in another `state`.
+    pub(crate) fn with_state(&self, state: PolicyState) -> Self {
+        let config = self.config;
+        Self { config, state }
+    }
+
     pub(crate) fn scale(&self) -> f64 {
         self.current().scale
     }

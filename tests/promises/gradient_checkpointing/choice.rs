@@ -89,7 +89,8 @@ fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
     let noting = |name: &'static str| {
         let runs = runs.clone();
         move |block: &Block, x: Tensor<2>| {
-            runs.lock().unwrap().push(name);
+            let recorded = block.expand.weight.val().is_tracked();
+            runs.lock().unwrap().push((name, recorded));
             block.forward(x)
         }
     };
@@ -108,8 +109,10 @@ fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
         });
         let mut runs = runs.lock().unwrap().clone();
         runs.sort_unstable();
-        let inner = ["inner"; 3]; // Its block twice, the second time with it twice.
-        let expected = [&["beyond"; 2][..], &inner, &["kept"], &["look"]].concat();
-        assert_eq!(runs, expected);
+        // A recorded run may come again, where tests beside this one draw random numbers.
+        runs.dedup();
+        let twice = |name| [(name, false), (name, true)];
+        let once = [("kept", true), ("look", false)];
+        assert_eq!(runs, [twice("beyond"), twice("inner"), once].concat());
     }
 }

@@ -52,7 +52,10 @@ impl Witness {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        let mut weights = weights(&self.inner);
+        // A clone that is lent to a step can't be read around `val()`.
+        let Ok(mut weights) = catch_unwind(AssertUnwindSafe(|| weights(&self.inner))) else {
+            return;
+        };
         weights.retain(|(path, _)| !path.contains("running"));
         *self.witness.last.lock().unwrap() = weights;
     }

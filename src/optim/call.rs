@@ -1,0 +1,58 @@
+//! What the caller of an optimizer's step and the optimizer tell each other beside arguments and
+//! result, for which Burn's `Optimizer` has no room.
+
+use std::any::Any;
+use std::cell::RefCell;
+
+#[derive(Default)]
+struct Call {
+    more_to_come: bool,
+    reserve: Option<Box<dyn Any>>,
+}
+
+thread_local! {
+    static CALL: RefCell<Call> = const { RefCell::new(Call { more_to_come: false, reserve: None }) };
+}
+
+/// A call of an optimizer's step on this thread, until it is dropped.
+pub(crate) struct StepCall {
+    before: Call,
+}
+
+impl StepCall {
+    /// `more_to_come` says that the gradient is not the last of its group of micro-batches. The
+    /// `reserve` is a handle to the parameter, which an optimizer that writes in place gives up when
+    /// nothing can go wrong any more.
+    pub(crate) fn begin(more_to_come: bool, reserve: impl Any) -> Self {
+        let reserve: Option<Box<dyn Any>> = Some(Box::new(reserve));
+        let call = Call {
+            more_to_come,
+            reserve,
+        };
+        Self {
+            before: CALL.replace(call),
+        }
+    }
+
+    /// The reserve, if the optimizer has not given it up.
+    pub(crate) fn take_reserve<T: 'static>(&self) -> Option<T> {
+        let reserve = CALL.with_borrow_mut(|call| call.reserve.take())?;
+        reserve.downcast().ok().map(|reserve| *reserve)
+    }
+}
+
+impl Drop for StepCall {
+    fn drop(&mut self) {
+        CALL.set(std::mem::take(&mut self.before));
+    }
+}
+
+/// Whether more gradients of the group follow; without a caller that says so, each is the last.
+pub(super) fn more_to_come() -> bool {
+    CALL.with_borrow(|call| call.more_to_come)
+}
+
+/// From here on the step does not fail: the parameter can be written in place.
+pub(super) fn give_up_reserve() {
+    drop(CALL.with_borrow_mut(|call| call.reserve.take()));
+}

@@ -1,0 +1,41 @@
+use super::Scope;
+
+/// The place in a fused step where a thread is, to be given to another thread.
+///
+/// The closure of a step may compute on several threads. Where a block under
+/// [`gradient_checkpointing`](crate::gradient_checkpointing()) is called, or a parameter of a block is
+/// read, on a thread that the closure has started, that thread needs the context of the one that
+/// started it:
+///
+/// ```
+/// use backburn::{FusedOptimizer, StepContext, gradient_checkpointing};
+/// # use burn::{nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::{Device, Tensor}};
+/// # let device = Device::flex().autodiff();
+/// # let model: Linear = LinearConfig::new(2, 2).init(&device);
+/// # let x = Tensor::<2>::ones([3, 2], &device);
+/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+/// fused.step(0.1, |model| {
+///     let context = StepContext::current().expect("a step is under way");
+///     let block = || gradient_checkpointing(model, x, |model: &Linear, x| model.forward(x));
+///     let output = std::thread::scope(|scope| {
+///         let thread = scope.spawn(|| context.enter(block));
+///         thread.join().unwrap()
+///     });
+///     output.mean()
+/// });
+/// ```
+#[derive(Clone, Debug)]
+pub struct StepContext(Scope);
+
+impl StepContext {
+    /// The context of this thread; none if it takes no part in a fused step.
+    pub fn current() -> Option<Self> {
+        Scope::current().map(Self)
+    }
+
+    /// Does `work` in this context.
+    pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
+        let _entered = self.0.clone().enter();
+        work()
+    }
+}

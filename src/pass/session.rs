@@ -1,0 +1,113 @@
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, GradientCheckpointingStrategy};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{Entered, Pass, Scope, Stage};
+use crate::policy::Update;
+use crate::tap::{Census, Clock};
+
+/// What the slots of a model share while it is fused.
+pub(crate) struct Session {
+    /// The pass under way.
+    pass: Mutex<Option<Arc<Pass>>>,
+    update: Mutex<Update>,
+    clocks: Mutex<Vec<Clock>>,
+    census: Mutex<Option<Arc<Census>>>,
+}
+
+impl Session {
+    pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
+        Self {
+            pass: Mutex::new(None),
+            update: Mutex::new(Update::new(optimizer)),
+            clocks: Mutex::new(Vec::new()),
+            census: Mutex::new(None),
+        }
+    }
+
+    /// Starts a pass, with its scope on this thread; it ends when what is returned is dropped, by a
+    /// panic too.
+    pub(crate) fn begin(&self, pass: Pass) -> Running<'_> {
+        let pass = Arc::new(pass);
+        *self.pass.lock() = Some(pass.clone());
+        if let Some(census) = self.census() {
+            // A pass that failed may have left taps behind, and with them owners of values.
+            census.take();
+        }
+        Running {
+            session: self,
+            _scope: Scope::of_step(pass.clone()).enter(),
+            pass,
+        }
+    }
+
+    /// The pass under way.
+    pub(crate) fn pass(&self) -> Option<Arc<Pass>> {
+        self.pass.lock().clone()
+    }
+
+    /// The optimizer and learning rate, locked.
+    pub(crate) fn update(&self) -> MutexGuard<'_, Update> {
+        self.update.lock()
+    }
+
+    /// Builds the ticks for `reads` parameters of `device`.
+    pub(crate) fn wind_clock(
+        &self,
+        device: &Device,
+        strategy: GradientCheckpointingStrategy,
+        reads: usize,
+    ) {
+        let mut clocks = self.clocks.lock();
+        match clocks.iter_mut().find(|clock| clock.fits(device, strategy)) {
+            Some(clock) => clock.extend_to(reads),
+            None => clocks.push(Clock::new(device, strategy, reads)),
+        }
+    }
+
+    /// The clock tick of the given index.
+    pub(crate) fn tick(
+        &self,
+        index: usize,
+        device: &Device,
+        strategy: GradientCheckpointingStrategy,
+    ) -> DispatchTensor {
+        let clocks = self.clocks.lock();
+        let clock = clocks.iter().find(|clock| clock.fits(device, strategy));
+        let clock = clock.expect("a clock is wound for every parameter that is attached");
+        clock.tick(index)
+    }
+
+    pub(crate) fn set_census(&self, census: Option<Arc<Census>>) {
+        *self.census.lock() = census;
+    }
+
+    pub(crate) fn census(&self) -> Option<Arc<Census>> {
+        self.census.lock().clone()
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+/// A pass under way.
+pub(crate) struct Running<'a> {
+    session: &'a Session,
+    pub(crate) pass: Arc<Pass>,
+    _scope: Entered,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.pass.blocks.end();
+        // Whoever still holds the pass (a clone of the model, another thread) is told.
+        *self.pass.stage.lock() = Stage::Over;
+        *self.session.pass.lock() = None;
+    }
+}

@@ -1,0 +1,63 @@
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+
+use super::parameter::ParameterSlot;
+use super::stage::Stage;
+use crate::memory::{self, Category};
+use crate::pass::{self, Owed, Pass};
+use crate::tap::{GradientSink, Passed};
+
+/// Where the gradient of one tap of a parameter arrives.
+#[derive(Debug)]
+pub(super) struct Arrival<const D: usize> {
+    pub(super) slot: Arc<ParameterSlot<D>>,
+    pub(super) pass: Arc<Pass>,
+    pub(super) owed: Owed,
+}
+
+impl<const D: usize> GradientSink for Arrival<D> {
+    fn receive(&self, gradient: DispatchTensor) -> Passed {
+        let path = &self.slot.path;
+        match self.pass.stage() {
+            pass::Stage::Backward | pass::Stage::Failed(_) => {}
+            pass::Stage::Forward => panic!(
+                "backward was called inside the forward closure of a fused step: return the loss \
+                 instead. Parameter `{path}` and all others are unchanged"
+            ),
+            pass::Stage::Over => panic!(
+                "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
+                 was carried out of its closure with its graph. Detach it"
+            ),
+        }
+        self.pass.arrive();
+        let gradient = Tensor::<D>::from_dispatch(gradient);
+        memory::show(Category::Gradient, &gradient);
+        self.owed.settle();
+        self.slot.arrive(&self.pass, gradient);
+        Passed::default()
+    }
+}
+
+impl<const D: usize> ParameterSlot<D> {
+    /// Adds a gradient to those that have come, and uses their sum if nothing else is to come.
+    fn arrive(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        let mut state = self.state.lock();
+        let Stage::Expecting(expecting) = &mut state.stage else {
+            unreachable!("a tap is owed for until its gradient arrives")
+        };
+        // The tap is a second handle to the value.
+        expecting.tapped = None;
+        let gradient = match expecting.partial.take() {
+            Some(sum) => sum.add(gradient),
+            None => gradient,
+        };
+        if expecting.debt.is_settled() {
+            drop(state);
+            self.complete(pass, gradient);
+        } else {
+            expecting.partial = Some(gradient);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What a read of a parameter gives during a pass.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::arrival::Arrival;
+use super::parameter::ParameterSlot;
+use crate::pass::{Graph, Pass, Place, Scope, Stage};
+use crate::tap::tap;
+
+impl<const D: usize> ParameterSlot<D> {
+    /// The value as the pass under way needs it: with its gradient tapped, or as a constant where
+    /// operations are not recorded.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a pass, in a hook, and after the gradient has arrived.
+    pub(crate) fn read(self: &Arc<Self>) -> Tensor<D> {
+        let pass = self.session.pass().unwrap_or_else(|| {
+            panic!(
+                "parameter `{}` was read outside of a training step, from a model cloned out of one: \
+                 use `FusedOptimizer::model()` or `valid()` instead",
+                self.path
+            )
+        });
+        match self.place(&pass) {
+            Place::Recorded(graph) => self.tapped(&pass, &graph),
+            Place::Unrecorded(readers) => {
+                let mut state = self.state.lock();
+                readers.add(self.id, &self.path, &self.expecting(&mut state).debt);
+                drop(state);
+                self.constant()
+            }
+            Place::Hook(called_for) => panic!(
+                "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
+                 autodiff graph of the model is locked: a hook is given the value of its own \
+                 parameter; for others keep `FusedOptimizer::model()` of before the step, or read \
+                 `valid()` of the model",
+                self.path
+            ),
+        }
+    }
+
+    fn place(&self, pass: &Arc<Pass>) -> Place {
+        let here = Scope::current().filter(|scope| Arc::ptr_eq(&scope.pass, pass));
+        match here {
+            Some(scope) => scope.place,
+            None if pass.blocks.is_running() => panic!(
+                "parameter `{}` was read on another thread while a block under gradient \
+                 checkpointing runs: enter the block's `StepContext` on that thread",
+                self.path
+            ),
+            None => Place::Recorded(pass.graph.clone()),
+        }
+    }
+
+    fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> Tensor<D> {
+        let mut state = self.state.lock();
+        let value = self.held(&state);
+        let expecting = self.expecting(&mut state);
+        if let Some((read_in, tapped)) = &expecting.tapped
+            && Arc::ptr_eq(read_in, graph)
+        {
+            return tapped.clone();
+        }
+        if pass.stage() == Stage::Over {
+            panic!(
+                "parameter `{}` was read after the step it belongs to",
+                self.path
+            );
+        }
+        let (read, owed) = graph.read(&expecting.debt);
+        let tick = self.session.tick(read, &value.device(), self.strategy);
+        let arrival = Arrival {
+            slot: self.clone(),
+            pass: pass.clone(),
+            owed,
+        };
+        let census = self.session.census();
+        let tapped = tap(value, self.strategy, tick, Arc::new(arrival), census);
+        expecting.tapped = Some((graph.clone(), tapped.clone()));
+        tapped
+    }
+}

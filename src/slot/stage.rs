@@ -1,0 +1,110 @@
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::SlotReport;
+use crate::pass::{Debt, Graph};
+
+/// What passes have left for an update.
+#[derive(Clone, Debug)]
+pub(super) enum Accumulated<const D: usize> {
+    Nothing,
+    /// The sum of their gradients.
+    Sum(Box<Tensor<D>>),
+    /// The optimizer state holds gradients of a group that has not ended.
+    InOptimizerState,
+}
+
+/// Where a parameter stands in a pass.
+#[derive(Debug, Default)]
+pub(super) enum Stage<const D: usize> {
+    #[default]
+    Unread,
+    /// It was read: gradients are to come, from taps and from blocks that have yet to run again.
+    Expecting(Box<Expecting<D>>),
+    /// Its gradient has come, and was used for what the pass is for.
+    Complete(Outcome<D>),
+}
+
+/// A gradient that is not complete.
+#[derive(Debug)]
+pub(super) struct Expecting<const D: usize> {
+    /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
+    pub(super) tapped: Option<(Arc<Graph>, Tensor<D>)>,
+    /// What is to come.
+    pub(super) debt: Debt,
+    /// The sum of what has come.
+    pub(super) partial: Option<Tensor<D>>,
+}
+
+impl<const D: usize> Default for Expecting<D> {
+    fn default() -> Self {
+        Self {
+            tapped: None,
+            debt: Debt::default(),
+            partial: None,
+        }
+    }
+}
+
+/// What has become of a gradient.
+#[derive(Debug)]
+pub(super) enum Outcome<const D: usize> {
+    /// It was added to what had been accumulated, for the end of the pass.
+    Added {
+        sum: Box<Tensor<D>>,
+        before: Before<D>,
+    },
+    /// A hook has measured it.
+    Measured,
+    /// The optimizer state has taken it; the parameter moves with the last of the group.
+    Began,
+    /// The optimizer has stepped the parameter. `copied` says whether something else held the value, so
+    /// that it was copied; none if the backend can't tell.
+    Updated { copied: Option<bool> },
+    /// A hook kept it from being used.
+    Vetoed,
+    /// The pass had failed.
+    Dropped,
+}
+
+/// The sum that a gradient was added to.
+#[derive(Debug)]
+pub(super) enum Before<const D: usize> {
+    /// There was none.
+    Nothing,
+    /// It is kept, since the pass could still fail.
+    Kept(Box<Tensor<D>>),
+    /// It has become the new one: only Burn's own backward steps were still to come.
+    Overwritten,
+}
+
+impl<const D: usize> Before<D> {
+    pub(super) fn accumulated(self) -> Accumulated<D> {
+        match self {
+            Self::Kept(sum) => Accumulated::Sum(sum),
+            Self::Nothing | Self::Overwritten => Accumulated::Nothing,
+        }
+    }
+}
+
+impl<const D: usize> Outcome<D> {
+    pub(super) fn report(&self) -> SlotReport {
+        SlotReport {
+            received: true,
+            updated: matches!(self, Self::Updated { .. }),
+            copied: match self {
+                Self::Updated { copied } => *copied,
+                _ => None,
+            },
+            vetoed: matches!(self, Self::Vetoed),
+            overwritten: matches!(
+                self,
+                Self::Added {
+                    before: Before::Overwritten,
+                    ..
+                }
+            ),
+        }
+    }
+}
