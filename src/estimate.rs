@@ -96,8 +96,10 @@ impl Measure<'_> {
         let mut update = Update::new(self.optimizer.clone());
         let zeros = value.zeros_like();
         let path = self.names.join(".");
-        let (_, stepped) = update.step(&path, id, zeros.clone(), zeros, false);
-        stepped.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let stepped = update.step(&path, id, zeros.clone(), zeros, false);
+        stepped
+            .result
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         state_bytes(update.optimizer.to_record(), id)
     }
 }

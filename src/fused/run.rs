@@ -88,6 +88,11 @@ impl<M: Module> FusedOptimizer<M> {
         let session = self.session.clone();
         let running = session.begin(Pass::new(plan.clone(), choice, closure, rehearsal));
         let ending = Ending(self.form.slots().clone());
+        if plan.goal == Goal::Update {
+            session
+                .update()
+                .back_up(&self.form.slots().at_risk(self.state_backup_limit));
+        }
         if memory::is_recording() {
             self.form.slots().iter().for_each(|slot| slot.show());
         }

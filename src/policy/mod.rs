@@ -5,10 +5,12 @@
 //! ([`update`]). [`plan`] puts a pass together from the policies of the optimizer.
 
 mod anomaly;
+mod backup;
 mod clip;
 mod hook;
 mod keeper;
 mod measure;
+mod norm;
 mod plan;
 mod scale;
 mod scaling;

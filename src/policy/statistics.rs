@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Tensor};
 use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
-use super::measure::widened;
+use super::norm::{Squares, sums, widened};
 
 /// A hook that keeps statistics of the last gradient of every parameter.
 ///
@@ -30,8 +30,16 @@ use super::measure::widened;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct GradientStatistics {
-    /// Still on the device: sum of squares, mean, largest, fraction of zeros.
-    found: Arc<Mutex<BTreeMap<String, Tensor<1>>>>,
+    /// Still on the device.
+    found: Arc<Mutex<BTreeMap<String, Found>>>,
+}
+
+/// What is still on the device.
+#[derive(Debug)]
+struct Found {
+    squares: Squares,
+    /// Mean, largest, fraction of zeros.
+    numbers: Tensor<1>,
 }
 
 /// Statistics of the gradient of one parameter.
@@ -57,13 +65,13 @@ impl GradientStatistics {
     /// The statistics by path of what was seen since the last call; waits for the device.
     pub fn take(&self) -> BTreeMap<String, GradientStatistic> {
         let found = std::mem::take(&mut *self.found.lock());
-        let read = |numbers: Tensor<1>| {
-            let numbers: Vec<f64> = numbers.into_data().iter::<f64>().collect();
+        let read = |found: Found| {
+            let numbers: Vec<f64> = found.numbers.into_data().iter::<f64>().collect();
             GradientStatistic {
-                norm: numbers[0].sqrt(),
-                mean: numbers[1],
-                largest: numbers[2],
-                zeros: numbers[3],
+                norm: sums(&[found.squares])[0].sqrt(),
+                mean: numbers[0],
+                largest: numbers[1],
+                zeros: numbers[2],
             }
         };
         let found = found.into_iter();
@@ -80,14 +88,15 @@ impl GradientHook for GradientStatistics {
         let wide = widened(&gradient);
         let dtype = FloatDType::from(wide.dtype());
         let zeros = wide.clone().equal_scalar(0.0).float();
+        let squares = Squares::of(&gradient);
         let numbers = vec![
-            wide.clone().square().sum(),
             wide.clone().mean(),
             wide.abs().max(),
             zeros.mean().cast(dtype),
         ];
         let path = parameter.path.to_string();
-        self.found.lock().insert(path, Tensor::cat(numbers, 0));
+        let numbers = Tensor::cat(numbers, 0);
+        self.found.lock().insert(path, Found { squares, numbers });
         GradientFlow::Continue(gradient)
     }
 }

@@ -5,6 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 
+use super::backup::{Backups, restored};
 use crate::optim::StepCall;
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -15,6 +16,7 @@ use crate::optim::StepCall;
 pub(crate) struct Update {
     pub(crate) optimizer: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
+    backups: Backups,
 }
 
 impl Update {
@@ -22,6 +24,7 @@ impl Update {
         Self {
             optimizer,
             learning_rate: 0.0.into(),
+            backups: Backups::default(),
         }
     }
 
@@ -32,11 +35,14 @@ impl Update {
         self.optimizer = change(optimizer);
     }
 
+    /// Keeps the states of `parameters` until each has been updated: those of optimizers that can panic
+    /// in the middle of a step.
+    pub(crate) fn back_up(&mut self, parameters: &[ParamId]) {
+        self.backups = Backups::of(&self.optimizer, parameters);
+    }
+
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
     /// state of the optimizer takes it, if it can.
-    ///
-    /// Returns the value, and how an optimizer that refuses the parameter panicked: then it is the value
-    /// of before. There is none only if an optimizer panics that had said that it would not.
     ///
     /// The step happens in place where the optimizer does so and `value` has no other owner.
     pub(crate) fn step<const D: usize>(
@@ -46,8 +52,9 @@ impl Update {
         value: Tensor<D>,
         gradient: Tensor<D>,
         more_to_come: bool,
-    ) -> (Option<Tensor<D>>, std::thread::Result<()>) {
+    ) -> Stepped<D> {
         let call = StepCall::begin(more_to_come, value.clone());
+        let backup = self.backups.take(id);
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient);
         let addressed = Addressed {
@@ -58,10 +65,46 @@ impl Update {
         let learning_rate = self.learning_rate.clone();
         let step = || self.optimizer.step(learning_rate, addressed, gradients);
         match catch_unwind(AssertUnwindSafe(step)) {
-            Ok(addressed) => (Some(addressed.param.into_value().inner()), Ok(())),
-            Err(panic) => (call.take_reserve(), Err(panic)),
+            Ok(addressed) => Stepped {
+                value: Some(addressed.param.into_value().inner()),
+                in_place: call.take_reserve::<Tensor<D>>().is_none(),
+                result: Ok(()),
+            },
+            Err(panic) => {
+                self.restore(path, backup);
+                Stepped {
+                    value: call.take_reserve(),
+                    in_place: false,
+                    result: Err(panic),
+                }
+            }
         }
     }
+
+    fn restore(&mut self, path: &str, backup: Option<ModuleOptimizer>) {
+        let restored = match backup {
+            Some(backup) => restored(&self.optimizer, &backup),
+            None => Err("it is larger than the limit of `with_state_backup_limit`".to_string()),
+        };
+        match restored {
+            Ok(optimizer) => self.optimizer = optimizer,
+            Err(reason) => log::error!(
+                "an optimizer panicked and took its state of parameter `{path}` along, which starts \
+                 anew: {reason}"
+            ),
+        }
+    }
+}
+
+/// How the update of a parameter ended.
+pub(crate) struct Stepped<const D: usize> {
+    /// The value: that of before, if the optimizer panicked. There is none only if an optimizer panics
+    /// that had begun to write in place.
+    pub(crate) value: Option<Tensor<D>>,
+    /// Whether the optimizer writes in place, and says before that nothing can go wrong.
+    pub(crate) in_place: bool,
+    /// How it panicked.
+    pub(crate) result: std::thread::Result<()>,
 }
 
 /// A single parameter that shows its path in the model to a mapper: parameter groups match by

@@ -74,6 +74,14 @@ impl Slots {
         self.0.values()
     }
 
+    /// The parameters of up to `bytes` whose optimizer could panic in the middle of an update.
+    pub(crate) fn at_risk(&self, bytes: usize) -> Vec<ParamId> {
+        let slots = self.0.iter();
+        let at_risk =
+            slots.filter(|(_, slot)| !slot.is_written_in_place() && slot.bytes() <= bytes);
+        at_risk.map(|(id, _)| *id).collect()
+    }
+
     /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there
     /// again, in all slots or, where a sum was overwritten, in none.
     pub(crate) fn end(&self, well: bool) -> Vec<(ParamId, SlotReport)> {

@@ -74,22 +74,23 @@ impl<const D: usize> ParameterSlot<D> {
         let (value, copied) = self.tell_copy(value);
         memory::enter_update(&self.path);
         let more_to_come = pass.plan.goes_on;
-        let (value, stepped) =
+        let stepped =
             self.session
                 .update()
                 .step(&self.path, self.id, value, gradient, more_to_come);
-        if let Some(value) = &value {
+        if let Some(value) = &stepped.value {
             memory::show(Category::Parameter, value);
         }
         memory::enter(memory::Phase::Backward);
-        state.value = value;
-        state.stage = Stage::Complete(match stepped {
+        state.value = stepped.value;
+        state.in_place = stepped.in_place;
+        state.stage = Stage::Complete(match stepped.result {
             Ok(()) if more_to_come => Outcome::Began,
             Ok(()) => Outcome::Updated { copied },
             Err(_) => Outcome::Dropped,
         });
         drop(state);
-        if let Err(panic) = stepped {
+        if let Err(panic) = stepped.result {
             self.pass_on(panic);
         }
     }

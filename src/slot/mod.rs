@@ -44,6 +44,12 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     fn flush(&self, pass: &Arc<Pass>);
 
+    /// Bytes of the value.
+    fn bytes(&self) -> usize;
+
+    /// Whether the optimizer has last written in place, which it does only where nothing can go wrong.
+    fn is_written_in_place(&self) -> bool;
+
     /// Whether there is an accumulated gradient.
     fn has_accumulated(&self) -> bool;
 

@@ -32,6 +32,8 @@ pub(super) struct State<const D: usize> {
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated<D>,
     pub(super) stage: Stage<D>,
+    /// Whether the optimizer has last written in place, so that nothing need be kept of the state.
+    pub(super) in_place: bool,
 }
 
 impl<const D: usize> ParameterSlot<D> {
@@ -54,6 +56,7 @@ impl<const D: usize> ParameterSlot<D> {
                 value: Some(value),
                 accumulated: Accumulated::Nothing,
                 stage: Stage::Unread,
+                in_place: false,
             }),
         }
     }
@@ -140,6 +143,15 @@ impl<const D: usize> Slot for ParameterSlot<D> {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing);
         }
+    }
+
+    fn bytes(&self) -> usize {
+        let value = self.value();
+        value.shape().num_elements() * value.dtype().size()
+    }
+
+    fn is_written_in_place(&self) -> bool {
+        self.state.lock().in_place
     }
 
     fn has_accumulated(&self) -> bool {
