@@ -66,8 +66,8 @@ pub struct FusedOptimizer<M: Module> {
     state_backup_limit: usize,
 }
 
-/// What the default backup of states may cost: Adam's of such a parameter take half a megabyte.
-pub(crate) const STATE_BACKUP_LIMIT: usize = 256 * 1024;
+/// What the default backup of states may cost: Adam's of such a parameter take 128 KiB.
+pub(crate) const STATE_BACKUP_LIMIT: usize = 64 * 1024;
 
 impl<M: Module> FusedOptimizer<M> {
     /// Fuses `optimizer` into the backward pass of `model`.

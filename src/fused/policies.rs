@@ -166,7 +166,7 @@ impl<M: Module> FusedOptimizer<M> {
         self
     }
 
-    /// Keeps the optimizer state of every parameter of up to `bytes` until its update has succeeded; 256 KiB
+    /// Keeps the optimizer state of every parameter of up to `bytes` until its update has succeeded; 64 KiB
     /// by default, `usize::MAX` for all.
     ///
     /// An optimizer that panics in an update takes the state that it was given along. The parameter itself
