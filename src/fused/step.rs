@@ -14,6 +14,7 @@ use crate::pass::{Closure, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
 use crate::random::Stream;
 use crate::slot::KeptStatistics;
+use crate::tap::sweep;
 
 /// Times that the two passes of a step begin anew since other threads draw random numbers.
 const ATTEMPTS: usize = 5;
@@ -216,7 +217,9 @@ impl<M: Module> FusedOptimizer<M> {
         loop {
             let rehearsal = Arc::new(Rehearsal::new(random.clone()));
             match self.rehearsed(rehearsal, &mut run) {
-                Err(FusedError::RandomNumbers { .. }) if attempts.next().is_some() => {}
+                Err(FusedError::RandomNumbers { .. }) if attempts.next().is_some() => {
+                    random.devices.iter().for_each(sweep);
+                }
                 ended => return ended,
             }
         }

@@ -17,6 +17,7 @@ use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Scope};
 use crate::random::{Stream, Witness};
 use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
+use crate::tap::sweep;
 
 /// Second runs of a block that other threads disturb by drawing random numbers, before it is given up.
 const ATTEMPTS: usize = 5;
@@ -175,6 +176,8 @@ where
             }
             before = Some(same);
             inside.abandon();
+            drop((output, leaves));
+            random.devices.iter().for_each(sweep);
         }
         Err(FusedError::RandomNumbers {
             place: format!("the recomputed block {name}"),

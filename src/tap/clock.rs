@@ -4,6 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::extension::{Delivery, GradientSink, Passed, TapBackend};
+use super::sweep;
 
 /// Depth between two ticks.
 ///
@@ -64,15 +65,8 @@ impl Clock {
             });
             let tick = (0..SPACING).fold(last, |tick, _| deeper(tick));
             self.ticks.push(tick);
-            self.sweep();
+            sweep(&self.device);
         }
-    }
-
-    /// Autodiff keeps its entries of the nodes between two ticks, more than a kilobyte each, until
-    /// a backward pass, any backward pass, sweeps them up.
-    fn sweep(&self) {
-        let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &self.device));
-        leaf.require_grad().backward();
     }
 }
 

@@ -63,6 +63,13 @@ pub(crate) fn lift<const D: usize>(
     Tensor::from_inner(value).with_gradient_checkpointing_strategy(strategy)
 }
 
+/// Lets autodiff let go of what nobody holds any more: it keeps its entries of abandoned operations, with
+/// what they have saved for their backward steps, until a backward pass, any backward pass, sweeps them up.
+pub(crate) fn sweep(device: &Device) {
+    let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &device.clone().inner()));
+    leaf.require_grad().backward();
+}
+
 /// Whether this build of the crate implements the tap for the backend of `device`.
 pub(crate) fn covers(device: &Device) -> bool {
     #[allow(unreachable_patterns)] // Burn may have more backends enabled than this crate, or not.
