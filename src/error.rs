@@ -130,13 +130,13 @@ pub enum FusedError {
     /// Random numbers that should have come twice did not: another thread has drawn from Burn's
     /// generator, which all threads of the process share.
     #[error(
-        "{place} saw other random numbers the second time: another thread (a worker of the data loader, \
+        "{place} saw other random numbers than the first: another thread (a worker of the data loader, \
          a test beside) drew from Burn's random generator, which all threads share. No parameter was \
          updated since. Draw random numbers on other threads from a generator of their own (the crate \
          `rand`), or not while a step is under way"
     )]
     RandomNumbers {
-        /// What should have seen them twice.
+        /// What saw them the second time.
         place: String,
     },
 
@@ -281,4 +281,12 @@ pub enum FusedError {
         /// What Burn says about it.
         reason: String,
     },
+}
+
+impl FusedError {
+    /// The two passes of a step are not alike.
+    pub(crate) fn other_passes() -> Self {
+        let place = "the second of the two passes of a step".to_string();
+        Self::RandomNumbers { place }
+    }
 }

@@ -5,12 +5,15 @@
 #[path = "promises/compare.rs"]
 mod compare;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig, gradient_checkpointing,
+    FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig,
+    GradientFlow, GradientHook, HookedParameter, gradient_checkpointing,
 };
-use burn::module::Module;
+use burn::module::{Module, Param, ParamGroup};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
@@ -83,20 +86,23 @@ fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     let report = fused.last_step();
     assert!(report.gradient_norm.unwrap() > max_norm, "nothing to clip");
 
-    let after = compare::weights(&fused.model());
-    let squares =
-        compare::weights(&before)
-            .into_iter()
-            .zip(after)
-            .map(|((_, before), (_, after))| {
-                let pairs = before.iter::<f64>().zip(after.iter::<f64>());
-                pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>()
-            });
-    let moved = squares.sum::<f64>().sqrt() / max_norm;
+    let moved = distance(&before, &fused.model()) / max_norm;
     assert!(
         (moved - 1.0).abs() < 1e-3,
         "moved by {moved} of the maximum"
     );
+}
+
+/// The global norm of the difference of two models.
+fn distance(before: &Model, after: &Model) -> f64 {
+    let pairs = compare::weights(before)
+        .into_iter()
+        .zip(compare::weights(after));
+    let squares = pairs.map(|((_, before), (_, after))| {
+        let pairs = before.iter::<f64>().zip(after.iter::<f64>());
+        pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>()
+    });
+    squares.sum::<f64>().sqrt()
 }
 
 /// What a block draws in its runs, and what is drawn after the block and after the step.
@@ -220,6 +226,146 @@ fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed(device: 
     }
 }
 
+/// Says so when dropped.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Draws from the generator of `device` on another thread, now and then, while `work` runs.
+fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R {
+    let (done, device) = (AtomicBool::new(false), device.clone().inner());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(Tensor::<1>::random([3], Distribution::Default, &device).into_data());
+                std::thread::sleep(pause);
+            }
+        });
+        let _done = Done(&done);
+        work()
+    })
+}
+
+/// The loss is linear in the weight, so its gradient is what the forward pass has multiplied it by: with
+/// the same mask in both runs, and zero where the mask is.
+fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step(device: &Device) {
+    let dropout = DropoutConfig::new(0.5).init();
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    let seen = Gradient::default();
+    let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+        .with_hook(ParamGroup::all(), seen.clone());
+    let (mut right, mut refused) = (0, 0);
+    for pause in [0, 1, 20, 1000] {
+        disturbed(device, Duration::from_micros(pause), || {
+            for _ in 0..25 {
+                let dropout = dropout.clone();
+                let drop = move |weight: &Param<Tensor<1>>, x: Tensor<1>| {
+                    // So long that other threads come in between.
+                    let noise = Tensor::<1>::random([50_000], Distribution::Default, &x.device());
+                    dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
+                };
+                let step = fused.try_step(0.0, |weight| {
+                    let x = Tensor::ones([64], device);
+                    let dropped = gradient_checkpointing(weight, x, drop.clone());
+                    (dropped.clone().sum(), dropped.detach())
+                });
+                match step {
+                    Ok((_, dropped)) => {
+                        let dropped: Vec<f32> = dropped.into_data().iter().collect();
+                        assert_eq!(*seen.0.lock().unwrap(), dropped, "another mask");
+                        right += 1;
+                    }
+                    Err(FusedError::RandomNumbers { .. }) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+    assert_eq!(right + refused, 100);
+    assert!(right > 0);
+}
+
+/// Keeps the last gradient.
+#[derive(Clone, Default)]
+struct Gradient(Arc<Mutex<Vec<f32>>>);
+
+impl GradientHook for Gradient {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        *self.0.lock().unwrap() = gradient.to_data().iter().collect();
+        GradientFlow::Continue(gradient)
+    }
+}
+
+/// Blocks and passes that draw nothing don't mind.
+fn what_draws_nothing_is_not_disturbed(device: &Device) {
+    let initial: Vec<Linear> = (0..4)
+        .map(|_| LinearConfig::new(8, 8).init(device))
+        .collect();
+    let init = || {
+        (0..4)
+            .map(|_| LinearConfig::new(8, 8).init(device))
+            .collect()
+    };
+    let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, init);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_clipping(GlobalNormClippingConfig::Exact(1e-2));
+        for _ in 0..20 {
+            fused.step_repeatable(1e-2, |model| {
+                let run = |linear: &Linear, x| linear.forward(x).tanh();
+                let forward = |x, linear| match recompute {
+                    true => gradient_checkpointing(linear, x, run),
+                    false => run(linear, x),
+                };
+                model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
+            });
+        }
+        fused.model()
+    };
+    let quiet = train(false);
+    let disturbed = disturbed(device, Duration::ZERO, || train(true));
+    assert_equal_weights(&quiet, &disturbed);
+}
+
+/// As in the test of both passes, beside a thread that draws.
+fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(device: &Device) {
+    let max_norm = 1e-3;
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let mut right = 0;
+    for pause in [0, 20, 1000] {
+        for _ in 0..10 {
+            let before = Model::init(device);
+            let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+                .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+            let step = disturbed(device, Duration::from_micros(pause), || {
+                fused.try_step_repeatable(1.0, |model| model.loss(x.clone()))
+            });
+            let moved = distance(&before, &fused.model()) / max_norm;
+            match step {
+                Ok(_) => {
+                    assert!(
+                        (moved - 1.0).abs() < 1e-3,
+                        "moved by {moved} of the maximum"
+                    );
+                    right += 1;
+                }
+                Err(FusedError::RandomNumbers { .. }) => assert_eq!(moved, 0.0),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(right > 0);
+}
+
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
@@ -254,4 +400,19 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss_on_every_backend() {
 #[test]
 fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed_on_every_backend() {
     on_every_backend(a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed);
+}
+
+#[test]
+fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step_on_every_backend() {
+    on_every_backend(a_disturbed_block_sees_its_numbers_again_or_ends_the_step);
+}
+
+#[test]
+fn what_draws_nothing_is_not_disturbed_on_every_backend() {
+    on_every_backend(what_draws_nothing_is_not_disturbed);
+}
+
+#[test]
+fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_every_backend() {
+    on_every_backend(disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step);
 }

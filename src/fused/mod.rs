@@ -62,12 +62,7 @@ pub struct FusedOptimizer<M: Module> {
     told: HashSet<ParamId>,
     policies: Policies,
     gradient_checkpointing: GradientCheckpointingConfig,
-    /// In bytes of a parameter.
-    state_backup_limit: usize,
 }
-
-/// What the default backup of states may cost: Adam's of such a parameter take 128 KiB.
-pub(crate) const STATE_BACKUP_LIMIT: usize = 64 * 1024;
 
 impl<M: Module> FusedOptimizer<M> {
     /// Fuses `optimizer` into the backward pass of `model`.
@@ -103,7 +98,6 @@ impl<M: Module> FusedOptimizer<M> {
             told: HashSet::new(),
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
-            state_backup_limit: STATE_BACKUP_LIMIT,
         })
     }
 
@@ -289,7 +283,6 @@ impl<M: Module> Clone for FusedOptimizer<M> {
         clone.report = self.report.clone();
         clone.told = self.told.clone();
         clone.gradient_checkpointing = self.gradient_checkpointing.clone();
-        clone.state_backup_limit = self.state_backup_limit;
         clone.count_gradients(self.session.census().is_some());
         clone
     }

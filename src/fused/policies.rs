@@ -176,7 +176,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// [`backburn::optim`](crate::optim) look before they write: nothing is kept of theirs, and nothing lost.
     #[must_use]
     pub fn with_state_backup_limit(mut self, bytes: usize) -> Self {
-        self.state_backup_limit = bytes;
+        self.policies.state_backup.limit = bytes;
         self
     }
 

@@ -47,8 +47,10 @@ impl<M: Module> FusedOptimizer<M> {
             if !loss.is_tracked() {
                 return Err(FusedError::LossNotTracked);
             }
-            if let Some(rehearsal) = &pass.rehearsal {
-                rehearsal.note_loss(loss.data());
+            if let Some(rehearsal) = &pass.rehearsal
+                && !rehearsal.agrees(&loss.data())
+            {
+                return Err(FusedError::other_passes());
             }
             pass.enter_backward();
             memory::enter(memory::Phase::Backward);
@@ -91,7 +93,7 @@ impl<M: Module> FusedOptimizer<M> {
         if plan.goal == Goal::Update {
             session
                 .update()
-                .back_up(&self.form.slots().at_risk(self.state_backup_limit));
+                .back_up(&self.form.slots().at_risk(self.policies.state_backup.limit));
         }
         if memory::is_recording() {
             self.form.slots().iter().for_each(|slot| slot.show());
@@ -100,6 +102,9 @@ impl<M: Module> FusedOptimizer<M> {
         let (output, gradients) = work(&self.form.module, &running.pass)?;
         let slots = self.form.slots().iter();
         slots.for_each(|slot| slot.flush(&running.pass));
+        if let Some(place) = running.pass.blocks.differing() {
+            running.pass.fail(FusedError::RandomNumbers { place });
+        }
         if let Some(error) = running.pass.failure() {
             return Err(error);
         }

@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::pass::{Closure, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
-use crate::random::Stream;
+use crate::random::{Stream, is_exact};
 use crate::slot::KeptStatistics;
 use crate::tap::sweep;
 
@@ -213,11 +213,14 @@ impl<M: Module> FusedOptimizer<M> {
         mut run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         let random = Stream::drawn(self.form.module.devices());
+        let exact = random.devices.iter().all(is_exact);
         let mut attempts = 0..ATTEMPTS;
         loop {
-            let rehearsal = Arc::new(Rehearsal::new(random.clone()));
-            match self.rehearsed(rehearsal, &mut run) {
-                Err(FusedError::RandomNumbers { .. }) if attempts.next().is_some() => {
+            let rehearsal = Arc::new(Rehearsal::new(random.clone(), exact));
+            match self.rehearsed(&rehearsal, &mut run) {
+                Err(FusedError::RandomNumbers { .. })
+                    if !rehearsal.is_used() && attempts.next().is_some() =>
+                {
                     random.devices.iter().for_each(sweep);
                 }
                 ended => return ended,
@@ -227,7 +230,7 @@ impl<M: Module> FusedOptimizer<M> {
 
     fn rehearsed<R>(
         &mut self,
-        rehearsal: Arc<Rehearsal>,
+        rehearsal: &Arc<Rehearsal>,
         run: &mut impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         let order = |plan: &Plan| {
@@ -257,7 +260,11 @@ impl<M: Module> FusedOptimizer<M> {
         }
         let clipping = self.policies.clipping();
         let coefficient = clipping.and_then(|clipping| clipping.coefficient(norm.value));
-        let plan = self.policies.plan(Goal::Update, coefficient);
+        let value = norm.value;
+        let mut plan = self.policies.plan(Goal::Update, coefficient);
+        if !rehearsal.has_loss() {
+            plan = plan.comparing(norm, rehearsal.is_exact());
+        }
         let statistics = Some(KeptStatistics::of(&self.form.module));
         let output = run(self, order(&plan));
         match &output {
@@ -266,7 +273,7 @@ impl<M: Module> FusedOptimizer<M> {
             _ => statistics.into_iter().for_each(KeptStatistics::forget),
         }
         let output = output?;
-        self.end_step(&plan, coefficient, Some(norm.value));
+        self.end_step(&plan, coefficient, Some(value));
         Ok(output)
     }
 

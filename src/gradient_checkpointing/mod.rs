@@ -3,12 +3,12 @@
 mod activations;
 mod budget;
 mod config;
+mod fingerprint;
 mod host;
 mod joint;
 mod keep;
 mod name;
 mod outputs;
-mod same;
 mod segment;
 mod worker;
 
@@ -21,12 +21,13 @@ use burn::tensor::Device;
 
 pub use activations::Activations;
 pub use config::GradientCheckpointingConfig;
+use fingerprint::Fingerprint;
 use host::KeptInput;
 use joint::Joint;
 use keep::{Devices, Keep, Lift};
 use name::{located, name};
 use outputs::{Forms, Tapped};
-use segment::Segment;
+use segment::{Draws, Segment};
 
 use crate::memory::{self, BlockRun};
 use crate::pass::{Scope, Way};
@@ -90,7 +91,7 @@ use crate::slot::{is_in_training, slotless, with_constants};
 /// If `forward` returns a tensor that depends on a trainable tensor from outside the block; if it is called
 /// on a thread without the [`StepContext`](crate::StepContext) of the closure. In the backward pass, if the
 /// second run returns tensors of another shape or dtype, or computes with a tracked tensor from outside the
-/// block: the graph of that is locked then, which is noticed after ten seconds without any computation. The
+/// block: the graph of that is locked then, which is noticed after ten seconds. The
 /// message of a panic in `forward` is passed on with the name of the block. Parameters whose gradient had
 /// not arrived are unchanged then.
 pub fn gradient_checkpointing<B, X, Y>(
@@ -127,7 +128,7 @@ where
     match way {
         Way::Keep => {
             let _entered = scope.kept(random.seed).enter();
-            random.during(1, || forward(block, input)).0
+            random.during(1, || forward(block, input))
         }
         Way::RunTwice { index } => {
             let run = index.and_then(memory::enter_block);
@@ -138,15 +139,10 @@ where
 
 /// The random numbers of the next block in `scope`, which computes on `devices`.
 fn numbers(scope: &Scope, devices: Vec<Device>) -> Stream {
-    let mut random = Stream {
-        devices: distinct(devices),
-        seed: 0,
-    };
-    scope.note(|| random.witness());
-    scope.pass.blocks.draw_on(&random.devices);
-    random.seed =
-        scope.next_seed(|| draw_seed(&random.devices.first().cloned().unwrap_or_default()));
-    random
+    let devices = distinct(devices);
+    scope.pass.blocks.draw_on(&devices);
+    let seed = scope.next_seed(|| draw_seed(&devices.first().cloned().unwrap_or_default()));
+    Stream { devices, seed }
 }
 
 /// Runs a block once, and lets it wait for the gradients of its outputs to run again.
@@ -170,22 +166,20 @@ where
     let Keep { tracked, strategy } = keep;
     let (inside, readers) = scope.unrecorded(random.seed);
     let begun = Instant::now();
-    let (output, ended) = {
-        let _entered = inside.clone().enter();
+    let (output, touched) = {
+        let _entered = inside.enter();
         let input = kept.clone().map_floats(&mut Lift { strategy });
         let place = || {
             let name = name::<B>(&readers);
             format!("the first run of the recomputed block {name}")
         };
-        let run = || random.during(1, || forward(&block, input));
+        let run = || random.during_noted(1, || forward(&block, input));
         scope.pass.blocks.first_run(|| located(run, place))
     };
     let took = begun.elapsed();
     if !scope.records() {
         return output;
     }
-    let mut witness = inside.noted();
-    witness.add(ended);
     let name = name::<B>(&readers);
     let mut forms = Forms::default();
     let output = output.map_floats(&mut forms);
@@ -203,8 +197,18 @@ where
         // Nothing in it is trained.
         return output;
     }
+    let draws = match touched {
+        Some(false) => Draws::Nothing,
+        Some(true) => Draws::Compared,
+        None => Draws::ComparedLater,
+    };
+    let (output, fingerprint) = match draws {
+        Draws::Nothing => (output, Fingerprint::default()),
+        _ => Fingerprint::of(output),
+    };
     scope.pass.blocks.wait();
     let outputs = forms.found.len();
+    let strategy = forms.strategy;
     let segment = Segment {
         block,
         slotless,
@@ -212,11 +216,12 @@ where
         input: KeptInput::new(kept, scope.pass.blocks.choice.offload_inputs),
         tracked: is_tracked,
         forward,
-        strategy: forms.strategy,
-        outputs: forms.found,
+        strategy,
+        outputs: forms,
         scope,
         random,
-        witness,
+        draws,
+        fingerprint,
         took,
         readers,
         run,
@@ -224,9 +229,9 @@ where
     let rerun = Box::new(|gradients| segment.run(gradients));
     let joint = Arc::new(Joint::new(rerun, outputs));
     output.map_floats(&mut Tapped {
-        node: joint.node(tracked, &device, forms.strategy),
+        node: joint.node(tracked, &device, strategy),
         joint: &joint,
-        strategy: forms.strategy,
+        strategy,
         index: 0,
     })
 }

@@ -3,19 +3,19 @@ use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::module::{Module, ParamId};
-use burn::tensor::{DType, GradientCheckpointingStrategy, Shape};
+use burn::tensor::GradientCheckpointingStrategy;
 
 use super::activations::Activations;
+use super::fingerprint::Fingerprint;
 use super::host::KeptInput;
 use super::keep::Leaves;
 use super::name::located;
 use super::outputs::{Forms, Roots};
-use super::same::Same;
 use super::worker;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
-use crate::pass::{Readers, Scope};
-use crate::random::{Stream, Witness};
+use crate::pass::{Compared, Readers, Scope};
+use crate::random::Stream;
 use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
 use crate::tap::sweep;
 
@@ -35,17 +35,30 @@ pub(super) struct Segment<B, X, F> {
     pub(super) forward: F,
     pub(super) strategy: GradientCheckpointingStrategy,
     /// What the first run has returned.
-    pub(super) outputs: Vec<(Shape, DType)>,
+    pub(super) outputs: Forms,
     pub(super) scope: Scope,
     pub(super) random: Stream,
-    /// The end of the random numbers of the first run.
-    pub(super) witness: Witness,
+    /// What is known of the random numbers in the block.
+    pub(super) draws: Draws,
+    /// Of the outputs of the first run, if it is compared.
+    pub(super) fingerprint: Fingerprint,
     /// How long the first run took.
     pub(super) took: Duration,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Readers>,
     /// For the memory recorder.
     pub(super) run: Option<BlockRun>,
+}
+
+/// What is known of the random numbers in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draws {
+    /// Nobody has drawn while it ran.
+    Nothing,
+    /// The outputs of both runs are compared at once, and a second run that is another comes again.
+    Compared,
+    /// They are compared at the end of the pass, since the device would be waited for.
+    ComparedLater,
 }
 
 /// A second run that has been recorded.
@@ -66,7 +79,6 @@ where
     /// tracked tensors that it computes with, as far as they have one: none if the pass has failed.
     pub(super) fn run(self, gradients: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
         let pass = self.scope.pass.clone();
-        pass.arrive();
         if let Some(run) = self.run {
             memory::enter_second_run(run, &self.name);
         }
@@ -111,19 +123,18 @@ where
             outputs,
             scope,
             random,
-            witness,
             took,
+            draws,
+            fingerprint,
             ..
         } = self;
-        let input = self.input.take();
-        let untouched = random.untouched();
-        // Then it matters to nobody what other threads draw.
-        let draws_nothing = witness.agrees(&untouched);
-        let mut inputs = match draws_nothing {
-            true => vec![input],
-            false => vec![input; ATTEMPTS],
+        // Each attempt takes one; the last leaves no other handle.
+        let attempts = if draws == Draws::Compared {
+            ATTEMPTS
+        } else {
+            1
         };
-        let mut before: Option<Same> = None;
+        let mut inputs = vec![self.input.take(); attempts];
 
         while let Some(input) = inputs.pop() {
             let (block, mut leaves_of_block) = with_own_leaves(block.clone(), &slotless);
@@ -148,11 +159,10 @@ where
                     )
                 };
                 let run = || stream.during(2, || forward(&block, input));
-                let (output, witness) = located(run, place);
-                (output, witness, forward)
+                (located(run, place), forward)
             };
             // Only what a closure has captured can be a tensor of the graph that is locked now.
-            let (output, ended, given_back) = match size_of::<F>() {
+            let (output, given_back) = match size_of::<F>() {
                 0 => again(),
                 _ => worker::run(again, took, &name),
             };
@@ -160,27 +170,31 @@ where
             let mut forms = Forms::default();
             let output = output.map_floats(&mut forms);
             assert!(
-                forms.found == outputs,
+                forms.found == outputs.found,
                 "the second run of the recomputed block {name} returned other tensors than the first: \
                  it must compute the same from its inputs"
             );
-            let mut seen = inside.noted();
-            seen.add(ended);
-            if draws_nothing || seen.agrees(&witness) || seen.agrees(&untouched) {
+            if draws == Draws::Nothing {
                 return Ok(Recorded { output, leaves });
             }
-            // Other threads have drawn. If the numbers change nothing, there is no harm in that.
-            let (output, same) = Same::of(output);
-            if before.as_ref() == Some(&same) {
+            let (output, again) = Fingerprint::of(output);
+            if draws == Draws::ComparedLater {
+                let compared = Compared {
+                    place: format!("the second run of the recomputed block {name}"),
+                    agree: Box::new(move || fingerprint.is_of(&again)),
+                };
+                scope.pass.blocks.compare(compared);
                 return Ok(Recorded { output, leaves });
             }
-            before = Some(same);
+            if fingerprint.is_of(&again) {
+                return Ok(Recorded { output, leaves });
+            }
             inside.abandon();
             drop((output, leaves));
             random.devices.iter().for_each(sweep);
         }
         Err(FusedError::RandomNumbers {
-            place: format!("the recomputed block {name}"),
+            place: format!("the second run of the recomputed block {name}"),
         })
     }
 }

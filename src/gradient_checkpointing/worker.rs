@@ -2,15 +2,12 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
-
-use burn::backend::autodiff::NodeId;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The time without any operation of autodiff in the process after which a job counts as stuck, if its
-/// first run has not taken longer.
+/// A second run that takes so much longer than twenty first ones counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 thread_local! {
@@ -44,24 +41,18 @@ pub(super) fn run<R: Send + 'static>(
             *worker = Some(fresh);
         }
     });
-    let patience = PATIENCE.max(10 * took);
-    loop {
-        let before = NodeId::new().value;
-        match receiver.recv_timeout(patience) {
-            Ok(Ok(result)) => return result,
-            Ok(Err(panic)) => resume_unwind(panic),
-            // Something is computed yet.
-            Err(RecvTimeoutError::Timeout) if NodeId::new().value > before + 1 => {}
-            Err(_) => {
-                // The next one would wait behind it.
-                WORKER.set(None);
-                panic!(
-                    "the second run of the recomputed block {name} waits for the backward pass that it \
-                     is part of: its closure computes with a tracked tensor from outside of it, whose \
-                     autodiff graph is locked now. Pass the tensor as an input, or detach it before \
-                     the block. The parameters of the block and those before it are unchanged"
-                )
-            }
+    match receiver.recv_timeout(PATIENCE + 20 * took) {
+        Ok(Ok(result)) => result,
+        Ok(Err(panic)) => resume_unwind(panic),
+        Err(_) => {
+            // The next one would wait behind it.
+            WORKER.set(None);
+            panic!(
+                "the second run of the recomputed block {name} waits for the backward pass that it is \
+                 part of: its closure computes with a tracked tensor from outside of it, whose autodiff \
+                 graph is locked now. Pass the tensor as an input, or detach it before the block. The \
+                 parameters of the block and those before it are unchanged"
+            )
         }
     }
 }

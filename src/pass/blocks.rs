@@ -24,6 +24,20 @@ pub(crate) struct Blocks {
     running: AtomicUsize,
     waiting: AtomicUsize,
     random: Mutex<BlockRandom>,
+    /// What is to be compared at the end of the pass.
+    compared: Mutex<Vec<Compared>>,
+}
+
+/// Whether the two runs of a block agree, to be asked when the device may be waited for.
+pub(crate) struct Compared {
+    pub(crate) place: String,
+    pub(crate) agree: Box<dyn FnOnce() -> bool + Send>,
+}
+
+impl std::fmt::Debug for Compared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.place)
+    }
 }
 
 /// The random numbers of the blocks.
@@ -52,6 +66,7 @@ impl Blocks {
             running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             random: Mutex::default(),
+            compared: Mutex::default(),
         }
     }
 
@@ -88,6 +103,21 @@ impl Blocks {
     /// Whether code of the user is still to run in this pass.
     pub(crate) fn are_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Compares two runs at the end of the pass.
+    pub(crate) fn compare(&self, compared: Compared) {
+        self.compared.lock().push(compared);
+    }
+
+    /// The first block whose runs differ; waits for the device.
+    pub(crate) fn differing(&self) -> Option<String> {
+        let compared = std::mem::take(&mut *self.compared.lock());
+        let mut differing = compared.into_iter().filter_map(|compared| {
+            let Compared { place, agree } = compared;
+            (!agree()).then_some(place)
+        });
+        differing.next()
     }
 
     /// The seed of the next block that is in no other; `draw` makes the first.

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use crate::error::FusedError;
 use crate::policy::Plan;
 
-pub(crate) use blocks::{BlockChoice, Blocks, Way};
+pub(crate) use blocks::{BlockChoice, Blocks, Compared, Way};
 pub use context::StepContext;
 pub(crate) use debt::{Debt, Owed};
 pub use loss::scale_loss;
@@ -127,16 +127,6 @@ impl Pass {
         let mut stage = self.stage.lock();
         if !matches!(*stage, Stage::Failed(_)) {
             *stage = Stage::Failed(error);
-        }
-    }
-
-    /// A gradient arrives: the first one ends the pass if that is not like the one before it.
-    pub(crate) fn arrive(&self) {
-        if let Some(rehearsal) = &self.rehearsal
-            && !rehearsal.agrees()
-        {
-            let place = "the two passes of a step".to_string();
-            self.fail(FusedError::RandomNumbers { place });
         }
     }
 

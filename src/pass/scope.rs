@@ -2,10 +2,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
 use super::{Graph, Pass, Readers};
-use crate::random::{Witness, mix};
+use crate::random::mix;
 
 /// Where code of a pass is: in the step itself, in a run of a block, in a hook.
 #[derive(Clone, Debug)]
@@ -32,8 +30,6 @@ pub(crate) enum Place {
 struct Seeds {
     seed: u64,
     taken: AtomicU64,
-    /// Where the generators stood before each of the blocks within, which seed them anew.
-    noted: Mutex<Witness>,
 }
 
 thread_local! {
@@ -103,7 +99,6 @@ impl Scope {
             seeds: Some(Arc::new(Seeds {
                 seed,
                 taken: AtomicU64::new(0),
-                noted: Mutex::default(),
             })),
         }
     }
@@ -131,21 +126,6 @@ impl Scope {
     /// Whether operations are recorded.
     pub(crate) fn records(&self) -> bool {
         matches!(self.place, Place::Recorded(_))
-    }
-
-    /// Notes where the generators stand before a block seeds them anew, if anybody wants to know.
-    pub(crate) fn note(&self, witness: impl FnOnce() -> Witness) {
-        match (&self.seeds, &self.pass.rehearsal) {
-            (Some(seeds), _) => seeds.noted.lock().add(witness()),
-            (None, Some(rehearsal)) => rehearsal.note(witness()),
-            (None, None) => {}
-        }
-    }
-
-    /// What was noted in the block.
-    pub(crate) fn noted(&self) -> Witness {
-        let seeds = self.seeds.as_ref();
-        seeds.map_or_else(Witness::default, |seeds| seeds.noted.lock().clone())
     }
 
     /// The seed for the next block in here; `draw` makes the first of a pass.

@@ -4,6 +4,20 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn_pack::{Error, Reader, Writer};
 
+/// Of which parameters the optimizer state is kept until their update has succeeded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateBackup {
+    /// Bytes of the largest.
+    pub(crate) limit: usize,
+}
+
+impl Default for StateBackup {
+    /// Adam's state of such a parameter takes 128 KiB.
+    fn default() -> Self {
+        Self { limit: 64 * 1024 }
+    }
+}
+
 /// A second handle to the optimizer state of every parameter, by parameter: an optimizer that panics takes
 /// the state that it was given along.
 #[derive(Default)]

@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
@@ -16,6 +18,8 @@ pub(crate) struct Norm {
     pub(crate) value: f64,
     /// Path of the first parameter, by name, whose gradient is not finite.
     pub(crate) not_finite: Option<String>,
+    /// The sum of the squares of each gradient by path.
+    pub(super) squares: HashMap<String, f64>,
 }
 
 impl GradientHook for Measure {
@@ -43,6 +47,7 @@ impl Measure {
         Norm {
             value: squares.iter().sum::<f64>().sqrt(),
             not_finite: first.map(|first| paths[first].clone()),
+            squares: paths.into_iter().zip(squares).collect(),
         }
     }
 }

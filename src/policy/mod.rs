@@ -7,6 +7,7 @@
 mod anomaly;
 mod backup;
 mod clip;
+mod compare;
 mod hook;
 mod keeper;
 mod measure;

@@ -2,7 +2,9 @@ use std::sync::Arc;
 
 use burn::module::ParamGroup;
 
+use super::backup::StateBackup;
 use super::clip::GlobalNormClippingConfig;
+use super::compare::Compare;
 use super::hook::{AnyHook, Hooks};
 use super::keeper::Keeper;
 use super::measure::{Measure, Norm};
@@ -32,6 +34,7 @@ pub(crate) struct Policies {
     /// Whether gradients go into the optimizer state when they are accumulated.
     in_state: bool,
     state: PolicyState,
+    pub(crate) state_backup: StateBackup,
 }
 
 impl Policies {
@@ -200,6 +203,17 @@ impl Plan {
         let mut norm = self.measure.as_ref()?.norm();
         norm.value /= self.scale.unwrap_or(1.0);
         Some(norm)
+    }
+
+    /// The plan that uses the gradients of which `norm` was measured, and no others; `exact` if they are the
+    /// same to the bit.
+    pub(crate) fn comparing(mut self, norm: Norm, exact: bool) -> Self {
+        let compare = Arc::new(Compare::with(norm.squares, exact));
+        let mut hooks = Hooks::default();
+        hooks.push(ParamGroup::all(), compare);
+        hooks.extend(&self.hooks);
+        self.hooks = Arc::new(hooks);
+        self
     }
 
     /// Whether a gradient was not finite, if the update looks for it.

@@ -68,6 +68,9 @@ impl<const D: usize> ParameterSlot<D> {
 
     /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
     pub(super) fn step(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        if let Some(rehearsal) = &pass.rehearsal {
+            rehearsal.use_gradient();
+        }
         let mut state = self.state.lock();
         let value = self.held(&state);
         state.value = None;

@@ -137,6 +137,14 @@ impl<M: LearnerModel> FusedLearner<M> {
         self
     }
 
+    /// Keeps the optimizer state of every parameter of up to `bytes` until its update has succeeded, as
+    /// [`FusedOptimizer::with_state_backup_limit`](crate::FusedOptimizer::with_state_backup_limit).
+    #[must_use]
+    pub fn with_state_backup_limit(mut self, bytes: usize) -> Self {
+        self.policies.state_backup.limit = bytes;
+        self
+    }
+
     fn chosen(mut self, choose: impl FnOnce(&mut Policies) -> Result<(), FusedError>) -> Self {
         choose(&mut self.policies).unwrap_or_else(|error| panic!("{error}"));
         if let Some(keeper) = self.policies.keeper() {

@@ -4,6 +4,7 @@ mod backends;
 mod backward;
 mod compare;
 mod estimate;
+mod faults;
 mod fidelity;
 mod gradient_checkpointing;
 mod learner;

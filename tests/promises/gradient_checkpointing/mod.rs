@@ -2,6 +2,7 @@
 //! `tests/random.rs`.)
 
 mod choice;
+mod joint;
 mod misuse;
 mod policies;
 mod unet;

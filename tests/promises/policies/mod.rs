@@ -4,6 +4,7 @@ mod accumulation;
 mod clipping;
 mod hooks;
 mod in_state;
+mod range;
 mod resume;
 mod scaling;
 

@@ -1,0 +1,177 @@
+//! A fused optimizer between its steps: cloned, changed, taken apart.
+
+use backburn::optim::AdamWConfig;
+use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
+use burn::module::{Lora, ModuleMapper, Param};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::Tensor;
+
+use super::*;
+use crate::backends::on_every_backend;
+
+fn is_sync<T: Send + Sync + Clone>(_: &T) {}
+
+fn a_clone_trains_on_by_itself(device: &Device) {
+    let xs = xs(device, 4);
+    let start = || {
+        FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
+            .with_clipping(GlobalNormClippingConfig::Lagged(1e-3))
+            .with_loss_scaling(
+                LossScalingConfig::new()
+                    .with_growth_interval(Some(1))
+                    .with_overflow(backburn::Overflow::SkipParameter),
+            )
+    };
+    let mut one = start();
+    is_sync(&one);
+    one.step(RATE, |model| model.loss(xs[0].clone()));
+    one.accumulate(|model| model.loss(xs[1].clone()));
+    let mut two = one.clone();
+    assert_equal_weights(&one.model(), &two.model());
+    assert_eq!(one.last_step(), two.last_step());
+    let before = one.model();
+    // One after the other, with the same micro-batch: the same numbers come out.
+    one.step(RATE, |model| model.loss(xs[2].clone()));
+    assert_equal_weights(&before, &two.model());
+    two.step(RATE, |model| model.loss(xs[2].clone()));
+    assert_equal_weights(&one.model(), &two.model());
+    assert_eq!(one.last_step().loss_scale, two.last_step().loss_scale);
+    assert_eq!(one.last_step().clipping, two.last_step().clipping);
+    // Side by side.
+    let [a, b] = std::thread::scope(|scope| {
+        let threads = [&mut one, &mut two].map(|fused| {
+            let xs = &xs;
+            scope.spawn(move || {
+                for x in xs {
+                    fused.step(RATE, |model| model.loss(x.clone()));
+                }
+                fused.model()
+            })
+        });
+        threads.map(|thread| thread.join().unwrap())
+    });
+    assert_equal_weights(&a, &b);
+}
+
+/// Keeps every weight within a bound.
+struct Clamp(f32);
+
+impl ModuleMapper for Clamp {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let bound = self.0;
+        param.map(|value| {
+            let tracked = value.is_require_grad();
+            let clamped = value.inner().clamp(-bound, bound);
+            Tensor::from_inner(clamped).set_require_grad(tracked)
+        })
+    }
+}
+
+fn weights_clipped_after_every_step_equal_stock(device: &Device) {
+    let initial = Net::init(device);
+    let copy = || copy(&initial, || Net::init(device));
+    let xs = xs(device, 4);
+    let mut stock = copy();
+    let mut optimizer = burn::optim::AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new(copy(), burn::optim::AdamWConfig::new().init());
+    for x in &xs {
+        let gradients = stock.loss(x.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &stock);
+        stock = optimizer.step(RATE, stock, gradients).map(&mut Clamp(0.2));
+        fused.step(RATE, |model| model.loss(x.clone()));
+        assert_eq!(fused.last_step().copied.unwrap_or(0), 0);
+        fused.change_model(|model| model.map(&mut Clamp(0.2)));
+        // It still tells of the step.
+        assert_eq!(fused.last_step().updated, 4);
+        assert_equal_weights(&stock, &fused.model());
+    }
+}
+
+/// Leaves values that autodiff has computed.
+struct Halve;
+
+impl ModuleMapper for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value * 0.5)
+    }
+}
+
+fn values_that_are_no_leaves_are_refused_by_name(device: &Device) {
+    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let before = weights(&fused.model());
+    let path = "input.weight".to_string();
+    assert_eq!(
+        fused.try_change_model(|model| model.map(&mut Halve)),
+        Err(FusedError::NotALeaf { path })
+    );
+    assert_eq!(weights(&fused.model()), before);
+}
+
+fn a_changed_model_is_held_to_what_the_constructor_asks(device: &Device) {
+    let model = Net::init(device);
+    let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
+    let lora = |model: Net| model.apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let refused = fused.try_change_model(lora);
+    assert!(matches!(refused, Err(FusedError::NotInState { .. })));
+    assert_eq!((fused.num_released(), fused.num_retained()), (4, 0));
+    fused.step(RATE, |model| model.loss(xs(device, 1).remove(0)));
+}
+
+/// Before the first step, within a group, and after it.
+fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
+    let initial = Net::init(device);
+    let copy = || copy(&initial, || Net::init(device));
+    let xs = xs(device, 3);
+    let stock_step = |model: Net, optimizer: &mut burn::optim::ModuleOptimizer, x: &Tensor<2>| {
+        let gradients = model.loss(x.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        optimizer.step(RATE, model, gradients)
+    };
+    let mut expected = AdamWConfig::new().init();
+    let expected = stock_step(copy(), &mut expected, &xs[0]);
+    let start = || FusedOptimizer::accumulating_in_state(copy(), AdamWConfig::new().build());
+    let (model, mut optimizer) = start().into_parts();
+    assert_equal_weights(&expected, &stock_step(model, &mut optimizer, &xs[0]));
+
+    let mut fused = start();
+    fused.accumulate(|model| model.loss(xs[0].clone()));
+    let (model, mut optimizer) = fused.into_parts();
+    assert_equal_weights(&initial, &model);
+    let model = stock_step(model, &mut optimizer, &xs[1]);
+    let mut whole = start();
+    whole.accumulate(|model| model.loss(xs[0].clone()));
+    whole.step(RATE, |model| model.loss(xs[1].clone()));
+    assert_equal_weights(&whole.model(), &model);
+    let before = model.clone();
+    assert_changed(&before, &stock_step(model, &mut optimizer, &xs[2]), |_| {
+        true
+    });
+}
+
+fn the_report_is_of_the_last_pass_or_of_none(device: &Device) {
+    let x = xs(device, 1).remove(0);
+    let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+    fused.step(RATE, |model| model.loss(x.clone()));
+    assert_eq!(fused.last_step().updated, 4);
+    let detached = fused.try_step(RATE, |model| model.loss(x.clone()).detach());
+    assert_eq!(detached.unwrap_err(), FusedError::LossNotTracked);
+    assert_eq!(fused.last_step().updated, 0);
+    fused.step(RATE, |model| model.loss(x.clone()));
+    panic_of(|| {
+        fused.step(RATE, |model| {
+            let loss = model.loss(x.clone());
+            assert!(x.dims()[0] > 5, "too few");
+            loss
+        })
+    });
+    assert_eq!(fused.last_step().updated, 0);
+}
+
+on_every_backend!(
+    a_clone_trains_on_by_itself,
+    weights_clipped_after_every_step_equal_stock,
+    values_that_are_no_leaves_are_refused_by_name,
+    a_changed_model_is_held_to_what_the_constructor_asks,
+    an_optimizer_that_accumulated_in_its_state_works_in_stock,
+    the_report_is_of_the_last_pass_or_of_none,
+);

@@ -1,0 +1,139 @@
+//! An optimizer that panics takes nothing along, whichever update it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use backburn::FusedOptimizer;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdamW, AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, Sgd, SgdConfig,
+};
+use burn::tensor::{Device, Tensor};
+
+use super::*;
+use crate::backends::on_every_backend;
+
+/// An optimizer that panics once, in the update that the counter comes to zero with.
+#[derive(Clone)]
+struct Panicking<O> {
+    inner: O,
+    updates_left: Arc<AtomicUsize>,
+}
+
+impl<O: Optimizer> Optimizer for Panicking<O> {
+    type State<const D: usize> = O::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        learning_rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<O::State<D>>,
+    ) -> (Tensor<D>, Option<O::State<D>>) {
+        if self.updates_left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            panic!("no further");
+        }
+        self.inner.step(learning_rate, tensor, gradient, state)
+    }
+
+    fn to_device<const D: usize>(state: O::State<D>, device: &Device) -> O::State<D> {
+        O::to_device(state, device)
+    }
+}
+
+/// Trains until the optimizer panics in its `update`-th update (of four a step), then two steps more;
+/// beside it stock Burn, without the updates that were not made.
+fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O) {
+    let initial = Net::init(device);
+    let copy = || copy(&initial, || Net::init(device));
+    let xs = xs(device, 5);
+    let updates_left = Arc::new(AtomicUsize::new(update));
+    let optimizer = Panicking {
+        inner: inner(),
+        updates_left,
+    };
+    let mut fused = FusedOptimizer::new(copy(), optimizer.into());
+    let mut stock = copy();
+    let mut stock_optimizer = ModuleOptimizer::from(inner());
+
+    for (step, x) in xs.iter().enumerate() {
+        let gradients = stock.loss(x.clone()).backward();
+        let mut gradients = GradientsParams::from_grads(gradients, &stock);
+        let panics = update / 4 == step;
+        if panics {
+            let before = weights(&fused.model());
+            let message = panic_of(|| fused.step(RATE, |model| model.loss(x.clone())));
+            let found = weights(&fused.model());
+            // The last parameters come first.
+            let changed: Vec<_> = before
+                .iter()
+                .zip(&found)
+                .map(|((_, a), (_, b))| a.as_bytes() != b.as_bytes())
+                .collect();
+            assert_eq!(
+                changed.iter().filter(|changed| **changed).count(),
+                update % 4
+            );
+            assert!(message.contains("no further"), "{message}");
+            assert!(
+                message.contains("put."),
+                "the parameter is named: {message}"
+            );
+            // In the order of the visit: weight and bias of the input, then of the output.
+            for (layer, changed) in [&stock.input, &stock.output].iter().zip(changed.chunks(2)) {
+                if !changed[0] {
+                    gradients.remove::<2>(layer.weight.id);
+                }
+                if !changed[1] {
+                    gradients.remove::<1>(layer.bias.as_ref().unwrap().id);
+                }
+            }
+        } else {
+            fused.step(RATE, |model| model.loss(x.clone()));
+            assert_eq!(fused.last_step().updated, 4);
+        }
+        stock = stock_optimizer.step(RATE, stock, gradients);
+        assert_equal_weights(&stock, &fused.model());
+        // Every state is there: Burn's record holds as many.
+        let (expected, found) = (stock_optimizer.to_record(), fused.to_record());
+        assert_eq!(expected.len(), found.len(), "after step {step}");
+    }
+    let (model, optimizer) = fused.into_parts();
+    assert_equal_weights(&stock, &model);
+    assert_eq!(
+        optimizer.to_record().len(),
+        stock_optimizer.to_record().len()
+    );
+}
+
+fn an_optimizer_that_panics_at_any_update_loses_nothing(device: &Device) {
+    for update in [0, 1, 3, 4, 6, 7, 9, 11, 13] {
+        survives::<AdamW>(device, update, || AdamWConfig::new().build());
+        survives::<Sgd>(device, update, || {
+            let momentum = MomentumConfig::new();
+            SgdConfig::new().with_momentum(Some(momentum)).build()
+        });
+    }
+}
+
+on_every_backend!(an_optimizer_that_panics_at_any_update_loses_nothing);
+
+/// Without a backup, the value stays, and training goes on.
+#[test]
+fn a_state_that_is_not_kept_starts_anew() {
+    let device = &flex();
+    let optimizer = Panicking {
+        inner: AdamWConfig::new().build(),
+        updates_left: Arc::new(AtomicUsize::new(5)),
+    };
+    let mut fused =
+        FusedOptimizer::new(Net::init(device), optimizer.into()).with_state_backup_limit(0);
+    let x = &xs(device, 1)[0];
+    fused.step(RATE, |model| model.loss(x.clone()));
+    let states = fused.to_record().len();
+    panic_of(|| fused.step(RATE, |model| model.loss(x.clone())));
+    assert!(fused.to_record().len() < states);
+    fused.step(RATE, |model| model.loss(x.clone()));
+    assert_eq!(fused.to_record().len(), states);
+    assert_eq!(fused.last_step().updated, 4);
+}

@@ -1,0 +1,204 @@
+//! What is read, saved or changed in a place where the model has no values of its own is right, or an
+//! error by name.
+
+use std::sync::{Arc, Mutex};
+
+use backburn::{
+    FusedOptimizer, GradientFlow, GradientHook, HookedParameter, gradient_checkpointing,
+};
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
+use burn::tensor::Tensor;
+
+use super::*;
+use crate::backends::on_every_backend;
+
+fn a_model_cloned_out_of_a_step_saves_its_values(device: &Device) {
+    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let x = &xs(device, 1)[0];
+    let (_, cloned) = fused.step(RATE, |model| (model.loss(x.clone()), model.clone()));
+    let saved = Net::init(device).load_record(cloned.into_record());
+    assert_equal_weights(&fused.model(), &saved);
+
+    // In the closure it saves those of before.
+    let before = fused.model();
+    let (_, record) = fused.step(RATE, |model| {
+        (model.loss(x.clone()), model.clone().into_record())
+    });
+    let saved = Net::init(device).load_record(record);
+    assert_equal_weights(&before, &saved);
+}
+
+on_every_backend!(a_model_cloned_out_of_a_step_saves_its_values);
+
+#[derive(Default)]
+struct Penalty(Option<Tensor<1>>);
+
+impl ModuleVisitor for Penalty {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let squares = param.val().powi_scalar(2).sum();
+        self.0 = Some(match self.0.take() {
+            Some(sum) => sum + squares,
+            None => squares,
+        });
+    }
+}
+
+#[test]
+fn a_read_around_val_is_an_error_by_name_where_it_happens() {
+    let device = &flex();
+    let x = &xs(device, 1)[0];
+    let reads: [fn(&Net) -> Tensor<1>; 4] = [
+        |model| model.input.weight.base().abs().sum(),
+        |model| model.input.weight.clone().into_value().sum(),
+        |model| {
+            let logged: f32 = model.input.weight.to_data().iter::<f32>().sum();
+            Tensor::from_data([logged], &flex())
+        },
+        |model| {
+            let mut penalty = Penalty::default();
+            model.visit(&mut penalty);
+            penalty.0.unwrap()
+        },
+    ];
+    for read in reads {
+        let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+        let before = weights(&fused.model());
+        let message =
+            panic_of(|| fused.step(RATE, |model| model.loss(x.clone()) + read(model) * 1e-3));
+        assert!(
+            message.contains("parameter `input.weight` was read around"),
+            "{message}"
+        );
+        assert!(message.contains("by a visitor"), "{message}");
+        assert_eq!(weights(&fused.model()), before);
+    }
+    let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+    let message = panic_of(|| {
+        fused.step(RATE, |model| {
+            let run = |input: &Linear, x: Tensor<2>| {
+                input.forward(x) * input.weight.base().mean().unsqueeze()
+            };
+            model
+                .output
+                .forward(gradient_checkpointing(&model.input, x.clone(), run))
+                .mean()
+        })
+    });
+    assert!(
+        message.contains("the first run of the recomputed block"),
+        "{message}"
+    );
+    assert!(
+        message.contains("parameter `input.weight` was read around"),
+        "{message}"
+    );
+    // For inference, it may.
+    let (_, norm) = fused.step(RATE, |model| {
+        let norm = model.valid().output.weight.val().powi_scalar(2).sum();
+        (model.loss(x.clone()), norm)
+    });
+    assert!(norm.into_scalar::<f32>().is_finite());
+}
+
+/// Adds to every parameter.
+struct Perturb(f32);
+
+impl ModuleMapper for Perturb {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let by = self.0;
+        param.map(|value| {
+            let device = value.device().inner();
+            let moved = Tensor::<D>::full(value.shape(), by, &device);
+            Tensor::from_inner(moved).require_grad()
+        })
+    }
+}
+
+#[test]
+fn a_clone_that_is_mapped_or_loaded_in_the_closure_is_refused() {
+    let device = &flex();
+    let x = &xs(device, 1)[0];
+    let record = || Net::init(device).into_record();
+    let changes: [&dyn Fn(Net) -> Net; 2] = [&|model| model.map(&mut Perturb(0.1)), &|model| {
+        model.load_record(record())
+    }];
+    for change in changes {
+        let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+        let message = panic_of(|| fused.step(RATE, |model| change(model.clone()).loss(x.clone())));
+        assert!(message.contains("`input.weight`"), "{message}");
+        assert!(message.contains("change_model"), "{message}");
+    }
+}
+
+#[test]
+fn a_read_after_the_backward_pass_names_what_to_read() {
+    let device = &flex();
+    let x = &xs(device, 1)[0];
+    let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+    let message = panic_of(|| {
+        fused.step_with_backward(RATE, |model| {
+            let gradients = model.loss(x.clone()).backward();
+            let norm = model.output.weight.val().powi_scalar(2).sum();
+            (norm, GradientsParams::from_grads(gradients, model))
+        })
+    });
+    assert!(
+        message.contains("`output.weight` was read again"),
+        "{message}"
+    );
+    assert!(message.contains("valid()"), "{message}");
+    assert!(message.contains("GradientHook"), "{message}");
+    let norm = fused.step_with_backward(RATE, |model| {
+        let gradients = model.loss(x.clone()).backward();
+        let norm = model.valid().output.weight.val().powi_scalar(2).sum();
+        (norm, GradientsParams::from_grads(gradients, model))
+    });
+    assert!(norm.into_scalar::<f32>() > 0.0);
+}
+
+/// Reads the model that it holds.
+#[derive(Clone)]
+struct Reading(Arc<Mutex<Option<Net>>>);
+
+impl GradientHook for Reading {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if let Some(model) = &*self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        {
+            let _norm = model.output.weight.val().powi_scalar(2).sum();
+        }
+        GradientFlow::Continue(gradient)
+    }
+}
+
+#[test]
+fn a_hook_that_reads_the_model_is_an_error_by_name() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let device = &flex();
+        let x = &xs(device, 1)[0];
+        let held = Reading(Arc::default());
+        let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init())
+            .with_hook(ParamGroup::all(), held.clone());
+        let message = panic_of(|| {
+            fused.step(RATE, |model| {
+                *held.0.lock().unwrap() = Some(model.clone());
+                model.loss(x.clone())
+            })
+        });
+        sender.send(message).unwrap();
+    });
+    let message = receiver.recv_timeout(std::time::Duration::from_secs(60));
+    let message = message.expect("it does not hang");
+    assert!(
+        message.contains("`output.weight` was read in a hook"),
+        "{message}"
+    );
+}

@@ -1,0 +1,212 @@
+//! What goes into a block and comes out of it gets the gradients that it gets in a plain one.
+
+use std::time::Duration;
+
+use backburn::StepContext;
+use burn::module::{Lora, Param};
+use burn::optim::GradientsParams;
+
+use super::*;
+
+type Pair = (Tensor<2>, Tensor<2>);
+
+/// With Adam, a zero gradient moves a parameter that has a momentum, and none does not.
+fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    // Two blocks, each with an output of its own.
+    let both = |blocks: &Vec<Block>, (a, b): Pair| {
+        let [a, b] = [(0, a), (1, b)].map(|(index, x)| {
+            let block: &Block = &blocks[index];
+            block.contract.forward(block.expand.forward(x))
+        });
+        (a, b)
+    };
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for (step, x) in xs.iter().enumerate() {
+            fused.step(RATE, |model| {
+                let x = model.input.forward(x.clone());
+                let input = (x.clone(), x);
+                let (a, b) = match recompute {
+                    true => gradient_checkpointing(&model.blocks, input, both),
+                    false => both(&model.blocks, input),
+                };
+                // Of the first step, both are used.
+                if step == 0 {
+                    a.mean() + b.mean()
+                } else {
+                    a.mean()
+                }
+            });
+            let unused = if step == 0 { 0 } else { 4 };
+            // The last two blocks, the norms and the output layer are in no step.
+            assert_eq!(fused.last_step().without_gradient, 2 * 6 + 4 + 2 + unused);
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+/// Weight normalization: the weight of the block is computed from two parameters outside of it.
+fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for x in &xs {
+            fused.step(RATE, |model| {
+                let mut layer = model.blocks[0].expand.clone();
+                let direction = model.blocks[1].expand.weight.val();
+                let size = model.blocks[2].expand.weight.val();
+                layer.weight = Param::initialized(layer.weight.id, direction.tanh() * size);
+                let x = model.input.forward(x.clone());
+                let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
+                let x = match recompute {
+                    true => gradient_checkpointing(&layer, x, run),
+                    false => run(&layer, x),
+                };
+                x.powi_scalar(2).mean()
+            });
+            // Two weights, and bias and weight of the input, and the bias of the layer.
+            assert_eq!(fused.last_step().updated, 5);
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+fn outputs_without_elements_and_blocks_without_parameters_work(device: &Device) {
+    let initial = Stack::init(device);
+    let x = &xs(device)[0];
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        fused.step(RATE, |model| {
+            let x = model.input.forward(x.clone());
+            let run = |block: &Block, x: Tensor<2>| {
+                let x = block.forward(x);
+                (x.clone().slice([0..0, 0..6]), vec![x], None::<Tensor<1>>)
+            };
+            let (empty, list, none) = match recompute {
+                true => gradient_checkpointing(&model.blocks[0], x, run),
+                false => run(&model.blocks[0], x),
+            };
+            assert!(none.is_none());
+            let x = list[0].clone();
+            let twice = |_: &Vec<Linear>, x: Tensor<2>| x * 2.0;
+            let nothing = Vec::<Linear>::new();
+            let x = match recompute {
+                true => gradient_checkpointing(&nothing, x, twice),
+                false => twice(&nothing, x),
+            };
+            x.mean() + empty.sum()
+        });
+        assert_eq!(fused.last_step().updated, 8);
+        fused.valid()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+/// The bases are ordinary leaves, whose gradients the block passes on.
+fn lora_bases_train_if_the_backward_pass_runs_on_another_thread(device: &Device) {
+    let lora = || Stack::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let initial = lora();
+    let xs = xs(device);
+    let train = |threads: bool, way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
+        let mut fused = FusedOptimizer::new(copy(&initial, lora), AdamWConfig::new().init());
+        for x in &xs {
+            fused.step_with_backward(RATE, |model| {
+                let loss = model.loss(x.clone(), way);
+                let gradients = match threads {
+                    true => std::thread::spawn(move || loss.backward()).join().unwrap(),
+                    false => loss.backward(),
+                };
+                ((), GradientsParams::from_grads(gradients, model))
+            });
+            assert_eq!(fused.last_step().without_gradient, 0);
+        }
+        fused.valid()
+    };
+    let expected = train(false, plain);
+    for way in [plain, each, nested] {
+        assert_equal_weights(&expected, &train(true, way));
+    }
+}
+
+fn a_thread_that_is_given_the_context_can_run_blocks(device: &Device) {
+    let initial = Stack::init(device);
+    let x = &xs(device)[0];
+    let train = |threads: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for _ in 0..3 {
+            fused.step(RATE, |model| {
+                let x = model.input.forward(x.clone());
+                let x = match threads {
+                    false => each(&model.blocks, x),
+                    true => std::thread::scope(|scope| {
+                        let context = StepContext::current().unwrap();
+                        let blocks = &model.blocks;
+                        let run = move || context.enter(|| nested(blocks, x));
+                        scope.spawn(run).join().unwrap()
+                    }),
+                };
+                model.output.forward(x).powi_scalar(2).mean()
+            });
+            assert_eq!(fused.last_step().without_gradient, 0);
+        }
+        fused.valid()
+    };
+    assert!(StepContext::current().is_none());
+    assert_equal_weights(&train(false), &train(true));
+}
+
+on_every_backend!(
+    an_output_that_is_not_used_gives_no_gradient,
+    a_weight_computed_outside_of_the_block_gets_its_gradient,
+    outputs_without_elements_and_blocks_without_parameters_work,
+    lora_bases_train_if_the_backward_pass_runs_on_another_thread,
+    a_thread_that_is_given_the_context_can_run_blocks,
+);
+
+/// The graph of the tensor is locked while the block runs again.
+#[test]
+fn a_block_that_computes_with_a_tracked_tensor_from_outside_and_detaches_it_does_not_hang() {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let device = Device::flex().autodiff();
+        let initial = Stack::init(&device);
+        let before = copy(&initial, || Stack::init(&device));
+        let x = xs(&device).remove(0);
+        let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+        let step = std::panic::AssertUnwindSafe(|| {
+            fused.step(RATE, |model| {
+                let x = model.input.forward(x.clone());
+                let outside = x.clone();
+                let run = move |block: &Block, x: Tensor<2>| {
+                    block.forward(x) + (outside.clone() * 2.0).detach()
+                };
+                gradient_checkpointing(&model.blocks[2], x, run).mean()
+            })
+        });
+        let panic = std::panic::catch_unwind(step).expect_err("it is refused");
+        let message = panic.downcast_ref::<String>().cloned().unwrap();
+        assert_changed(&before, &fused.model(), |path| {
+            path.contains("blocks.2.norm.running")
+        });
+        // Training goes on.
+        fused.step(RATE, |model| model.loss(x.clone(), each));
+        assert_eq!(fused.last_step().without_gradient, 0);
+        sender.send(message).unwrap();
+    });
+    let message = receiver.recv_timeout(Duration::from_secs(60));
+    let message = message.expect("it does not hang");
+    assert!(
+        message.contains("the recomputed block `blocks.2`"),
+        "{message}"
+    );
+    assert!(message.contains("detach it before the block"), "{message}");
+}
