@@ -366,6 +366,47 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
     assert!(right > 0);
 }
 
+/// Used from the last field to the first.
+#[derive(Module, Debug)]
+struct Backwards {
+    last: Linear,
+    first: Linear,
+}
+
+/// The line that the README shows.
+fn drawn_in_module_order_both_start_alike(device: &Device) {
+    let x = Tensor::<2>::random([3, 4], Distribution::Default, device);
+    let loss = |model: &Backwards, _: usize| {
+        let x = model.last.forward(model.first.forward(x.clone()));
+        x.powi_scalar(2).mean()
+    };
+    let train = |draw: bool| {
+        let start = || {
+            device.seed(42);
+            let model = Backwards {
+                last: LinearConfig::new(4, 2).init(device),
+                first: LinearConfig::new(4, 4).init(device),
+            };
+            if draw {
+                drop(model.valid());
+            }
+            model
+        };
+        let mut optimizer = SgdConfig::new().init();
+        let stock = train_stock(start(), &mut optimizer, 2, 1e-2, loss);
+        let mut fused = FusedOptimizer::new(start(), SgdConfig::new().init());
+        train_fused(&mut fused, 2, 1e-2, loss);
+        (stock, fused.model())
+    };
+    let (stock, fused) = train(true);
+    assert_equal_weights(&stock, &fused);
+    let (stock, fused) = train(false);
+    assert!(
+        compare::weights(&stock) != compare::weights(&fused),
+        "they draw elsewhere"
+    );
+}
+
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
@@ -415,4 +456,9 @@ fn what_draws_nothing_is_not_disturbed_on_every_backend() {
 #[test]
 fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_every_backend() {
     on_every_backend(disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step);
+}
+
+#[test]
+fn drawn_in_module_order_both_start_alike_on_every_backend() {
+    on_every_backend(drawn_in_module_order_both_start_alike);
 }
