@@ -100,7 +100,7 @@ impl Measure<'_> {
         stepped
             .result
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        state_bytes(update.optimizer.to_record(), id)
+        state_bytes(update.to_record(), id)
     }
 }
 

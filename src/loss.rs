@@ -19,27 +19,27 @@ use burn::tensor::{Gradients, Tensor, TensorData};
 pub trait Loss: sealed::Sealed + Sized {
     /// Whether a backward pass can start from the loss.
     #[doc(hidden)]
-    fn is_tracked(&self) -> bool;
+    fn has_graph(&self) -> bool;
 
     /// The loss, read.
     #[doc(hidden)]
-    fn data(&self) -> TensorData;
+    fn read(&self) -> TensorData;
 
     /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss.
     #[doc(hidden)]
-    fn backward(self, scale: Option<f64>) -> (Self, Gradients);
+    fn go_back(self, scale: Option<f64>) -> (Self, Gradients);
 }
 
 impl<const D: usize> Loss for Tensor<D> {
-    fn is_tracked(&self) -> bool {
+    fn has_graph(&self) -> bool {
         Tensor::is_tracked(self)
     }
 
-    fn data(&self) -> TensorData {
+    fn read(&self) -> TensorData {
         self.to_data()
     }
 
-    fn backward(self, scale: Option<f64>) -> (Self, Gradients) {
+    fn go_back(self, scale: Option<f64>) -> (Self, Gradients) {
         let scaled = scale.map(|scale| self.clone().mul_scalar(scale));
         let gradients = Tensor::backward(scaled.as_ref().unwrap_or(&self));
         drop(scaled);
@@ -48,16 +48,16 @@ impl<const D: usize> Loss for Tensor<D> {
 }
 
 impl<const D: usize, T> Loss for (Tensor<D>, T) {
-    fn is_tracked(&self) -> bool {
-        self.0.is_tracked()
+    fn has_graph(&self) -> bool {
+        self.0.has_graph()
     }
 
-    fn data(&self) -> TensorData {
+    fn read(&self) -> TensorData {
         self.0.to_data()
     }
 
-    fn backward(self, scale: Option<f64>) -> (Self, Gradients) {
-        let (loss, gradients) = Loss::backward(self.0, scale);
+    fn go_back(self, scale: Option<f64>) -> (Self, Gradients) {
+        let (loss, gradients) = self.0.go_back(scale);
         ((loss, self.1), gradients)
     }
 }

@@ -35,18 +35,21 @@ impl Stream {
         result
     }
 
+    /// Whether anybody has drawn since the numbers began; waits for the devices, and leaves others behind.
+    pub(crate) fn is_touched(&self) -> bool {
+        let draw = || self.devices.iter().map(draw_seed).collect::<Vec<_>>();
+        let next = draw();
+        self.start();
+        next != draw()
+    }
+
     /// The same, and whether anybody has drawn meanwhile, on whichever thread; none if the devices can't
     /// tell without being waited for.
     pub(crate) fn during_noted<R>(&self, run: u64, work: impl FnOnce() -> R) -> (R, Option<bool>) {
         self.start();
         let result = work();
         let exact = self.devices.iter().all(is_exact);
-        let touched = exact.then(|| {
-            let draw = || self.devices.iter().map(draw_seed).collect::<Vec<_>>();
-            let next = draw();
-            self.start();
-            next != draw()
-        });
+        let touched = exact.then(|| self.is_touched());
         seed(&self.devices, mix(self.seed, run));
         (result, touched)
     }

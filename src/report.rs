@@ -7,8 +7,8 @@ pub struct StepReport {
     /// Trainable parameters that got no gradient in this pass.
     pub without_gradient: usize,
     /// Parameters that were copied to be updated, because something else held their value (a clone
-    /// of the model, an activation). A debug log names each. The first update of a parameter is
-    /// not counted. `None` where the backend can't tell (`ndarray`).
+    /// of the model, an activation). A debug log names each. `None` where the backend can't tell
+    /// (`ndarray`).
     pub copied: Option<usize>,
     /// The most parameter gradients that were alive at once, if
     /// [counted](crate::FusedOptimizer::count_gradients); those of the parameters

@@ -309,3 +309,64 @@ fn a_single_pass_allocates_nothing_of_the_size_of_the_parameter() {
     }
     assert!(allocated(burn::optim::AdamConfig::new().build()) > 4 << 20);
 }
+
+/// By an optimizer, by a hook, and in the second run of a block: what the passes had recorded is let go.
+#[test]
+fn panics_and_errors_in_the_backward_pass_leak_nothing() {
+    let _alone = ALONE.lock();
+    // What a panic prints is kept by the test harness.
+    std::panic::set_hook(Box::new(|_| {}));
+    let x = x(64);
+    let held_after = |fail: &mut dyn FnMut(&mut FusedOptimizer<Mlp>)| {
+        let model = Mlp::init(4, 64, &device());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        fused.step(1e-3, |model| model.loss(x.clone()));
+        let mut after = |failures: usize| {
+            (0..failures).for_each(|_| fail(&mut fused));
+            fused.step(1e-3, |model| model.loss(x.clone()));
+            fused.step(1e-3, |model| model.loss(x.clone()));
+            BYTES.current_usage()
+        };
+        after(3);
+        let before = after(1);
+        after(20).saturating_sub(before)
+    };
+    let caught = |work: &mut dyn FnMut()| {
+        let work = std::panic::AssertUnwindSafe(work);
+        std::panic::catch_unwind(work).expect_err("it panics");
+    };
+    let in_second_run = held_after(&mut |fused| {
+        caught(&mut || {
+            fused.step(1e-3, |model| {
+                let runs = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+                let once = move |model: &Mlp, x| {
+                    assert!(
+                        !runs.swap(true, std::sync::atomic::Ordering::Relaxed),
+                        "once"
+                    );
+                    model.loss(x)
+                };
+                backburn::gradient_checkpointing(model, x.clone(), once) + model.loss(x.clone())
+            });
+        });
+    });
+    let after_it = held_after(&mut |fused| {
+        caught(&mut || {
+            fused.step_with_backward(1e-3, |model| {
+                let gradients = model.loss(x.clone()).backward();
+                assert!(x.dims()[0] == 0, "after the backward pass");
+                ((), GradientsParams::from_grads(gradients, model))
+            });
+        });
+    });
+    let not_tracked = held_after(&mut |fused| {
+        let result = fused.try_step(1e-3, |model| model.loss(x.clone()).detach());
+        assert!(result.is_err());
+    });
+    drop(std::panic::take_hook());
+    let leaked = [in_second_run, after_it, not_tracked];
+    assert!(
+        leaked.iter().all(|bytes| *bytes < 4096),
+        "{leaked:?} bytes after 20 failures"
+    );
+}

@@ -19,7 +19,7 @@ use crate::pass::Session;
 use crate::policy::Policies;
 use crate::record;
 use crate::report::StepReport;
-use crate::slot::{FusedForm, Role};
+use crate::slot::{FusedForm, KeptStatistics, Role};
 use crate::tap::Census;
 
 #[cfg(feature = "train")]
@@ -123,7 +123,7 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn into_parts(self) -> (M, ModuleOptimizer) {
         let model = self.model();
         // The slots and the pass go with `self`, so the clone ends up as the only owner.
-        let optimizer = self.session.update().optimizer.clone();
+        let optimizer = self.session.update().optimizer();
         (model, optimizer)
     }
 
@@ -156,9 +156,11 @@ impl<M: Module> FusedOptimizer<M> {
     /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) on the model that `change` returns;
     /// nothing has changed then.
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
+        let statistics = KeptStatistics::of(&self.form.module);
         let form = FusedForm::new(change(self.model()), &self.session)?;
         self.policies
             .check_retained(form.inventory().count(Role::Retained).0)?;
+        statistics.forget();
         form.slots().copy_groups(self.form.slots());
         self.form = form;
         *self.retained_gradients.get_mut() = GradientsParams::new();
@@ -184,7 +186,7 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// The state of the optimizer as Burn records it.
     pub fn to_record(&self) -> OptimizerRecord {
-        self.session.update().optimizer.to_record()
+        self.session.update().to_record()
     }
 
     /// Loads the state of the optimizer.
@@ -211,7 +213,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// parameter with the next step; Burn's own panic then, if it is another.
     pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let mut update = self.session.update();
-        update.optimizer = record::load(record, &update.optimizer, &self.form.module)?;
+        let loaded = record::load(record, &update.optimizer(), &self.form.module)?;
+        update.replace(loaded);
         drop(update);
         self.restore_policies();
         if self.has_accumulated() {
@@ -263,15 +266,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        std::mem::replace(&mut self.session.update().optimizer, optimizer)
+        self.session.update().replace(optimizer)
     }
 }
 
 /// A second training from here: the same values, optimizer state, policies and accumulated gradients, in
-/// tensors that both share until one of them is updated. Hooks are shared for good.
+/// tensors that both share until one of them is updated. Hooks are shared for good, and so are the running
+/// statistics of normalization layers, as by all clones of a Burn model.
 impl<M: Module> Clone for FusedOptimizer<M> {
     fn clone(&self) -> Self {
-        let optimizer = self.session.update().optimizer.clone();
+        let optimizer = self.session.update().optimizer();
         let session = Arc::new(Session::new(optimizer));
         let clone = Self::with_session(self.model(), session);
         let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));

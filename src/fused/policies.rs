@@ -166,14 +166,14 @@ impl<M: Module> FusedOptimizer<M> {
         self
     }
 
-    /// Keeps the optimizer state of every parameter of up to `bytes` until its update has succeeded; 64 KiB
-    /// by default, `usize::MAX` for all.
+    /// Keeps the optimizer states of the smallest parameters, of up to `bytes` together, as they were when the
+    /// pass began, to its end; 32 KiB by default, `usize::MAX` for all.
     ///
     /// An optimizer that panics in an update takes the state that it was given along. The parameter itself
     /// never goes with it, and neither does a state that is kept; one that is not starts anew, which a log
-    /// says. It costs the state of the largest such parameter while it is updated (0.08 of the parameters'
-    /// bytes for Burn's Adam and a stack of 24 equal matrices). The optimizers of
-    /// [`backburn::optim`](crate::optim) look before they write: nothing is kept of theirs, and nothing lost.
+    /// says. States that are kept are not updated in place, and take their memory twice at the end of the
+    /// pass. The optimizers of [`backburn::optim`](crate::optim) look before they write: nothing is kept of
+    /// theirs, and nothing lost.
     #[must_use]
     pub fn with_state_backup_limit(mut self, bytes: usize) -> Self {
         self.policies.state_backup.limit = bytes;
@@ -193,7 +193,11 @@ impl<M: Module> FusedOptimizer<M> {
     /// Takes over the state of the policies that the optimizer has loaded.
     pub(super) fn restore_policies(&self) {
         if let Some(keeper) = self.policies.keeper() {
-            keeper.restore(&mut self.session.update().optimizer, &self.device());
+            let device = self.device();
+            self.session.update().change(|mut optimizer| {
+                keeper.restore(&mut optimizer, &device);
+                optimizer
+            });
         }
     }
 

@@ -1,12 +1,15 @@
 //! The gradients of the parameters that are ordinary leaves, retained to the end of the pass.
 
-use burn::module::{Module, ModuleVisitor, Param};
+use std::any::Any;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 
 use crate::error::FusedError;
-use crate::policy::{Plan, is_finite};
+use crate::policy::{Plan, Update, is_finite};
 use crate::slot::Inventory;
+use crate::tap::lift;
 
 /// The sum of gradients of parameters of `module`.
 pub(super) fn sum<M: Module>(
@@ -104,5 +107,61 @@ impl ModuleVisitor for Finite<'_> {
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
             self.finite &= is_finite(&gradient);
         }
+    }
+}
+
+/// `module` after the update of its parameters that have gradients.
+pub(super) struct Stepped<M> {
+    pub(super) module: M,
+    /// How an optimizer has panicked: its parameter, and those after it, are as they were.
+    pub(super) panic: Option<Box<dyn Any + Send>>,
+}
+
+/// Steps the parameters of `module` that have gradients, one by one, as those are stepped whose gradients are
+/// released.
+pub(super) fn step<M: Module>(
+    module: &M,
+    inventory: &Inventory,
+    gradients: GradientsParams,
+    update: &mut Update,
+) -> Stepped<M> {
+    let mut step = Step {
+        inventory,
+        gradients,
+        update,
+        panic: None,
+    };
+    let module = match step.gradients.is_empty() {
+        true => module.clone(),
+        false => module.clone().map(&mut step),
+    };
+    let panic = step.panic;
+    Stepped { module, panic }
+}
+
+struct Step<'a> {
+    inventory: &'a Inventory,
+    gradients: GradientsParams,
+    update: &'a mut Update,
+    panic: Option<Box<dyn Any + Send>>,
+}
+
+impl ModuleMapper for Step<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (Some(entry), None) = (self.inventory.get(param.id), &self.panic) else {
+            return param;
+        };
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else {
+            return param;
+        };
+        let (id, value, mapper) = param.consume();
+        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+        let before = value.inner();
+        let stepped = self
+            .update
+            .step(&entry.path, id, before.clone(), gradient, false);
+        self.panic = stepped.result.err();
+        let value = lift(stepped.value.unwrap_or(before), strategy);
+        Param::from_mapped_value(id, value.require_grad(), mapper)
     }
 }

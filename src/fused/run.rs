@@ -1,5 +1,6 @@
 //! One pass of a fused optimizer.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
@@ -44,17 +45,17 @@ impl<M: Module> FusedOptimizer<M> {
 
         let loss = self.run(Closure::Loss, order, |model, pass| {
             let loss = forward(model);
-            if !loss.is_tracked() {
+            if !loss.has_graph() {
                 return Err(FusedError::LossNotTracked);
             }
             if let Some(rehearsal) = &pass.rehearsal
-                && !rehearsal.agrees(&loss.data())
+                && !rehearsal.agrees(&loss.read())
             {
                 return Err(FusedError::other_passes());
             }
             pass.enter_backward();
             memory::enter(memory::Phase::Backward);
-            let (loss, mut gradients) = loss.backward(scale);
+            let (loss, mut gradients) = loss.go_back(scale);
             let gradients = GradientsParams::from_params(&mut gradients, model, &retained);
             Ok((loss, gradients))
         })?;
@@ -91,9 +92,8 @@ impl<M: Module> FusedOptimizer<M> {
         let running = session.begin(Pass::new(plan.clone(), choice, closure, rehearsal));
         let ending = Ending(self.form.slots().clone());
         if plan.goal == Goal::Update {
-            session
-                .update()
-                .back_up(&self.form.slots().at_risk(self.policies.state_backup.limit));
+            let limit = self.policies.state_backup.limit;
+            session.update().back_up(self.form.at_risk(limit));
         }
         if memory::is_recording() {
             self.form.slots().iter().for_each(|slot| slot.show());
@@ -105,9 +105,7 @@ impl<M: Module> FusedOptimizer<M> {
         if let Some(place) = running.pass.blocks.differing() {
             running.pass.fail(FusedError::RandomNumbers { place });
         }
-        if let Some(error) = running.pass.failure() {
-            return Err(error);
-        }
+        running.pass.check()?;
         let mut report = StepReport::default();
         let received = gradients.len();
         self.use_retained(&plan, gradients, &mut report)?;
@@ -169,14 +167,13 @@ impl<M: Module> FusedOptimizer<M> {
         }
         report.vetoed += arrived - gradients.len();
         report.updated += gradients.len();
-        if !gradients.is_empty() {
+        let stepped = {
             let mut update = self.session.update();
-            let learning_rate = update.learning_rate.clone();
-            let stepped = update
-                .optimizer
-                .step(learning_rate, module.clone(), gradients);
-            drop(update);
-            self.form.module = stepped;
+            retained::step(module, inventory, gradients, &mut update)
+        };
+        self.form.module = stepped.module;
+        if let Some(panic) = stepped.panic {
+            resume_unwind(panic);
         }
         *self.retained_gradients.get_mut() = GradientsParams::new();
         Ok(())

@@ -13,6 +13,7 @@ use crate::loss::Loss;
 use crate::pass::{Closure, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
 use crate::random::{Stream, is_exact};
+use crate::report::StepReport;
 use crate::slot::KeptStatistics;
 use crate::tap::sweep;
 
@@ -61,6 +62,7 @@ impl<M: Module> FusedOptimizer<M> {
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
         if self.policies.measures_first() {
+            self.report = StepReport::default();
             return Err(FusedError::RunsTwice);
         }
         let mut forward = Some(forward);
@@ -158,6 +160,7 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
     ) -> Result<(), FusedError> {
         if !self.has_accumulated() {
+            self.report = StepReport::default();
             return Err(FusedError::NothingAccumulated);
         }
         self.update(learning_rate.into(), |fused, order| {
@@ -262,7 +265,7 @@ impl<M: Module> FusedOptimizer<M> {
         let coefficient = clipping.and_then(|clipping| clipping.coefficient(norm.value));
         let value = norm.value;
         let mut plan = self.policies.plan(Goal::Update, coefficient);
-        if !rehearsal.has_loss() {
+        if rehearsal.draws() {
             plan = plan.comparing(norm, rehearsal.is_exact());
         }
         let statistics = Some(KeptStatistics::of(&self.form.module));

@@ -5,6 +5,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
+use crate::pass::Pass;
 use crate::slot::{TrackedTensor, Unused};
 use crate::tap::{GradientSink, Passed, join, lift};
 
@@ -25,6 +26,7 @@ pub(super) type Rerun =
 /// block may have inputs and outputs of all shapes, dtypes and devices, and an output that the loss does
 /// not use has no gradient.
 pub(super) struct Joint {
+    pass: Arc<Pass>,
     rerun: Mutex<Option<Rerun>>,
     /// Of the outputs.
     arrived: Mutex<Vec<Option<DispatchTensor>>>,
@@ -33,8 +35,9 @@ pub(super) struct Joint {
 }
 
 impl Joint {
-    pub(super) fn new(rerun: Rerun, outputs: usize) -> Self {
+    pub(super) fn new(pass: Arc<Pass>, rerun: Rerun, outputs: usize) -> Self {
         Self {
+            pass,
             rerun: Mutex::new(Some(rerun)),
             arrived: Mutex::new(std::iter::repeat_with(|| None).take(outputs).collect()),
             found: Mutex::default(),
@@ -86,7 +89,7 @@ impl GradientSink for Turn {
         let rerun = joint.rerun.lock().take();
         let rerun = rerun.expect("a backward pass reaches every node once");
         let arrived = std::mem::take(&mut *joint.arrived.lock());
-        *joint.found.lock() = rerun(arrived);
+        *joint.found.lock() = joint.pass.guarded(|| rerun(arrived));
         Passed {
             value: Some(signal),
             beside: None,
@@ -125,7 +128,11 @@ impl Link {
             .lock()
             .get_mut(self.index)
             .and_then(Option::take);
-        found.or_else(|| self.unused.lock().take().map(|zeros| zeros()))
+        found.or_else(|| {
+            let zeros = self.unused.lock().take()?;
+            self.joint.pass.blocks.leave_unused();
+            Some(zeros())
+        })
     }
 }
 

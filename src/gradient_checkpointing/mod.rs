@@ -209,6 +209,7 @@ where
     scope.pass.blocks.wait();
     let outputs = forms.found.len();
     let strategy = forms.strategy;
+    let pass = scope.pass.clone();
     let segment = Segment {
         block,
         slotless,
@@ -227,7 +228,7 @@ where
         run,
     };
     let rerun = Box::new(|gradients| segment.run(gradients));
-    let joint = Arc::new(Joint::new(rerun, outputs));
+    let joint = Arc::new(Joint::new(pass, rerun, outputs));
     output.map_floats(&mut Tapped {
         node: joint.node(tracked, &device, strategy),
         joint: &joint,

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ParamId};
+use burn::module::Module;
 use burn::tensor::GradientCheckpointingStrategy;
 
 use super::activations::Activations;
@@ -26,8 +26,8 @@ const ATTEMPTS: usize = 5;
 pub(super) struct Segment<B, X, F> {
     /// The parameters that have no slot are constants in it.
     pub(super) block: B,
-    /// Those of them that are tracked.
-    pub(super) slotless: Vec<ParamId>,
+    /// The places of those.
+    pub(super) slotless: Vec<usize>,
     pub(super) name: String,
     pub(super) input: KeptInput<X>,
     /// Which of the float inputs are tracked.

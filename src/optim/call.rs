@@ -8,10 +8,11 @@ use std::cell::RefCell;
 struct Call {
     more_to_come: bool,
     reserve: Option<Box<dyn Any>>,
+    in_place: bool,
 }
 
 thread_local! {
-    static CALL: RefCell<Call> = const { RefCell::new(Call { more_to_come: false, reserve: None }) };
+    static CALL: RefCell<Call> = const { RefCell::new(Call { more_to_come: false, reserve: None, in_place: false }) };
 }
 
 /// A call of an optimizer's step on this thread, until it is dropped.
@@ -28,13 +29,19 @@ impl StepCall {
         let call = Call {
             more_to_come,
             reserve,
+            in_place: false,
         };
         Self {
             before: CALL.replace(call),
         }
     }
 
-    /// The reserve, if the optimizer has not given it up.
+    /// Whether the optimizer has given the reserve up.
+    pub(crate) fn writes_in_place(&self) -> bool {
+        CALL.with_borrow(|call| call.in_place)
+    }
+
+    /// The reserve, unless the optimizer has given it up and has not come to the end.
     pub(crate) fn take_reserve<T: 'static>(&self) -> Option<T> {
         let reserve = CALL.with_borrow_mut(|call| call.reserve.take())?;
         reserve.downcast().ok().map(|reserve| *reserve)
@@ -54,5 +61,19 @@ pub(super) fn more_to_come() -> bool {
 
 /// From here on the step does not fail: the parameter can be written in place.
 pub(super) fn give_up_reserve() {
-    drop(CALL.with_borrow_mut(|call| call.reserve.take()));
+    let before = CALL.with_borrow_mut(|call| {
+        call.in_place = true;
+        call.reserve.take()
+    });
+    drop(before);
+}
+
+/// The parameter has been written: what has called this optimizer may fail yet.
+pub(super) fn renew_reserve<T: Any + Clone>(parameter: &T) {
+    let reserve: Box<dyn Any> = Box::new(parameter.clone());
+    let before = CALL.with_borrow_mut(|call| match call.in_place {
+        true => call.reserve.replace(reserve),
+        false => Some(reserve),
+    });
+    drop(before);
 }

@@ -1,8 +1,9 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
+use super::counted::Counted;
 use crate::random::{self, mix};
 
 /// What a step does with the blocks under gradient checkpointing.
@@ -23,6 +24,8 @@ pub(crate) struct Blocks {
     /// Blocks whose first run is under way, and those that have yet to run a second time.
     running: AtomicUsize,
     waiting: AtomicUsize,
+    /// Whether tensors got a gradient of zeros, since the block that they went into did not use them.
+    unused_inputs: AtomicBool,
     random: Mutex<BlockRandom>,
     /// What is to be compared at the end of the pass.
     compared: Mutex<Vec<Compared>>,
@@ -65,6 +68,7 @@ impl Blocks {
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
+            unused_inputs: AtomicBool::new(false),
             random: Mutex::default(),
             compared: Mutex::default(),
         }
@@ -103,6 +107,16 @@ impl Blocks {
     /// Whether code of the user is still to run in this pass.
     pub(crate) fn are_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
+    }
+
+    /// A block has not used a tensor that went into it, which gets a gradient of zeros for that.
+    pub(crate) fn leave_unused(&self) {
+        self.unused_inputs.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a gradient of zeros may stand for none.
+    pub(crate) fn have_unused_inputs(&self) -> bool {
+        self.unused_inputs.load(Ordering::Relaxed)
     }
 
     /// Compares two runs at the end of the pass.
@@ -144,21 +158,5 @@ impl Blocks {
         if let Some((seed, _)) = random.seed {
             random::seed(&random.devices, mix(seed, u64::MAX));
         }
-    }
-}
-
-/// Counts one until it is dropped.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn one_in(counter: &'a AtomicUsize) -> Self {
-        counter.fetch_add(1, Ordering::Relaxed);
-        Self(counter)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -5,6 +5,7 @@
 
 mod blocks;
 mod context;
+mod counted;
 mod debt;
 mod loss;
 mod readers;
@@ -12,13 +13,16 @@ mod rehearsal;
 mod scope;
 mod session;
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use crate::error::FusedError;
 use crate::policy::Plan;
+use counted::Counted;
 
 pub(crate) use blocks::{BlockChoice, Blocks, Compared, Way};
 pub use context::StepContext;
@@ -38,8 +42,12 @@ pub(crate) struct Pass {
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
     stage: Mutex<Stage>,
+    failure: Mutex<Option<Failure>>,
+    closure: Closure,
     /// Set when the loss has been scaled; none if the closure need not see to that.
     scaled: Option<AtomicBool>,
+    /// Hooks that are under way.
+    hooks: AtomicUsize,
     /// If this is one of two passes of a step.
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
 }
@@ -56,16 +64,31 @@ pub(crate) enum Closure {
 }
 
 /// How far a pass is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The closure computes the loss; a backward pass inside of it is a mistake.
     Forward,
     /// Gradients may arrive.
     Backward,
-    /// An error has ended it: gradients arrive and are dropped.
-    Failed(FusedError),
+    /// A failure has ended it: gradients arrive and are dropped.
+    Failed,
     /// It is over: nothing of it may be used any more.
     Over,
+}
+
+/// What has ended a pass.
+enum Failure {
+    Error(FusedError),
+    Panic(Box<dyn Any + Send>),
+}
+
+impl std::fmt::Debug for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Error(error) => write!(f, "Error({error})"),
+            Self::Panic(_) => f.write_str("Panic"),
+        }
+    }
 }
 
 /// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and the second
@@ -108,13 +131,16 @@ impl Pass {
             blocks: Blocks::new(choice),
             graph: Arc::default(),
             stage: Mutex::new(stage),
+            failure: Mutex::default(),
+            closure,
             scaled: scales.then(AtomicBool::default),
+            hooks: AtomicUsize::new(0),
             rehearsal,
         }
     }
 
     pub(crate) fn stage(&self) -> Stage {
-        self.stage.lock().clone()
+        *self.stage.lock()
     }
 
     /// The closure has computed its loss.
@@ -124,10 +150,24 @@ impl Pass {
 
     /// Ends the pass with an error, if it has none yet.
     pub(crate) fn fail(&self, error: FusedError) {
-        let mut stage = self.stage.lock();
-        if !matches!(*stage, Stage::Failed(_)) {
-            *stage = Stage::Failed(error);
+        self.end_with(Failure::Error(error));
+    }
+
+    fn end_with(&self, failure: Failure) {
+        *self.stage.lock() = Stage::Failed;
+        self.failure.lock().get_or_insert(failure);
+    }
+
+    /// Does `work` in the middle of Burn's backward pass. A panic waits for the end of it, so that Burn lets
+    /// go of the graph; where the closure runs the backward pass, it can't wait, since the closure goes on.
+    pub(crate) fn guarded<R: Default>(&self, work: impl FnOnce() -> R) -> R {
+        if self.closure == Closure::Backward {
+            return work();
         }
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+            self.end_with(Failure::Panic(panic));
+            R::default()
+        })
     }
 
     /// Whether a gradient may still be used.
@@ -136,15 +176,28 @@ impl Pass {
         if self.scaled.as_ref().is_some_and(unscaled) {
             self.fail(FusedError::LossNotScaled);
         }
-        !matches!(*self.stage.lock(), Stage::Failed(_))
+        *self.stage.lock() != Stage::Failed
     }
 
-    /// The error that has ended the pass.
-    pub(crate) fn failure(&self) -> Option<FusedError> {
-        match &*self.stage.lock() {
-            Stage::Failed(error) => Some(error.clone()),
-            _ => None,
+    /// Goes on with the failure that has ended the pass, if one has.
+    pub(crate) fn check(&self) -> Result<(), FusedError> {
+        match self.failure.lock().take() {
+            None => Ok(()),
+            Some(Failure::Error(error)) => Err(error),
+            Some(Failure::Panic(panic)) => resume_unwind(panic),
         }
+    }
+
+    /// Calls a hook for the parameter of this path.
+    pub(crate) fn call_hook<R>(self: &Arc<Self>, path: &str, hook: impl FnOnce() -> R) -> R {
+        let _counted = Counted::one_in(&self.hooks);
+        let _scope = Scope::hook(self, path).enter();
+        hook()
+    }
+
+    /// Whether a hook is under way, on whichever thread.
+    pub(crate) fn is_in_hook(&self) -> bool {
+        self.hooks.load(Ordering::Relaxed) > 0
     }
 
     /// What the closure has to multiply its loss by, which now counts as done.

@@ -51,9 +51,10 @@ impl Rehearsal {
         self.exact
     }
 
-    /// Whether the closure returns its loss.
-    pub(crate) fn has_loss(&self) -> bool {
-        self.loss.lock().is_some()
+    /// Whether anybody may have drawn since the pass began, on whichever thread. From here on the numbers
+    /// are others.
+    pub(crate) fn draws(&self) -> bool {
+        !self.exact || self.random.is_touched()
     }
 
     /// A gradient is used: from here on the step can't begin anew.

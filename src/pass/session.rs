@@ -106,6 +106,7 @@ pub(crate) struct Running<'a> {
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         self.pass.blocks.end();
+        self.session.update.lock().drop_backup();
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;

@@ -42,20 +42,21 @@ impl Squares {
         Self { numbers }
     }
 
-    fn device(&self) -> Device {
-        self.numbers.device()
+    /// What can be read together.
+    fn kind(&self) -> (Device, DType) {
+        (self.numbers.device(), self.numbers.dtype())
     }
 }
 
-/// The sums, in f64: read back at once from every device.
+/// The sums, in f64: read back from every device at once, each dtype.
 pub(super) fn sums(squares: &[Squares]) -> Vec<f64> {
     let mut sums = vec![0.0; squares.len()];
     let mut left: Vec<usize> = (0..squares.len()).collect();
     while let Some(first) = left.first() {
-        let device = squares[*first].device();
+        let kind = squares[*first].kind();
         let (here, elsewhere) = left
             .into_iter()
-            .partition::<Vec<_>, _>(|index| squares[*index].device() == device);
+            .partition::<Vec<_>, _>(|index| squares[*index].kind() == kind);
         let numbers = here.iter().map(|index| squares[*index].numbers.clone());
         for (index, sum) in here.iter().zip(read(numbers.collect())) {
             sums[*index] = sum;
@@ -66,14 +67,7 @@ pub(super) fn sums(squares: &[Squares]) -> Vec<f64> {
 }
 
 fn read(numbers: Vec<Tensor<1>>) -> Vec<f64> {
-    let dtype = numbers[0].dtype();
-    let same = numbers.iter().all(|numbers| numbers.dtype() == dtype);
-    let numbers = numbers.into_iter().map(|numbers| match same {
-        true => numbers,
-        // The factors are too small and too large for no float but the half types, which are not here.
-        false => numbers.cast(FloatDType::F32),
-    });
-    let numbers = Tensor::cat(numbers.collect(), 0).into_data();
+    let numbers = Tensor::cat(numbers, 0).into_data();
     let numbers: Vec<f64> = numbers.iter::<f64>().collect();
     let pairs = numbers.chunks_exact(2);
     pairs.map(|pair| pair[0] / pair[1].powi(2)).collect()

@@ -1,11 +1,12 @@
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::backup::{Backups, restored};
+use super::backup::{Backup, joined};
 use crate::optim::StepCall;
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -14,9 +15,11 @@ use crate::optim::StepCall;
 /// The optimizer is never cloned while training: Burn updates a state in place only while it has
 /// one owner.
 pub(crate) struct Update {
-    pub(crate) optimizer: ModuleOptimizer,
+    optimizer: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
-    backups: Backups,
+    backup: Option<Backup>,
+    /// Of parameters whose update has panicked: their states are lost in `optimizer`.
+    spares: HashMap<ParamId, ModuleOptimizer>,
 }
 
 impl Update {
@@ -24,21 +27,60 @@ impl Update {
         Self {
             optimizer,
             learning_rate: 0.0.into(),
-            backups: Backups::default(),
+            backup: None,
+            spares: HashMap::new(),
         }
+    }
+
+    /// The optimizer with all states, which it shares.
+    pub(crate) fn optimizer(&self) -> ModuleOptimizer {
+        match self.spares.is_empty() {
+            true => self.optimizer.clone(),
+            // Only a record brings the states of several optimizers together.
+            false => self.optimizer.clone().load_record(self.to_record()),
+        }
+    }
+
+    /// Puts another optimizer in, and returns the one before with all states.
+    pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        if !self.spares.is_empty() {
+            self.optimizer = self.optimizer();
+            self.spares.clear();
+        }
+        std::mem::replace(&mut self.optimizer, optimizer)
     }
 
     /// Replaces the optimizer by what `change` makes of it, its only owner.
     pub(crate) fn change(&mut self, change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer) {
-        let nothing = SgdConfig::new().init();
-        let optimizer = std::mem::replace(&mut self.optimizer, nothing);
+        let optimizer = self.replace(SgdConfig::new().init());
         self.optimizer = change(optimizer);
     }
 
-    /// Keeps the states of `parameters` until each has been updated: those of optimizers that can panic
-    /// in the middle of a step.
-    pub(crate) fn back_up(&mut self, parameters: &[ParamId]) {
-        self.backups = Backups::of(&self.optimizer, parameters);
+    pub(crate) fn to_record(&self) -> OptimizerRecord {
+        let record = self.optimizer.to_record();
+        match self.spares.is_empty() {
+            true => record,
+            false => {
+                let spares = self.spares.values().map(ModuleOptimizer::to_record);
+                joined(std::iter::once(record).chain(spares))
+            }
+        }
+    }
+
+    /// Keeps the states of `parameters` for the pass that begins: those of optimizers that can panic in the
+    /// middle of a step.
+    pub(crate) fn back_up(&mut self, parameters: Vec<ParamId>) {
+        let any = !parameters.is_empty();
+        self.backup = any.then(|| Backup::of(&self.optimizer, parameters));
+        let backup = self.backup.as_mut();
+        backup
+            .into_iter()
+            .for_each(|backup| backup.add(&self.spares));
+    }
+
+    /// The pass is over.
+    pub(crate) fn drop_backup(&mut self) {
+        self.backup = None;
     }
 
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
@@ -54,7 +96,6 @@ impl Update {
         more_to_come: bool,
     ) -> Stepped<D> {
         let call = StepCall::begin(more_to_come, value.clone());
-        let backup = self.backups.take(id);
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient);
         let addressed = Addressed {
@@ -63,15 +104,16 @@ impl Update {
             param: Param::initialized(id, Tensor::from_inner(value)),
         };
         let learning_rate = self.learning_rate.clone();
-        let step = || self.optimizer.step(learning_rate, addressed, gradients);
+        let optimizer = self.spares.get_mut(&id).unwrap_or(&mut self.optimizer);
+        let step = || optimizer.step(learning_rate, addressed, gradients);
         match catch_unwind(AssertUnwindSafe(step)) {
             Ok(addressed) => Stepped {
                 value: Some(addressed.param.into_value().inner()),
-                in_place: call.take_reserve::<Tensor<D>>().is_none(),
+                in_place: call.writes_in_place(),
                 result: Ok(()),
             },
             Err(panic) => {
-                self.restore(path, backup);
+                self.restore(path, id);
                 Stepped {
                     value: call.take_reserve(),
                     in_place: false,
@@ -81,16 +123,13 @@ impl Update {
         }
     }
 
-    fn restore(&mut self, path: &str, backup: Option<ModuleOptimizer>) {
-        let restored = match backup {
-            Some(backup) => restored(&self.optimizer, &backup),
-            None => Err("it is larger than the limit of `with_state_backup_limit`".to_string()),
-        };
-        match restored {
-            Ok(optimizer) => self.optimizer = optimizer,
-            Err(reason) => log::error!(
-                "an optimizer panicked and took its state of parameter `{path}` along, which starts \
-                 anew: {reason}"
+    fn restore(&mut self, path: &str, id: ParamId) {
+        let backup = self.backup.as_ref();
+        match backup.and_then(|backup| backup.of_one(id)) {
+            Some(spare) => drop(self.spares.insert(id, spare)),
+            None => log::error!(
+                "an optimizer panicked and took its state of parameter `{path}` along, which starts anew: it \
+                 was not kept, see `with_state_backup_limit`"
             ),
         }
     }
@@ -98,8 +137,8 @@ impl Update {
 
 /// How the update of a parameter ended.
 pub(crate) struct Stepped<const D: usize> {
-    /// The value: that of before, if the optimizer panicked. There is none only if an optimizer panics
-    /// that had begun to write in place.
+    /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
+    /// while it writes in place.
     pub(crate) value: Option<Tensor<D>>,
     /// Whether the optimizer writes in place, and says before that nothing can go wrong.
     pub(crate) in_place: bool,

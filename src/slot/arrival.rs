@@ -21,7 +21,7 @@ impl<const D: usize> GradientSink for Arrival<D> {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
         let path = &self.slot.path;
         match self.pass.stage() {
-            pass::Stage::Backward | pass::Stage::Failed(_) => {}
+            pass::Stage::Backward | pass::Stage::Failed => {}
             pass::Stage::Forward => panic!(
                 "backward was called inside the forward closure of a fused step: return the loss \
                  instead. Parameter `{path}` and all others are unchanged"
@@ -34,7 +34,8 @@ impl<const D: usize> GradientSink for Arrival<D> {
         let gradient = Tensor::<D>::from_dispatch(gradient);
         memory::show(Category::Gradient, &gradient);
         self.owed.settle();
-        self.slot.arrive(&self.pass, gradient);
+        let arrive = || self.slot.arrive(&self.pass, gradient);
+        self.pass.guarded(arrive);
         Passed::default()
     }
 }

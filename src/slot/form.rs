@@ -63,6 +63,26 @@ impl<M: Module> FusedForm<M> {
         self.slots.0.len() + self.inventory.count(Role::Retained).0
     }
 
+    /// The smallest parameters in training, of up to `bytes` together, whose optimizer could panic in the
+    /// middle of an update.
+    pub(crate) fn at_risk(&self, bytes: usize) -> Vec<ParamId> {
+        let slots = self.slots.0.iter();
+        let slots = slots.filter(|(_, slot)| !slot.is_written_in_place());
+        let slots = slots.map(|(id, slot)| (slot.bytes(), *id));
+        let retained = self.inventory.retained().into_iter().filter_map(|id| {
+            let elements = self.inventory.get(id)?.elements;
+            Some((elements * size_of::<f32>(), id))
+        });
+        let mut sizes: Vec<_> = slots.chain(retained).collect();
+        sizes.sort_unstable_by_key(|(bytes, _)| *bytes);
+        let mut left = bytes;
+        let fitting = sizes.into_iter().map_while(|(bytes, id)| {
+            left = left.checked_sub(bytes)?;
+            Some(id)
+        });
+        fitting.collect()
+    }
+
     /// The path of a parameter that has a slot.
     pub(crate) fn path(&self, id: ParamId) -> &str {
         self.slots.0[&id].path()
@@ -72,14 +92,6 @@ impl<M: Module> FusedForm<M> {
 impl Slots {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Slot>> {
         self.0.values()
-    }
-
-    /// The parameters of up to `bytes` whose optimizer could panic in the middle of an update.
-    pub(crate) fn at_risk(&self, bytes: usize) -> Vec<ParamId> {
-        let slots = self.0.iter();
-        let at_risk =
-            slots.filter(|(_, slot)| !slot.is_written_in_place() && slot.bytes() <= bytes);
-        at_risk.map(|(id, _)| *id).collect()
     }
 
     /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there

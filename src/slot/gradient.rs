@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use super::parameter::ParameterSlot;
 use super::stage::{Accumulated, Before, Outcome, Stage};
 use crate::memory::{self, Category};
-use crate::pass::{Pass, Scope};
+use crate::pass::Pass;
 use crate::policy::Goal;
 
 impl<const D: usize> ParameterSlot<D> {
@@ -18,6 +18,11 @@ impl<const D: usize> ParameterSlot<D> {
     pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         if !pass.admits() {
             return self.finish(Outcome::Dropped);
+        }
+        if pass.blocks.have_unused_inputs() && is_zero(&gradient) {
+            // None, as in stock: a zero would let an optimizer with momentum move the parameter.
+            self.state.lock().stage = Stage::Unread;
+            return;
         }
         if pass.plan.goal == Goal::Accumulate {
             return self.add(pass, gradient);
@@ -49,11 +54,10 @@ impl<const D: usize> ParameterSlot<D> {
     pub(super) fn spend(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         // Nothing is locked that a hook could wait for.
         let value = self.value();
-        let called = {
-            let _scope = Scope::hook(pass, &self.path).enter();
+        let called = pass.call_hook(&self.path, || {
             let hooks = &pass.plan.hooks;
             hooks.call(&self.path, self.id, &value, gradient)
-        };
+        });
         drop(value);
         match called {
             Ok(Some(gradient)) if pass.plan.goal == Goal::Update => self.step(pass, gradient),
@@ -103,7 +107,7 @@ impl<const D: usize> ParameterSlot<D> {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         match text.or_else(|| panic.downcast_ref::<&str>().copied()) {
             Some(text) => panic!(
-                "the optimizer panicked in the update of parameter `{}`, which is unchanged: {text}",
+                "the optimizer panicked in the update of parameter `{}`, which keeps its value: {text}",
                 self.path
             ),
             None => resume_unwind(panic),
@@ -129,4 +133,13 @@ impl<const D: usize> ParameterSlot<D> {
         }
         (Tensor::from_dispatch(value), Some(copied))
     }
+}
+
+/// Whether all elements are zero; waits for the device.
+fn is_zero<const D: usize>(gradient: &Tensor<D>) -> bool {
+    gradient
+        .clone()
+        .equal_scalar(0.0)
+        .all()
+        .into_scalar::<bool>()
 }

@@ -77,17 +77,43 @@ impl GradientSink for Trap {
     }
 }
 
-/// Tells a placeholder from a tensor that has been put in its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity(Option<usize>);
+/// Tells a placeholder from a tensor that has been put in its place: where its elements lie, and in which
+/// order. None where the backend does not tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity(Option<(usize, Vec<usize>, Vec<isize>)>);
 
 impl Identity {
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
         #[allow(unreachable_patterns)] // What is there depends on the build.
         match tensor.clone().inner().into_dispatch().kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
-                Self(Some(Arc::as_ptr(&tensor.data_arc()) as usize))
+                let address = Arc::as_ptr(&tensor.data_arc()) as usize;
+                let layout = tensor.layout();
+                let shape = layout.shape().to_vec();
+                Self(Some((address, shape, layout.strides().to_vec())))
+            }
+            #[cfg(feature = "ndarray")]
+            DispatchTensorKind::NdArray(BackendTensor::Float(tensor)) => {
+                use burn::backend::ndarray::NdArrayTensor;
+
+                macro_rules! of_view {
+                    ($view:expr) => {{
+                        let view = $view;
+                        let address = view.as_ptr() as usize;
+                        Self(Some((
+                            address,
+                            view.shape().to_vec(),
+                            view.strides().to_vec(),
+                        )))
+                    }};
+                }
+                match tensor {
+                    NdArrayTensor::F32(storage) => of_view!(storage.view()),
+                    NdArrayTensor::F64(storage) => of_view!(storage.view()),
+                    _ => Self(None),
+                }
             }
             _ => Self(None),
         }

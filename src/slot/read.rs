@@ -46,6 +46,7 @@ impl<const D: usize> ParameterSlot<D> {
         let here = Scope::current().filter(|scope| Arc::ptr_eq(&scope.pass, pass));
         match here {
             Some(scope) => scope.place,
+            None if pass.is_in_hook() => Place::Hook("another".into()),
             None if pass.blocks.is_running() => panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",

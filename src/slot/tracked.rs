@@ -1,9 +1,7 @@
 //! The parameters of a block that are trained: those that have a slot, and those that stay ordinary leaves.
 
-use std::collections::HashMap;
-
 use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization};
 use burn::tensor::{Device, Gradients, Tensor};
 
 use super::handle::SlotHandle;
@@ -16,13 +14,14 @@ pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     tracked.found.iter().any(|found| found.has_slot)
 }
 
-/// The tracked values of `module`, which is in fused form, that are in no slot: those of parameters that
-/// stay ordinary leaves, and what the user's code has put in the place of a parameter.
-pub(crate) fn slotless<M: Module>(module: &M) -> Vec<(ParamId, TrackedTensor)> {
+/// The tracked values of `module`, which is in fused form, that are in no slot, each with its place among the
+/// float parameters: those of parameters that stay ordinary leaves, and what the user's code has put in the
+/// place of a parameter.
+pub(crate) fn slotless<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     let mut tracked = Tracked::default();
     module.visit(&mut tracked);
     let slotless = tracked.found.into_iter().filter(|found| !found.has_slot);
-    slotless.map(|found| (found.id, found.value)).collect()
+    slotless.map(|found| (found.place, found.value)).collect()
 }
 
 /// Makes the gradient of what a block does not use.
@@ -52,28 +51,28 @@ impl TrackedTensor {
     }
 }
 
-/// `module` with these parameters as leaves of a graph of their own, and what finds their gradients.
-pub(crate) fn with_own_leaves<M: Module>(module: M, ids: &[ParamId]) -> (M, Vec<OwnLeaf>) {
-    let (module, mut leaves) = renewed(module, ids, true);
-    let leaves = ids.iter().filter_map(|id| leaves.remove(id));
-    (module, leaves.collect())
+/// `module` with the parameters at these places as leaves of a graph of their own, and what finds the
+/// gradient of each.
+pub(crate) fn with_own_leaves<M: Module>(module: M, places: &[usize]) -> (M, Vec<OwnLeaf>) {
+    renewed(module, places, true)
 }
 
 /// Finds the gradient of a leaf.
 pub(crate) type OwnLeaf = Box<dyn FnOnce(&Gradients) -> Option<DispatchTensor>>;
 
-/// `module` with these parameters as constants.
-pub(crate) fn with_constants<M: Module>(module: M, ids: &[ParamId]) -> M {
-    renewed(module, ids, false).0
+/// `module` with the parameters at these places as constants.
+pub(crate) fn with_constants<M: Module>(module: M, places: &[usize]) -> M {
+    renewed(module, places, false).0
 }
 
-fn renewed<M: Module>(module: M, ids: &[ParamId], tracked: bool) -> (M, HashMap<ParamId, OwnLeaf>) {
+fn renewed<M: Module>(module: M, places: &[usize], tracked: bool) -> (M, Vec<OwnLeaf>) {
     let mut renew = Renew {
-        ids,
+        places,
         tracked,
-        leaves: HashMap::new(),
+        place: 0,
+        leaves: Vec::new(),
     };
-    let module = match ids.is_empty() {
+    let module = match places.is_empty() {
         true => module,
         false => module.map(&mut renew),
     };
@@ -90,11 +89,13 @@ struct Tracked {
     found: Vec<Found>,
     /// Whether the last parameter is among them.
     last: bool,
+    /// Of the next parameter.
+    place: usize,
 }
 
 /// A parameter that is tracked.
 struct Found {
-    id: ParamId,
+    place: usize,
     value: TrackedTensor,
     has_slot: bool,
 }
@@ -113,23 +114,27 @@ impl ModuleVisitor for Tracked {
         self.last = value.is_tracked();
         if self.last {
             self.found.push(Found {
-                id: param.id,
+                place: self.place,
                 value: TrackedTensor::new(value),
                 has_slot: false,
             });
         }
+        self.place += 1;
     }
 }
 
 struct Renew<'a> {
-    ids: &'a [ParamId],
+    places: &'a [usize],
     tracked: bool,
-    leaves: HashMap<ParamId, OwnLeaf>,
+    /// Of the next parameter.
+    place: usize,
+    leaves: Vec<OwnLeaf>,
 }
 
 impl ModuleMapper for Renew<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.ids.contains(&param.id) {
+        self.place += 1;
+        if !self.places.contains(&(self.place - 1)) {
             return param;
         }
         let (id, value, mapper) = param.consume();
@@ -137,7 +142,7 @@ impl ModuleMapper for Renew<'_> {
         let mut value = lift(value.inner(), strategy);
         if self.tracked {
             value = value.require_grad();
-            self.leaves.insert(id, own_leaf(value.clone()));
+            self.leaves.push(own_leaf(value.clone()));
         }
         Param::from_mapped_value(id, value, mapper)
     }

@@ -137,7 +137,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         self
     }
 
-    /// Keeps the optimizer state of every parameter of up to `bytes` until its update has succeeded, as
+    /// Keeps the optimizer states of the smallest parameters, of up to `bytes` together, to the end of a pass, as
     /// [`FusedOptimizer::with_state_backup_limit`](crate::FusedOptimizer::with_state_backup_limit).
     #[must_use]
     pub fn with_state_backup_limit(mut self, bytes: usize) -> Self {

@@ -50,6 +50,7 @@ pub(super) fn update<const D: usize, const S: usize>(
     if !covers(&parameter) {
         let (parameter, states) = plain::update(rule, parameter, gradient, states.into());
         let states = states.try_into().expect("as many states as before");
+        call::renew_reserve(&parameter);
         return (parameter, states);
     }
     let states = states.map(Tensor::into_dispatch);
@@ -58,7 +59,9 @@ pub(super) fn update<const D: usize, const S: usize>(
     let (parameter, states) = updated.into_parts();
     let mut states = states.into_iter().map(Tensor::from_dispatch);
     let states = std::array::from_fn(|_| states.next().expect("as many states as before"));
-    (Tensor::from_dispatch(parameter), states)
+    let parameter = Tensor::from_dispatch(parameter);
+    call::renew_reserve(&parameter);
+    (parameter, states)
 }
 
 /// A state that no step has written: adding to it returns what is added, bit for bit, zeros with

@@ -160,7 +160,27 @@ fn a_norm_that_is_not_finite_changes_nothing(device: &Device) {
     assert!(fused.to_record().is_empty());
 }
 
+fn a_panic_in_the_measuring_pass_leaves_running_statistics(device: &Device) {
+    let initial = Network::init(device);
+    let before = weights(&initial.valid());
+    let x = batches(device, 1).remove(0);
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init())
+        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let step = std::panic::AssertUnwindSafe(|| {
+        fused.step_repeatable(LEARNING_RATE, |model| {
+            let loss = model.loss(x.clone());
+            assert!(x.dims()[0] == 0, "after the forward pass");
+            loss
+        })
+    });
+    std::panic::catch_unwind(step).expect_err("it panics");
+    assert_eq!(weights(&fused.valid()), before);
+    fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+    assert!(weights(&fused.valid()) != before);
+}
+
 on_every_backend!(
+    a_panic_in_the_measuring_pass_leaves_running_statistics,
     exact_clipping_equals_clipping_in_stock,
     lagged_clipping_uses_the_norm_of_the_step_before,
     accumulated_gradients_are_clipped_as_their_sum,
