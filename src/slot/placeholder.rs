@@ -24,10 +24,10 @@ fn unreadable<const D: usize>(value: &Tensor<D>, path: &str) -> Tensor<D> {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => {
-            let dtype = value.dtype();
-            let data = TensorData::from_bytes(nothing(around(path), dtype.size()), [1; D], dtype);
-            let element = Tensor::<D>::from_data(data, (&device, dtype));
-            element.expand::<D, _>(value.shape())
+            let (shape, dtype) = (value.shape(), value.dtype());
+            let bytes = nothing(around(path), shape.num_elements() * dtype.size());
+            let data = TensorData::from_bytes(bytes, shape, dtype);
+            Tensor::from_data(data, (&device, dtype))
         }
         _ => stand_in(value),
     }
@@ -89,8 +89,8 @@ impl Identity {
         match tensor.clone().inner().into_dispatch().kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
-                let address = Arc::as_ptr(&tensor.data_arc()) as usize;
                 let layout = tensor.layout();
+                let address = Arc::as_ptr(&tensor.data_arc()) as usize + layout.start_offset();
                 let shape = layout.shape().to_vec();
                 Self(Some((address, shape, layout.strides().to_vec())))
             }
