@@ -366,6 +366,54 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
     assert!(right > 0);
 }
 
+/// A thread draws in the second run of the block in the pass that updates, when later layers have moved.
+fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
+    let updates = Arc::new(Mutex::new(Vec::new()));
+    let model: Vec<Linear> = (0..3)
+        .map(|_| LinearConfig::new(8, 8).init(device))
+        .collect();
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .with_clipping(GlobalNormClippingConfig::Exact(1e-3))
+        .with_hook(ParamGroup::all(), Noting(updates.clone()));
+    let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
+    let inner = device.clone().inner();
+    let result = fused.try_step_repeatable(1e-2, |model| {
+        let (dropout, device) = (DropoutConfig::new(0.5).init(), inner.clone());
+        let drop = move |linear: &Linear, x: Tensor<2>| {
+            if linear.weight.val().is_tracked() {
+                // As another thread would.
+                Tensor::<1>::random([3], Distribution::Default, &device);
+            }
+            dropout.forward(linear.forward(x))
+        };
+        let x = gradient_checkpointing(&model[0], x.clone(), drop);
+        model[1..]
+            .iter()
+            .fold(x, |x, linear| linear.forward(x).tanh())
+            .mean()
+    });
+    assert!(matches!(result, Err(FusedError::RandomNumbers { .. })));
+    let mut updates = updates.lock().unwrap().clone();
+    let found = updates.len();
+    updates.sort_unstable();
+    updates.dedup();
+    assert_eq!(updates.len(), found, "{updates:?}");
+}
+
+/// Notes the paths of the gradients that are used.
+struct Noting(Arc<Mutex<Vec<String>>>);
+
+impl GradientHook for Noting {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        self.0.lock().unwrap().push(parameter.path.to_string());
+        GradientFlow::Continue(gradient)
+    }
+}
+
 /// Used from the last field to the first.
 #[derive(Module, Debug)]
 struct Backwards {
@@ -461,4 +509,9 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_
 #[test]
 fn drawn_in_module_order_both_start_alike_on_every_backend() {
     on_every_backend(drawn_in_module_order_both_start_alike);
+}
+
+#[test]
+fn a_step_that_another_thread_disturbs_updates_once_on_every_backend() {
+    on_every_backend(a_step_that_another_thread_disturbs_updates_once);
 }

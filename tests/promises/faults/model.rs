@@ -3,6 +3,7 @@
 use backburn::optim::AdamWConfig;
 use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
 use burn::module::{Lora, ModuleMapper, Param};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::Tensor;
 
@@ -117,6 +118,18 @@ fn a_changed_model_is_held_to_what_the_constructor_asks(device: &Device) {
     fused.step(RATE, |model| model.loss(xs(device, 1).remove(0)));
 }
 
+fn a_refused_change_leaves_running_statistics(device: &Device) {
+    let model = BatchNormConfig::new(3).init(device);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    fused.step(RATE, |norm| {
+        norm.forward(xs(device, 1).remove(0)).powi_scalar(3).mean()
+    });
+    let before = weights(&fused.valid());
+    let refused = fused.try_change_model(|norm: BatchNorm| norm.map(&mut Halve));
+    assert!(matches!(refused, Err(FusedError::NotALeaf { .. })));
+    assert_eq!(weights(&fused.valid()), before);
+}
+
 /// Before the first step, within a group, and after it.
 fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
     let initial = Net::init(device);
@@ -173,5 +186,6 @@ on_every_backend!(
     values_that_are_no_leaves_are_refused_by_name,
     a_changed_model_is_held_to_what_the_constructor_asks,
     an_optimizer_that_accumulated_in_its_state_works_in_stock,
+    a_refused_change_leaves_running_statistics,
     the_report_is_of_the_last_pass_or_of_none,
 );

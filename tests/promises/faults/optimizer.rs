@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::FusedOptimizer;
+use burn::module::{Lora, ModuleMapper, Param};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdamW, AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, Sgd, SgdConfig,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -136,4 +137,46 @@ fn a_state_that_is_not_kept_starts_anew() {
     fused.step(RATE, |model| model.loss(x.clone()));
     assert_eq!(fused.to_record().len(), states);
     assert_eq!(fused.last_step().updated, 4);
+}
+
+/// States of other types than that of a record, and those of parameters that are stepped at the end.
+#[test]
+fn f64_states_and_retained_parameters_are_kept_too() {
+    let device = &flex();
+    let wide = Net::init(device).map(&mut Wide);
+    let x = &xs(device, 1)[0];
+    let lora = Net::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let wide_x = x.clone().cast(FloatDType::F64);
+    for (model, x, updates) in [(wide, &wide_x, 4), (lora, x, 8)] {
+        for failing in [updates, updates + 2, 2 * updates - 1] {
+            let optimizer = Panicking {
+                inner: AdamWConfig::new().build(),
+                updates_left: Arc::new(AtomicUsize::new(failing)),
+            };
+            let mut fused = FusedOptimizer::new(model.clone(), optimizer.into());
+            let step = |fused: &mut FusedOptimizer<Net>| {
+                fused.step(RATE, |model| model.loss(x.clone()));
+            };
+            step(&mut fused);
+            assert_eq!(fused.last_step().updated, updates);
+            let states = fused.to_record().len();
+            let message = panic_of(|| step(&mut fused));
+            assert!(message.contains("no further"), "{message}");
+            assert_eq!(fused.to_record().len(), states, "at update {failing}");
+            step(&mut fused);
+            assert_eq!(fused.last_step().updated, updates);
+            fused.valid();
+        }
+    }
+}
+
+struct Wide;
+
+impl ModuleMapper for Wide {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| {
+            let wide = value.inner().cast(FloatDType::F64);
+            Tensor::from_inner(wide).require_grad()
+        })
+    }
 }

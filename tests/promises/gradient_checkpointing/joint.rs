@@ -78,6 +78,67 @@ fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
     assert_equal_weights(&train(false), &train(true));
 }
 
+/// The same weight, under the same id, in both layers of the block.
+fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for x in &xs {
+            fused.step(RATE, |model| {
+                let weight = model.input.weight.val().tanh();
+                let weight = Param::initialized(model.blocks[0].expand.weight.id, weight);
+                let layer = |bias: &Linear| Linear {
+                    weight: weight.clone(),
+                    bias: bias.bias.clone(),
+                };
+                let layers = vec![layer(&model.blocks[0].contract), layer(&model.input)];
+                let run = |layers: &Vec<Linear>, x: Tensor<2>| {
+                    layers[1].forward(layers[0].forward(x).tanh())
+                };
+                let x = match recompute {
+                    true => gradient_checkpointing(&layers, x.clone(), run),
+                    false => run(&layers, x.clone()),
+                };
+                x.powi_scalar(2).mean()
+            });
+            assert_eq!(fused.last_step().updated, 3);
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+/// What only the unused part has come from gets no gradient, and Adam leaves it alone.
+fn an_input_that_is_not_used_gives_no_gradient(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for (step, x) in xs.iter().enumerate() {
+            fused.step(RATE, |model| {
+                let a = model.input.forward(x.clone());
+                let b = model.blocks[1]
+                    .contract
+                    .forward(model.blocks[1].expand.forward(x.clone()));
+                let both = move |block: &Block, (a, b): Pair| {
+                    let x = if step == 0 { a + b } else { a };
+                    block.forward(x)
+                };
+                let x = match recompute {
+                    true => gradient_checkpointing(&model.blocks[0], (a, b), both),
+                    false => both(&model.blocks[0], (a, b)),
+                };
+                x.powi_scalar(2).mean()
+            });
+        }
+        fused.valid()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
 fn outputs_without_elements_and_blocks_without_parameters_work(device: &Device) {
     let initial = Stack::init(device);
     let x = &xs(device)[0];
@@ -167,6 +228,8 @@ fn a_thread_that_is_given_the_context_can_run_blocks(device: &Device) {
 on_every_backend!(
     an_output_that_is_not_used_gives_no_gradient,
     a_weight_computed_outside_of_the_block_gets_its_gradient,
+    a_computed_weight_in_two_layers_gets_both_gradients,
+    an_input_that_is_not_used_gives_no_gradient,
     outputs_without_elements_and_blocks_without_parameters_work,
     lora_bases_train_if_the_backward_pass_runs_on_another_thread,
     a_thread_that_is_given_the_context_can_run_blocks,
