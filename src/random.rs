@@ -43,26 +43,53 @@ impl Stream {
         next != draw()
     }
 
-    /// The same, and whether anybody has drawn meanwhile, on whichever thread; none if the devices can't
-    /// tell without being waited for.
-    pub(crate) fn during_noted<R>(&self, run: u64, work: impl FnOnce() -> R) -> (R, Option<bool>) {
+    /// The same, and what is known of what was drawn meanwhile, on whichever thread.
+    pub(crate) fn during_noted<R>(&self, run: u64, work: impl FnOnce() -> R) -> (R, Drawn) {
         self.start();
         let result = work();
-        let exact = self.devices.iter().all(is_exact);
-        let touched = exact.then(|| self.is_touched());
+        let drawn = match self.devices.iter().all(is_exact) {
+            true if self.is_touched() => Drawn::Something,
+            true => Drawn::Nothing,
+            false => Drawn::UpTo(Next(self.devices.iter().map(draw).collect())),
+        };
         seed(&self.devices, mix(self.seed, run));
-        (result, touched)
+        (result, drawn)
     }
 }
 
-/// A seed from the generator of `device`, which waits for it: four draws of 16 bits.
+/// What is known of the random numbers in a part of the program.
+#[derive(Debug)]
+pub(crate) enum Drawn {
+    /// Nobody has drawn any.
+    Nothing,
+    /// Somebody has.
+    Something,
+    /// As many as come before these; the device would be waited for to say more.
+    UpTo(Next),
+}
+
+/// The next numbers of generators, still on their devices.
+#[derive(Debug)]
+pub(crate) struct Next(Vec<Tensor<1>>);
+
+impl Next {
+    /// Whether both are the same; waits for the device.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let read = |numbers: &Tensor<1>| numbers.to_data().iter::<f64>().collect::<Vec<_>>();
+        let mut pairs = self.0.iter().zip(&other.0);
+        pairs.all(|(a, b)| read(a) == read(b))
+    }
+}
+
+/// Four draws of 16 bits.
+fn draw(device: &Device) -> Tensor<1> {
+    let range = Distribution::Uniform(0.0, 65536.0);
+    Tensor::random([4], range, (device, DType::F32))
+}
+
+/// A seed from the generator of `device`, which waits for it.
 pub(crate) fn draw_seed(device: &Device) -> u64 {
-    let digits = Tensor::<1>::random(
-        [4],
-        Distribution::Uniform(0.0, 65536.0),
-        (device, DType::F32),
-    );
-    let digits = digits.into_data();
+    let digits = draw(device).into_data();
     let digits = digits.iter::<f64>().map(|digit| digit as u64);
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)
 }

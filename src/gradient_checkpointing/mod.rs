@@ -27,11 +27,11 @@ use joint::Joint;
 use keep::{Devices, Keep, Lift};
 use name::{located, name};
 use outputs::{Forms, Tapped};
-use segment::{Draws, Segment};
+use segment::{FirstRun, Segment};
 
 use crate::memory::{self, BlockRun};
 use crate::pass::{Scope, Way};
-use crate::random::{Stream, distinct, draw_seed};
+use crate::random::{Drawn, Stream, distinct, draw_seed};
 use crate::slot::{is_in_training, slotless, with_constants};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
@@ -166,7 +166,7 @@ where
     let Keep { tracked, strategy } = keep;
     let (inside, readers) = scope.unrecorded(random.seed);
     let begun = Instant::now();
-    let (output, touched) = {
+    let (output, drawn) = {
         let _entered = inside.enter();
         let input = kept.clone().map_floats(&mut Lift { strategy });
         let place = || {
@@ -197,14 +197,13 @@ where
         // Nothing in it is trained.
         return output;
     }
-    let draws = match touched {
-        Some(false) => Draws::Nothing,
-        Some(true) => Draws::Compared,
-        None => Draws::ComparedLater,
-    };
-    let (output, fingerprint) = match draws {
-        Draws::Nothing => (output, Fingerprint::default()),
-        _ => Fingerprint::of(output),
+    let (output, first) = match drawn {
+        Drawn::Nothing => (output, FirstRun::DrewNothing),
+        Drawn::Something => {
+            let (output, fingerprint) = Fingerprint::of(output);
+            (output, FirstRun::Drew(fingerprint))
+        }
+        Drawn::UpTo(next) => (output, FirstRun::DrewUpTo(next)),
     };
     scope.pass.blocks.wait();
     let outputs = forms.found.len();
@@ -221,8 +220,7 @@ where
         outputs: forms,
         scope,
         random,
-        draws,
-        fingerprint,
+        first,
         took,
         readers,
         run,

@@ -15,7 +15,7 @@ use super::worker;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Compared, Readers, Scope};
-use crate::random::Stream;
+use crate::random::{Drawn, Next, Stream};
 use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
 use crate::tap::sweep;
 
@@ -38,10 +38,7 @@ pub(super) struct Segment<B, X, F> {
     pub(super) outputs: Forms,
     pub(super) scope: Scope,
     pub(super) random: Stream,
-    /// What is known of the random numbers in the block.
-    pub(super) draws: Draws,
-    /// Of the outputs of the first run, if it is compared.
-    pub(super) fingerprint: Fingerprint,
+    pub(super) first: FirstRun,
     /// How long the first run took.
     pub(super) took: Duration,
     /// The parameters that wait for the second run.
@@ -50,15 +47,30 @@ pub(super) struct Segment<B, X, F> {
     pub(super) run: Option<BlockRun>,
 }
 
-/// What is known of the random numbers in a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Draws {
-    /// Nobody has drawn while it ran.
-    Nothing,
+/// What is known of the first run, to be compared with the second.
+#[derive(Debug)]
+pub(super) enum FirstRun {
+    /// No random number was drawn.
+    DrewNothing,
     /// The outputs of both runs are compared at once, and a second run that is another comes again.
-    Compared,
-    /// They are compared at the end of the pass, since the device would be waited for.
-    ComparedLater,
+    Drew(Fingerprint),
+    /// The ends of what was drawn are compared at the end of the pass, since the device would be waited for.
+    DrewUpTo(Next),
+}
+
+/// To be asked at the end of the pass.
+fn compared(first: FirstRun, second: Drawn, name: &str) -> Compared {
+    Compared {
+        place: place(name),
+        agree: Box::new(move || match (first, second) {
+            (FirstRun::DrewUpTo(first), Drawn::UpTo(second)) => first.is(&second),
+            _ => true,
+        }),
+    }
+}
+
+fn place(name: &str) -> String {
+    format!("the second run of the recomputed block {name}")
 }
 
 /// A second run that has been recorded.
@@ -124,15 +136,13 @@ where
             scope,
             random,
             took,
-            draws,
-            fingerprint,
+            first,
             ..
         } = self;
         // Each attempt takes one; the last leaves no other handle.
-        let attempts = if draws == Draws::Compared {
-            ATTEMPTS
-        } else {
-            1
+        let attempts = match first {
+            FirstRun::Drew(_) => ATTEMPTS,
+            FirstRun::DrewNothing | FirstRun::DrewUpTo(_) => 1,
         };
         let mut inputs = vec![self.input.take(); attempts];
 
@@ -158,11 +168,11 @@ where
                          before it are unchanged,"
                     )
                 };
-                let run = || stream.during(2, || forward(&block, input));
+                let run = || stream.during_noted(2, || forward(&block, input));
                 (located(run, place), forward)
             };
             // Only what a closure has captured can be a tensor of the graph that is locked now.
-            let (output, given_back) = match size_of::<F>() {
+            let ((output, drawn), given_back) = match size_of::<F>() {
                 0 => again(),
                 _ => worker::run(again, took, &name),
             };
@@ -174,19 +184,16 @@ where
                 "the second run of the recomputed block {name} returned other tensors than the first: \
                  it must compute the same from its inputs"
             );
-            if draws == Draws::Nothing {
-                return Ok(Recorded { output, leaves });
-            }
+            let first = match (&first, drawn) {
+                (FirstRun::DrewNothing, _) => return Ok(Recorded { output, leaves }),
+                (FirstRun::Drew(fingerprint), _) => fingerprint,
+                (FirstRun::DrewUpTo(_), drawn) => {
+                    scope.pass.blocks.compare(compared(first, drawn, &name));
+                    return Ok(Recorded { output, leaves });
+                }
+            };
             let (output, again) = Fingerprint::of(output);
-            if draws == Draws::ComparedLater {
-                let compared = Compared {
-                    place: format!("the second run of the recomputed block {name}"),
-                    agree: Box::new(move || fingerprint.is_of(&again)),
-                };
-                scope.pass.blocks.compare(compared);
-                return Ok(Recorded { output, leaves });
-            }
-            if fingerprint.is_of(&again) {
+            if *first == again {
                 return Ok(Recorded { output, leaves });
             }
             inside.abandon();
@@ -194,7 +201,7 @@ where
             random.devices.iter().for_each(sweep);
         }
         Err(FusedError::RandomNumbers {
-            place: format!("the second run of the recomputed block {name}"),
+            place: place(&name),
         })
     }
 }
