@@ -458,10 +458,16 @@ fn drawn_in_module_order_both_start_alike(device: &Device) {
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn on_every_backend(test: impl Fn(&Device)) {
+fn on_the_cpu(test: impl Fn(&Device)) {
     let _alone = ALONE.lock();
     test(&Device::flex().autodiff());
     test(&Device::ndarray().autodiff());
+}
+
+fn on_every_backend(test: impl Fn(&Device)) {
+    on_the_cpu(&test);
+    #[cfg(feature = "wgpu")]
+    let _alone = ALONE.lock();
     #[cfg(feature = "wgpu")]
     test(&Device::wgpu(Default::default()).autodiff());
 }
@@ -492,18 +498,18 @@ fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed_on_every
 }
 
 #[test]
-fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step_on_every_backend() {
-    on_every_backend(a_disturbed_block_sees_its_numbers_again_or_ends_the_step);
+fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step_on_the_cpu() {
+    on_the_cpu(a_disturbed_block_sees_its_numbers_again_or_ends_the_step);
 }
 
 #[test]
-fn what_draws_nothing_is_not_disturbed_on_every_backend() {
-    on_every_backend(what_draws_nothing_is_not_disturbed);
+fn what_draws_nothing_is_not_disturbed_on_the_cpu() {
+    on_the_cpu(what_draws_nothing_is_not_disturbed);
 }
 
 #[test]
-fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_every_backend() {
-    on_every_backend(disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step);
+fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_the_cpu() {
+    on_the_cpu(disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step);
 }
 
 #[test]
@@ -512,6 +518,6 @@ fn drawn_in_module_order_both_start_alike_on_every_backend() {
 }
 
 #[test]
-fn a_step_that_another_thread_disturbs_updates_once_on_every_backend() {
-    on_every_backend(a_step_that_another_thread_disturbs_updates_once);
+fn a_step_that_another_thread_disturbs_updates_once_on_the_cpu() {
+    on_the_cpu(a_step_that_another_thread_disturbs_updates_once);
 }

@@ -32,7 +32,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// ```
     ///
     /// `train` returns anything, and the gradients of the model as Burn's optimizers take them: those of
-    /// the parameters [left](Self::num_retained) to the end of the pass are still there. With loss scaling it goes
+    /// the parameters [retained](Self::num_retained) to the end of the pass are still there; the others are released,
+    /// and `param.val().grad(&gradients)` has none of them: a [hook](Self::with_hook) sees each. On a CubeCL device the
+    /// backward pass must run on the thread of the closure, since every thread has a stream of its own there. With loss scaling it goes
     /// back from [`scale_loss`](crate::scale_loss) of its loss, and finds other gradients scaled with it.
     ///
     /// # Panics

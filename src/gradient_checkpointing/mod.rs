@@ -27,11 +27,11 @@ use joint::Joint;
 use keep::{Devices, Keep, Lift};
 use name::{located, name};
 use outputs::{Forms, Tapped};
-use segment::{FirstRun, Segment};
+use segment::Segment;
 
 use crate::memory::{self, BlockRun};
 use crate::pass::{Scope, Way};
-use crate::random::{Drawn, Stream, distinct, draw_seed};
+use crate::random::{Stream, distinct, draw_seed};
 use crate::slot::{is_in_training, slotless, with_constants};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
@@ -74,7 +74,8 @@ use crate::slot::{is_in_training, slotless, with_constants};
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
 /// a step from the generator of its device, which is waited for. All threads share that generator: where
 /// another one draws from it during a run (a worker of a data loader may), the block runs again, and if that
-/// does not help, the step ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). So with dropout a run differs from one that
+/// does not help, the step ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). (CubeCL
+/// devices would have to be waited for, so there it is not noticed.) So with dropout a run differs from one that
 /// simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](GradientCheckpointingConfig::keep_activations).
 ///
@@ -91,7 +92,8 @@ use crate::slot::{is_in_training, slotless, with_constants};
 /// If `forward` returns a tensor that depends on a trainable tensor from outside the block; if it is called
 /// on a thread without the [`StepContext`](crate::StepContext) of the closure. In the backward pass, if the
 /// second run returns tensors of another shape or dtype, or computes with a tracked tensor from outside the
-/// block: the graph of that is locked then, which is noticed after ten seconds. The
+/// block: the graph of that is locked then, which is noticed after ten seconds where a closure has captured it (on
+/// CubeCL devices it is not, since every thread has a stream of its own there). The
 /// message of a panic in `forward` is passed on with the name of the block. Parameters whose gradient had
 /// not arrived are unchanged then.
 pub fn gradient_checkpointing<B, X, Y>(
@@ -197,13 +199,12 @@ where
         // Nothing in it is trained.
         return output;
     }
-    let (output, first) = match drawn {
-        Drawn::Nothing => (output, FirstRun::DrewNothing),
-        Drawn::Something => {
+    let (output, fingerprint) = match drawn {
+        false => (output, None),
+        true => {
             let (output, fingerprint) = Fingerprint::of(output);
-            (output, FirstRun::Drew(fingerprint))
+            (output, Some(fingerprint))
         }
-        Drawn::UpTo(next) => (output, FirstRun::DrewUpTo(next)),
     };
     scope.pass.blocks.wait();
     let outputs = forms.found.len();
@@ -220,7 +221,7 @@ where
         outputs: forms,
         scope,
         random,
-        first,
+        fingerprint,
         took,
         readers,
         run,

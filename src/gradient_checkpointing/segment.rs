@@ -14,8 +14,8 @@ use super::outputs::{Forms, Roots};
 use super::worker;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
-use crate::pass::{Compared, Readers, Scope};
-use crate::random::{Drawn, Next, Stream};
+use crate::pass::{Readers, Scope};
+use crate::random::{Stream, is_exact};
 use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
 use crate::tap::sweep;
 
@@ -38,39 +38,14 @@ pub(super) struct Segment<B, X, F> {
     pub(super) outputs: Forms,
     pub(super) scope: Scope,
     pub(super) random: Stream,
-    pub(super) first: FirstRun,
+    /// Of the outputs of the first run, if random numbers were drawn.
+    pub(super) fingerprint: Option<Fingerprint>,
     /// How long the first run took.
     pub(super) took: Duration,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Readers>,
     /// For the memory recorder.
     pub(super) run: Option<BlockRun>,
-}
-
-/// What is known of the first run, to be compared with the second.
-#[derive(Debug)]
-pub(super) enum FirstRun {
-    /// No random number was drawn.
-    DrewNothing,
-    /// The outputs of both runs are compared at once, and a second run that is another comes again.
-    Drew(Fingerprint),
-    /// The ends of what was drawn are compared at the end of the pass, since the device would be waited for.
-    DrewUpTo(Next),
-}
-
-/// To be asked at the end of the pass.
-fn compared(first: FirstRun, second: Drawn, name: &str) -> Compared {
-    Compared {
-        place: place(name),
-        agree: Box::new(move || match (first, second) {
-            (FirstRun::DrewUpTo(first), Drawn::UpTo(second)) => first.is(&second),
-            _ => true,
-        }),
-    }
-}
-
-fn place(name: &str) -> String {
-    format!("the second run of the recomputed block {name}")
 }
 
 /// A second run that has been recorded.
@@ -136,14 +111,12 @@ where
             scope,
             random,
             took,
-            first,
+            fingerprint,
             ..
         } = self;
         // Each attempt takes one; the last leaves no other handle.
-        let attempts = match first {
-            FirstRun::Drew(_) => ATTEMPTS,
-            FirstRun::DrewNothing | FirstRun::DrewUpTo(_) => 1,
-        };
+        let attempts = if fingerprint.is_some() { ATTEMPTS } else { 1 };
+        let exact = random.devices.iter().all(is_exact);
         let mut inputs = vec![self.input.take(); attempts];
 
         while let Some(input) = inputs.pop() {
@@ -168,13 +141,14 @@ where
                          before it are unchanged,"
                     )
                 };
-                let run = || stream.during_noted(2, || forward(&block, input));
+                let run = || stream.during(2, || forward(&block, input));
                 (located(run, place), forward)
             };
-            // Only what a closure has captured can be a tensor of the graph that is locked now.
-            let ((output, drawn), given_back) = match size_of::<F>() {
-                0 => again(),
-                _ => worker::run(again, took, &name),
+            // What a closure has captured can be a tensor of the graph that is locked now. (A device that has
+            // a stream for every thread is left on this one.)
+            let (output, given_back) = match size_of::<F>() > 0 && exact {
+                true => worker::run(again, took, &name),
+                false => again(),
             };
             forward = given_back;
             let mut forms = Forms::default();
@@ -184,13 +158,8 @@ where
                 "the second run of the recomputed block {name} returned other tensors than the first: \
                  it must compute the same from its inputs"
             );
-            let first = match (&first, drawn) {
-                (FirstRun::DrewNothing, _) => return Ok(Recorded { output, leaves }),
-                (FirstRun::Drew(fingerprint), _) => fingerprint,
-                (FirstRun::DrewUpTo(_), drawn) => {
-                    scope.pass.blocks.compare(compared(first, drawn, &name));
-                    return Ok(Recorded { output, leaves });
-                }
+            let Some(first) = &fingerprint else {
+                return Ok(Recorded { output, leaves });
             };
             let (output, again) = Fingerprint::of(output);
             if *first == again {
@@ -201,7 +170,7 @@ where
             random.devices.iter().for_each(sweep);
         }
         Err(FusedError::RandomNumbers {
-            place: place(&name),
+            place: format!("the second run of the recomputed block {name}"),
         })
     }
 }

@@ -27,20 +27,6 @@ pub(crate) struct Blocks {
     /// Whether tensors got a gradient of zeros, since the block that they went into did not use them.
     unused_inputs: AtomicBool,
     random: Mutex<BlockRandom>,
-    /// What is to be compared at the end of the pass.
-    compared: Mutex<Vec<Compared>>,
-}
-
-/// Whether the two runs of a block agree, to be asked when the device may be waited for.
-pub(crate) struct Compared {
-    pub(crate) place: String,
-    pub(crate) agree: Box<dyn FnOnce() -> bool + Send>,
-}
-
-impl std::fmt::Debug for Compared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.place)
-    }
 }
 
 /// The random numbers of the blocks.
@@ -70,7 +56,6 @@ impl Blocks {
             waiting: AtomicUsize::new(0),
             unused_inputs: AtomicBool::new(false),
             random: Mutex::default(),
-            compared: Mutex::default(),
         }
     }
 
@@ -117,21 +102,6 @@ impl Blocks {
     /// Whether a gradient of zeros may stand for none.
     pub(crate) fn have_unused_inputs(&self) -> bool {
         self.unused_inputs.load(Ordering::Relaxed)
-    }
-
-    /// Compares two runs at the end of the pass.
-    pub(crate) fn compare(&self, compared: Compared) {
-        self.compared.lock().push(compared);
-    }
-
-    /// The first block whose runs differ; waits for the device.
-    pub(crate) fn differing(&self) -> Option<String> {
-        let compared = std::mem::take(&mut *self.compared.lock());
-        let mut differing = compared.into_iter().filter_map(|compared| {
-            let Compared { place, agree } = compared;
-            (!agree()).then_some(place)
-        });
-        differing.next()
     }
 
     /// The seed of the next block that is in no other; `draw` makes the first.

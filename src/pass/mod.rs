@@ -24,7 +24,7 @@ use crate::error::FusedError;
 use crate::policy::Plan;
 use counted::Counted;
 
-pub(crate) use blocks::{BlockChoice, Blocks, Compared, Way};
+pub(crate) use blocks::{BlockChoice, Blocks, Way};
 pub use context::StepContext;
 pub(crate) use debt::{Debt, Owed};
 pub use loss::scale_loss;

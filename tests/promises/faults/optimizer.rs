@@ -108,7 +108,12 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
 }
 
 fn an_optimizer_that_panics_at_any_update_loses_nothing(device: &Device) {
-    for update in [0, 1, 3, 4, 6, 7, 9, 11, 13] {
+    // Every backend but those of the CPU takes its time.
+    let updates: &[usize] = match is_exact(device) {
+        true => &[0, 1, 3, 4, 6, 7, 9, 11, 13],
+        false => &[6],
+    };
+    for &update in updates {
         survives::<AdamW>(device, update, || AdamWConfig::new().build());
         survives::<Sgd>(device, update, || {
             let momentum = MomentumConfig::new();

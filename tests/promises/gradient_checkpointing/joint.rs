@@ -231,9 +231,17 @@ on_every_backend!(
     a_computed_weight_in_two_layers_gets_both_gradients,
     an_input_that_is_not_used_gives_no_gradient,
     outputs_without_elements_and_blocks_without_parameters_work,
-    lora_bases_train_if_the_backward_pass_runs_on_another_thread,
     a_thread_that_is_given_the_context_can_run_blocks,
 );
+
+/// On the CPU: every thread has a stream of its own on other devices.
+#[test]
+#[allow(deprecated)] // Burn 0.22 still ships ndarray.
+fn lora_bases_train_if_the_backward_pass_runs_on_another_thread_of_the_cpu() {
+    for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
+        lora_bases_train_if_the_backward_pass_runs_on_another_thread(&device);
+    }
+}
 
 /// The graph of the tensor is locked while the block runs again.
 #[test]
