@@ -1,5 +1,7 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use crate::random::is_exact;
+
 /// The sum of the squares of a tensor's elements, on its device, of which neither the largest nor the
 /// smallest floats are lost.
 ///
@@ -29,14 +31,25 @@ impl Squares {
             return Self { numbers };
         }
         let largest = elements.clone().abs().max();
-        let [large, small] = [
-            largest.clone().greater_scalar(LARGE),
-            largest.clone().lower_scalar(SMALL),
-        ];
-        let factor = largest
-            .ones_like()
-            .mask_fill(large, DOWN)
-            .mask_fill(small, UP);
+        if is_exact(&elements.device()) {
+            // Read at once, so that most gradients need no copy.
+            let factor = match largest.clone().into_scalar::<f64>() {
+                largest if largest > LARGE => DOWN,
+                largest if largest < SMALL => UP,
+                _ => 1.0,
+            };
+            let scaled = match factor == 1.0 {
+                true => elements,
+                false => elements.mul_scalar(factor),
+            };
+            let numbers = vec![scaled.square().sum(), largest.full_like(factor)];
+            let numbers = Tensor::cat(numbers, 0);
+            return Self { numbers };
+        }
+        let large = largest.clone().greater_scalar(LARGE);
+        let small = largest.clone().lower_scalar(SMALL);
+        let factor = largest.ones_like();
+        let factor = factor.mask_fill(large, DOWN).mask_fill(small, UP);
         let scaled = elements * factor.clone().expand([1; D]);
         let numbers = Tensor::cat(vec![scaled.square().sum(), factor], 0);
         Self { numbers }
