@@ -78,7 +78,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// A pass whose closure returns the gradients of the parameters that are ordinary leaves.
     ///
     /// It ends well or not at all: where there is an error, or a panic, all that has been accumulated is
-    /// that of before.
+    /// that of before, or dropped where a sum was overwritten. (What the optimizer state has taken stays.)
     pub(super) fn run<R>(
         &mut self,
         closure: Closure,

@@ -12,8 +12,8 @@ use crate::optim::StepCall;
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
 ///
-/// The optimizer is never cloned while training: Burn updates a state in place only while it has
-/// one owner.
+/// The optimizer is not cloned while training, but for the states that are backed up: Burn updates a state
+/// in place only while it has one owner.
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
@@ -86,7 +86,8 @@ impl Update {
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
     /// state of the optimizer takes it, if it can.
     ///
-    /// The step happens in place where the optimizer does so and `value` has no other owner.
+    /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
+    /// the reserve, which is given up then.
     pub(crate) fn step<const D: usize>(
         &mut self,
         path: &str,
