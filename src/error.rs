@@ -31,6 +31,56 @@ pub enum FusedError {
         device: String,
     },
 
+    /// A device that is not there, or can't be opened.
+    #[error(
+        "{device} can't be used: {reason}. Look whether the device is there, and whether its driver is \
+         installed and new enough for this build of Burn; what its thread has printed says more"
+    )]
+    DeviceNotThere {
+        /// The device.
+        device: String,
+        /// What is known.
+        reason: String,
+    },
+
+    /// A device that can't compute in a float type.
+    #[error(
+        "{device} can't compute in {dtype}: create the model in another float type (`supports_dtype` of \
+         the device tells in which), or on another device"
+    )]
+    FloatTypeNotSupported {
+        /// The float type.
+        dtype: String,
+        /// The device.
+        device: String,
+    },
+
+    /// A device computes something else than it should.
+    #[error(
+        "{device} does not compute in {dtype} what it should: {found}. If a kernel did not compile, what \
+         the thread of the device has printed says why; use another float type, or another device"
+    )]
+    DeviceComputesWrong {
+        /// The float type.
+        dtype: String,
+        /// The device.
+        device: String,
+        /// What was computed.
+        found: String,
+    },
+
+    /// A kernel failed that should have computed a parameter or its gradient.
+    #[error(
+        "the device has not computed parameter `{path}`: {reason}. It is lost if it was updated in this \
+         step; go on from the last checkpoint"
+    )]
+    NotComputed {
+        /// Path of the first parameter found.
+        path: String,
+        /// What the device says.
+        reason: String,
+    },
+
     /// One trainable parameter stands at two places of the module.
     #[error(
         "parameter {id} appears twice in the module, as `{first}` and as `{second}`: Burn's \
@@ -287,6 +337,12 @@ impl FusedError {
     /// The two passes of a step are not alike.
     pub(crate) fn other_passes() -> Self {
         let place = "the second of the two passes of a step".to_string();
+        Self::RandomNumbers { place }
+    }
+
+    /// Those of the step before were not, as is known now.
+    pub(crate) fn other_passes_before() -> Self {
+        let place = "the second of the two passes of the step before this one".to_string();
         Self::RandomNumbers { place }
     }
 }

@@ -28,6 +28,7 @@
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
+//! | `device` | whether a device is there, and computes what it should |
 //! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
 //! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
 //! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
@@ -42,6 +43,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod device;
 mod error;
 mod estimate;
 mod fused;
@@ -59,6 +61,7 @@ mod tap;
 #[cfg(feature = "train")]
 pub mod train;
 
+pub use device::check_device;
 pub use error::FusedError;
 pub use estimate::MemoryEstimate;
 pub use fused::FusedOptimizer;

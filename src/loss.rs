@@ -1,4 +1,4 @@
-use burn::tensor::{Gradients, Tensor, TensorData};
+use burn::tensor::{Gradients, Tensor};
 
 /// What the forward closure of a step returns: a loss of any rank, alone or with anything else.
 ///
@@ -21,9 +21,9 @@ pub trait Loss: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn has_graph(&self) -> bool;
 
-    /// The loss, read.
+    /// The elements of the loss, without autodiff.
     #[doc(hidden)]
-    fn read(&self) -> TensorData;
+    fn numbers(&self) -> Tensor<1>;
 
     /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss.
     #[doc(hidden)]
@@ -35,8 +35,9 @@ impl<const D: usize> Loss for Tensor<D> {
         Tensor::is_tracked(self)
     }
 
-    fn read(&self) -> TensorData {
-        self.to_data()
+    fn numbers(&self) -> Tensor<1> {
+        let elements = self.shape().num_elements();
+        self.clone().inner().reshape([elements])
     }
 
     fn go_back(self, scale: Option<f64>) -> (Self, Gradients) {
@@ -52,8 +53,8 @@ impl<const D: usize, T> Loss for (Tensor<D>, T) {
         self.0.has_graph()
     }
 
-    fn read(&self) -> TensorData {
-        self.0.to_data()
+    fn numbers(&self) -> Tensor<1> {
+        self.0.numbers()
     }
 
     fn go_back(self, scale: Option<f64>) -> (Self, Gradients) {

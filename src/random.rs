@@ -5,6 +5,30 @@
 //! numbers has to compare what was computed with them.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use parking_lot::Mutex;
+
+use crate::device::is_cubecl;
+
+/// The seeds of the steps of a training, from the generator of the device, so that a seeded program stays
+/// reproducible.
+///
+/// A CubeCL device would have to be waited for. So it gives one number, for the first step that needs a seed,
+/// and the seeds of all steps come from that.
+#[derive(Debug, Default)]
+pub(crate) struct StepSeeds(Mutex<Option<(u64, u64)>>);
+
+impl StepSeeds {
+    /// The seed of the next step.
+    pub(crate) fn next(&self, device: &Device) -> u64 {
+        if !is_cubecl(device) {
+            return draw_seed(device);
+        }
+        let mut drawn = self.0.lock();
+        let (seed, taken) = drawn.unwrap_or_else(|| (draw_seed(device), 0));
+        *drawn = Some((seed, taken + 1));
+        mix(seed, taken)
+    }
+}
 
 /// Random numbers of its own for a part of the program.
 #[derive(Clone, Debug)]
@@ -14,11 +38,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Numbers on `devices` from a seed that their generator gives, so that a seeded program stays
-    /// reproducible.
-    pub(crate) fn drawn(devices: Vec<Device>) -> Self {
+    /// Numbers on `devices` from a seed for their first.
+    pub(crate) fn new(devices: Vec<Device>, seed: impl FnOnce(&Device) -> u64) -> Self {
         let devices = distinct(devices);
-        let seed = draw_seed(&devices.first().cloned().unwrap_or_default());
+        let seed = seed(&devices.first().cloned().unwrap_or_default());
         Self { devices, seed }
     }
 
@@ -51,7 +74,7 @@ impl Stream {
     pub(crate) fn during_noted<R>(&self, run: u64, work: impl FnOnce() -> R) -> (R, bool) {
         self.start();
         let result = work();
-        let touched = self.devices.iter().all(is_exact) && self.is_touched();
+        let touched = !self.devices.iter().any(is_cubecl) && self.is_touched();
         seed(&self.devices, mix(self.seed, run));
         (result, touched)
     }
@@ -64,7 +87,7 @@ fn draw(device: &Device) -> Tensor<1> {
 }
 
 /// A seed from the generator of `device`, which waits for it.
-pub(crate) fn draw_seed(device: &Device) -> u64 {
+fn draw_seed(device: &Device) -> u64 {
     let digits = draw(device).into_data();
     let digits = digits.iter::<f64>().map(|digit| digit as u64);
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)
@@ -92,15 +115,4 @@ pub(crate) fn mix(seed: u64, count: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
-}
-
-/// Whether the operations of `device` give the same bits every time, whatever they are fused with: those of
-/// CPU backends do.
-pub(crate) fn is_exact(device: &Device) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
-    match device.clone().inner().as_dispatch() {
-        #[cfg(feature = "cubecl")]
-        burn::backend::DispatchDevice::Cube(_) => false,
-        _ => true,
-    }
 }

@@ -13,10 +13,14 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
+#[cfg(feature = "cubecl")]
+use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
+#[cfg(feature = "cubecl")]
+use crate::memory;
 use crate::pass::Session;
-use crate::policy::Policies;
+use crate::policy::{Policies, Unconfirmed};
 use crate::record;
 use crate::report::StepReport;
 use crate::slot::{FusedForm, KeptStatistics, Role};
@@ -62,6 +66,8 @@ pub struct FusedOptimizer<M: Module> {
     told: HashSet<ParamId>,
     policies: Policies,
     gradient_checkpointing: GradientCheckpointingConfig,
+    /// Of the last step with two passes: whether they saw the same random numbers.
+    unconfirmed: Unconfirmed,
 }
 
 impl<M: Module> FusedOptimizer<M> {
@@ -82,10 +88,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// If the model is not on an autodiff device, is on a backend that this build does not cover,
-    /// holds a trainable parameter twice, or was cloned out of a fused step.
+    /// holds a trainable parameter twice, or was cloned out of a fused step. If one of its devices
+    /// is not there, or does not compute what it should in the float type of a parameter
+    /// ([`check_device`](crate::check_device)).
     pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
         let fused = Self::with_session(model, Arc::new(Session::new(optimizer)))?;
         log::info!("{fused}");
+        #[cfg(feature = "cubecl")]
+        if fused.form.module.devices().iter().any(is_cubecl) {
+            memory::recommend_size_match(fused.form.slots().bytes());
+        }
         Ok(fused)
     }
 
@@ -98,6 +110,7 @@ impl<M: Module> FusedOptimizer<M> {
             told: HashSet::new(),
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
+            unconfirmed: Unconfirmed::default(),
         })
     }
 

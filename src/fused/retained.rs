@@ -6,9 +6,10 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 
+use crate::device::Written;
 use crate::error::FusedError;
 use crate::policy::{Plan, Update, is_finite};
-use crate::slot::Inventory;
+use crate::slot::{Inventory, Role};
 use crate::tap::lift;
 
 /// The sum of gradients of parameters of `module`.
@@ -41,6 +42,27 @@ impl ModuleVisitor for Copy<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
             self.copied.register(param.id, gradient);
+        }
+    }
+}
+
+/// Asks whether the device has computed the parameters.
+pub(super) fn ask_written<M: Module>(module: &M, inventory: &Inventory, written: &mut Written) {
+    module.visit(&mut Ask { inventory, written });
+}
+
+struct Ask<'a> {
+    inventory: &'a Inventory,
+    written: &'a mut Written,
+}
+
+impl ModuleVisitor for Ask<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        match self.inventory.get(param.id) {
+            Some(entry) if entry.role == Role::Retained => {
+                self.written.ask(&entry.path, &param.base().inner());
+            }
+            _ => {}
         }
     }
 }

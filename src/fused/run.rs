@@ -8,6 +8,7 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::retained;
+use crate::device::Written;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
@@ -49,7 +50,7 @@ impl<M: Module> FusedOptimizer<M> {
                 return Err(FusedError::LossNotTracked);
             }
             if let Some(rehearsal) = &pass.rehearsal
-                && !rehearsal.agrees(&loss.read())
+                && !rehearsal.agrees(&loss)
             {
                 return Err(FusedError::other_passes());
             }
@@ -87,9 +88,10 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         self.report = StepReport::default();
         let Order { plan, rehearsal } = order;
-        let choice = self.gradient_checkpointing.choice();
         let session = self.session.clone();
-        let running = session.begin(Pass::new(plan.clone(), choice, closure, rehearsal));
+        let choice = self.gradient_checkpointing.choice();
+        let blocks = session.blocks(choice, rehearsal.as_deref());
+        let running = session.begin(Pass::new(plan.clone(), blocks, closure, rehearsal));
         let ending = Ending(self.form.slots().clone());
         if plan.goal == Goal::Update {
             let limit = self.policies.state_backup.limit;
@@ -109,7 +111,19 @@ impl<M: Module> FusedOptimizer<M> {
         let ended = ending.well();
         drop(running);
         self.report_on(ended, received, report);
+        if plan.goal == Goal::Update {
+            self.check_written()?;
+        }
         Ok(output)
+    }
+
+    /// Refuses values that the device has not computed.
+    fn check_written(&self) -> Result<(), FusedError> {
+        let mut written = Written::new();
+        let slots = self.form.slots().iter();
+        slots.for_each(|slot| slot.ask_written(&mut written));
+        retained::ask_written(&self.form.module, self.form.inventory(), &mut written);
+        written.answer()
     }
 
     fn report_on(

@@ -8,11 +8,12 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::run::Order;
+use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::pass::{Closure, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
-use crate::random::{Stream, is_exact};
+use crate::random::Stream;
 use crate::report::StepReport;
 use crate::slot::KeptStatistics;
 use crate::tap::sweep;
@@ -81,6 +82,11 @@ impl<M: Module> FusedOptimizer<M> {
     /// threads: where another one draws from them meanwhile, both runs are repeated, and if that does not
     /// help, the step ends with [`FusedError::RandomNumbers`] and nothing is updated. Running statistics
     /// are updated once. The output of the second run is returned.
+    ///
+    /// CubeCL devices would have to be waited for. There the seeds of all steps come from the first, and
+    /// whether both runs saw the same numbers is known when the next step waits for the norm of its gradients:
+    /// that step ends with the error then and updates nothing, while the one before has used gradients that were
+    /// clipped by the norm of others. The last step of a training is not looked at.
     ///
     /// # Panics
     ///
@@ -203,7 +209,7 @@ impl<M: Module> FusedOptimizer<M> {
         let coefficient = self.policies.lagged_coefficient();
         let plan = self.policies.plan(Goal::Update, coefficient);
         let output = run(self, plan.clone().into())?;
-        let norm = plan.norm().map(|norm| norm.value);
+        let norm = plan.norm()?.map(|norm| norm.value);
         self.report.overflowed = plan.overflowed();
         self.end_step(&plan, coefficient, norm);
         Ok(output)
@@ -215,14 +221,15 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         mut run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let random = Stream::drawn(self.form.module.devices());
-        let exact = random.devices.iter().all(is_exact);
+        let devices = self.form.module.devices();
+        let random = Stream::new(devices, |device| self.session.next_seed(device));
+        let reads = !random.devices.iter().any(is_cubecl);
         let mut attempts = 0..ATTEMPTS;
         loop {
-            let rehearsal = Arc::new(Rehearsal::new(random.clone(), exact));
+            let rehearsal = Arc::new(Rehearsal::new(random.clone(), reads));
             match self.rehearsed(&rehearsal, &mut run) {
                 Err(FusedError::RandomNumbers { .. })
-                    if !rehearsal.is_used() && attempts.next().is_some() =>
+                    if reads && !rehearsal.is_used() && attempts.next().is_some() =>
                 {
                     random.devices.iter().for_each(sweep);
                 }
@@ -248,7 +255,12 @@ impl<M: Module> FusedOptimizer<M> {
             let _statistics = KeptStatistics::of(&self.form.module);
             run(self, order(&plan))?
         };
-        let norm = plan.norm().expect("the pass measures");
+        let before = std::mem::take(&mut self.unconfirmed);
+        let norm = plan.norm_and_confirm(&before)?;
+        let (norm, agree) = norm.expect("the pass measures");
+        if !agree {
+            return Err(FusedError::other_passes_before());
+        }
         if let Some(path) = norm.not_finite {
             let scaling = self.policies.scaling();
             if !scaling.is_some_and(LossScaler::can_back_off) {
@@ -265,8 +277,10 @@ impl<M: Module> FusedOptimizer<M> {
         let coefficient = clipping.and_then(|clipping| clipping.coefficient(norm.value));
         let value = norm.value;
         let mut plan = self.policies.plan(Goal::Update, coefficient);
-        if rehearsal.draws() {
-            plan = plan.comparing(norm, rehearsal.is_exact());
+        if !rehearsal.reads() {
+            plan = plan.comparing_later(norm);
+        } else if rehearsal.draws() {
+            plan = plan.comparing(norm);
         }
         let statistics = Some(KeptStatistics::of(&self.form.module));
         let output = run(self, order(&plan));
@@ -276,6 +290,8 @@ impl<M: Module> FusedOptimizer<M> {
             _ => statistics.into_iter().for_each(KeptStatistics::forget),
         }
         let output = output?;
+        self.unconfirmed = rehearsal.unconfirmed();
+        plan.leave(&mut self.unconfirmed);
         self.end_step(&plan, coefficient, Some(value));
         Ok(output)
     }

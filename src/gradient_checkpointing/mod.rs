@@ -31,7 +31,7 @@ use segment::Segment;
 
 use crate::memory::{self, BlockRun};
 use crate::pass::{Scope, Way};
-use crate::random::{Stream, distinct, draw_seed};
+use crate::random::Stream;
 use crate::slot::{is_in_training, slotless, with_constants};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
@@ -72,12 +72,15 @@ use crate::slot::{is_in_training, slotless, with_constants};
 /// weights and nest. Running statistics are updated once.
 ///
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
-/// a step from the generator of its device, which is waited for. All threads share that generator: where
-/// another one draws from it during a run (a worker of a data loader may), the block runs again, and if that
-/// does not help, the step ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). (CubeCL
-/// devices would have to be waited for, so there it is not noticed.) So with dropout a run differs from one that
-/// simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
+/// a step from the generator of its device. All threads share that generator: where another one draws from it
+/// during a run (a worker of a data loader may), the block runs again, and if that does not help, the step ends
+/// with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). So with dropout a run differs from one
+/// that simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](GradientCheckpointingConfig::keep_activations).
+///
+/// CubeCL devices would have to be waited for. There one seed is drawn for all steps, in the first that needs one,
+/// so that seeding the device again later changes only what is drawn outside of blocks; and that another thread
+/// has drawn is not noticed.
 ///
 /// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both
 /// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
@@ -141,10 +144,9 @@ where
 
 /// The random numbers of the next block in `scope`, which computes on `devices`.
 fn numbers(scope: &Scope, devices: Vec<Device>) -> Stream {
-    let devices = distinct(devices);
-    scope.pass.blocks.draw_on(&devices);
-    let seed = scope.next_seed(|| draw_seed(&devices.first().cloned().unwrap_or_default()));
-    Stream { devices, seed }
+    let random = Stream::new(devices, |device| scope.next_seed(device));
+    scope.pass.blocks.draw_on(&random.devices);
+    random
 }
 
 /// Runs a block once, and lets it wait for the gradients of its outputs to run again.

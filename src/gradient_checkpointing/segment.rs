@@ -12,10 +12,11 @@ use super::keep::Leaves;
 use super::name::located;
 use super::outputs::{Forms, Roots};
 use super::worker;
+use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Scope};
-use crate::random::{Stream, is_exact};
+use crate::random::Stream;
 use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
 use crate::tap::sweep;
 
@@ -116,7 +117,7 @@ where
         } = self;
         // Each attempt takes one; the last leaves no other handle.
         let attempts = if fingerprint.is_some() { ATTEMPTS } else { 1 };
-        let exact = random.devices.iter().all(is_exact);
+        let has_one_stream = !random.devices.iter().any(is_cubecl);
         let mut inputs = vec![self.input.take(); attempts];
 
         while let Some(input) = inputs.pop() {
@@ -146,7 +147,7 @@ where
             };
             // What a closure has captured can be a tensor of the graph that is locked now. (A device that has
             // a stream for every thread is left on this one.)
-            let (output, given_back) = match size_of::<F>() > 0 && exact {
+            let (output, given_back) = match size_of::<F>() > 0 && has_one_stream {
                 true => worker::run(again, took, &name),
                 false => again(),
             };

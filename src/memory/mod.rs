@@ -46,9 +46,9 @@
 //! every update too: bytes in use, and bytes reserved, which include pages kept for later. No
 //! allocator needs to be installed. What the pools don't tell is said so, not guessed: what the bytes
 //! are used for (they are [`unassigned`](Bytes::unassigned)), and what came and went between two
-//! phases; only the reserved bytes keep a trace of that. Each reading waits for the device to work
-//! off what was submitted, and makes `fusion` run what it has gathered, so training is slower while
-//! it is recorded, and may use memory a little otherwise than unrecorded.
+//! phases; only the reserved bytes keep a trace of that. A reading does not wait for the device, only for
+//! what was submitted to be handed to it, and makes `fusion` hand over what it has gathered, so training is a
+//! little slower while it is recorded, and may use memory a little otherwise than unrecorded.
 //!
 //! # The rooms
 //!
@@ -82,6 +82,8 @@ mod timeline;
 
 #[cfg(feature = "cubecl")]
 pub use device::match_pool_sizes;
+#[cfg(feature = "cubecl")]
+pub(crate) use device::recommend_size_match;
 pub use error::MemoryError;
 pub use heap::keep_pages;
 #[cfg(feature = "train")]

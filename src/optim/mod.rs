@@ -42,6 +42,7 @@ pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use call::StepCall;
 pub use in_state::AccumulateInState;
 pub(crate) use in_state::InState;
+pub(crate) use kernel::try_kernel;
 pub use lion::{Lion, LionConfig};
 pub use sgd::{Sgd, SgdConfig, SgdState};
 

@@ -1,10 +1,11 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::counted::Counted;
-use crate::random::{self, mix};
+use crate::random::{self, StepSeeds, mix};
 
 /// What a step does with the blocks under gradient checkpointing.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +27,8 @@ pub(crate) struct Blocks {
     waiting: AtomicUsize,
     /// Whether tensors got a gradient of zeros, since the block that they went into did not use them.
     unused_inputs: AtomicBool,
+    /// Where the seed of this step comes from.
+    seeds: Arc<StepSeeds>,
     random: Mutex<BlockRandom>,
 }
 
@@ -48,14 +51,19 @@ pub(crate) enum Way {
 }
 
 impl Blocks {
-    pub(super) fn new(choice: BlockChoice) -> Self {
+    /// The blocks of a pass; `seed` is that of their random numbers, if it has to be this one.
+    pub(super) fn new(choice: BlockChoice, seeds: Arc<StepSeeds>, seed: Option<u64>) -> Self {
         Self {
             choice,
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             unused_inputs: AtomicBool::new(false),
-            random: Mutex::default(),
+            seeds,
+            random: Mutex::new(BlockRandom {
+                seed: seed.map(|seed| (seed, 0)),
+                devices: Vec::new(),
+            }),
         }
     }
 
@@ -104,10 +112,10 @@ impl Blocks {
         self.unused_inputs.load(Ordering::Relaxed)
     }
 
-    /// The seed of the next block that is in no other; `draw` makes the first.
-    pub(super) fn next_seed(&self, draw: impl FnOnce() -> u64) -> u64 {
+    /// The seed of the next block that is in no other, which computes on `device`.
+    pub(super) fn next_seed(&self, device: &Device) -> u64 {
         let mut random = self.random.lock();
-        let (seed, taken) = random.seed.unwrap_or_else(|| (draw(), 0));
+        let (seed, taken) = random.seed.unwrap_or_else(|| (self.seeds.next(device), 0));
         random.seed = Some((seed, taken + 1));
         mix(seed, taken)
     }

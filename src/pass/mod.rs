@@ -117,7 +117,7 @@ impl Graph {
 impl Pass {
     pub(crate) fn new(
         plan: Plan,
-        choice: BlockChoice,
+        blocks: Blocks,
         closure: Closure,
         rehearsal: Option<Arc<Rehearsal>>,
     ) -> Self {
@@ -128,7 +128,7 @@ impl Pass {
         let scales = closure == Closure::Backward && plan.scale.is_some();
         Self {
             plan,
-            blocks: Blocks::new(choice),
+            blocks,
             graph: Arc::default(),
             stage: Mutex::new(stage),
             failure: Mutex::default(),

@@ -1,30 +1,39 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::tensor::TensorData;
 use parking_lot::Mutex;
 
-use crate::random::Stream;
+use crate::loss::Loss;
+use crate::policy::{Squares, Unconfirmed};
+use crate::random::{Stream, mix};
 
 /// What two passes of a step share: the first measures the gradients, and the second uses them.
 #[derive(Debug)]
 pub(crate) struct Rehearsal {
     random: Stream,
-    /// The loss of the first pass, where the closure returns it.
-    loss: Mutex<Option<Vec<f64>>>,
-    /// Whether both passes give the same bits.
-    exact: bool,
+    losses: Losses,
     /// Whether a gradient was used.
     used: AtomicBool,
 }
 
+/// The losses of both passes, where the closure returns them.
+#[derive(Debug)]
+enum Losses {
+    /// That of the first pass, which the second gives to the bit.
+    Read(Mutex<Option<Vec<f64>>>),
+    /// On devices that would have to be waited for.
+    Kept(Mutex<Vec<Squares>>),
+}
+
 impl Rehearsal {
-    /// Of passes with the random numbers of `random`, which give the same bits, if `exact`, or the same to a
-    /// thousandth.
-    pub(crate) fn new(random: Stream, exact: bool) -> Self {
+    /// Of passes with the random numbers of `random`; their results can be `read` without waiting for a device.
+    pub(crate) fn new(random: Stream, read: bool) -> Self {
+        let losses = match read {
+            true => Losses::Read(Mutex::default()),
+            false => Losses::Kept(Mutex::default()),
+        };
         Self {
             random,
-            loss: Mutex::default(),
-            exact,
+            losses,
             used: AtomicBool::new(false),
         }
     }
@@ -34,27 +43,50 @@ impl Rehearsal {
         self.random.start();
     }
 
-    /// Whether the loss is that of the first pass, if this is not the first.
-    pub(crate) fn agrees(&self, loss: &TensorData) -> bool {
-        let loss: Vec<f64> = loss.iter::<f64>().collect();
-        let mut first = self.loss.lock();
-        let Some(first) = &*first else {
-            *first = Some(loss);
-            return true;
-        };
-        let near = |(a, b): (&f64, &f64)| !self.exact && (a - b).abs() <= 1e-3 * a.abs();
-        let equal = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || near((a, b));
-        first.iter().zip(&loss).all(equal)
+    /// The seed of the blocks of both passes, where none is drawn from the generator that both start.
+    pub(super) fn block_seed(&self) -> Option<u64> {
+        let kept = matches!(self.losses, Losses::Kept(_));
+        kept.then(|| mix(self.random.seed, 0))
     }
 
-    pub(crate) fn is_exact(&self) -> bool {
-        self.exact
+    /// Whether the loss is that of the first pass, as far as that can be known now.
+    pub(crate) fn agrees(&self, loss: &impl Loss) -> bool {
+        let loss = loss.numbers();
+        match &self.losses {
+            Losses::Kept(losses) => {
+                losses.lock().push(Squares::of(&loss));
+                true
+            }
+            Losses::Read(first) => {
+                let loss: Vec<f64> = loss.into_data().iter::<f64>().collect();
+                let mut first = first.lock();
+                let first = first.get_or_insert_with(|| loss.clone());
+                let equal = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits();
+                first.iter().zip(&loss).all(equal)
+            }
+        }
+    }
+
+    /// What is left to be compared when a device is waited for anyway.
+    pub(crate) fn unconfirmed(&self) -> Unconfirmed {
+        let mut unconfirmed = Unconfirmed::default();
+        if let Losses::Kept(losses) = &self.losses
+            && let [first, second] = &losses.lock()[..]
+        {
+            unconfirmed.push(first.clone(), second.clone());
+        }
+        unconfirmed
+    }
+
+    /// Whether the results of both passes can be read without waiting for a device.
+    pub(crate) fn reads(&self) -> bool {
+        matches!(self.losses, Losses::Read(_))
     }
 
     /// Whether anybody may have drawn since the pass began, on whichever thread. From here on the numbers
     /// are others.
     pub(crate) fn draws(&self) -> bool {
-        !self.exact || self.random.is_touched()
+        self.random.is_touched()
     }
 
     /// A gradient is used: from here on the step can't begin anew.

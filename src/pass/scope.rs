@@ -2,6 +2,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn::tensor::Device;
+
 use super::{Graph, Pass, Readers};
 use crate::random::mix;
 
@@ -128,11 +130,11 @@ impl Scope {
         matches!(self.place, Place::Recorded(_))
     }
 
-    /// The seed for the next block in here; `draw` makes the first of a pass.
-    pub(crate) fn next_seed(&self, draw: impl FnOnce() -> u64) -> u64 {
+    /// The seed for the next block in here, which computes on `device`.
+    pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         match &self.seeds {
             Some(seeds) => mix(seeds.seed, seeds.taken.fetch_add(1, Ordering::Relaxed)),
-            None => self.pass.blocks.next_seed(draw),
+            None => self.pass.blocks.next_seed(device),
         }
     }
 }

@@ -5,8 +5,9 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Entered, Pass, Scope, Stage};
+use super::{BlockChoice, Blocks, Entered, Pass, Rehearsal, Scope, Stage};
 use crate::policy::Update;
+use crate::random::StepSeeds;
 use crate::tap::{Census, Clock};
 
 /// What the slots of a model share while it is fused.
@@ -16,6 +17,7 @@ pub(crate) struct Session {
     update: Mutex<Update>,
     clocks: Mutex<Vec<Clock>>,
     census: Mutex<Option<Arc<Census>>>,
+    seeds: Arc<StepSeeds>,
 }
 
 impl Session {
@@ -25,6 +27,7 @@ impl Session {
             update: Mutex::new(Update::new(optimizer)),
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
+            seeds: Arc::default(),
         }
     }
 
@@ -42,6 +45,17 @@ impl Session {
             _scope: Scope::of_step(pass.clone()).enter(),
             pass,
         }
+    }
+
+    /// The blocks of a pass that is to begin.
+    pub(crate) fn blocks(&self, choice: BlockChoice, rehearsal: Option<&Rehearsal>) -> Blocks {
+        let seed = rehearsal.and_then(Rehearsal::block_seed);
+        Blocks::new(choice, self.seeds.clone(), seed)
+    }
+
+    /// The seed for a step on `device`.
+    pub(crate) fn next_seed(&self, device: &Device) -> u64 {
+        self.seeds.next(device)
     }
 
     /// The pass under way.

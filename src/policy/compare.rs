@@ -1,45 +1,18 @@
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
+use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
-use super::norm::{Squares, sums};
+use super::norm::Squares;
 use crate::error::FusedError;
 
-/// Stops the step at a gradient that is not the one that was measured in the pass before: other random
-/// numbers were drawn.
-///
-/// All are compared where that costs no wait for a device, else the first.
+/// Stops the step at a gradient that is not, bit for bit, the one that was measured in the pass before: other
+/// random numbers were drawn.
 #[derive(Debug)]
-pub(crate) struct Compare {
+pub(super) struct Compare {
     /// The sums of squares by path.
-    measured: HashMap<String, f64>,
-    exact: bool,
-    looked: AtomicBool,
-}
-
-impl Compare {
-    /// With gradients that are the same to the bit, if `exact`, else to a thousandth.
-    pub(super) fn with(measured: HashMap<String, f64>, exact: bool) -> Self {
-        Self {
-            measured,
-            exact,
-            looked: AtomicBool::new(false),
-        }
-    }
-
-    fn agrees<const D: usize>(&self, path: &str, gradient: &Tensor<D>) -> bool {
-        if self.looked.swap(true, Ordering::Relaxed) && !self.exact {
-            return true;
-        }
-        let Some(measured) = self.measured.get(path) else {
-            return false;
-        };
-        let found = sums(&[Squares::of(gradient)])[0];
-        let near = (found - measured).abs() <= 1e-3 * measured.abs();
-        found.to_bits() == measured.to_bits() || !self.exact && near
-    }
+    pub(super) measured: HashMap<String, f64>,
 }
 
 impl GradientHook for Compare {
@@ -48,9 +21,81 @@ impl GradientHook for Compare {
         parameter: HookedParameter<'_, D>,
         gradient: Tensor<D>,
     ) -> GradientFlow<D> {
-        match self.agrees(parameter.path, &gradient) {
+        let found = Squares::of(&gradient).value().map(f64::to_bits);
+        let measured = self.measured.get(parameter.path).copied().map(f64::to_bits);
+        match found.is_some() && found == measured {
             true => GradientFlow::Continue(gradient),
             false => GradientFlow::Stop(FusedError::other_passes()),
         }
+    }
+}
+
+/// [`Compare`] for devices that would have to be waited for: the first gradient is measured again, to be
+/// compared when something else is waited for.
+#[derive(Debug)]
+pub(super) struct CompareLater {
+    measured: HashMap<String, f64>,
+    first: Mutex<Option<(Squares, Squares)>>,
+}
+
+impl CompareLater {
+    pub(super) fn with(measured: HashMap<String, f64>) -> Self {
+        Self {
+            measured,
+            first: Mutex::default(),
+        }
+    }
+
+    /// Adds the first gradient to what is left to be compared.
+    pub(super) fn leave(&self, unconfirmed: &mut Unconfirmed) {
+        if let Some((first, second)) = self.first.lock().clone() {
+            unconfirmed.push(first, second);
+        }
+    }
+}
+
+impl GradientHook for CompareLater {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        let mut first = self.first.lock();
+        if first.is_none() {
+            let Some(&measured) = self.measured.get(parameter.path) else {
+                return GradientFlow::Stop(FusedError::other_passes());
+            };
+            let second = Squares::of(&gradient);
+            *first = Some((Squares::known(measured, &second), second));
+        }
+        GradientFlow::Continue(gradient)
+    }
+}
+
+/// What two passes of a step have measured, the first and the second, and nobody has compared yet: the next step
+/// does, when it reads the norm of its gradients.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unconfirmed(Vec<(Squares, Squares)>);
+
+impl Unconfirmed {
+    pub(crate) fn push(&mut self, first: Squares, second: Squares) {
+        self.0.push((first, second));
+    }
+
+    /// All that has to be read, pair by pair.
+    pub(super) fn squares(&self) -> impl Iterator<Item = &Squares> {
+        self.0.iter().flat_map(|(first, second)| [first, second])
+    }
+
+    /// Whether both passes agree, as far as kernels do; `sums` is what was read.
+    pub(super) fn agree(&self, sums: &[f64]) -> bool {
+        self.0
+            .iter()
+            .zip(sums.chunks_exact(2))
+            .all(|((_, squares), sums)| {
+                let (first, second) = (sums[0], sums[1]);
+                let equal = first.to_bits() == second.to_bits();
+                equal || (first - second).abs() <= squares.tolerance * first.abs()
+            })
     }
 }

@@ -21,9 +21,11 @@ mod update;
 
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
+pub(crate) use compare::Unconfirmed;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use keeper::KEEPER_ID;
 pub(crate) use measure::is_finite;
+pub(crate) use norm::Squares;
 pub(crate) use plan::{Goal, Plan, Policies};
 pub(crate) use scaling::LossScaler;
 pub use scaling::{LossScalingConfig, Overflow};

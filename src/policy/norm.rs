@@ -1,16 +1,30 @@
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
 
-use crate::random::is_exact;
+use crate::device::is_cubecl;
 
-/// The sum of the squares of a tensor's elements, on its device, of which neither the largest nor the
-/// smallest floats are lost.
-///
-/// Squares leave the range of f32 long before the elements do. So the elements are multiplied by a power
-/// of two first, which changes no digit, where they are very large or very small.
+/// The sum of the squares of a tensor's elements, of which neither the largest nor the smallest floats are lost:
+/// squares leave the range of f32 long before the elements do. So the elements are multiplied by a power of two
+/// first, which changes no digit, where they are very large or very small.
 #[derive(Clone, Debug)]
-pub(super) struct Squares {
-    /// The sum, and what the elements were multiplied by before.
-    numbers: Tensor<1>,
+pub(crate) struct Squares {
+    sum: Sum,
+    /// What the same computation may differ by, in parts of the sum, on devices that fuse kernels.
+    pub(super) tolerance: f64,
+}
+
+#[derive(Clone, Debug)]
+enum Sum {
+    Known(f64),
+    /// Still on a device that would have to be waited for: what the elements were multiplied by, and the sum of
+    /// the squares of the products.
+    OnDevice(Box<[Tensor<1>; 2]>),
+}
+
+/// A sum that can't be read: which of those asked for, and what the device says.
+#[derive(Debug)]
+pub(super) struct Unread {
+    pub(super) index: usize,
+    pub(super) reason: String,
 }
 
 /// Elements beyond this are made smaller.
@@ -24,66 +38,109 @@ const UP: f64 = (1u128 << 80) as f64;
 
 impl Squares {
     /// Half types are computed in f32.
-    pub(super) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
-        let elements = widened(tensor);
-        if elements.shape().num_elements() == 0 {
-            let numbers = Tensor::from_data([0.0, 1.0], (&elements.device(), elements.dtype()));
-            return Self { numbers };
-        }
-        let largest = elements.clone().abs().max();
-        if is_exact(&elements.device()) {
-            // Read at once, so that most gradients need no copy.
-            let factor = match largest.clone().into_scalar::<f64>() {
-                largest if largest > LARGE => DOWN,
-                largest if largest < SMALL => UP,
-                _ => 1.0,
-            };
-            let scaled = match factor == 1.0 {
-                true => elements,
-                false => elements.mul_scalar(factor),
-            };
-            let numbers = vec![scaled.square().sum(), largest.full_like(factor)];
-            let numbers = Tensor::cat(numbers, 0);
-            return Self { numbers };
-        }
-        let large = largest.clone().greater_scalar(LARGE);
-        let small = largest.clone().lower_scalar(SMALL);
-        let factor = largest.ones_like();
-        let factor = factor.mask_fill(large, DOWN).mask_fill(small, UP);
-        let scaled = elements * factor.clone().expand([1; D]);
-        let numbers = Tensor::cat(vec![scaled.square().sum(), factor], 0);
-        Self { numbers }
+    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        let tolerance = match tensor.dtype() {
+            DType::F16 | DType::BF16 => 0.05,
+            _ => 1e-3,
+        };
+        let sum = Sum::of(widened(tensor));
+        Self { sum, tolerance }
     }
 
-    /// What can be read together.
-    fn kind(&self) -> (Device, DType) {
-        (self.numbers.device(), self.numbers.dtype())
+    /// What has been read before, with the tolerance of another.
+    pub(super) fn known(sum: f64, like: &Self) -> Self {
+        let sum = Sum::Known(sum);
+        Self { sum, ..*like }
+    }
+
+    /// The sum, where it has not to be waited for.
+    pub(super) fn value(&self) -> Option<f64> {
+        match self.sum {
+            Sum::Known(sum) => Some(sum),
+            Sum::OnDevice(_) => None,
+        }
+    }
+}
+
+impl Sum {
+    fn of<const D: usize>(elements: Tensor<D>) -> Self {
+        if elements.shape().num_elements() == 0 {
+            return Self::Known(0.0);
+        }
+        let largest = elements.clone().abs().max();
+        if is_cubecl(&elements.device()) {
+            let (large, small) = (
+                largest.clone().greater_scalar(LARGE),
+                largest.clone().lower_scalar(SMALL),
+            );
+            let factor = largest.ones_like();
+            let factor = factor.mask_fill(large, DOWN).mask_fill(small, UP);
+            let scaled = elements * factor.clone().reshape([1; D]);
+            return Self::OnDevice(Box::new([factor, scaled.square().sum()]));
+        }
+        // Most gradients need no copy.
+        let factor = match largest.into_scalar::<f64>() {
+            largest if largest > LARGE => DOWN,
+            largest if largest < SMALL => UP,
+            _ => 1.0,
+        };
+        let scaled = match factor == 1.0 {
+            true => elements,
+            false => elements.mul_scalar(factor),
+        };
+        Self::Known(scaled.square().sum().into_scalar::<f64>() / factor.powi(2))
     }
 }
 
 /// The sums, in f64: read back from every device at once, each dtype.
-pub(super) fn sums(squares: &[Squares]) -> Vec<f64> {
+pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
     let mut sums = vec![0.0; squares.len()];
-    let mut left: Vec<usize> = (0..squares.len()).collect();
-    while let Some(first) = left.first() {
-        let kind = squares[*first].kind();
-        let (here, elsewhere) = left
+    let mut left = Vec::new();
+    for (index, squares) in squares.iter().enumerate() {
+        match &squares.sum {
+            Sum::Known(sum) => sums[index] = *sum,
+            Sum::OnDevice(numbers) => left.push((index, &**numbers)),
+        }
+    }
+    while let Some((_, first)) = left.first() {
+        let kind = kind(first);
+        let (here, elsewhere): (Vec<_>, Vec<_>) = left
             .into_iter()
-            .partition::<Vec<_>, _>(|index| squares[*index].kind() == kind);
-        let numbers = here.iter().map(|index| squares[*index].numbers.clone());
-        for (index, sum) in here.iter().zip(read(numbers.collect())) {
+            .partition(|(_, numbers)| self::kind(numbers) == kind);
+        for ((index, _), sum) in here.iter().zip(read(&here)?) {
             sums[*index] = sum;
         }
         left = elsewhere;
     }
-    sums
+    Ok(sums)
 }
 
-fn read(numbers: Vec<Tensor<1>>) -> Vec<f64> {
-    let numbers = Tensor::cat(numbers, 0).into_data();
-    let numbers: Vec<f64> = numbers.iter::<f64>().collect();
-    let pairs = numbers.chunks_exact(2);
-    pairs.map(|pair| pair[0] / pair[1].powi(2)).collect()
+/// What can be read together.
+fn kind(numbers: &[Tensor<1>; 2]) -> (Device, DType) {
+    (numbers[0].device(), numbers[0].dtype())
+}
+
+/// The sums of one kind.
+fn read(sums: &[(usize, &[Tensor<1>; 2])]) -> Result<Vec<f64>, Unread> {
+    let numbers = sums.iter().flat_map(|(_, numbers)| numbers.iter().cloned());
+    let all = numbers.fold(Transaction::default(), Transaction::register);
+    let read = match (all.try_execute(), sums) {
+        (Ok(read), _) => read,
+        (Err(error), [(index, _)]) => {
+            let (index, reason) = (*index, error.to_string());
+            return Err(Unread { index, reason });
+        }
+        // One after the other, to find the one.
+        (Err(_), several) => {
+            let each = several
+                .iter()
+                .map(|one| self::read(std::slice::from_ref(one)));
+            return each.map(|one| Ok(one?[0])).collect();
+        }
+    };
+    let read: Vec<f64> = read.iter().flat_map(|data| data.iter::<f64>()).collect();
+    let pairs = read.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+    Ok(pairs.map(|(factor, sum)| sum / factor.powi(2)).collect())
 }
 
 /// The tensor to compute statistics of, in f32 for half types: squares would overflow in f16.

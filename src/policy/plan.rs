@@ -4,7 +4,7 @@ use burn::module::ParamGroup;
 
 use super::backup::StateBackup;
 use super::clip::GlobalNormClippingConfig;
-use super::compare::Compare;
+use super::compare::{Compare, CompareLater, Unconfirmed};
 use super::hook::{AnyHook, Hooks};
 use super::keeper::Keeper;
 use super::measure::{Measure, Norm};
@@ -195,25 +195,56 @@ pub(crate) struct Plan {
     pub(crate) goes_on: bool,
     measure: Option<Arc<Measure>>,
     overflow: Option<Arc<LeaveNotFinite>>,
+    compare: Option<Arc<CompareLater>>,
 }
 
 impl Plan {
-    /// The global norm of the gradients that have passed, free of the loss scale, if measured.
-    pub(crate) fn norm(&self) -> Option<Norm> {
-        let mut norm = self.measure.as_ref()?.norm();
-        norm.value /= self.scale.unwrap_or(1.0);
-        Some(norm)
+    /// The global norm of the gradients that have passed, free of the loss scale, if measured; waits for the
+    /// device.
+    pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
+        let norm = self.norm_and_confirm(&Unconfirmed::default())?;
+        Ok(norm.map(|(norm, _)| norm))
     }
 
-    /// The plan that uses the gradients of which `norm` was measured, and no others; `exact` if they are the
-    /// same to the bit.
-    pub(crate) fn comparing(mut self, norm: Norm, exact: bool) -> Self {
-        let compare = Arc::new(Compare::with(norm.squares, exact));
+    /// The same, read together with what the step before has left unconfirmed; and whether that agrees.
+    pub(crate) fn norm_and_confirm(
+        &self,
+        before: &Unconfirmed,
+    ) -> Result<Option<(Norm, bool)>, FusedError> {
+        let Some(measure) = &self.measure else {
+            return Ok(None);
+        };
+        let (mut norm, agree) = measure.norm(before)?;
+        norm.value /= self.scale.unwrap_or(1.0);
+        Ok(Some((norm, agree)))
+    }
+
+    /// The plan that uses the gradients of which `norm` was measured, and no others.
+    pub(crate) fn comparing(self, norm: Norm) -> Self {
+        let measured = norm.squares;
+        self.with_first_hook(Arc::new(Compare { measured }))
+    }
+
+    /// The same, where it is looked at [later](Self::leave).
+    pub(crate) fn comparing_later(mut self, norm: Norm) -> Self {
+        let compare = Arc::new(CompareLater::with(norm.squares));
+        self.compare = Some(compare.clone());
+        self.with_first_hook(compare)
+    }
+
+    fn with_first_hook(mut self, hook: Arc<dyn AnyHook>) -> Self {
         let mut hooks = Hooks::default();
-        hooks.push(ParamGroup::all(), compare);
+        hooks.push(ParamGroup::all(), hook);
         hooks.extend(&self.hooks);
         self.hooks = Arc::new(hooks);
         self
+    }
+
+    /// Adds what is to be compared later.
+    pub(crate) fn leave(&self, unconfirmed: &mut Unconfirmed) {
+        if let Some(compare) = &self.compare {
+            compare.leave(unconfirmed);
+        }
     }
 
     /// Whether a gradient was not finite, if the update looks for it.

@@ -68,7 +68,7 @@ impl GradientStatistics {
         let read = |found: Found| {
             let numbers: Vec<f64> = found.numbers.into_data().iter::<f64>().collect();
             GradientStatistic {
-                norm: sums(&[found.squares])[0].sqrt(),
+                norm: norm(&found.squares),
                 mean: numbers[0],
                 largest: numbers[1],
                 zeros: numbers[2],
@@ -76,6 +76,13 @@ impl GradientStatistics {
         };
         let found = found.into_iter();
         found.map(|(path, found)| (path, read(found))).collect()
+    }
+}
+
+fn norm(squares: &Squares) -> f64 {
+    match sums(&[squares]) {
+        Ok(sums) => sums[0].sqrt(),
+        Err(unread) => panic!("the norm of a gradient can't be read: {}", unread.reason),
     }
 }
 

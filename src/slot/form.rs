@@ -94,6 +94,12 @@ impl Slots {
         self.0.values()
     }
 
+    /// Bytes of all values, and so of the gradients that are released.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn bytes(&self) -> usize {
+        self.iter().map(|slot| slot.bytes()).sum()
+    }
+
     /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there
     /// again, in all slots or, where a sum was overwritten, in none.
     pub(crate) fn end(&self, well: bool) -> Vec<(ParamId, SlotReport)> {

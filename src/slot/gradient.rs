@@ -9,6 +9,8 @@ use burn::tensor::Tensor;
 
 use super::parameter::ParameterSlot;
 use super::stage::{Accumulated, Before, Outcome, Stage};
+use crate::device::Written;
+use crate::error::FusedError;
 use crate::memory::{self, Category};
 use crate::pass::Pass;
 use crate::policy::Goal;
@@ -17,6 +19,10 @@ impl<const D: usize> ParameterSlot<D> {
     /// Does with the gradient of a pass what the pass is for.
     pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         if !pass.admits() {
+            return self.finish(Outcome::Dropped);
+        }
+        if let Err(error) = self.prove(&gradient) {
+            pass.fail(error);
             return self.finish(Outcome::Dropped);
         }
         if pass.blocks.have_unused_inputs() && is_zero(&gradient) {
@@ -33,6 +39,19 @@ impl<const D: usize> ParameterSlot<D> {
             _ => gradient,
         };
         self.spend(pass, gradient);
+    }
+
+    /// Refuses the first gradient of the parameter if the device has not computed it: most kernels are launched
+    /// for the first time then, and one that fails would spoil whatever is written with its result.
+    fn prove(&self, gradient: &Tensor<D>) -> Result<(), FusedError> {
+        if self.state.lock().proven {
+            return Ok(());
+        }
+        let mut written = Written::new();
+        written.ask(&self.path, gradient);
+        written.answer()?;
+        self.state.lock().proven = true;
+        Ok(())
     }
 
     /// Adds a gradient to what has been accumulated.

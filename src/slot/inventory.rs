@@ -1,9 +1,10 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Device, Tensor};
 
 use super::handle::SlotHandle;
+use crate::device;
 use crate::error::FusedError;
 use crate::tap;
 
@@ -26,7 +27,8 @@ pub(crate) struct Entry {
     pub(crate) role: Role,
     /// It is tracked by autodiff, but no leaf.
     computed: bool,
-    device: burn::tensor::Device,
+    dtype: DType,
+    device: Device,
 }
 
 /// The float parameters of a module by id.
@@ -39,6 +41,7 @@ impl Inventory {
     /// Takes stock of `module` and refuses what can't be trained in fused form. Initializes lazy
     /// parameters, in module order.
     pub(crate) fn take<M: Module>(module: &M) -> Result<Self, FusedError> {
+        device::check_all_there(&module.devices())?;
         let mut clerk = Clerk::default();
         module.visit(&mut clerk);
 
@@ -59,6 +62,9 @@ impl Inventory {
                     path: entry.path,
                     device: format!("{:?}", entry.device),
                 });
+            }
+            if entry.role != Role::Frozen {
+                device::check(&entry.device, entry.dtype)?;
             }
             if entry.computed {
                 return Err(FusedError::NotALeaf { path: entry.path });
@@ -142,6 +148,7 @@ impl ModuleVisitor for Clerk {
                 false => Role::Frozen,
             },
             computed: value.is_tracked() && !value.is_require_grad(),
+            dtype: value.dtype(),
             device: value.device(),
         };
         self.found.push((param.id, entry));

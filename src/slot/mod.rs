@@ -31,6 +31,7 @@ pub(crate) use tracked::{
     with_own_leaves,
 };
 
+use crate::device::Written;
 use crate::pass::Pass;
 
 /// A slot, whatever the rank of its parameter.
@@ -43,6 +44,9 @@ pub(crate) trait Slot: Debug + Send + Sync {
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     fn flush(&self, pass: &Arc<Pass>);
+
+    /// Asks whether the device has computed the value.
+    fn ask_written(&self, written: &mut Written);
 
     /// Bytes of the value.
     fn bytes(&self) -> usize;

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::stage::{Accumulated, Expecting, Outcome, Stage};
 use super::{Slot, SlotReport};
+use crate::device::Written;
 use crate::memory::{self, Category};
 use crate::pass::{Pass, Session};
 use crate::policy::Goal;
@@ -34,6 +35,8 @@ pub(super) struct State<const D: usize> {
     pub(super) stage: Stage<D>,
     /// Whether the optimizer has last written in place, so that nothing need be kept of the state.
     pub(super) in_place: bool,
+    /// Whether the device has computed a gradient for it.
+    pub(super) proven: bool,
 }
 
 impl<const D: usize> ParameterSlot<D> {
@@ -57,6 +60,7 @@ impl<const D: usize> ParameterSlot<D> {
                 accumulated: Accumulated::Nothing,
                 stage: Stage::Unread,
                 in_place: false,
+                proven: false,
             }),
         }
     }
@@ -143,6 +147,10 @@ impl<const D: usize> Slot for ParameterSlot<D> {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing);
         }
+    }
+
+    fn ask_written(&self, written: &mut Written) {
+        written.ask(&self.path, &self.value());
     }
 
     fn bytes(&self) -> usize {

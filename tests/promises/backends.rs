@@ -18,6 +18,14 @@ macro_rules! on_every_backend {
             })*
         }
 
+        #[cfg(feature = "cpu")]
+        mod cpu {
+            $(#[test]
+            fn $test() {
+                super::$test(&burn::tensor::Device::cpu().autodiff());
+            })*
+        }
+
         #[cfg(feature = "wgpu")]
         mod wgpu {
             $(#[test]
@@ -30,7 +38,7 @@ macro_rules! on_every_backend {
         mod cuda {
             $(#[test]
             fn $test() {
-                super::$test(&burn::tensor::Device::cuda(Default::default()).autodiff());
+                super::$test(&burn::tensor::Device::cuda(0).autodiff());
             })*
         }
     };

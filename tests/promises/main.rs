@@ -3,6 +3,7 @@
 mod backends;
 mod backward;
 mod compare;
+mod device;
 mod estimate;
 mod faults;
 mod fidelity;

@@ -7,3 +7,5 @@ mod size_match;
 pub(super) use log::DeviceLog;
 #[cfg(feature = "cubecl")]
 pub use size_match::match_pool_sizes;
+#[cfg(feature = "cubecl")]
+pub(crate) use size_match::recommend_size_match;

@@ -1,3 +1,5 @@
+use std::sync::Once;
+
 use burn_cubecl::cubecl::config::memory::PersistentMemory;
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
@@ -28,4 +30,23 @@ pub fn match_pool_sizes() -> Result<(), MemoryError> {
         true => Ok(()),
         false => Err(MemoryError::AlreadyConfigured),
     }
+}
+
+/// Says once what is lost where nobody has called [`match_pool_sizes`], and no `cubecl.toml` has the setting.
+///
+/// Gradients of so many `bytes` are released in training.
+pub(crate) fn recommend_size_match(bytes: usize) {
+    static SAID: Once = Once::new();
+    let config = CubeClRuntimeConfig::get();
+    if matches!(config.memory.persistent_memory, PersistentMemory::SizeMatch) {
+        return;
+    }
+    SAID.call_once(|| {
+        log::warn!(
+            "the memory pools of the device keep most of the {:.1} MB of gradients that are released in \
+             every step: call `backburn::memory::match_pool_sizes()` first in `main`, and about so much less \
+             is reserved",
+            bytes as f64 / 1e6
+        );
+    });
 }

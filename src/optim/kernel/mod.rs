@@ -6,6 +6,7 @@ mod extension;
 mod fit;
 #[cfg(feature = "flex")]
 mod flex;
+mod known_step;
 mod plain;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
@@ -14,6 +15,8 @@ use burn::tensor::{FloatDType, Tensor};
 use super::call;
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
+
+pub(crate) use known_step::try_kernel;
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.
 pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {

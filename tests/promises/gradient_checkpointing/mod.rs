@@ -57,6 +57,17 @@ impl Stack {
         }
     }
 
+    /// The true gradient of a bias before a batch norm is zero. Where rounding differs from run to run, AdamW makes
+    /// full steps of what is left of it, so there is none then.
+    fn without_chance(device: &Device) -> Self {
+        let mut stack = Self::init(device);
+        if !is_exact(device) {
+            let blocks = stack.blocks.iter_mut();
+            blocks.for_each(|block| block.expand.bias = None);
+        }
+        stack
+    }
+
     fn loss(&self, x: Tensor<2>, blocks: impl Fn(&[Block], Tensor<2>) -> Tensor<2>) -> Tensor<1> {
         let x = blocks(&self.blocks, self.input.forward(x));
         self.output.forward(x).powi_scalar(2).mean()
@@ -100,8 +111,8 @@ fn xs(device: &Device) -> Vec<Tensor<2>> {
 }
 
 fn recomputed_blocks_train_as_plain_ones(device: &Device) {
-    let initial = Stack::init(device);
-    let copy = || copy(&initial, || Stack::init(device));
+    let initial = Stack::without_chance(device);
+    let copy = || copy(&initial, || Stack::without_chance(device));
     let xs = xs(device);
     let loss = |model: &Stack, step: usize| model.loss(xs[step].clone(), plain);
     let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, loss);

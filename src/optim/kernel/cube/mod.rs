@@ -16,6 +16,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
+use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Rule;
 use kernel::VectorRule;
@@ -27,28 +28,55 @@ pub(super) fn update(
     gradient: CubeTensor,
     states: Vec<CubeTensor>,
 ) -> (CubeTensor, Vec<CubeTensor>) {
+    if parameter.meta.num_elements() == 0 {
+        return (parameter, states);
+    }
     let parameter = writable(parameter);
     let states: Vec<_> = states.into_iter().map(writable).collect();
-    if parameter.meta.num_elements() > 0 {
-        let launch = Launch::new(&parameter, gradient, &states);
-        match rule {
-            Rule::Adam(rule) => adam::launch(rule, launch),
-            Rule::AdamW(rule) => adamw::launch(rule, launch),
-            Rule::CautiousAdamW(rule) => adamw::launch(rule, launch),
-            Rule::Lion(rule) => lion::launch(rule, launch),
-            Rule::Sgd(rule) => sgd::launch(rule, launch),
-        }
+    let launch = Launch::new(&parameter, gradient, &states);
+    match rule {
+        Rule::Adam(rule) => adam::launch(rule, launch),
+        Rule::AdamW(rule) => adamw::launch(rule, launch),
+        Rule::CautiousAdamW(rule) => adamw::launch(rule, launch),
+        Rule::Lion(rule) => lion::launch(rule, launch),
+        Rule::Sgd(rule) => sgd::launch(rule, launch),
     }
     (parameter, states)
 }
 
-/// `tensor` in a dense buffer with one owner: itself, or a copy.
+/// `tensor` in dense rows and a buffer with one owner: itself, or a copy.
+///
+/// A runtime may leave room behind a buffer and behind every row of it, as CUDA's does.
 fn writable(tensor: CubeTensor) -> CubeTensor {
+    let writable = |tensor: &CubeTensor| tensor.can_mut() && has_dense_rows(tensor);
+    if writable(&tensor) {
+        return tensor;
+    }
     let tensor = into_contiguous(tensor);
-    match tensor.can_mut() && tensor.is_contiguous_buffer() {
+    match writable(&tensor) {
         true => tensor,
         false => tensor.copy(),
     }
+}
+
+fn has_dense_rows(tensor: &CubeTensor) -> bool {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    tensor.is_contiguous() || is_contiguous_pitched(shape, strides) && tensor.is_nonoverlapping()
+}
+
+/// Whether `tensor` can be read and written in vectors of this size, one after the other.
+fn is_divided_by(tensor: &CubeTensor, size: VectorSize) -> bool {
+    if tensor.is_contiguous() {
+        return tensor.meta.num_elements().is_multiple_of(size);
+    }
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let [.., length] = shape[..] else {
+        return false;
+    };
+    let rows = strides[..strides.len() - 1].iter();
+    has_dense_rows(tensor)
+        && length.is_multiple_of(size)
+        && rows.into_iter().all(|stride| stride.is_multiple_of(size))
 }
 
 /// What the kernel is launched with.
@@ -69,16 +97,15 @@ impl<'a> Launch<'a> {
     fn new(parameter: &'a CubeTensor, gradient: CubeTensor, states: &'a [CubeTensor]) -> Self {
         let client = parameter.client.clone();
         let length = parameter.meta.num_elements();
-        // A strided gradient is read element by element.
-        let dense = gradient.is_contiguous();
+        let tensors = || [parameter, &gradient].into_iter().chain(states);
+        // Where they lie otherwise, element by element.
         let sizes = client.io_optimized_vector_sizes(parameter.dtype.size());
-        let sizes = sizes.filter(|size| dense && length.is_multiple_of(*size));
+        let sizes = sizes.filter(|size| tensors().all(|tensor| is_divided_by(tensor, *size)));
         let vector_size = sizes.max().unwrap_or(1);
         let units = length / vector_size;
         let cube_dim = CubeDim::new(&client, units);
         let cube_count = calculate_cube_count_elemwise(&client, units, cube_dim);
-        let tensors = [parameter, &gradient].into_iter().chain(states);
-        let address_type = tensors.map(CubeTensor::required_address_type).max();
+        let address_type = tensors().map(CubeTensor::required_address_type).max();
         // Half types are computed in f32.
         let computed = match parameter.dtype {
             DType::F64 => DType::F64,
@@ -108,8 +135,9 @@ impl<'a> Launch<'a> {
             .states
             .iter()
             .map(|state| state.clone().into_linear_view());
-        // SAFETY: the tensors have one shape, those written are dense and have one owner, and every unit
-        // ends before it touches an element that is not there.
+        // SAFETY: the tensors have one shape, and each is read and written through a view of its own strides, in
+        // vectors that divide its rows; those written have dense rows that don't overlap, and one owner; every
+        // unit ends before it touches an element that is not there.
         unsafe {
             kernel::update::launch_unchecked::<R>(
                 &self.client,

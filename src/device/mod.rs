@@ -1,0 +1,36 @@
+//! What a device of CubeCL's is asked, since not everything that goes wrong on it is told: whether it is there
+//! and computes, before training, and whether it has computed the parameters, after a step.
+//!
+//! CubeCL compiles a kernel when it is first launched. Where that fails with an error, all that the kernel was to
+//! write counts as lost, and a read of it says why ([`Written`] asks for it). Where the compiler panics, on the
+//! thread of the device, the buffers stay as they are, and nothing says so: only a result that is known
+//! beforehand tells ([`check`]).
+
+mod check;
+#[cfg(feature = "cuda")]
+mod driver;
+mod trial;
+#[cfg(not(feature = "cubecl"))]
+mod unasked;
+#[cfg(feature = "cubecl")]
+mod written;
+
+use burn::tensor::Device;
+
+pub use check::check_device;
+pub(crate) use check::{check, check_all_there};
+#[cfg(not(feature = "cubecl"))]
+pub(crate) use unasked::Written;
+#[cfg(feature = "cubecl")]
+pub(crate) use written::Written;
+
+/// Whether `device` is one of CubeCL's: it computes on a thread of its own, and what has to be known of a result
+/// has to be waited for.
+pub(crate) fn is_cubecl(device: &Device) -> bool {
+    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cubecl")]
+        burn::backend::DispatchDevice::Cube(_) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,107 @@
+use std::sync::Arc;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::{Device, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use parking_lot::Mutex;
+
+use super::check::caught;
+use super::is_cubecl;
+use crate::error::FusedError;
+
+/// Asks whether tensors hold what was to be computed into them, or whether a kernel has failed.
+///
+/// That is known when a kernel has been launched: what is waited for is the thread of the device, not the
+/// device. Tensors on CPU backends are not asked.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    devices: Vec<Asked>,
+}
+
+/// What is asked of one device.
+#[derive(Debug)]
+struct Asked {
+    device: Device,
+    paths: Vec<String>,
+    launched: Launched,
+}
+
+/// What tensors turn out to be when the operations before them have been launched, with their place among those
+/// asked for. What can't be launched does not come here.
+#[derive(Clone, Debug, Default)]
+struct Launched(Arc<Mutex<Vec<(usize, CubeTensor)>>>);
+
+impl Written {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Asks for a tensor of the parameter of this path.
+    pub(crate) fn ask<const D: usize>(&mut self, path: &str, tensor: &Tensor<D>) {
+        let device = tensor.device();
+        if !is_cubecl(&device) {
+            return;
+        }
+        let known = self.devices.iter().position(|asked| asked.device == device);
+        let index = known.unwrap_or_else(|| {
+            self.devices.push(Asked {
+                device,
+                paths: Vec::new(),
+                launched: Launched::default(),
+            });
+            self.devices.len() - 1
+        });
+        let asked = &mut self.devices[index];
+        let (launched, place) = (asked.launched.clone(), asked.paths.len());
+        Dispatch::written(tensor.clone().into_dispatch(), launched, place);
+        asked.paths.push(path.to_string());
+    }
+
+    /// The error that names the first parameter which was not computed.
+    pub(crate) fn answer(self) -> Result<(), FusedError> {
+        self.devices.into_iter().try_for_each(Asked::answer)
+    }
+}
+
+impl Asked {
+    fn answer(self) -> Result<(), FusedError> {
+        let fault = |place: usize, reason| FusedError::NotComputed {
+            path: self.paths[place].clone(),
+            reason,
+        };
+        // Launches what `fusion` has gathered. (A flush would do more, and can wait for the device.)
+        let handed_over = caught(|| self.device.memory_pool_usage());
+        let launched = std::mem::take(&mut *self.launched.0.lock());
+        let is_missing = |place: &usize| launched.iter().all(|(launched, _)| launched != place);
+        if let Some(place) = (0..self.paths.len()).find(is_missing) {
+            let panic = handed_over.err();
+            let reason = || "an operation that it depends on has failed".to_string();
+            return Err(fault(place, panic.unwrap_or_else(reason)));
+        }
+        // All at once, and only if something is wrong one after the other, for its name.
+        let all = launched.iter().map(|(_, tensor)| &tensor.handle);
+        if launched[0].1.client.check(all).is_ok() {
+            return Ok(());
+        }
+        launched.iter().try_for_each(|(place, tensor)| {
+            let written = tensor.client.check([&tensor.handle]);
+            written.map_err(|error| fault(*place, error.to_string()))
+        })
+    }
+}
+
+/// The question as an operation of a backend, which comes to its turn as any other.
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+trait AskWritten: Backend {
+    /// Returns `value`, and notes what it is in `launched`.
+    #[fusion(dtype = value, shape = value)]
+    fn written(value: FloatTensor<Self>, launched: Launched, place: usize) -> FloatTensor<Self>;
+}
+
+impl AskWritten for burn_cubecl::CubeBackend {
+    fn written(value: FloatTensor<Self>, launched: Launched, place: usize) -> FloatTensor<Self> {
+        launched.0.lock().push((place, value.clone()));
+        value
+    }
+}

@@ -1,0 +1,22 @@
+//! On a machine without a GPU as on one with fewer than a hundred.
+
+use backburn::{FusedError, FusedOptimizer, check_device};
+use burn::nn::LinearConfig;
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, FloatDType};
+
+#[test]
+fn a_device_that_is_not_there_is_refused_by_name() {
+    let device = Device::cuda(99);
+    let error = check_device(&device, FloatDType::F32).unwrap_err();
+    assert!(
+        matches!(error, FusedError::DeviceNotThere { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("99"), "{error}");
+
+    // Before the first of its parameters is initialized there.
+    let model = LinearConfig::new(2, 2).init(&device.autodiff());
+    let refused = FusedOptimizer::try_new(model, SgdConfig::new().init());
+    assert_eq!(refused.map(drop), Err(error));
+}

@@ -1,0 +1,225 @@
+//! What becomes of a step while another thread draws random numbers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use backburn::{
+    FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    HookedParameter, gradient_checkpointing,
+};
+use burn::module::{Param, ParamGroup};
+use burn::nn::{DropoutConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, SgdConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+
+use crate::compare::{assert_equal_weights, copy};
+use crate::{Model, distance, on_the_cpu};
+
+/// Says so when dropped.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Draws from the generator of `device` on another thread, now and then, while `work` runs.
+fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R {
+    let (done, device) = (AtomicBool::new(false), device.clone().inner());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(Tensor::<1>::random([3], Distribution::Default, &device).into_data());
+                std::thread::sleep(pause);
+            }
+        });
+        let _done = Done(&done);
+        work()
+    })
+}
+
+/// The loss is linear in the weight, so its gradient is what the forward pass has multiplied it by: with
+/// the same mask in both runs, and zero where the mask is.
+fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step(device: &Device) {
+    let dropout = DropoutConfig::new(0.5).init();
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    let seen = Gradient::default();
+    let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+        .with_hook(ParamGroup::all(), seen.clone());
+    let (mut right, mut refused) = (0, 0);
+    for pause in [0, 1, 20, 1000] {
+        disturbed(device, Duration::from_micros(pause), || {
+            for _ in 0..25 {
+                let dropout = dropout.clone();
+                let drop = move |weight: &Param<Tensor<1>>, x: Tensor<1>| {
+                    // So long that other threads come in between.
+                    let noise = Tensor::<1>::random([50_000], Distribution::Default, &x.device());
+                    dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
+                };
+                let step = fused.try_step(0.0, |weight| {
+                    let x = Tensor::ones([64], device);
+                    let dropped = gradient_checkpointing(weight, x, drop.clone());
+                    (dropped.clone().sum(), dropped.detach())
+                });
+                match step {
+                    Ok((_, dropped)) => {
+                        let dropped: Vec<f32> = dropped.into_data().iter().collect();
+                        assert_eq!(*seen.0.lock().unwrap(), dropped, "another mask");
+                        right += 1;
+                    }
+                    Err(FusedError::RandomNumbers { .. }) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+    }
+    assert_eq!(right + refused, 100);
+    assert!(right > 0);
+}
+
+/// Keeps the last gradient.
+#[derive(Clone, Default)]
+struct Gradient(Arc<Mutex<Vec<f32>>>);
+
+impl GradientHook for Gradient {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        *self.0.lock().unwrap() = gradient.to_data().iter().collect();
+        GradientFlow::Continue(gradient)
+    }
+}
+
+/// Blocks and passes that draw nothing don't mind.
+fn what_draws_nothing_is_not_disturbed(device: &Device) {
+    let initial: Vec<Linear> = (0..4)
+        .map(|_| LinearConfig::new(8, 8).init(device))
+        .collect();
+    let init = || {
+        (0..4)
+            .map(|_| LinearConfig::new(8, 8).init(device))
+            .collect()
+    };
+    let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, init);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .with_clipping(GlobalNormClippingConfig::Exact(1e-2));
+        for _ in 0..20 {
+            fused.step_repeatable(1e-2, |model| {
+                let run = |linear: &Linear, x| linear.forward(x).tanh();
+                let forward = |x, linear| match recompute {
+                    true => gradient_checkpointing(linear, x, run),
+                    false => run(linear, x),
+                };
+                model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
+            });
+        }
+        fused.model()
+    };
+    let quiet = train(false);
+    let disturbed = disturbed(device, Duration::ZERO, || train(true));
+    assert_equal_weights(&quiet, &disturbed);
+}
+
+/// As in the test of both passes, beside a thread that draws.
+fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(device: &Device) {
+    let max_norm = 1e-3;
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let mut right = 0;
+    for pause in [0, 20, 1000] {
+        for _ in 0..10 {
+            let before = Model::init(device);
+            let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+                .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+            let step = disturbed(device, Duration::from_micros(pause), || {
+                fused.try_step_repeatable(1.0, |model| model.loss(x.clone()))
+            });
+            let moved = distance(&before, &fused.model()) / max_norm;
+            match step {
+                Ok(_) => {
+                    assert!(
+                        (moved - 1.0).abs() < 1e-3,
+                        "moved by {moved} of the maximum"
+                    );
+                    right += 1;
+                }
+                Err(FusedError::RandomNumbers { .. }) => assert_eq!(moved, 0.0),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(right > 0);
+}
+
+/// A thread draws in the second run of the block in the pass that updates, when later layers have moved.
+fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
+    let updates = Arc::new(Mutex::new(Vec::new()));
+    let model: Vec<Linear> = (0..3)
+        .map(|_| LinearConfig::new(8, 8).init(device))
+        .collect();
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .with_clipping(GlobalNormClippingConfig::Exact(1e-3))
+        .with_hook(ParamGroup::all(), Noting(updates.clone()));
+    let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
+    let inner = device.clone().inner();
+    let result = fused.try_step_repeatable(1e-2, |model| {
+        let (dropout, device) = (DropoutConfig::new(0.5).init(), inner.clone());
+        let drop = move |linear: &Linear, x: Tensor<2>| {
+            if linear.weight.val().is_tracked() {
+                // As another thread would.
+                Tensor::<1>::random([3], Distribution::Default, &device);
+            }
+            dropout.forward(linear.forward(x))
+        };
+        let x = gradient_checkpointing(&model[0], x.clone(), drop);
+        model[1..]
+            .iter()
+            .fold(x, |x, linear| linear.forward(x).tanh())
+            .mean()
+    });
+    assert!(matches!(result, Err(FusedError::RandomNumbers { .. })));
+    let mut updates = updates.lock().unwrap().clone();
+    let found = updates.len();
+    updates.sort_unstable();
+    updates.dedup();
+    assert_eq!(updates.len(), found, "{updates:?}");
+}
+
+/// Notes the paths of the gradients that are used.
+struct Noting(Arc<Mutex<Vec<String>>>);
+
+impl GradientHook for Noting {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        self.0.lock().unwrap().push(parameter.path.to_string());
+        GradientFlow::Continue(gradient)
+    }
+}
+
+#[test]
+fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step_on_the_cpu() {
+    on_the_cpu(a_disturbed_block_sees_its_numbers_again_or_ends_the_step);
+}
+
+#[test]
+fn what_draws_nothing_is_not_disturbed_on_the_cpu() {
+    on_the_cpu(what_draws_nothing_is_not_disturbed);
+}
+
+#[test]
+fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_the_cpu() {
+    on_the_cpu(disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step);
+}
+
+#[test]
+fn a_step_that_another_thread_disturbs_updates_once_on_the_cpu() {
+    on_the_cpu(a_step_that_another_thread_disturbs_updates_once);
+}
