@@ -19,6 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
@@ -44,7 +45,7 @@ fn train(options: Options) -> Result<()> {
     // What a step has freed is there for the next one, stock or fused.
     backburn::memory::keep_pages();
     // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "cubecl")]
     backburn::memory::match_pool_sizes()?;
 
     let data = match &options.images {
@@ -66,6 +67,7 @@ fn train(options: Options) -> Result<()> {
         .with_context(context)?;
 
     let device = options.device.device();
+    backburn::check_device(&device, FloatDType::F32)?;
     device.seed(options.seed);
     let initial = folder.join("initial.bpk");
     let model = config.init(&device);

@@ -113,6 +113,9 @@ pub enum Backend {
     Wgpu,
     #[cfg(feature = "cuda")]
     Cuda,
+    /// The CPU, with the kernels that a GPU gets.
+    #[cfg(feature = "cpu")]
+    Cpu,
 }
 
 impl Backend {
@@ -122,7 +125,9 @@ impl Backend {
             #[cfg(feature = "wgpu")]
             Self::Wgpu => Device::wgpu(Default::default()),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Device::cuda(Default::default()),
+            Self::Cuda => Device::cuda(0),
+            #[cfg(feature = "cpu")]
+            Self::Cpu => Device::cpu(),
         }
     }
 }

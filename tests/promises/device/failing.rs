@@ -17,7 +17,7 @@ fn an_operation_that_fails_ends_the_step_with_the_name_of_a_parameter_on_wgpu() 
     // More than any device has.
     let failed = fused.try_step(0.1, |model| {
         let huge = Tensor::<1>::zeros([1usize << 42], &device);
-        model.forward(x.clone()).mean() * (huge.slice([0..1]) + 1.0)
+        model.forward(x.clone()).mean() * (huge.narrow(0, 0, 1) + 1.0)
     });
     let error = failed.map(drop).unwrap_err();
     assert!(matches!(error, FusedError::NotComputed { .. }), "{error}");

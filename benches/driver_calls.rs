@@ -1,0 +1,149 @@
+//! What a training step asks of NVIDIA's driver, counted: stock Burn and backburn.
+//!
+//! ```sh
+//! .ci/cuda/driver-calls
+//! ```
+//!
+//! Runs on the stand-in for the driver, on a machine without a GPU: launches do nothing there, so what is counted
+//! depends on no result and no time. Every row trains in f32 with Adam, a few steps, and prints for the last: the
+//! kernels launched; those of them that are our own kernel, which updates a parameter; how many more they are than in
+//! a forward and backward pass alone; the allocations that the memory pools made at the driver; bytes copied to the
+//! device, from it and on it; and how often the host waited for the device.
+//!
+//! The input lies on the device before, and the loss is not read.
+
+mod network;
+
+use std::path::PathBuf;
+
+use backburn::memory::{MemoryRecorder, match_pool_sizes};
+use backburn::{FusedOptimizer, GlobalNormClippingConfig, optim as ours};
+use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::prelude::*;
+use burn::tensor::Distribution;
+
+use network::vit::VitConfig;
+use network::{Mlp, Network};
+
+/// Until kernels are compiled and pools are filled.
+const WARM_UP: usize = 4;
+const LEARNING_RATE: f64 = 1e-4;
+fn main() {
+    let Some(file) = std::env::var_os("STANDIN_COUNTS").map(PathBuf::from) else {
+        println!("counts on the stand-in for NVIDIA's driver only: see the head of this benchmark");
+        return;
+    };
+    match_pool_sizes().expect("no device was used before");
+    let counts = Counts {
+        file,
+        device: Device::cuda(0),
+    };
+    let device = counts.device.clone().autodiff();
+    println!(
+        "| | | launches | updates | launches for updates | allocations | to device (B) | from device (B) | \
+         on device (B) | waits |"
+    );
+    println!("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+
+    let input = Tensor::random([16, 512], Distribution::Default, &device);
+    counts.print("MLP 12 x (512, 2048)", input, |recompute| {
+        Mlp::init(&device).with_recompute_blocks(recompute)
+    });
+    let image = |config: &VitConfig, batch| {
+        let shape = [batch, config.channels, config.image_size, config.image_size];
+        Tensor::random(shape, Distribution::Default, &device)
+    };
+    for (name, batch, config) in [
+        ("ViT digits, batch 64", 64, VitConfig::digits()),
+        ("ViT-S/16, batch 1", 1, VitConfig::vit_s_16()),
+    ] {
+        counts.print(name, image(&config, batch), |recompute| {
+            config
+                .clone()
+                .with_recompute_blocks(recompute)
+                .init(&device)
+        });
+    }
+}
+
+/// What the stand-in has counted.
+struct Counts {
+    file: PathBuf,
+    device: Device,
+}
+
+/// Of one step: launches, those of our own kernel, allocations, bytes copied to the device, from it and on it, waits.
+type Counted = [u64; 7];
+
+impl Counts {
+    /// The numbers when all that was submitted has reached the driver.
+    fn read(&self) -> Counted {
+        // Waits for the thread of the device, not for the driver.
+        self.device.memory_pool_usage();
+        let bytes = std::fs::read(&self.file).expect("the stand-in has made it");
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        let numbers: Vec<u64> = bytes.chunks_exact(8).map(number).collect();
+        numbers.try_into().expect("as many as the stand-in counts")
+    }
+
+    /// Those of the last of several steps.
+    fn of(&self, mut step: impl FnMut()) -> Counted {
+        (0..WARM_UP).for_each(|_| step());
+        let before = self.read();
+        step();
+        let after = self.read();
+        std::array::from_fn(|index| after[index] - before[index])
+    }
+
+    /// One row for each way to train the model that `init` makes, with its blocks recomputed or not.
+    fn print<const D: usize, N: Network<D> + Module + 'static>(
+        &self,
+        name: &str,
+        input: Tensor<D>,
+        init: impl Fn(bool) -> N,
+    ) {
+        let model = init(false);
+        let parameters = burn::module::list_param_ids(&model).len();
+        let passes = self.of(|| drop(model.loss(input.clone()).backward()));
+        let print = |way: &str, counted: Counted, one_pass: bool| {
+            let [launches, updates, rest @ ..] = counted;
+            let of_updates = match one_pass {
+                true => (launches as i64 - passes[0] as i64).to_string(),
+                false => String::new(),
+            };
+            let rest = rest.map(|number| number.to_string()).join(" | ");
+            println!(
+                "| {name}, {parameters} parameters | {way} | {launches} | {updates} | {of_updates} | {rest} |"
+            );
+        };
+        print("no update", passes, false);
+
+        let mut optimizer = AdamConfig::new().init();
+        let mut stock = Some(model);
+        let counted = self.of(|| {
+            let model = stock.take().expect("the step before has put it back");
+            let gradients = model.loss(input.clone()).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            stock = Some(optimizer.step(LEARNING_RATE, model, gradients));
+        });
+        print("stock", counted, true);
+
+        let ours = || ours::AdamConfig::new().init();
+        let fused = |optimizer: ModuleOptimizer| FusedOptimizer::new(init(false), optimizer);
+        let exact = GlobalNormClippingConfig::Exact(1.0);
+        let step = |fused: &mut FusedOptimizer<N>| {
+            self.of(|| {
+                fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
+            })
+        };
+        print("fused", step(&mut fused(AdamConfig::new().init())), true);
+        print("fused, ours", step(&mut fused(ours())), true);
+        let recorder = MemoryRecorder::start_on(&self.device).expect("no other records");
+        print("ours, recorded", step(&mut fused(ours())), true);
+        drop(recorder);
+        let mut clipping = fused(ours()).with_clipping(exact);
+        print("ours, exact clipping", step(&mut clipping), false);
+        let mut blocks = FusedOptimizer::new(init(true), ours());
+        print("ours, blocks", step(&mut blocks), false);
+    }
+}

@@ -1,0 +1,275 @@
+//! Memory and time of training on a GPU: stock Burn, backburn and PyTorch, in one run.
+//!
+//! ```sh
+//! cargo bench --bench gpu --features cuda,fusion
+//! cargo bench --bench gpu --features wgpu,fusion -- --device wgpu --models mlp
+//! ```
+//!
+//! Prints two tables in Markdown. The first trains in f32 with Adam, each way in a process of its own that takes
+//! five steps to warm up and fifteen more: the most bytes that the memory pools had in use and had reserved at the
+//! end of a step, in multiples of the parameters' bytes (P), and the median time of a step, waiting for the device
+//! after each. PyTorch stands beside where `python3` has it (`benches/pytorch/training.py`); it tells the most bytes
+//! of all moments, and pools of Burn's those of the ends of steps, and for reserved bytes, which are not given
+//! back, that is the same.
+//!
+//! The second steps one large parameter with every optimizer of [`backburn::optim`]: bytes moved a second, and that
+//! in parts of a copy on the device in the same rounds.
+
+mod network;
+
+use std::process::Command;
+use std::time::Instant;
+
+use backburn::memory::match_pool_sizes;
+use backburn::{FusedOptimizer, check_device, optim as ours};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, Optimizer};
+use burn::prelude::*;
+use burn::tensor::{Distribution, FloatDType};
+use clap::Parser;
+
+use network::vit::VitConfig;
+use network::{Mlp, Network};
+
+const WARM_UP: usize = 5;
+const STEPS: usize = 15;
+const LEARNING_RATE: f64 = 1e-4;
+const MODELS: [&str; 3] = ["mlp", "vit-s-16", "vit-l-16"];
+const WAYS: [&str; 5] = [
+    "stock",
+    "stock-default-pools",
+    "fused",
+    "ours",
+    "ours-blocks",
+];
+const PYTORCH: [&str; 4] = ["adam", "loop", "fused", "hook"];
+
+/// Memory and time of training on a GPU.
+#[derive(Parser)]
+struct Options {
+    /// The backend: cuda, rocm, wgpu or cpu, as far as it is built.
+    #[arg(long, default_value = "cuda")]
+    device: String,
+
+    /// Of mlp, vit-s-16 and vit-l-16.
+    #[arg(long, value_delimiter = ',', default_values_t = MODELS.map(String::from))]
+    models: Vec<String>,
+
+    /// Elements of the parameter in the second table.
+    #[arg(long, default_value_t = 100_000_000)]
+    elements: usize,
+
+    /// Train this model in this way only, in this process.
+    #[arg(long, num_args = 2, value_names = ["MODEL", "WAY"])]
+    only: Option<Vec<String>>,
+
+    /// Cargo says so.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Options {
+    fn device(&self) -> Device {
+        match self.device.as_str() {
+            #[cfg(feature = "cuda")]
+            "cuda" => Device::cuda(0),
+            #[cfg(feature = "rocm")]
+            "rocm" => Device::rocm(0),
+            #[cfg(feature = "wgpu")]
+            "wgpu" => Device::wgpu(Default::default()),
+            #[cfg(feature = "cpu")]
+            "cpu" => Device::cpu(),
+            other => panic!("the benchmark is not built for `{other}`"),
+        }
+    }
+}
+
+fn main() {
+    let options = Options::parse();
+    if let Some([model, way]) = options.only.as_deref() {
+        if way != "stock-default-pools" {
+            match_pool_sizes().expect("no device was used before");
+        }
+        let device = options.device();
+        check_device(&device, FloatDType::F32).unwrap_or_else(|error| panic!("{error}"));
+        return measure(model, way, &device.autodiff());
+    }
+    println!("| model | | in use / P | reserved / P | step (ms) |");
+    println!("|---|---|---:|---:|---:|");
+    for model in &options.models {
+        for way in WAYS {
+            let this = std::env::current_exe().expect("a program");
+            let arguments = ["--device", &options.device, "--only", model, way];
+            print_row(model, way, Command::new(this).args(arguments));
+        }
+        for way in PYTORCH {
+            let arguments = ["benches/pytorch/training.py", model, way, &options.device];
+            print_row(
+                model,
+                &format!("PyTorch, {way}"),
+                Command::new("python3").args(arguments),
+            );
+        }
+    }
+    println!(
+        "\n| {} elements | B/element | GB/s | of a copy |",
+        options.elements
+    );
+    println!("|---|---:|---:|---:|");
+    Bandwidth::new(&options.device(), options.elements).print();
+}
+
+/// A row of what the process prints: bytes of the parameters, in use, reserved, milliseconds.
+fn print_row(model: &str, way: &str, process: &mut Command) {
+    let output = process.output();
+    let output = output
+        .as_ref()
+        .map(|output| String::from_utf8_lossy(&output.stdout));
+    let output = output.unwrap_or_default();
+    let line = output.lines().last().unwrap_or_default();
+    let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
+    match numbers[..] {
+        [parameters, in_use, reserved, milliseconds] => println!(
+            "| {model} | {way} | {:.2} | {:.2} | {milliseconds:.2} |",
+            in_use / parameters,
+            reserved / parameters
+        ),
+        _ => println!("| {model} | {way} | did not run | | |"),
+    }
+}
+
+/// Trains in one way, and prints what [`print_row`] reads.
+fn measure(model: &str, way: &str, device: &Device) {
+    let image = |batch: usize| Tensor::random([batch, 3, 224, 224], Distribution::Default, device);
+    let blocks = way == "ours-blocks";
+    match model {
+        "mlp" => {
+            let input = Tensor::random([16, 512], Distribution::Default, device);
+            train(Mlp::init(device).with_recompute_blocks(blocks), way, input);
+        }
+        "vit-s-16" => {
+            let config = VitConfig::vit_s_16().with_recompute_blocks(blocks);
+            train(config.init(device), way, image(8));
+        }
+        "vit-l-16" => {
+            let config = VitConfig::vit_l_16().with_recompute_blocks(blocks);
+            train(config.init(device), way, image(1));
+        }
+        other => panic!("there is no model `{other}`"),
+    }
+}
+
+fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, input: Tensor<D>) {
+    let device = input.device().inner();
+    let parameters = 4 * model.num_params();
+    let fused = |model: N, optimizer: ModuleOptimizer| {
+        let mut fused = FusedOptimizer::new(model, optimizer);
+        let input = input.clone();
+        Box::new(move || drop(fused.step(LEARNING_RATE, |model| model.loss(input.clone()))))
+            as Box<dyn FnMut()>
+    };
+    let mut step = match way {
+        "fused" => fused(model, AdamConfig::new().init()),
+        "ours" | "ours-blocks" => fused(model, ours::AdamConfig::new().init()),
+        _ => stock(model, input.clone()),
+    };
+    let mut times = Vec::new();
+    let (mut in_use, mut reserved) = (0, 0);
+    for index in 0..WARM_UP + STEPS {
+        let begun = Instant::now();
+        step();
+        device.sync().expect("the device goes on");
+        if index >= WARM_UP {
+            times.push(begun.elapsed().as_secs_f64());
+        }
+        let usage = device.memory_pool_usage().expect("CubeCL tells");
+        in_use = in_use.max(usage.bytes_in_use);
+        reserved = reserved.max(usage.bytes_reserved);
+    }
+    println!("{parameters} {in_use} {reserved} {}", 1e3 * median(times));
+}
+
+fn stock<const D: usize, N: Network<D> + Module + 'static>(
+    model: N,
+    input: Tensor<D>,
+) -> Box<dyn FnMut()> {
+    let mut optimizer = AdamConfig::new().init();
+    let mut model = Some(model);
+    Box::new(move || {
+        let current = model.take().expect("the step before has put it back");
+        let gradients = current.loss(input.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &current);
+        model = Some(optimizer.step(LEARNING_RATE, current, gradients));
+    })
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// The second table.
+struct Bandwidth {
+    device: Device,
+    elements: usize,
+    /// Bytes moved a second by a copy.
+    copy: f64,
+}
+
+impl Bandwidth {
+    fn new(device: &Device, elements: usize) -> Self {
+        let source = Tensor::<1>::ones([elements], device);
+        // An addition of a scalar reads and writes every element once.
+        let seconds = timed(device, || drop(source.clone().add_scalar(1.0)));
+        Self {
+            device: device.clone(),
+            elements,
+            copy: 8.0 * elements as f64 / seconds,
+        }
+    }
+
+    fn print(&self) {
+        let momentum = Some(MomentumConfig::new());
+        self.row("AdamW", 28, ours::AdamWConfig::new().build());
+        self.row(
+            "AdamW, AMSGrad",
+            36,
+            ours::AdamWConfig::new().with_amsgrad(true).build(),
+        );
+        self.row("Adam", 28, ours::AdamConfig::new().build());
+        self.row(
+            "SGD, momentum",
+            20,
+            ours::SgdConfig::new().with_momentum(momentum).build(),
+        );
+        self.row("SGD", 12, ours::SgdConfig::new().build());
+        self.row("Lion", 20, ours::LionConfig::new().build());
+    }
+
+    fn row(&self, name: &str, bytes: usize, optimizer: impl Optimizer) {
+        let gradient = Tensor::<1>::ones([self.elements], &self.device);
+        let mut state = Some((gradient.clone().mul_scalar(0.5), None));
+        let seconds = timed(&self.device, || {
+            let (parameter, moments) = state.take().expect("the step before has put it back");
+            state = Some(optimizer.step(LEARNING_RATE, parameter, gradient.clone(), moments));
+        });
+        let moved = (bytes * self.elements) as f64 / seconds;
+        println!(
+            "| {name} | {bytes} | {:.0} | {:.2} |",
+            moved / 1e9,
+            moved / self.copy
+        );
+    }
+}
+
+/// The median seconds of `work` on the device.
+fn timed(device: &Device, mut work: impl FnMut()) -> f64 {
+    let mut once = || {
+        let begun = Instant::now();
+        work();
+        device.sync().expect("the device goes on");
+        begun.elapsed().as_secs_f64()
+    };
+    (0..WARM_UP).for_each(|_| drop(once()));
+    median((0..STEPS).map(|_| once()).collect())
+}
