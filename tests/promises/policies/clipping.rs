@@ -38,7 +38,9 @@ fn train_reference(
 
 fn assert_told(fused: &FusedOptimizer<Network>, (norm, coefficient): (f64, f64)) {
     let report = fused.last_step();
-    let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * b.abs();
+    let exact = fused.model().devices().iter().all(is_exact);
+    let tolerance = if exact { 1e-9 } else { 1e-3 };
+    let near = |a: f64, b: f64| (a - b).abs() <= tolerance * b.abs();
     assert!(near(report.gradient_norm.unwrap(), norm));
     assert!(near(report.clipping.unwrap(), coefficient));
 }
