@@ -262,6 +262,26 @@ pub enum FusedError {
         least: usize,
     },
 
+    /// A training that can't be divided between a device and the host in this way.
+    #[error("the training can't be offloaded: {reason}")]
+    Offload {
+        /// Why, and what to do.
+        reason: String,
+    },
+
+    /// A weight that could not come over to the device, or a gradient that could not leave it.
+    #[error(
+        "parameter `{path}` or its gradient could not go from one device to the other: {reason}. Its value \
+         and its optimizer state are on the host, as of its last update; if the device has no memory left, \
+         offload more, or make the batch or the blocks smaller"
+    )]
+    Transfer {
+        /// Path of the parameter.
+        path: String,
+        /// What the device says.
+        reason: String,
+    },
+
     /// Loss scaling is on, and what runs the backward pass did not scale its loss.
     #[error(
         "loss scaling is on, and the model's `TrainStep::step`, or the closure of \

@@ -28,6 +28,7 @@
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
+//! | `offload` | what waits in host memory, and where the model computes |
 //! | `device` | whether a device is there, and computes what it should |
 //! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
 //! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
@@ -50,6 +51,7 @@ mod fused;
 mod gradient_checkpointing;
 mod loss;
 pub mod memory;
+mod offload;
 pub mod optim;
 mod pass;
 mod policy;
@@ -70,6 +72,7 @@ pub use gradient_checkpointing::{
     gradient_checkpointing_sequential,
 };
 pub use loss::Loss;
+pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use pass::{StepContext, scale_loss};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,

@@ -111,7 +111,7 @@ fn listed(device: &Device) -> Option<Vec<Device>> {
 }
 
 /// What `work` returns, or what it says in its panic.
-pub(super) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
+pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

@@ -18,7 +18,7 @@ mod written;
 use burn::tensor::Device;
 
 pub use check::check_device;
-pub(crate) use check::{check, check_all_there};
+pub(crate) use check::{caught, check, check_all_there};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]

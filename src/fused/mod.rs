@@ -1,4 +1,5 @@
 mod backward;
+mod offload;
 mod policies;
 mod retained;
 mod run;
@@ -19,7 +20,7 @@ use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 #[cfg(feature = "cubecl")]
 use crate::memory;
-use crate::pass::Session;
+use crate::pass::{Course, Session};
 use crate::policy::{Policies, Unconfirmed};
 use crate::record;
 use crate::report::StepReport;
@@ -68,6 +69,8 @@ pub struct FusedOptimizer<M: Module> {
     gradient_checkpointing: GradientCheckpointingConfig,
     /// Of the last step with two passes: whether they saw the same random numbers.
     unconfirmed: Unconfirmed,
+    /// Of the last pass with blocks, if weights of blocks wait on the host.
+    course: Option<Course>,
 }
 
 impl<M: Module> FusedOptimizer<M> {
@@ -111,6 +114,7 @@ impl<M: Module> FusedOptimizer<M> {
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
             unconfirmed: Unconfirmed::default(),
+            course: None,
         })
     }
 
@@ -127,7 +131,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// The current model for inference, without autodiff: [`Module::valid`] of
     /// [`model`](Self::model).
     pub fn valid(&self) -> M {
-        self.model().valid()
+        self.form.valid()
     }
 
     /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
@@ -176,6 +180,7 @@ impl<M: Module> FusedOptimizer<M> {
         statistics.forget();
         form.slots().copy_groups(self.form.slots());
         self.form = form;
+        self.course = None;
         *self.retained_gradients.get_mut() = GradientsParams::new();
         Ok(())
     }
@@ -187,7 +192,13 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If this build does not cover the backend of `device`.
     pub fn fork(&mut self, device: &Device) {
-        self.change_model(|model| model.fork(device));
+        match self.session.placement() {
+            None => self.change_model(|model| model.fork(device)),
+            Some(placement) => placement
+                .on(device)
+                .and_then(|placement| self.place(placement))
+                .unwrap_or_else(|error| panic!("{error}")),
+        }
     }
 
     /// [`fork`](Self::fork) by value.
@@ -279,7 +290,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        self.session.update().replace(optimizer)
+        let before = self.session.update().replace(optimizer);
+        self.restore_policies();
+        before
     }
 }
 
@@ -290,6 +303,7 @@ impl<M: Module> Clone for FusedOptimizer<M> {
     fn clone(&self) -> Self {
         let optimizer = self.session.update().optimizer();
         let session = Arc::new(Session::new(optimizer));
+        session.place(self.session.placement());
         let clone = Self::with_session(self.model(), session);
         let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));
         clone.form.slots().copy_accumulated(self.form.slots());

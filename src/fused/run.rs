@@ -12,6 +12,7 @@ use crate::device::Written;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
+use crate::offload::Placement;
 use crate::pass::{Closure, Pass, Rehearsal};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
@@ -91,8 +92,16 @@ impl<M: Module> FusedOptimizer<M> {
         let session = self.session.clone();
         let choice = self.gradient_checkpointing.choice();
         let blocks = session.blocks(choice, rehearsal.as_deref());
-        let running = session.begin(Pass::new(plan.clone(), blocks, closure, rehearsal));
+        let foresight = self.foresight();
+        let running = session.begin(Pass::new(
+            plan.clone(),
+            blocks,
+            closure,
+            rehearsal,
+            foresight,
+        ));
         let ending = Ending(self.form.slots().clone());
+        let in_flight = InFlight(session.placement());
         if plan.goal == Goal::Update {
             let limit = self.policies.state_backup.limit;
             session.update().back_up(self.form.at_risk(limit));
@@ -102,6 +111,7 @@ impl<M: Module> FusedOptimizer<M> {
         }
         memory::enter(memory::Phase::Forward);
         let (output, gradients) = work(&self.form.module, &running.pass)?;
+        drop(in_flight);
         let slots = self.form.slots().iter();
         slots.for_each(|slot| slot.flush(&running.pass));
         running.pass.check()?;
@@ -109,6 +119,7 @@ impl<M: Module> FusedOptimizer<M> {
         let received = gradients.len();
         self.use_retained(&plan, gradients, &mut report)?;
         let ended = ending.well();
+        self.learn_course(running.pass.course());
         drop(running);
         self.report_on(ended, received, report);
         if plan.goal == Goal::Update {
@@ -216,6 +227,17 @@ impl<M: Module> FusedOptimizer<M> {
                 "the accumulated gradients are not finite, so no step can use them: they are dropped"
             );
             self.drop_accumulated();
+        }
+    }
+}
+
+/// Waits, when dropped, for what is on its way between device and host.
+struct InFlight(Option<Arc<Placement>>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(placement) = &self.0 {
+            placement.wait();
         }
     }
 }

@@ -29,7 +29,7 @@ use name::{located, name};
 use outputs::{Forms, Tapped};
 use segment::Segment;
 
-use crate::memory::{self, BlockRun};
+use crate::memory;
 use crate::pass::{Scope, Way};
 use crate::random::Stream;
 use crate::slot::{is_in_training, slotless, with_constants};
@@ -135,10 +135,7 @@ where
             let _entered = scope.kept(random.seed).enter();
             random.during(1, || forward(block, input))
         }
-        Way::RunTwice { index } => {
-            let run = index.and_then(memory::enter_block);
-            run_twice(scope, block, input, random, run, forward)
-        }
+        Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
     }
 }
 
@@ -155,7 +152,7 @@ fn run_twice<B, X, Y>(
     block: &B,
     input: X,
     random: Stream,
-    run: Option<BlockRun>,
+    index: Option<usize>,
     forward: impl Fn(&B, X) -> Y + Send + 'static,
 ) -> Y
 where
@@ -163,6 +160,10 @@ where
     X: Activations,
     Y: Activations,
 {
+    let run = index.and_then(memory::enter_block);
+    if let Some(index) = index {
+        scope.pass.enter_block(index);
+    }
     let (slotless, values): (Vec<_>, Vec<_>) = slotless(block).into_iter().unzip();
     let block = with_constants(block.clone(), &slotless);
     let mut keep = Keep::default();
@@ -181,6 +182,9 @@ where
         scope.pass.blocks.first_run(|| located(run, place))
     };
     let took = begun.elapsed();
+    if let Some(index) = index {
+        scope.pass.leave_first_run(index, &readers);
+    }
     if !scope.records() {
         return output;
     }
@@ -226,6 +230,7 @@ where
         fingerprint,
         took,
         readers,
+        index,
         run,
     };
     let rerun = Box::new(|gradients| segment.run(gradients));

@@ -45,6 +45,8 @@ pub(super) struct Segment<B, X, F> {
     pub(super) took: Duration,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Readers>,
+    /// Of a block that is in no other.
+    pub(super) index: Option<usize>,
     /// For the memory recorder.
     pub(super) run: Option<BlockRun>,
 }
@@ -69,6 +71,9 @@ where
         let pass = self.scope.pass.clone();
         if let Some(run) = self.run {
             memory::enter_second_run(run, &self.name);
+        }
+        if let Some(index) = self.index {
+            pass.enter_block(index);
         }
         let (strategy, run) = (self.strategy, self.run);
         let readers = self.readers.clone();

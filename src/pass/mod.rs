@@ -6,6 +6,7 @@
 mod blocks;
 mod context;
 mod counted;
+mod course;
 mod debt;
 mod loss;
 mod readers;
@@ -26,6 +27,7 @@ use counted::Counted;
 
 pub(crate) use blocks::{BlockChoice, Blocks, Way};
 pub use context::StepContext;
+pub(crate) use course::{Course, Foresight};
 pub(crate) use debt::{Debt, Owed};
 pub use loss::scale_loss;
 pub(crate) use readers::Readers;
@@ -50,6 +52,8 @@ pub(crate) struct Pass {
     hooks: AtomicUsize,
     /// If this is one of two passes of a step.
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
+    course: Mutex<Course>,
+    foresight: Option<Arc<dyn Foresight>>,
 }
 
 /// What the closure of a pass does.
@@ -120,6 +124,7 @@ impl Pass {
         blocks: Blocks,
         closure: Closure,
         rehearsal: Option<Arc<Rehearsal>>,
+        foresight: Option<Arc<dyn Foresight>>,
     ) -> Self {
         let stage = match closure {
             Closure::Loss => Stage::Forward,
@@ -136,6 +141,8 @@ impl Pass {
             scaled: scales.then(AtomicBool::default),
             hooks: AtomicUsize::new(0),
             rehearsal,
+            course: Mutex::default(),
+            foresight,
         }
     }
 
@@ -164,10 +171,33 @@ impl Pass {
         if self.closure == Closure::Backward {
             return work();
         }
+        self.guarded_elsewhere(work)
+    }
+
+    /// The same on another thread than the one that runs the backward pass.
+    pub(crate) fn guarded_elsewhere<R: Default>(&self, work: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             self.end_with(Failure::Panic(panic));
             R::default()
         })
+    }
+
+    /// A block that is in no other begins to run, for the first or for the second time.
+    pub(crate) fn enter_block(&self, block: usize) {
+        let run = self.course.lock().begin(block);
+        if let Some(foresight) = &self.foresight {
+            foresight.run_begins(run);
+        }
+    }
+
+    /// Such a block has run for the first time.
+    pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
+        self.course.lock().has_read(block, readers.ids());
+    }
+
+    /// The course that the pass has taken.
+    pub(crate) fn course(&self) -> Course {
+        self.course.lock().clone()
     }
 
     /// Whether a gradient may still be used.

@@ -19,6 +19,10 @@ impl Readers {
             .or_insert_with(|| (path.to_string(), debt.clone()));
     }
 
+    pub(super) fn ids(&self) -> Vec<ParamId> {
+        self.0.lock().keys().copied().collect()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }

@@ -6,6 +6,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{BlockChoice, Blocks, Entered, Pass, Rehearsal, Scope, Stage};
+use crate::offload::Placement;
 use crate::policy::Update;
 use crate::random::StepSeeds;
 use crate::tap::{Census, Clock};
@@ -18,11 +19,14 @@ pub(crate) struct Session {
     clocks: Mutex<Vec<Clock>>,
     census: Mutex<Option<Arc<Census>>>,
     seeds: Arc<StepSeeds>,
+    /// Where things are, if something waits on the host.
+    placement: Mutex<Option<Arc<Placement>>>,
 }
 
 impl Session {
     pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
         Self {
+            placement: Mutex::new(None),
             pass: Mutex::new(None),
             update: Mutex::new(Update::new(optimizer)),
             clocks: Mutex::new(Vec::new()),
@@ -56,6 +60,17 @@ impl Session {
     /// The seed for a step on `device`.
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         self.seeds.next(device)
+    }
+
+    pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
+        self.placement.lock().clone()
+    }
+
+    /// Puts things elsewhere, and returns where they were: the states at once, the values when a model is brought
+    /// into fused form again.
+    pub(crate) fn place(&self, placement: Option<Arc<Placement>>) -> Option<Arc<Placement>> {
+        self.update.lock().place(placement.clone());
+        std::mem::replace(&mut *self.placement.lock(), placement)
     }
 
     /// The pass under way.

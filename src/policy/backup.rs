@@ -1,8 +1,7 @@
 use std::collections::HashMap;
 
 use burn::module::{ParamGroup, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn_pack::{Reader, Writer};
+use burn::optim::{ModuleOptimizer, SgdConfig};
 
 /// Of which parameters the optimizer state is kept to the end of the pass.
 #[derive(Clone, Copy, Debug)]
@@ -56,27 +55,4 @@ fn only(optimizer: ModuleOptimizer, parameters: &[ParamId]) -> ModuleOptimizer {
     let parameters = ParamGroup::from_ids(parameters.to_vec());
     let others = ParamGroup::all().exclude(parameters);
     optimizer.with_group(others, SgdConfig::new().build(), None)
-}
-
-/// The states of all records. Burn shows what it writes itself, and reads it again.
-pub(super) fn joined(records: impl IntoIterator<Item = OptimizerRecord>) -> OptimizerRecord {
-    let mut tensors = Vec::new();
-    let mut scalars = Vec::new();
-    let mut paths = Vec::new();
-    for record in records {
-        let bytes = record.into_bytes().expect("Burn writes its own record");
-        let reader = Reader::from_bytes(bytes).expect("Burn reads its own record");
-        scalars.extend(reader.scalars().clone());
-        paths.extend(reader.metadata().clone());
-        tensors.extend(reader.into_tensors().expect("Burn reads its own record"));
-    }
-    let mut writer = Writer::new(tensors);
-    for (name, scalar) in &scalars {
-        writer = writer.with_scalar(name, *scalar);
-    }
-    for (name, path) in &paths {
-        writer = writer.with_metadata(name, path);
-    }
-    let bytes = writer.into_bytes().expect("Burn writes what it has read");
-    OptimizerRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }

@@ -16,6 +16,7 @@ mod plan;
 mod scale;
 mod scaling;
 mod state;
+mod states;
 mod statistics;
 mod update;
 

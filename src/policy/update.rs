@@ -1,12 +1,16 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bytes, Device, Tensor};
 
-use super::backup::{Backup, joined};
+use super::backup::Backup;
+use super::keeper::KEEPER_ID;
+use super::states::{joined, split, written};
+use crate::offload::Placement;
 use crate::optim::StepCall;
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -20,6 +24,10 @@ pub(crate) struct Update {
     backup: Option<Backup>,
     /// Of parameters whose update has panicked: their states are lost in `optimizer`.
     spares: HashMap<ParamId, ModuleOptimizer>,
+    /// If states wait on the host.
+    placement: Option<Arc<Placement>>,
+    /// The records of the states that do.
+    waiting: HashMap<ParamId, Bytes>,
 }
 
 impl Update {
@@ -29,12 +37,21 @@ impl Update {
             learning_rate: 0.0.into(),
             backup: None,
             spares: HashMap::new(),
+            placement: None,
+            waiting: HashMap::new(),
         }
+    }
+
+    /// Lets the states wait where `placement` says.
+    pub(crate) fn place(&mut self, placement: Option<Arc<Placement>>) {
+        let optimizer = self.replace(SgdConfig::new().init());
+        self.placement = placement;
+        self.replace(optimizer);
     }
 
     /// The optimizer with all states, which it shares.
     pub(crate) fn optimizer(&self) -> ModuleOptimizer {
-        match self.spares.is_empty() {
+        match self.has_all() {
             true => self.optimizer.clone(),
             // Only a record brings the states of several optimizers together.
             false => self.optimizer.clone().load_record(self.to_record()),
@@ -43,28 +60,46 @@ impl Update {
 
     /// Puts another optimizer in, and returns the one before with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if !self.spares.is_empty() {
+        if !self.has_all() {
             self.optimizer = self.optimizer();
             self.spares.clear();
+            self.waiting.clear();
         }
-        std::mem::replace(&mut self.optimizer, optimizer)
+        let before = std::mem::replace(&mut self.optimizer, optimizer);
+        if self.placement.as_ref().is_some_and(|p| p.states_wait()) {
+            let mut states = split(self.optimizer.to_record());
+            let of_policies = states.remove(&ParamId::from(KEEPER_ID));
+            self.waiting = states;
+            self.optimizer = self.with_states(of_policies);
+        }
+        before
     }
 
-    /// Replaces the optimizer by what `change` makes of it, its only owner.
+    /// Whether the optimizer has all states itself.
+    fn has_all(&self) -> bool {
+        self.spares.is_empty() && self.waiting.is_empty()
+    }
+
+    /// The optimizer with the states of these records, and no other.
+    fn with_states(&self, records: impl IntoIterator<Item = Bytes>) -> ModuleOptimizer {
+        self.optimizer.clone().load_record(joined(records))
+    }
+
+    /// Replaces the optimizer, without the states that it has not itself, by what `change` makes of it, its only
+    /// owner.
     pub(crate) fn change(&mut self, change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer) {
-        let optimizer = self.replace(SgdConfig::new().init());
+        let optimizer = std::mem::replace(&mut self.optimizer, SgdConfig::new().init());
         self.optimizer = change(optimizer);
     }
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer.to_record();
-        match self.spares.is_empty() {
-            true => record,
-            false => {
-                let spares = self.spares.values().map(ModuleOptimizer::to_record);
-                joined(std::iter::once(record).chain(spares))
-            }
+        if self.has_all() {
+            return record;
         }
+        let spares = self.spares.values().map(|spare| written(spare.to_record()));
+        let waiting = self.waiting.values().cloned();
+        joined([written(record)].into_iter().chain(spares).chain(waiting))
     }
 
     /// Keeps the states of `parameters` for the pass that begins: those of optimizers that can panic in the
@@ -96,6 +131,13 @@ impl Update {
         gradient: Tensor<D>,
         more_to_come: bool,
     ) -> Stepped<D> {
+        let elements = value.shape().num_elements();
+        let waits = self
+            .placement
+            .as_ref()
+            .is_some_and(|p| p.state_waits(elements));
+        let waiting = self.waiting.get(&id).cloned();
+        let mut own = (waits || waiting.is_some()).then(|| self.with_states(waiting));
         let call = StepCall::begin(more_to_come, value.clone());
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient);
@@ -105,22 +147,44 @@ impl Update {
             param: Param::initialized(id, Tensor::from_inner(value)),
         };
         let learning_rate = self.learning_rate.clone();
-        let optimizer = self.spares.get_mut(&id).unwrap_or(&mut self.optimizer);
+        let optimizer = match &mut own {
+            Some(own) => own,
+            None => self.spares.get_mut(&id).unwrap_or(&mut self.optimizer),
+        };
         let step = || optimizer.step(learning_rate, addressed, gradients);
         match catch_unwind(AssertUnwindSafe(step)) {
-            Ok(addressed) => Stepped {
-                value: Some(addressed.param.into_value().inner()),
-                in_place: call.writes_in_place(),
-                result: Ok(()),
-            },
+            Ok(addressed) => {
+                if let Some(own) = own {
+                    self.keep(id, own, waits);
+                }
+                Stepped {
+                    value: Some(addressed.param.into_value().inner()),
+                    in_place: call.writes_in_place(),
+                    result: Ok(()),
+                }
+            }
             Err(panic) => {
-                self.restore(path, id);
+                // A state that waits is that of before.
+                if own.is_none() {
+                    self.restore(path, id);
+                }
                 Stepped {
                     value: call.take_reserve(),
                     in_place: false,
                     result: Err(panic),
                 }
             }
+        }
+    }
+
+    /// Keeps the state of one parameter, for which it is to wait on the host or not.
+    fn keep(&mut self, id: ParamId, optimizer: ModuleOptimizer, waits: bool) {
+        if waits {
+            let state = written(optimizer.to_record()).shared();
+            self.waiting.insert(id, state);
+        } else {
+            self.waiting.remove(&id);
+            self.spares.insert(id, optimizer);
         }
     }
 

@@ -3,8 +3,9 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
+use super::Slot;
 use super::parameter::ParameterSlot;
-use super::stage::Stage;
+use super::stage::{Outcome, Stage};
 use crate::memory::{self, Category};
 use crate::pass::{self, Owed, Pass};
 use crate::tap::{GradientSink, Passed};
@@ -42,7 +43,7 @@ impl<const D: usize> GradientSink for Arrival<D> {
 
 impl<const D: usize> ParameterSlot<D> {
     /// Adds a gradient to those that have come, and uses their sum if nothing else is to come.
-    fn arrive(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: Tensor<D>) {
         let mut state = self.state.lock();
         let Stage::Expecting(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
@@ -53,11 +54,21 @@ impl<const D: usize> ParameterSlot<D> {
             Some(sum) => sum.add(gradient),
             None => gradient,
         };
-        if expecting.debt.is_settled() {
-            drop(state);
-            self.complete(pass, gradient);
-        } else {
+        if !expecting.debt.is_settled() {
             expecting.partial = Some(gradient);
+            return;
         }
+        // A recording knows one thread at a time.
+        let carrier = self.carrier().filter(|_| !memory::is_recording());
+        let Some(placement) = carrier else {
+            drop(state);
+            return self.complete(pass, gradient);
+        };
+        state.stage = Stage::Complete(Outcome::Leaving);
+        drop(state);
+        let (slot, pass) = (self.clone(), pass.clone());
+        placement.to_host().give(self.copy_bytes(), move || {
+            pass.guarded_elsewhere(|| slot.complete(&pass, gradient));
+        });
     }
 }

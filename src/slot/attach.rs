@@ -53,11 +53,11 @@ impl Reparameterizer for Attach<'_> {
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
         let value = value.inner();
         let (session, tick) = (self.session, self.trap_tick);
-        session.wind_clock(&value.device(), strategy, tick + 1);
-
-        let placeholder = trap(&value, path, session, tick, strategy);
         let slot = ParameterSlot::new(id, path, value, strategy, session.clone());
         let slot = Arc::new(slot);
+        let likeness = slot.likeness();
+        session.wind_clock(&likeness.device, strategy, tick + 1);
+        let placeholder = trap(likeness, path, session, tick, strategy);
         self.slots.insert(id, slot.clone());
         let handle = SlotHandle::new(slot.clone(), &placeholder);
 

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 
 use super::attach::attach;
+use super::comes_over::ComeOver;
 use super::inventory::{Inventory, Role};
+use super::moved::moved;
 use super::placeholder::hollow;
-use super::restore::restore;
+use super::restore::{Which, restore};
 use super::{Slot, SlotReport};
 use crate::error::FusedError;
-use crate::pass::Session;
+use crate::offload::{Placement, WaitingBlocks};
+use crate::pass::{Course, Session};
 
 /// A module in fused form: its trainable values are in slots.
 pub(crate) struct FusedForm<M> {
@@ -19,15 +22,22 @@ pub(crate) struct FusedForm<M> {
     hollow: M,
     inventory: Inventory,
     slots: Arc<Slots>,
+    placement: Option<Arc<Placement>>,
 }
 
 /// The slots of a module.
+#[derive(Debug)]
 pub(crate) struct Slots(HashMap<ParamId, Arc<dyn Slot>>);
 
 impl<M: Module> FusedForm<M> {
     /// Brings `module` into fused form, or says why it can't be.
     pub(crate) fn new(module: M, session: &Arc<Session>) -> Result<Self, FusedError> {
-        let inventory = Inventory::take(&module)?;
+        let placement = session.placement();
+        let inventory = Inventory::take(&module, placement.as_deref())?;
+        let module = match &placement {
+            None => module,
+            Some(placement) => moved(module, &inventory, placement.device()),
+        };
         let hollow = hollow(module.clone(), &inventory);
         let (module, slots) = attach(module, &inventory, session);
         Ok(Self {
@@ -35,13 +45,37 @@ impl<M: Module> FusedForm<M> {
             hollow,
             inventory,
             slots: Arc::new(Slots(slots)),
+            placement,
         })
     }
 
-    /// The ordinary module with the current values, which it shares with the slots.
+    /// The ordinary module with the current values, which it shares with the slots: in host memory if something
+    /// waits there.
     pub(crate) fn ordinary(&self) -> M {
         let hollow = self.hollow.clone();
-        restore(hollow, &self.module, &self.inventory, &self.slots.0)
+        let Some(placement) = &self.placement else {
+            return self.filled(hollow, Which::Rests);
+        };
+        let host = placement.host().clone().autodiff();
+        self.filled(hollow.fork(&host), Which::Rests).fork(&host)
+    }
+
+    /// The module for inference, where it computes.
+    pub(crate) fn valid(&self) -> M {
+        let module = self.filled(self.hollow.clone(), Which::Computes).valid();
+        let Some(placement) = self.placement.clone() else {
+            return module;
+        };
+        let slots = self.slots.0.iter();
+        let parameters = slots.filter(|(_, slot)| slot.comes_over());
+        module.apply_reparameterization(ComeOver {
+            placement,
+            parameters: parameters.map(|(id, _)| *id).collect(),
+        })
+    }
+
+    fn filled(&self, hollow: M, which: Which) -> M {
+        restore(hollow, &self.module, &self.inventory, &self.slots.0, which)
     }
 
     /// The ordinary module without its trainable values.
@@ -98,6 +132,34 @@ impl Slots {
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
         self.iter().map(|slot| slot.bytes()).sum()
+    }
+
+    /// Brings a value before it is read.
+    pub(super) fn fetch(&self, id: ParamId) {
+        self.0[&id].fetch();
+    }
+
+    /// Drops what was brought and not read.
+    pub(super) fn let_go(&self, id: ParamId) {
+        self.0[&id].let_go();
+    }
+
+    pub(super) fn copy_bytes(&self, id: ParamId) -> usize {
+        self.0[&id].copy_bytes()
+    }
+
+    /// Lets the device keep the weights of the blocks that don't wait on the host.
+    pub(crate) fn keep_copies(&self, course: &Course, waiting: WaitingBlocks) {
+        let blocks = course.blocks();
+        let coming = |id: &&ParamId| self.0[*id].comes_over();
+        let bytes = blocks.iter().map(|reads| {
+            let coming = reads.iter().filter(coming);
+            coming.map(|id| self.copy_bytes(*id)).sum()
+        });
+        let stays = waiting.staying(&bytes.collect::<Vec<_>>());
+        let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
+        let parameters = staying.flat_map(|(reads, _)| reads);
+        parameters.for_each(|id| self.0[id].keep_copy());
     }
 
     /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there

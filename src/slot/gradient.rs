@@ -30,12 +30,19 @@ impl<const D: usize> ParameterSlot<D> {
             self.state.lock().stage = Stage::Unread;
             return;
         }
+        let gradient = match self.bring_home(gradient) {
+            Ok(gradient) => gradient,
+            Err(error) => {
+                pass.fail(error);
+                return self.finish(Outcome::Dropped);
+            }
+        };
         if pass.plan.goal == Goal::Accumulate {
             return self.add(pass, gradient);
         }
         let gradient = match &self.state.lock().accumulated {
             // In the buffer of the gradient: the sum stays until the pass has ended well.
-            Accumulated::Sum(sum) => gradient.add((**sum).clone()),
+            Accumulated::Sum(sum) => added(gradient, sum),
             _ => gradient,
         };
         self.spend(pass, gradient);
@@ -56,15 +63,29 @@ impl<const D: usize> ParameterSlot<D> {
 
     /// Adds a gradient to what has been accumulated.
     fn add(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
-        let mut state = self.state.lock();
-        let before = std::mem::replace(&mut state.accumulated, Accumulated::Nothing);
-        let (sum, before) = match before {
-            Accumulated::Sum(sum) if pass.blocks.are_waiting() => {
-                (gradient.add((*sum).clone()), Before::Kept(sum))
-            }
-            Accumulated::Sum(sum) => (sum.add(gradient), Before::Overwritten),
-            Accumulated::Nothing | Accumulated::InOptimizerState => (gradient, Before::Nothing),
+        let placement = self.session.placement();
+        let lay_by = |sum: Tensor<D>| match &placement {
+            Some(placement) => sum.to_device(placement.host()),
+            None => sum,
         };
+        let mut state = self.state.lock();
+        let kept = match &state.accumulated {
+            // The pass, or the way to the host, could still fail.
+            Accumulated::Sum(sum) if placement.is_some() || pass.blocks.are_waiting() => {
+                Some(sum.clone())
+            }
+            _ => None,
+        };
+        let (sum, before) = if let Some(before) = kept {
+            (lay_by(added(gradient, &before)), Before::Kept(before))
+        } else if let Accumulated::Sum(sum) =
+            std::mem::replace(&mut state.accumulated, Accumulated::Nothing)
+        {
+            (sum.add(gradient), Before::Overwritten)
+        } else {
+            (lay_by(gradient), Before::Nothing)
+        };
+        state.accumulated = Accumulated::Nothing;
         let sum = Box::new(sum);
         state.stage = Stage::Complete(Outcome::Added { sum, before });
     }
@@ -97,6 +118,7 @@ impl<const D: usize> ParameterSlot<D> {
         let mut state = self.state.lock();
         let value = self.held(&state);
         state.value = None;
+        state.copy = None;
         let (value, copied) = self.tell_copy(value);
         memory::enter_update(&self.path);
         let more_to_come = pass.plan.goes_on;
@@ -118,6 +140,9 @@ impl<const D: usize> ParameterSlot<D> {
         drop(state);
         if let Err(panic) = stepped.result {
             self.pass_on(panic);
+        }
+        if let Err(error) = self.renew_copy() {
+            pass.fail(error);
         }
     }
 
@@ -152,6 +177,12 @@ impl<const D: usize> ParameterSlot<D> {
         }
         (Tensor::from_dispatch(value), Some(copied))
     }
+}
+
+/// A gradient with the sum of those before it, in the buffer of the gradient.
+fn added<const D: usize>(gradient: Tensor<D>, sum: &Tensor<D>) -> Tensor<D> {
+    let sum = sum.clone().to_device(&gradient.device());
+    gradient.add(sum)
 }
 
 /// Whether all elements are zero; waits for the device.

@@ -46,7 +46,7 @@ impl Reparameterization for SlotHandle {
             );
         }
         if !base.is_autodiff() {
-            slot.value()
+            slot.plain()
         } else if !base.is_tracked() {
             slot.constant()
         } else {

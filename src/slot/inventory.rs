@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::handle::SlotHandle;
 use crate::device;
 use crate::error::FusedError;
+use crate::offload::Placement;
 use crate::tap;
 
 /// What becomes of a float parameter in fused form.
@@ -38,9 +39,12 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Takes stock of `module` and refuses what can't be trained in fused form. Initializes lazy
-    /// parameters, in module order.
-    pub(crate) fn take<M: Module>(module: &M) -> Result<Self, FusedError> {
+    /// Takes stock of `module` and refuses what can't be trained in fused form, by default where it is.
+    /// Initializes lazy parameters, in module order.
+    pub(crate) fn take<M: Module>(
+        module: &M,
+        placement: Option<&Placement>,
+    ) -> Result<Self, FusedError> {
         device::check_all_there(&module.devices())?;
         let mut clerk = Clerk::default();
         module.visit(&mut clerk);
@@ -57,14 +61,31 @@ impl Inventory {
 
         let mut entries = HashMap::<ParamId, Entry>::new();
         for (id, entry) in clerk.found {
-            if entry.role == Role::Released && !tap::covers(&entry.device) {
+            let dtype = match placement {
+                Some(placement) => placement.compute_dtype(entry.dtype),
+                None => entry.dtype,
+            };
+            let device = placement.map_or(&entry.device, Placement::device);
+            if entry.role == Role::Released && !tap::covers(device) {
                 return Err(FusedError::BackendNotCovered {
+                    device: format!("{device:?}"),
                     path: entry.path,
-                    device: format!("{:?}", entry.device),
                 });
             }
             if entry.role != Role::Frozen {
-                device::check(&entry.device, entry.dtype)?;
+                device::check(device, dtype)?;
+            }
+            if let Some(placement) = placement
+                && placement.state_waits(entry.elements)
+                && entry.role != Role::Frozen
+                && entry.dtype != DType::F32
+            {
+                return Err(FusedError::Offload {
+                    reason: format!(
+                        "parameter `{}` is {:?}, and optimizer states wait in f32: use `Offload::Updates`",
+                        entry.path, entry.dtype
+                    ),
+                });
             }
             if entry.computed {
                 return Err(FusedError::NotALeaf { path: entry.path });

@@ -5,10 +5,14 @@
 
 mod arrival;
 mod attach;
+mod comes_over;
+mod foresight;
 mod form;
 mod gradient;
 mod handle;
+mod home;
 mod inventory;
+mod moved;
 mod parameter;
 mod placeholder;
 mod read;
@@ -23,6 +27,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+pub(crate) use foresight::FetchAhead;
 pub(crate) use form::{FusedForm, Slots};
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use statistics::KeptStatistics;
@@ -47,6 +52,21 @@ pub(crate) trait Slot: Debug + Send + Sync {
 
     /// Asks whether the device has computed the value.
     fn ask_written(&self, written: &mut Written);
+
+    /// Whether the value comes over from the host for every use, and the device keeps no copy.
+    fn comes_over(&self) -> bool;
+
+    /// Brings a value that comes over to the device before it is read.
+    fn fetch(&self);
+
+    /// Drops what was brought and not read.
+    fn let_go(&self);
+
+    /// Lets the device keep its copy of a value that comes over.
+    fn keep_copy(&self);
+
+    /// Bytes of what the device computes with.
+    fn copy_bytes(&self) -> usize;
 
     /// Bytes of the value.
     fn bytes(&self) -> usize;

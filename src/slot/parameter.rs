@@ -6,6 +6,8 @@ use burn::module::ParamId;
 use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
+use super::home::Home;
+use super::placeholder::Likeness;
 use super::stage::{Accumulated, Expecting, Outcome, Stage};
 use super::{Slot, SlotReport};
 use crate::device::Written;
@@ -23,6 +25,9 @@ pub(crate) struct ParameterSlot<const D: usize> {
     pub(super) session: Arc<Session>,
     /// Whether the backend can tell that a buffer has one owner.
     pub(super) tells_owners: bool,
+    pub(super) home: Home,
+    /// What the value has in common with that which the model computes with.
+    likeness: Likeness,
     pub(super) state: Mutex<State<D>>,
 }
 
@@ -30,6 +35,8 @@ pub(crate) struct ParameterSlot<const D: usize> {
 pub(super) struct State<const D: usize> {
     /// Without autodiff. An update takes it out and puts it back.
     pub(super) value: Option<Tensor<D>>,
+    /// What the device computes with, if the value rests on the host.
+    pub(super) copy: Option<Tensor<D>>,
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated<D>,
     pub(super) stage: Stage<D>,
@@ -40,7 +47,7 @@ pub(super) struct State<const D: usize> {
 }
 
 impl<const D: usize> ParameterSlot<D> {
-    /// A slot for `value`, which has no autodiff.
+    /// A slot for `value`, which has no autodiff and goes to where it is to rest.
     pub(crate) fn new(
         id: ParamId,
         path: &str,
@@ -48,6 +55,9 @@ impl<const D: usize> ParameterSlot<D> {
         strategy: GradientCheckpointingStrategy,
         session: Arc<Session>,
     ) -> Self {
+        let placement = session.placement();
+        let likeness = Likeness::of(&value, placement.as_deref());
+        let (home, value) = Home::of(placement, value);
         let probe = Tensor::<1>::zeros([1], &value.device()).into_dispatch();
         Self {
             id,
@@ -55,8 +65,11 @@ impl<const D: usize> ParameterSlot<D> {
             strategy,
             session,
             tells_owners: probe.can_mut(),
+            home,
+            likeness,
             state: Mutex::new(State {
                 value: Some(value),
+                copy: None,
                 accumulated: Accumulated::Nothing,
                 stage: Stage::Unread,
                 in_place: false,
@@ -65,19 +78,37 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// The current value without autodiff.
+    /// The current value without autodiff, where it rests.
     pub(crate) fn value(&self) -> Tensor<D> {
         self.held(&self.state.lock())
     }
 
-    /// The current value as an autodiff constant.
-    pub(crate) fn constant(&self) -> Tensor<D> {
-        lift(self.value(), self.strategy)
+    /// The current value without autodiff, as the model computes with it.
+    pub(crate) fn plain(&self) -> Tensor<D> {
+        self.here(&mut self.state.lock())
     }
 
-    /// The current value as an ordinary trainable parameter holds it.
+    /// The same as an autodiff constant.
+    pub(crate) fn constant(&self) -> Tensor<D> {
+        lift(self.plain(), self.strategy)
+    }
+
+    /// The current value as an ordinary trainable parameter holds it, where it rests.
     pub(crate) fn leaf(&self) -> Tensor<D> {
-        self.constant().require_grad()
+        lift(self.value(), self.strategy).require_grad()
+    }
+
+    /// The same, as the model computes with it, unless it comes over for every use.
+    pub(super) fn leaf_here(&self) -> Tensor<D> {
+        match self.comes_over() {
+            true => self.leaf(),
+            false => self.constant().require_grad(),
+        }
+    }
+
+    /// What a placeholder of it is like.
+    pub(super) fn likeness(&self) -> &Likeness {
+        &self.likeness
     }
 
     pub(super) fn held(&self, state: &State<D>) -> Tensor<D> {
@@ -142,7 +173,8 @@ impl<const D: usize> Slot for ParameterSlot<D> {
             return;
         }
         if let Some(sum) = sum {
-            self.spend(pass, sum);
+            let device = self.value().device();
+            self.spend(pass, sum.to_device(&device));
         } else if begun && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing);
@@ -150,7 +182,41 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     }
 
     fn ask_written(&self, written: &mut Written) {
-        written.ask(&self.path, &self.value());
+        let state = self.state.lock();
+        written.ask(
+            &self.path,
+            state.copy.as_ref().unwrap_or(&self.held(&state)),
+        );
+    }
+
+    fn comes_over(&self) -> bool {
+        matches!(&self.home, Home::Host(home) if !home.keeps_copy())
+    }
+
+    fn fetch(&self) {
+        let mut state = self.state.lock();
+        if let Home::Host(home) = &self.home
+            && state.copy.is_none()
+        {
+            // If it fails, the read that needs it says so.
+            state.copy = self.come_over(home, self.held(&state)).ok();
+        }
+    }
+
+    fn let_go(&self) {
+        if self.comes_over() {
+            self.state.lock().copy = None;
+        }
+    }
+
+    fn keep_copy(&self) {
+        if let Home::Host(home) = &self.home {
+            home.keep_copy();
+        }
+    }
+
+    fn copy_bytes(&self) -> usize {
+        self.likeness.bytes()
     }
 
     fn bytes(&self) -> usize {
@@ -174,6 +240,7 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     }
 
     fn end(&self, well: bool) -> SlotReport {
+        self.let_go();
         let mut state = self.state.lock();
         let state = &mut *state;
         let stage = std::mem::take(&mut state.stage);
@@ -196,7 +263,7 @@ impl<const D: usize> Slot for ParameterSlot<D> {
                     state.accumulated = Accumulated::Nothing;
                 }
             }
-            Outcome::Measured | Outcome::Dropped => {}
+            Outcome::Leaving | Outcome::Measured | Outcome::Dropped => {}
         }
         report
     }

@@ -2,34 +2,68 @@ use std::sync::Arc;
 
 use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{GradientCheckpointingStrategy, Tensor, TensorCreationOptions, TensorData};
+use burn::tensor::{
+    DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions, TensorData,
+};
 
 use super::inventory::{Inventory, Role};
 #[cfg(feature = "flex")]
 use super::unreadable::nothing;
+use crate::offload::Placement;
 use crate::pass::Session;
 use crate::tap::{GradientSink, Passed, tap};
 
-/// A tensor with the shape, dtype and device of `value` that costs one element and holds NaN.
-fn stand_in<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
-    let device = value.device().inner();
-    let options = TensorCreationOptions::new(device).with_dtype(value.dtype());
-    Tensor::<D>::full([1; D], f32::NAN, options).expand::<D, _>(value.shape())
+/// What a placeholder has in common with the value that it stands for.
+#[derive(Clone, Debug)]
+pub(crate) struct Likeness {
+    shape: Shape,
+    dtype: DType,
+    /// Without autodiff.
+    pub(super) device: Device,
+}
+
+impl Likeness {
+    /// Of `value` as the model computes with it.
+    pub(super) fn of<const D: usize>(value: &Tensor<D>, placement: Option<&Placement>) -> Self {
+        let (device, dtype) = match placement {
+            None => (value.device(), value.dtype()),
+            Some(placement) => {
+                let device = placement.device().clone();
+                (device, placement.compute_dtype(value.dtype()))
+            }
+        };
+        Self {
+            shape: value.shape(),
+            dtype,
+            device: device.inner(),
+        }
+    }
+}
+
+impl Likeness {
+    pub(super) fn bytes(&self) -> usize {
+        self.shape.num_elements() * self.dtype.size()
+    }
+}
+
+/// A tensor that costs one element and holds NaN.
+fn stand_in<const D: usize>(likeness: &Likeness) -> Tensor<D> {
+    let options = TensorCreationOptions::new(likeness.device.clone()).with_dtype(likeness.dtype);
+    Tensor::<D>::full([1; D], f32::NAN, options).expand::<D, _>(likeness.shape.clone())
 }
 
 /// The same, but on `flex` it holds nothing: to read it panics.
-fn unreadable<const D: usize>(value: &Tensor<D>, path: &str) -> Tensor<D> {
-    let device = value.device().inner();
+fn unreadable<const D: usize>(likeness: &Likeness, path: &str) -> Tensor<D> {
     #[allow(unreachable_patterns)] // What is there depends on the build.
-    match device.as_dispatch() {
+    match likeness.device.as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => {
-            let (shape, dtype) = (value.shape(), value.dtype());
+            let (shape, dtype) = (likeness.shape.clone(), likeness.dtype);
             let bytes = nothing(around(path), shape.num_elements() * dtype.size());
             let data = TensorData::from_bytes(bytes, shape, dtype);
-            Tensor::from_data(data, (&device, dtype))
+            Tensor::from_data(data, (&likeness.device, dtype))
         }
-        _ => stand_in(value),
+        _ => stand_in(likeness),
     }
 }
 
@@ -47,7 +81,7 @@ fn around(path: &str) -> String {
 ///
 /// `tick` must be deeper than every tap: then the trap springs before any parameter is updated.
 pub(crate) fn trap<const D: usize>(
-    value: &Tensor<D>,
+    likeness: &Likeness,
     path: &str,
     session: &Session,
     tick: usize,
@@ -56,9 +90,9 @@ pub(crate) fn trap<const D: usize>(
     let trap = Trap {
         path: path.to_string(),
     };
-    let tick = session.tick(tick, &value.device(), strategy);
+    let tick = session.tick(tick, &likeness.device, strategy);
     tap(
-        unreadable(value, path),
+        unreadable(likeness, path),
         strategy,
         tick,
         Arc::new(trap),
@@ -135,7 +169,8 @@ impl ModuleMapper for Hollow<'_> {
             None | Some(Role::Frozen) => param,
             Some(Role::Released | Role::Retained) => {
                 let (id, value, mapper) = param.consume();
-                Param::from_mapped_value(id, stand_in(&value), mapper)
+                let likeness = Likeness::of(&value, None);
+                Param::from_mapped_value(id, stand_in(&likeness), mapper)
             }
         }
     }

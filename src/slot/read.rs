@@ -58,7 +58,6 @@ impl<const D: usize> ParameterSlot<D> {
 
     fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> Tensor<D> {
         let mut state = self.state.lock();
-        let value = self.held(&state);
         let expecting = self.expecting(&mut state);
         if let Some((read_in, tapped)) = &expecting.tapped
             && Arc::ptr_eq(read_in, graph)
@@ -71,6 +70,11 @@ impl<const D: usize> ParameterSlot<D> {
                 self.path
             );
         }
+        if Arc::ptr_eq(graph, &pass.graph) {
+            self.stay();
+        }
+        let value = self.here(&mut state);
+        let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
         let tick = self.session.tick(read, &value.device(), self.strategy);
         let arrival = Arrival {

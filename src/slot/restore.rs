@@ -9,6 +9,15 @@ use super::Slot;
 use super::inventory::{Inventory, Role};
 use super::parameter::ParameterSlot;
 
+/// Which of its values a restored parameter has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// That which rests, and is saved.
+    Rests,
+    /// That with which the model computes, unless it comes over for every use.
+    Computes,
+}
+
 /// Fills the hollow module with the values in the slots, and with those of the parameters that
 /// stayed ordinary leaves of `fused`.
 pub(crate) fn restore<M: Module>(
@@ -16,6 +25,7 @@ pub(crate) fn restore<M: Module>(
     fused: &M,
     inventory: &Inventory,
     slots: &HashMap<ParamId, Arc<dyn Slot>>,
+    which: Which,
 ) -> M {
     let mut left = Left {
         inventory,
@@ -25,6 +35,7 @@ pub(crate) fn restore<M: Module>(
     hollow.map(&mut Restore {
         slots,
         left: left.values,
+        which,
     })
 }
 
@@ -45,13 +56,18 @@ impl ModuleVisitor for Left<'_> {
 struct Restore<'a> {
     slots: &'a HashMap<ParamId, Arc<dyn Slot>>,
     left: HashMap<ParamId, Box<dyn Any>>,
+    which: Which,
 }
 
 impl Restore<'_> {
     fn value<const D: usize>(&mut self, id: ParamId) -> Option<Tensor<D>> {
         if let Some(slot) = self.slots.get(&id) {
             let slot = slot.clone().into_any().downcast::<ParameterSlot<D>>();
-            return Some(slot.expect("a slot has the rank of its parameter").leaf());
+            let slot = slot.expect("a slot has the rank of its parameter");
+            return Some(match self.which {
+                Which::Rests => slot.leaf(),
+                Which::Computes => slot.leaf_here(),
+            });
         }
         let value = self.left.remove(&id)?.downcast::<Tensor<D>>();
         Some(*value.expect("a value has the rank of its parameter"))

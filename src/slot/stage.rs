@@ -50,6 +50,8 @@ impl<const D: usize> Default for Expecting<D> {
 /// What has become of a gradient.
 #[derive(Debug)]
 pub(super) enum Outcome<const D: usize> {
+    /// It is on its way to the host.
+    Leaving,
     /// It was added to what had been accumulated, for the end of the pass.
     Added {
         sum: Box<Tensor<D>>,

@@ -29,12 +29,14 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             learner,
             policies,
             gradient_checkpointing,
+            offload,
             repeat,
             last_step,
         } = learner;
         let strategy = Arc::new(FusedStrategy {
             policies,
             gradient_checkpointing,
+            offload,
             repeat,
             last_step,
         });

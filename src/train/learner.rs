@@ -14,6 +14,7 @@ use super::model::FusedModel;
 use crate::error::FusedError;
 use crate::fused::in_state;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
+use crate::offload::OffloadConfig;
 use crate::optim::AccumulateInState;
 use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
 use crate::record;
@@ -42,6 +43,7 @@ pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
     pub(super) policies: Policies,
     pub(super) gradient_checkpointing: GradientCheckpointingConfig,
+    pub(super) offload: Option<(OffloadConfig, Device)>,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -60,6 +62,7 @@ impl<M: LearnerModel> FusedLearner<M> {
             learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
+            offload: None,
             repeat: None,
             last_step: LastStep::default(),
         }
@@ -134,6 +137,19 @@ impl<M: LearnerModel> FusedLearner<M> {
         gradient_checkpointing: GradientCheckpointingConfig,
     ) -> Self {
         self.gradient_checkpointing = gradient_checkpointing;
+        self
+    }
+
+    /// Lets parts of the training wait in host memory while the model computes on `device`, as
+    /// [`FusedOptimizer::with_offload`](crate::FusedOptimizer::with_offload). The batches come to `device`. A model that
+    /// does not fit there is created on the host, and is on the host in the [result](burn::train::LearningResult).
+    ///
+    /// # Panics
+    ///
+    /// When the training begins, as `FusedOptimizer::with_offload`.
+    #[must_use]
+    pub fn with_offload(mut self, config: OffloadConfig, device: &Device) -> Self {
+        self.offload = Some((config, device.clone()));
         self
     }
 

@@ -14,12 +14,14 @@ use super::resume;
 use crate::FusedOptimizer;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
+use crate::offload::OffloadConfig;
 use crate::policy::Policies;
 
 /// Burn's single-device training with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
     pub(super) gradient_checkpointing: GradientCheckpointingConfig,
+    pub(super) offload: Option<(OffloadConfig, Device)>,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -27,7 +29,26 @@ pub(super) struct FusedStrategy<M: LearnerModel> {
 impl<M: LearnerModel> FusedStrategy<M> {
     fn fuse(&self, model: M, optimizer: ModuleOptimizer) -> Result<FusedOptimizer<M>, FusedError> {
         let fused = FusedOptimizer::with_policies(model, optimizer, self.policies.clone())?;
-        Ok(fused.with_gradient_checkpointing(self.gradient_checkpointing.clone()))
+        let fused = fused.with_gradient_checkpointing(self.gradient_checkpointing.clone());
+        match &self.offload {
+            None => Ok(fused),
+            Some((config, device)) => fused.try_with_offload(config.clone(), device),
+        }
+    }
+
+    /// Where the model of `learner` computes, with autodiff.
+    fn training_device(&self, learner: &Learner<FusedModel<M>>) -> Device {
+        use burn::module::Module;
+
+        let of_model = with_autodiff(learner.model().devices().into_iter().next());
+        let Some((_, device)) = &self.offload else {
+            return of_model;
+        };
+        let device = with_autodiff(Some(device.clone()));
+        match of_model.gradient_checkpointing_strategy() {
+            Some(GradientCheckpointingStrategy::Balanced) => device.gradient_checkpointing(),
+            _ => device,
+        }
     }
 }
 
@@ -43,10 +64,12 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
         FusedModel<M>,
         SupervisedTrainingEventProcessor<FusedModel<M>>,
     ) {
-        let device = training_device(&learner);
+        let device = self.training_device(&learner);
         let dataloader_train = dataloader_train.to_device(&device);
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
-        learner.fork(&device);
+        if self.offload.is_none() {
+            learner.fork(&device);
+        }
         let recomputes = device.gradient_checkpointing_strategy()
             == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
@@ -125,15 +148,10 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
     }
 }
 
-/// The device the model is on, with autodiff.
-fn training_device<M: LearnerModel>(learner: &Learner<FusedModel<M>>) -> Device {
-    use burn::module::Module;
-
-    let devices = learner.model().devices();
-    let device = devices.into_iter().next().unwrap_or_default();
-    if device.is_autodiff() {
-        device
-    } else {
-        device.autodiff()
+fn with_autodiff(device: Option<Device>) -> Device {
+    let device = device.unwrap_or_default();
+    match device.is_autodiff() {
+        true => device,
+        false => device.autodiff(),
     }
 }

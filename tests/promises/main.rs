@@ -11,6 +11,7 @@ mod gradient_checkpointing;
 mod learner;
 mod misuse;
 mod noting;
+mod offload;
 mod optim;
 mod pictures;
 mod policies;

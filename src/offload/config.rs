@@ -1,0 +1,144 @@
+use burn::config::Config;
+use burn::tensor::{Device, FloatDType};
+
+use crate::error::FusedError;
+
+/// What of a training waits in host memory while the model computes on a device that has less; see
+/// [`FusedOptimizer::with_offload`](crate::FusedOptimizer::with_offload).
+///
+/// Each waits beside all that the ones before it leave there.
+#[derive(Config, Copy, Debug, PartialEq)]
+pub enum Offload {
+    /// The optimizer state. It comes over for the update of its parameter and goes back.
+    States,
+    /// The update. A finished gradient leaves for the host, which keeps the weights and the optimizer state and
+    /// steps them there; the device holds the weights that it computes with, and gets the new ones back.
+    Updates,
+    /// The weights of blocks, too: they come over when their
+    /// [block](crate::gradient_checkpointing()) runs, for the first time and for the second, and are gone after
+    /// it. A weight that is read outside of a block stays on the device, as with `Updates`.
+    Weights(WaitingBlocks),
+}
+
+/// Of which blocks the weights wait in host memory, under [`Offload::Weights`].
+///
+/// The blocks that stay on the device are the last and the first ones in the order of a step: their weights would
+/// turn around at once.
+#[derive(Config, Copy, Debug, PartialEq)]
+pub enum WaitingBlocks {
+    /// All.
+    All,
+    /// This part of them, from 0 to 1.
+    Fraction(f64),
+    /// Those beyond the ones whose weights fit into so many bytes of the device.
+    Beyond(usize),
+}
+
+/// The backend of Burn's that holds what waits, and computes the updates.
+#[derive(Config, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadHost {
+    /// Steps in a single pass over memory, with [`backburn::optim`](crate::optim).
+    Flex,
+    /// Burn's older CPU backend.
+    NdArray,
+}
+
+/// How a training is divided between a device and the host.
+///
+/// ```
+/// use backburn::{Offload, OffloadConfig, WaitingBlocks};
+///
+/// let config = OffloadConfig::new(Offload::Weights(WaitingBlocks::Fraction(0.5)));
+/// ```
+#[derive(Config, Debug, PartialEq)]
+pub struct OffloadConfig {
+    /// What waits in host memory.
+    pub offload: Offload,
+    /// What holds it there.
+    #[config(default = "OffloadHost::Flex")]
+    pub host: OffloadHost,
+    /// The float type of the weights that the device computes with, under [`Offload::Updates`] and
+    /// [`Offload::Weights`]; without it, that of the parameters. With [`FloatDType::BF16`] and a model in f32
+    /// this is mixed precision: the host keeps the weights in f32, and all that is saved is in f32.
+    pub compute_dtype: Option<FloatDType>,
+    /// Parameters of fewer elements stay on the device with all that is theirs, unless it computes in another
+    /// float type: a transfer would cost more than they do.
+    #[config(default = 4096)]
+    pub min_elements: usize,
+    /// Bytes of gradients, and of weights, that may be on their way at a time, beside a single one: where there
+    /// are more, the backward pass waits.
+    #[config(default = "256 << 20")]
+    pub max_in_flight: usize,
+}
+
+impl OffloadConfig {
+    /// Refuses what can't be meant.
+    pub(super) fn check(&self) -> Result<(), FusedError> {
+        let reason = match self.offload {
+            Offload::States if self.compute_dtype.is_some() => {
+                "with `Offload::States` the device keeps the weights that are updated, and computes with \
+                 these: use `Offload::Updates` for a `compute_dtype`"
+            }
+            Offload::Weights(WaitingBlocks::Fraction(part)) if !(0.0..=1.0).contains(&part) => {
+                "the fraction of the blocks whose weights wait must be from 0 to 1"
+            }
+            _ => return Ok(()),
+        };
+        Err(FusedError::Offload {
+            reason: reason.to_string(),
+        })
+    }
+}
+
+impl WaitingBlocks {
+    /// Which blocks stay on the device, given the bytes of the weights of each in the order of a step: from the
+    /// ends, beginning with the last.
+    pub(crate) fn staying(self, bytes: &[usize]) -> Vec<bool> {
+        let count = bytes.len();
+        let from_the_ends = (0..count).map(|place| match place % 2 {
+            0 => count - 1 - place / 2,
+            _ => place / 2,
+        });
+        let mut stays = vec![false; count];
+        match self {
+            Self::All => {}
+            Self::Fraction(part) => {
+                let waiting = (part * count as f64).round() as usize;
+                let staying = count.saturating_sub(waiting);
+                from_the_ends
+                    .take(staying)
+                    .for_each(|block| stays[block] = true);
+            }
+            Self::Beyond(budget) => {
+                let mut left = budget;
+                for block in from_the_ends {
+                    let Some(rest) = left.checked_sub(bytes[block]) else {
+                        break;
+                    };
+                    left = rest;
+                    stays[block] = true;
+                }
+            }
+        }
+        stays
+    }
+}
+
+impl OffloadHost {
+    /// Its device, if this build has it.
+    #[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and its users train on it.
+    pub(super) fn device(self) -> Result<Device, FusedError> {
+        #[allow(unreachable_patterns)] // What is there depends on the build.
+        match self {
+            #[cfg(feature = "flex")]
+            Self::Flex => Ok(Device::flex()),
+            #[cfg(feature = "ndarray")]
+            Self::NdArray => Ok(Device::ndarray()),
+            absent => Err(FusedError::Offload {
+                reason: format!(
+                    "this build has no backend {absent:?} for the host: enable the feature of that name"
+                ),
+            }),
+        }
+    }
+}

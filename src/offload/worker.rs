@@ -1,0 +1,117 @@
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A thread that moves things and updates them beside the one that computes, one job after the other. On CubeCL
+/// devices it has a stream of its own, which lives as long as it does.
+pub(crate) struct Worker {
+    jobs: Sender<(usize, Job)>,
+    under_way: Arc<UnderWay>,
+    limit: usize,
+}
+
+/// What has been given to the thread and is not done.
+#[derive(Default)]
+struct UnderWay {
+    load: Mutex<Load>,
+    less: Condvar,
+}
+
+#[derive(Default)]
+struct Load {
+    jobs: usize,
+    bytes: usize,
+}
+
+impl Worker {
+    /// A thread that holds up whoever gives it more than `limit` bytes at once.
+    pub(crate) fn new(name: &str, limit: usize) -> std::io::Result<Self> {
+        let (jobs, queue) = channel::<(usize, Job)>();
+        let under_way = Arc::<UnderWay>::default();
+        let done = under_way.clone();
+        thread::Builder::new()
+            .name(name.to_string())
+            .spawn(move || {
+                for (bytes, job) in queue {
+                    let _finished = Finished {
+                        under_way: &done,
+                        bytes,
+                    };
+                    job();
+                }
+            })?;
+        Ok(Self {
+            jobs,
+            under_way,
+            limit,
+        })
+    }
+
+    /// Gives the thread a job with so many bytes, when it has room for them, or nothing to do.
+    pub(crate) fn give(&self, bytes: usize, job: impl FnOnce() + Send + 'static) {
+        let mut load = self.under_way.load.lock();
+        while load.jobs > 0 && load.bytes + bytes > self.limit {
+            self.under_way.less.wait(&mut load);
+        }
+        load.jobs += 1;
+        load.bytes += bytes;
+        drop(load);
+        let given = self.jobs.send((bytes, Box::new(job)));
+        given.expect("the thread waits for jobs as long as it can get any");
+    }
+
+    /// Waits until all is done.
+    pub(crate) fn wait(&self) {
+        let mut load = self.under_way.load.lock();
+        while load.jobs > 0 {
+            self.under_way.less.wait(&mut load);
+        }
+    }
+}
+
+/// Counts a job as done when dropped.
+struct Finished<'a> {
+    under_way: &'a UnderWay,
+    bytes: usize,
+}
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        let mut load = self.under_way.load.lock();
+        load.jobs -= 1;
+        load.bytes -= self.bytes;
+        self.under_way.less.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_more_is_under_way_than_the_limit_allows() {
+        let worker = Worker::new("test", 10).unwrap();
+        let finished = Arc::new(AtomicUsize::new(0));
+        let mut given = 0;
+        for bytes in [4, 4, 4, 20, 4, 1] {
+            let done = finished.clone();
+            worker.give(bytes, move || {
+                thread::sleep(Duration::from_millis(5));
+                done.fetch_add(bytes, Ordering::SeqCst);
+            });
+            given += bytes;
+            // What is larger than the limit goes alone.
+            let under_way = given - finished.load(Ordering::SeqCst);
+            assert!(under_way <= bytes.max(10), "{under_way} of 10");
+        }
+        worker.wait();
+        assert_eq!(finished.load(Ordering::SeqCst), given);
+    }
+}

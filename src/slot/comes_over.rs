@@ -1,0 +1,76 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Reparameterization, Reparameterizer};
+use burn::tensor::{Device, Tensor};
+
+use crate::offload::Placement;
+
+/// Lets parameters that rest on the host come over to the device whenever they are read, for a model that
+/// computes without autodiff.
+pub(super) struct ComeOver {
+    pub(super) placement: Arc<Placement>,
+    pub(super) parameters: HashSet<ParamId>,
+}
+
+impl Reparameterizer for ComeOver {
+    type Reparam = ComesOver;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<ComesOver>) {
+        let comes_over = self.parameters.contains(&param.id);
+        let placement = self.placement.clone();
+        (param, comes_over.then_some(ComesOver { placement }))
+    }
+}
+
+/// The way of a parameter to the device.
+#[derive(Clone, Debug)]
+pub(super) struct ComesOver {
+    placement: Arc<Placement>,
+}
+
+impl Reparameterization for ComesOver {
+    const NAME: &'static str = "backburn";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        self.placement.over(base)
+    }
+}
+
+/// It has no parameters of its own, and leads to the same device wherever the model is.
+impl Module for ComesOver {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        devices
+    }
+
+    fn fork(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    fn visit<V: ModuleVisitor>(&self, _visitor: &mut V) {}
+
+    fn map<M: ModuleMapper>(self, _mapper: &mut M) -> Self {
+        self
+    }
+}

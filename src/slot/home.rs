@@ -1,0 +1,146 @@
+//! Where the value of a parameter rests between its uses, and how the device comes by it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::Tensor;
+
+use super::parameter::{ParameterSlot, State};
+use crate::device::caught;
+use crate::error::FusedError;
+use crate::offload::Placement;
+
+/// Where a value rests, and is stepped.
+#[derive(Debug)]
+pub(super) enum Home {
+    /// Where the model computes.
+    Device,
+    /// On the host: the device computes with a copy.
+    Host(HostHome),
+}
+
+#[derive(Debug)]
+pub(super) struct HostHome {
+    placement: Arc<Placement>,
+    /// Whether the device keeps the copy from one read to the next.
+    keeps_copy: AtomicBool,
+}
+
+impl Home {
+    /// The home of `value`, and the value there.
+    pub(super) fn of<const D: usize>(
+        placement: Option<Arc<Placement>>,
+        value: Tensor<D>,
+    ) -> (Self, Tensor<D>) {
+        let Some(placement) = placement else {
+            return (Self::Device, value);
+        };
+        if !placement.rests_on_host(value.shape().num_elements()) {
+            let device = placement.device().clone().inner();
+            return (Self::Device, value.to_device(&device));
+        }
+        let value = value.to_device(placement.host());
+        let keeps_copy = AtomicBool::new(placement.keeps_copies());
+        let home = HostHome {
+            placement,
+            keeps_copy,
+        };
+        (Self::Host(home), value)
+    }
+}
+
+impl HostHome {
+    pub(super) fn keep_copy(&self) {
+        self.keeps_copy.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn keeps_copy(&self) -> bool {
+        self.keeps_copy.load(Ordering::Relaxed)
+    }
+}
+
+impl<const D: usize> ParameterSlot<D> {
+    /// The value as the model computes with it.
+    ///
+    /// # Panics
+    ///
+    /// If it can't come over to the device.
+    pub(super) fn here(&self, state: &mut State<D>) -> Tensor<D> {
+        let value = self.held(state);
+        let Home::Host(home) = &self.home else {
+            return value;
+        };
+        let copy = state.copy.take();
+        let copy = copy.unwrap_or_else(|| {
+            let copy = self.come_over(home, value);
+            copy.unwrap_or_else(|error| panic!("{error}"))
+        });
+        if home.keeps_copy() {
+            state.copy = Some(copy.clone());
+        }
+        copy
+    }
+
+    /// The parameter is read outside of a block: what the device computes with stays in the graph.
+    pub(super) fn stay(&self) {
+        if let Home::Host(home) = &self.home
+            && !home.keeps_copy()
+        {
+            home.keep_copy();
+            log::warn!(
+                "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
+                 the device; only the host keeps its optimizer state",
+                self.path
+            );
+        }
+    }
+
+    /// The thread that brings a gradient to where the value rests, if it has to go there.
+    pub(super) fn carrier(&self) -> Option<Arc<Placement>> {
+        match &self.home {
+            Home::Device => None,
+            Home::Host(home) => Some(home.placement.clone()),
+        }
+    }
+
+    /// A gradient, or a sum of them, where the value rests.
+    pub(super) fn bring_home(&self, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
+        let value = self.value();
+        let (device, dtype) = (value.device(), value.dtype());
+        if gradient.device() == device {
+            return Ok(gradient);
+        }
+        let arrived = caught(|| gradient.to_device(&device));
+        let arrived = arrived.map_err(|reason| self.stranded(reason))?;
+        Ok(match arrived.dtype() == dtype {
+            true => arrived,
+            false => arrived.cast(dtype),
+        })
+    }
+
+    /// Lets the device compute with the value of after an update.
+    pub(super) fn renew_copy(&self) -> Result<(), FusedError> {
+        let Home::Host(home) = &self.home else {
+            return Ok(());
+        };
+        if home.keeps_copy() {
+            let mut state = self.state.lock();
+            let copy = self.come_over(home, self.held(&state))?;
+            state.copy = Some(copy);
+        }
+        Ok(())
+    }
+
+    pub(super) fn come_over(
+        &self,
+        home: &HostHome,
+        value: Tensor<D>,
+    ) -> Result<Tensor<D>, FusedError> {
+        caught(|| home.placement.over(value)).map_err(|reason| self.stranded(reason))
+    }
+
+    fn stranded(&self, reason: String) -> FusedError {
+        let path = self.path.clone();
+        FusedError::Transfer { path, reason }
+    }
+}

@@ -1,0 +1,75 @@
+//! Which weights are where: what waits on the host is not on the device, and comes when it is read.
+
+use backburn::gradient_checkpointing_sequential;
+
+use super::*;
+
+/// The same blocks in other ways than one after the other.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Blocks in blocks.
+    Nested,
+    /// The first block once more at the end, so that its weights are shared by two blocks.
+    Shared,
+    /// In the opposite order in every other step.
+    TurnsAround,
+    /// The second block outside of gradient checkpointing, which reads its weights there.
+    Outside,
+    /// A block that only some steps have.
+    Sometimes,
+}
+
+fn loss(model: &Network, tokens: Tensor<2, Int>, way: Way, step: usize) -> Tensor<1> {
+    let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
+    let one =
+        |block: &Block, x| gradient_checkpointing(block, x, |block: &Block, x| block.forward(x));
+    let blocks = model.blocks.iter();
+    let x = match way {
+        Way::Nested => gradient_checkpointing_sequential(&model.blocks, x, 2, |block, x| {
+            gradient_checkpointing(block, x, |block: &Block, x| block.forward(x))
+        }),
+        Way::Shared => one(&model.blocks[0], blocks.fold(x, |x, block| one(block, x))),
+        Way::TurnsAround if step % 2 == 1 => blocks.rev().fold(x, |x, block| one(block, x)),
+        Way::TurnsAround => blocks.fold(x, |x, block| one(block, x)),
+        Way::Outside => blocks.enumerate().fold(x, |x, (place, block)| match place {
+            1 => block.forward(x),
+            _ => one(block, x),
+        }),
+        Way::Sometimes => {
+            let x = one(&model.blocks[0], x);
+            let x = if step.is_multiple_of(3) {
+                one(&model.blocks[1], x)
+            } else {
+                x
+            };
+            one(&model.blocks[3], one(&model.blocks[2], x))
+        }
+    };
+    x.powi_scalar(2).mean()
+}
+
+fn blocks_of_any_order_train_as_without(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device);
+    let ways = [
+        Way::Nested,
+        Way::Shared,
+        Way::TurnsAround,
+        Way::Outside,
+        Way::Sometimes,
+    ];
+    for way in ways {
+        let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), way, step);
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        train_fused(&mut plain, 6, RATE, loss);
+        for mode in MODES {
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+                .with_offload(config(device, mode), device);
+            train_fused(&mut fused, 6, RATE, loss);
+            assert_equal_weights(&plain.model(), &fused.model());
+        }
+    }
+}
+
+on_every_backend!(blocks_of_any_order_train_as_without);

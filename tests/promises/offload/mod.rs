@@ -1,0 +1,205 @@
+//! Training whose states, updates or weights wait in host memory equals training without.
+
+mod blocks;
+mod misuse;
+mod policies;
+mod records;
+
+use backburn::{FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+use backburn::{gradient_checkpointing, optim};
+use burn::module::{Lora, Module};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::optim::*;
+use burn::tensor::{Device, Distribution, Int, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const RATE: f64 = 1e-2;
+
+/// What can wait, blocks by number and by bytes.
+const MODES: [Offload; 5] = [
+    Offload::States,
+    Offload::Updates,
+    Offload::Weights(WaitingBlocks::All),
+    Offload::Weights(WaitingBlocks::Fraction(0.5)),
+    Offload::Weights(WaitingBlocks::Beyond(1500)),
+];
+
+#[derive(Module, Debug)]
+struct Block {
+    expand: Linear,
+    norm: BatchNorm,
+    contract: Linear,
+}
+
+impl Block {
+    fn init(device: &Device) -> Self {
+        Self {
+            expand: LinearConfig::new(6, 12).init(device),
+            norm: BatchNormConfig::new(12).init(device),
+            contract: LinearConfig::new(12, 6).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let hidden = self.norm.forward(self.expand.forward(x.clone()).tanh());
+        x + self.contract.forward(hidden)
+    }
+}
+
+/// An embedding that is the output, too, outside of all blocks.
+#[derive(Module, Debug)]
+struct Network {
+    embedding: Embedding,
+    blocks: Vec<Block>,
+}
+
+impl Network {
+    fn init(device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(10, 6).init(device),
+            blocks: (0..4).map(|_| Block::init(device)).collect(),
+        }
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        self.logits(tokens).powi_scalar(2).mean()
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
+        let x: Tensor<2> = self.embedding.forward(tokens).flatten(0, 1);
+        let run = |block: &Block, x| block.forward(x);
+        let blocks = self.blocks.iter();
+        let x = blocks.fold(x, |x, block| gradient_checkpointing(block, x, run));
+        x.matmul(self.embedding.weight.val().transpose())
+    }
+}
+
+/// `offload` to the other of the CPU backends.
+fn config(device: &Device, offload: Offload) -> OffloadConfig {
+    let host = match device.clone().inner() == Device::flex() {
+        true => OffloadHost::NdArray,
+        false => OffloadHost::Flex,
+    };
+    // Some parameters are smaller.
+    OffloadConfig::new(offload)
+        .with_host(host)
+        .with_min_elements(10)
+}
+
+/// Where the host of [`config`] keeps things.
+#[allow(deprecated)] // Burn 0.22 still ships it.
+fn host(device: &Device) -> Device {
+    match device.clone().inner() == Device::flex() {
+        true => Device::ndarray().autodiff(),
+        false => Device::flex().autodiff(),
+    }
+}
+
+fn batches(device: &Device) -> Vec<Tensor<2, Int>> {
+    let draw = || {
+        Tensor::random(
+            [4, 3],
+            Distribution::Uniform(0.0, 10.0),
+            &device.clone().inner(),
+        )
+    };
+    (0..6).map(|_| draw()).collect()
+}
+
+fn optimizers() -> Vec<ModuleOptimizer> {
+    vec![
+        AdamConfig::new().init(),
+        AdamWConfig::new().with_amsgrad(true).init(),
+        optim::AdamWConfig::new().init(),
+        optim::LionConfig::new().init(),
+    ]
+}
+
+fn offloaded_training_equals_training_without(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    for optimizer in optimizers() {
+        let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
+        train_fused(&mut plain, 6, RATE, loss);
+        for mode in MODES {
+            let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
+                .with_offload(config(device, mode), device);
+            train_fused(&mut fused, 6, RATE, loss);
+            assert_eq!(fused.last_step().updated, plain.last_step().updated);
+            assert_eq!(fused.last_step().copied.unwrap_or(0), 0, "{mode:?}");
+            assert_equal_weights(&plain.model(), &fused.model());
+            assert_equal_weights(&plain.valid(), &fused.model().valid());
+        }
+    }
+}
+
+fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
+    let host = host(device);
+    let initial = Network::init(&host);
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    let there = copy(&initial, || Network::init(device));
+    let mut plain = FusedOptimizer::new(there, AdamConfig::new().init());
+    train_fused(&mut plain, 4, RATE, loss);
+    for mode in MODES {
+        let here = copy(&initial, || Network::init(&host));
+        let mut fused = FusedOptimizer::new(here, AdamConfig::new().init())
+            .with_offload(config(device, mode), device);
+        train_fused(&mut fused, 4, RATE, loss);
+        assert_equal_weights(&plain.model(), &fused.model());
+        assert_eq!(fused.model().devices(), std::slice::from_ref(&host));
+        let (model, _) = fused.into_parts();
+        assert_equal_weights(&plain.model(), &model);
+    }
+}
+
+fn a_model_for_inference_computes_on_the_device(device: &Device) {
+    let initial = Network::init(device);
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    for mode in MODES {
+        let model = copy(&initial, || Network::init(device));
+        let mut plain = FusedOptimizer::new(model, AdamConfig::new().init());
+        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        train_fused(&mut plain, 3, RATE, loss);
+        train_fused(&mut fused, 3, RATE, loss);
+        let logits = [&plain, &fused].map(|fused| fused.valid().logits(batches[5].clone()));
+        assert_eq!(logits[1].device(), device.clone().inner());
+        let [expected, found] = logits.map(Tensor::into_data);
+        expected.assert_approx_eq(&found, burn::tensor::Tolerance::<f32>::absolute(1e-4));
+    }
+}
+
+/// The adapters are trained, the base is frozen or trained itself, as an ordinary leaf.
+fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
+    let initial = Network::init(device);
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    for frozen in [true, false] {
+        let adapted = |model: Network| {
+            let model = model.apply_lora(Lora::new(2, 4.0));
+            if frozen { model } else { model.unfreeze() }
+        };
+        let initial = adapted(copy(&initial, || Network::init(device)));
+        let copy = || copy(&initial, || adapted(Network::init(device)));
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        train_fused(&mut plain, 4, RATE, loss);
+        for mode in MODES {
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+                .with_offload(config(device, mode), device);
+            train_fused(&mut fused, 4, RATE, loss);
+            assert_equal_weights(&plain.model(), &fused.model());
+        }
+    }
+}
+
+on_every_backend!(
+    offloaded_training_equals_training_without,
+    a_model_made_on_the_host_trains_as_one_made_on_the_device,
+    a_model_for_inference_computes_on_the_device,
+    adapters_are_trained_with_a_frozen_base_and_without,
+);

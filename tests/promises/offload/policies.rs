@@ -1,0 +1,253 @@
+//! Every policy, with what waits in host memory and without.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use backburn::{
+    GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter, LossScalingConfig,
+    Overflow,
+};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::ParamGroup;
+
+use super::*;
+
+type Fused = FusedOptimizer<Network>;
+
+/// The modes in which an optimizer accumulates in its state.
+const IN_STATE: &[Offload] = MODES.split_at(1).1;
+
+/// Trains the same way without offload and in every mode, and compares the weights.
+fn assert_offload_changes_nothing(
+    device: &Device,
+    modes: &[Offload],
+    fuse: impl Fn(Network) -> Fused,
+    train: impl Fn(&mut Fused, &[Tensor<2, Int>]),
+) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device);
+    let mut plain = fuse(copy());
+    train(&mut plain, &batches);
+    for &mode in modes {
+        let mut fused = fuse(copy()).with_offload(config(device, mode), device);
+        train(&mut fused, &batches);
+        assert_equal_weights(&plain.model(), &fused.model());
+        let (expected, found) = (plain.last_step(), fused.last_step());
+        assert_eq!(found.updated, expected.updated, "{mode:?}");
+        assert_eq!(found.vetoed, expected.vetoed, "{mode:?}");
+        assert_eq!(found.overflowed, expected.overflowed, "{mode:?}");
+        let norms = [expected, found].map(|step| step.gradient_norm.unwrap_or_default());
+        let close = (norms[0] - norms[1]).abs() <= 1e-3 * norms[0];
+        assert!(close, "{mode:?}: a norm of {norms:?}");
+        assert_changed(&initial, &fused.model(), |_| true);
+    }
+}
+
+fn adam(model: Network) -> Fused {
+    FusedOptimizer::new(model, AdamConfig::new().init())
+}
+
+/// The host adds up squares in another order than the device, so the norm, and what is clipped by it, agree in six
+/// digits.
+fn clipping_is_the_same(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device);
+    let policies = [0.05, 1e6].map(|norm| {
+        let exact = GlobalNormClippingConfig::Exact(norm);
+        [exact, GlobalNormClippingConfig::Lagged(norm)]
+    });
+    for clipping in policies.into_iter().flatten() {
+        let train = |fused: &mut Fused| {
+            let steps = batches.iter().map(|x| {
+                fused.step_repeatable(RATE, |model| model.loss(x.clone()));
+                fused.last_step().clipping.unwrap()
+            });
+            steps.collect::<Vec<_>>()
+        };
+        let mut plain = sgd(copy()).with_clipping(clipping);
+        let expected = train(&mut plain);
+        for mode in MODES {
+            let mut fused = sgd(copy())
+                .with_clipping(clipping)
+                .with_offload(config(device, mode), device);
+            let found = train(&mut fused);
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * a;
+            assert!(expected.iter().zip(&found).all(near), "{mode:?}: {found:?}");
+            assert_near_weights(&plain.model(), &fused.model());
+        }
+    }
+}
+
+fn sgd(model: Network) -> Fused {
+    FusedOptimizer::new(model, SgdConfig::new().init())
+}
+
+#[track_caller]
+fn assert_near_weights(plain: &Network, fused: &Network) {
+    for ((path, plain), (_, fused)) in weights(plain).iter().zip(&weights(fused)) {
+        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-4 + 1e-3 * a.abs();
+        let near = plain.iter::<f64>().zip(fused.iter::<f64>()).all(near);
+        assert!(near, "`{path}` differs: without {plain}, with {fused}");
+    }
+}
+
+/// Where clipping does something, the norm is that of the whole model, and the update that of the clipped
+/// gradients: plain SGD moves all parameters together by the maximum.
+fn gradients_are_clipped_to_the_norm_of_all(device: &Device) {
+    let batches = batches(device);
+    for mode in MODES {
+        let mut fused = FusedOptimizer::new(Network::init(device), SgdConfig::new().init())
+            .with_clipping(GlobalNormClippingConfig::Exact(0.125))
+            .with_offload(config(device, mode), device);
+        for x in &batches {
+            let before = weights(&fused.model());
+            fused.step_repeatable(1.0, |model| model.loss(x.clone()));
+            let report = fused.last_step().clone();
+            let after = weights(&fused.model());
+            let moved = before.iter().zip(&after).flat_map(|((path, a), (_, b))| {
+                let is_trained = !path.contains("running");
+                let pairs = a.iter::<f64>().zip(b.iter::<f64>());
+                pairs.filter(move |_| is_trained).collect::<Vec<_>>()
+            });
+            let moved = moved.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+            let expected = report.gradient_norm.unwrap() * report.clipping.unwrap();
+            assert!(
+                (moved - expected).abs() < 1e-4,
+                "{mode:?}: {moved} of {expected}"
+            );
+            assert!(expected <= 0.125 + 1e-6);
+        }
+    }
+}
+
+fn accumulation_is_the_same(device: &Device) {
+    assert_offload_changes_nothing(device, &MODES, adam, |fused, batches| {
+        let (last, before) = batches.split_last().unwrap();
+        for pair in before.chunks(2) {
+            for x in pair {
+                fused.accumulate(|model| model.loss(x.clone()));
+            }
+            fused.step_accumulated(RATE);
+        }
+        fused.accumulate(|model| model.loss(batches[0].clone()));
+        fused.step(RATE, |model| model.loss(last.clone()));
+    });
+}
+
+fn accumulation_in_the_state_is_the_same(device: &Device) {
+    assert_offload_changes_nothing(
+        device,
+        IN_STATE,
+        |model| FusedOptimizer::accumulating_in_state(model, optim::AdamWConfig::new().build()),
+        |fused, batches| {
+            for pair in batches.chunks(2) {
+                fused.accumulate(|model| model.loss(pair[0].clone()));
+                fused.step(RATE, |model| model.loss(pair[1].clone()));
+            }
+        },
+    );
+}
+
+fn loss_scaling_with_overflows_is_the_same(device: &Device) {
+    for overflow in [Overflow::SkipStep, Overflow::SkipParameter] {
+        let scaling = LossScalingConfig::new().with_overflow(overflow);
+        assert_offload_changes_nothing(
+            device,
+            &MODES,
+            |model| adam(model).with_loss_scaling(scaling),
+            |fused, batches| {
+                for (step, x) in batches.iter().enumerate() {
+                    // Beyond what f32 holds, once.
+                    let factor = if step == 2 { 1e38 } else { 1.0 };
+                    fused.step_repeatable(RATE, |model| model.loss(x.clone()) * factor);
+                }
+            },
+        );
+    }
+}
+
+/// Halves a gradient, and keeps that of one parameter from being used.
+struct Halve(Arc<AtomicUsize>);
+
+impl GradientHook for Halve {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(parameter.value.device(), gradient.device());
+        match parameter.path {
+            // After the first call, so that all parameters move.
+            "blocks.1.contract.weight" if self.0.load(Ordering::Relaxed) > 60 => GradientFlow::Veto,
+            _ => GradientFlow::Continue(gradient / 2.0),
+        }
+    }
+}
+
+fn hooks_see_every_gradient_once(device: &Device) {
+    let calls: Arc<AtomicUsize> = Arc::default();
+    assert_offload_changes_nothing(
+        device,
+        &MODES,
+        |model| {
+            calls.store(0, Ordering::Relaxed);
+            adam(model).with_hook(ParamGroup::all(), Halve(calls.clone()))
+        },
+        |fused, batches| {
+            for x in batches {
+                let before = calls.load(Ordering::Relaxed);
+                fused.step(RATE, |model| model.loss(x.clone()));
+                let parameters = fused.num_released();
+                assert_eq!(calls.load(Ordering::Relaxed), before + parameters);
+            }
+        },
+    );
+}
+
+fn groups_and_schedules_are_the_same(device: &Device) {
+    assert_offload_changes_nothing(
+        device,
+        &MODES,
+        |model| {
+            let matrices = ParamGroup::from_predicate("weight");
+            let optimizer = AdamWConfig::new().init();
+            let momentum = optim::SgdConfig::new()
+                .with_momentum(Some(burn::optim::momentum::MomentumConfig::new()));
+            FusedOptimizer::new(
+                model,
+                optimizer.with_group(matrices, momentum.build(), None),
+            )
+        },
+        |fused, batches| {
+            for (step, x) in batches.iter().enumerate() {
+                let rate = ModuleLearningRate::from(RATE / (1.0 + step as f64));
+                fused.step(rate, |model| model.loss(x.clone()));
+            }
+        },
+    );
+}
+
+fn a_pass_that_the_closure_goes_back_itself_is_the_same(device: &Device) {
+    assert_offload_changes_nothing(device, &MODES, adam, |fused, batches| {
+        for x in batches {
+            fused.step_with_backward(RATE, |model| {
+                let gradients = model.loss(x.clone()).backward();
+                ((), GradientsParams::from_grads(gradients, model))
+            });
+        }
+    });
+}
+
+on_every_backend!(
+    clipping_is_the_same,
+    gradients_are_clipped_to_the_norm_of_all,
+    accumulation_is_the_same,
+    accumulation_in_the_state_is_the_same,
+    loss_scaling_with_overflows_is_the_same,
+    hooks_see_every_gradient_once,
+    groups_and_schedules_are_the_same,
+    a_pass_that_the_closure_goes_back_itself_is_the_same,
+);
