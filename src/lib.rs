@@ -65,7 +65,7 @@ pub mod train;
 
 pub use device::check_device;
 pub use error::FusedError;
-pub use estimate::MemoryEstimate;
+pub use estimate::{MemoryEstimate, OffloadEstimate};
 pub use fused::FusedOptimizer;
 pub use gradient_checkpointing::{
     Activations, GradientCheckpointingConfig, gradient_checkpointing,

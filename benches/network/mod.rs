@@ -15,7 +15,7 @@ pub trait Network<const D: usize> {
     fn loss(&self, input: Tensor<D>) -> Tensor<1>;
 }
 
-/// Parameters rule: 12 residual blocks of 512 and 2048.
+/// Parameters rule: residual blocks of 512 and 2048, 12 unless said otherwise.
 #[derive(Module, Debug)]
 pub struct Mlp {
     blocks: Vec<(Linear, Linear)>,
@@ -25,13 +25,18 @@ pub struct Mlp {
 
 impl Mlp {
     pub fn init(device: &Device) -> Self {
+        Self::of_depth(12, device)
+    }
+
+    /// The same with another number of blocks.
+    pub fn of_depth(depth: usize, device: &Device) -> Self {
         let block = || {
             let expand = LinearConfig::new(512, 2048).init(device);
             let contract = LinearConfig::new(2048, 512).init(device);
             (expand, contract)
         };
         Self {
-            blocks: (0..12).map(|_| block()).collect(),
+            blocks: (0..depth).map(|_| block()).collect(),
             recompute_blocks: false,
         }
     }

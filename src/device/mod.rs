@@ -9,6 +9,7 @@
 mod check;
 #[cfg(feature = "cuda")]
 mod driver;
+mod read;
 mod trial;
 #[cfg(not(feature = "cubecl"))]
 mod unasked;
@@ -19,6 +20,7 @@ use burn::tensor::Device;
 
 pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there};
+pub(crate) use read::{moved, read};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]

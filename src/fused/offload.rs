@@ -70,10 +70,11 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(self)
     }
 
-    /// What brings weights to the device before they are read, once the course of a step is known.
+    /// What brings weights to the device before they are read, if any wait.
     pub(super) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
         let placement = self.session.placement()?;
-        let course = self.course.clone()?;
+        placement.waiting_blocks()?;
+        let course = self.course.clone().unwrap_or_default();
         let slots = self.form.slots().clone();
         Some(Arc::new(FetchAhead::new(slots, placement, course)))
     }

@@ -1,8 +1,9 @@
 //! Inputs that wait for the second run, in the memory of the device or of the host.
 
-use burn::tensor::{Bytes, Device, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 use super::activations::{Activations, FloatMap};
+use crate::device::{is_cubecl, read};
 
 /// The input of a block between its runs, without autodiff.
 pub(super) struct KeptInput<X> {
@@ -39,17 +40,12 @@ struct Down {
 impl FloatMap for Down {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let device = tensor.device();
-        if !self.offload || !has_own_memory(&device) {
+        if !self.offload || !is_cubecl(&device) {
             self.moved.push(None);
             return tensor;
         }
         let placeholder = Tensor::zeros([1; D], (&device, tensor.dtype()));
-        let data = tensor.into_data();
-        // Copied at once: on devices that share the host's memory the data show what is written in
-        // place later.
-        let bytes = Bytes::from_bytes_vec(data.as_bytes().to_vec());
-        let data = TensorData::from_bytes(bytes, data.shape(), data.dtype());
-        self.moved.push(Some(data));
+        self.moved.push(Some(read(tensor)));
         placeholder
     }
 }
@@ -64,15 +60,5 @@ impl FloatMap for Up {
             Some(data) => Tensor::from_data(data, (&tensor.device(), tensor.dtype())),
             None => tensor,
         }
-    }
-}
-
-/// Whether the tensors of `device` lie in memory of its own.
-fn has_own_memory(device: &Device) -> bool {
-    #[allow(unused_variables, unreachable_patterns)] // What is there depends on the build.
-    match device.as_dispatch() {
-        #[cfg(feature = "cubecl")]
-        burn::backend::DispatchDevice::Cube(_) => true,
-        _ => false,
     }
 }

@@ -1,5 +1,5 @@
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::{DType, Device, FloatDType};
 
 use crate::error::FusedError;
 
@@ -65,10 +65,10 @@ pub struct OffloadConfig {
     /// float type: a transfer would cost more than they do.
     #[config(default = 4096)]
     pub min_elements: usize,
-    /// Bytes of gradients, and of weights, that may be on their way at a time, beside a single one: where there
-    /// are more, the backward pass waits.
-    #[config(default = "256 << 20")]
-    pub max_in_flight: usize,
+    /// Bytes of gradients that may be on their way to the host or in an update, beside a single one: where there
+    /// are more, the backward pass waits. By default a quarter more than the largest parameter has, so that one is
+    /// updated while the next is computed.
+    pub max_in_flight: Option<usize>,
 }
 
 impl OffloadConfig {
@@ -87,6 +87,42 @@ impl OffloadConfig {
         Err(FusedError::Offload {
             reason: reason.to_string(),
         })
+    }
+}
+
+impl OffloadConfig {
+    /// Whether a parameter of so many elements rests on the host, and is stepped there.
+    pub(crate) fn rests_on_host(&self, elements: usize) -> bool {
+        let is_small = elements < self.min_elements && self.compute_dtype.is_none();
+        !self.states_wait() && !is_small
+    }
+
+    /// Whether optimizer states wait on the host while the parameters rest on the device.
+    pub(super) fn states_wait(&self) -> bool {
+        self.offload == Offload::States
+    }
+
+    /// Whether that of a parameter of so many elements does.
+    pub(crate) fn state_waits(&self, elements: usize) -> bool {
+        self.states_wait() && elements >= self.min_elements
+    }
+
+    /// The float type in which the device computes with a parameter of type `dtype`.
+    pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
+        self.compute_dtype.map_or(dtype, FloatDType::into)
+    }
+
+    /// What the device keeps between two steps of weights of so many bytes that rest on the host, as if all were
+    /// read in blocks of one size.
+    pub(crate) fn kept_of(&self, bytes: usize) -> usize {
+        match self.offload {
+            Offload::States | Offload::Updates => bytes,
+            Offload::Weights(WaitingBlocks::All) => 0,
+            Offload::Weights(WaitingBlocks::Fraction(part)) => {
+                ((1.0 - part) * bytes as f64).round() as usize
+            }
+            Offload::Weights(WaitingBlocks::Beyond(budget)) => budget.min(bytes),
+        }
     }
 }
 

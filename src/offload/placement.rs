@@ -1,10 +1,11 @@
 use std::fmt::{Debug, Formatter};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::config::{Offload, OffloadConfig, WaitingBlocks};
 use super::worker::Worker;
-use crate::device;
+use crate::device::{self, moved};
 use crate::error::FusedError;
 use crate::tap;
 
@@ -17,6 +18,8 @@ pub(crate) struct Placement {
     host: Device,
     to_host: Worker,
     to_device: Worker,
+    /// Bytes of the largest parameter that rests on the host.
+    largest: AtomicUsize,
 }
 
 impl Debug for Placement {
@@ -47,7 +50,7 @@ impl Placement {
                 ),
             });
         }
-        if config.offload == Offload::States {
+        if config.states_wait() {
             check_loading()?;
         }
         let device = match device.is_autodiff() {
@@ -55,27 +58,54 @@ impl Placement {
             false => device.clone().autodiff(),
         };
         let worker = |name| {
-            Worker::new(name, config.max_in_flight).map_err(|error| FusedError::Offload {
+            Worker::new(name).map_err(|error| FusedError::Offload {
                 reason: format!("no thread could be started for it: {error}"),
             })
         };
         Ok(Self {
             to_host: worker("to host")?,
             to_device: worker("to device")?,
+            largest: AtomicUsize::new(0),
             config,
             device,
             host,
         })
     }
 
-    /// The thread that brings gradients to the host and steps parameters there.
-    pub(crate) fn to_host(&self) -> &Worker {
-        &self.to_host
+    /// A parameter of so many bytes rests on the host.
+    pub(crate) fn houses(&self, bytes: usize) {
+        self.largest.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// The thread that brings weights to the device before they are read.
-    pub(crate) fn to_device(&self) -> &Worker {
-        &self.to_device
+    /// Brings a gradient of so many bytes to the host and steps its parameter there, beside what this thread does;
+    /// waits while too much is under way.
+    pub(crate) fn send_home(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
+        let largest = self.largest.load(Ordering::Relaxed);
+        let limit = self.config.max_in_flight.unwrap_or(largest + largest / 4);
+        let device = self.device.clone();
+        self.to_host.give(bytes, limit, move || {
+            step();
+            hand_over(&device);
+        });
+    }
+
+    /// Brings weights to the device before they are read, beside what this thread does.
+    pub(crate) fn send_ahead(&self, fetch: impl FnOnce() + Send + 'static) {
+        let device = self.device.clone();
+        self.to_device.give(0, usize::MAX, move || {
+            fetch();
+            hand_over(&device);
+        });
+    }
+
+    /// Waits until all weights that were sent for are there.
+    pub(crate) fn wait_for_weights(&self) {
+        self.to_device.wait();
+    }
+
+    /// Lets the device have what this thread has asked it for.
+    pub(crate) fn hand_over(&self) {
+        hand_over(&self.device);
     }
 
     /// Waits until nothing is under way.
@@ -101,18 +131,17 @@ impl Placement {
 
     /// Whether a parameter of so many elements rests on the host, and is stepped there.
     pub(crate) fn rests_on_host(&self, elements: usize) -> bool {
-        let is_small = elements < self.config.min_elements && self.config.compute_dtype.is_none();
-        !self.states_wait() && !is_small
+        self.config.rests_on_host(elements)
     }
 
     /// Whether optimizer states wait on the host while the parameters rest on the device.
     pub(crate) fn states_wait(&self) -> bool {
-        self.config.offload == Offload::States
+        self.config.states_wait()
     }
 
     /// Whether that of a parameter of so many elements does.
     pub(crate) fn state_waits(&self, elements: usize) -> bool {
-        self.states_wait() && elements >= self.config.min_elements
+        self.config.state_waits(elements)
     }
 
     /// Whether the device keeps a copy of what rests on the host, until more is known.
@@ -130,16 +159,40 @@ impl Placement {
 
     /// The float type in which the device computes with a parameter of type `dtype`.
     pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
-        self.config.compute_dtype.map_or(dtype, FloatDType::into)
+        self.config.compute_dtype(dtype)
     }
 
     /// A value that rests on the host, as the device computes with it.
     pub(crate) fn over<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
-        let value = match self.config.compute_dtype {
-            Some(dtype) if DType::from(dtype) != value.dtype() => value.cast(dtype),
-            _ => value,
-        };
-        value.to_device(&self.device.clone().inner())
+        let device = self.device.clone().inner();
+        match self.config.compute_dtype {
+            Some(dtype) if DType::from(dtype) == value.dtype() => value.to_device(&device),
+            // Half of the bytes are on the way, if the host has the type.
+            Some(dtype) if self.host.supports_dtype(dtype) => value.cast(dtype).to_device(&device),
+            Some(dtype) => value.to_device(&device).cast(dtype),
+            None => value.to_device(&device),
+        }
+    }
+
+    /// A gradient as it is added up and used on the host, for a parameter of type `dtype`.
+    pub(crate) fn home<const D: usize>(&self, gradient: Tensor<D>, dtype: DType) -> Tensor<D> {
+        if gradient.dtype() == dtype {
+            return moved(gradient, &self.host);
+        }
+        let dtype = FloatDType::from(dtype);
+        match self.host.supports_dtype(gradient.dtype()) {
+            true => moved(gradient, &self.host).cast(dtype),
+            false => moved(gradient.cast(dtype), &self.host),
+        }
+    }
+}
+
+/// Lets `device` have what this thread has asked it for: as long as `fusion` gathers operations, they hold their
+/// tensors, those that were dropped among them.
+fn hand_over(device: &Device) {
+    if let Err(error) = device.flush() {
+        // Whoever reads a result is told what has failed.
+        log::debug!("{device:?} has not taken all operations: {error}");
     }
 }
 

@@ -11,7 +11,6 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Worker {
     jobs: Sender<(usize, Job)>,
     under_way: Arc<UnderWay>,
-    limit: usize,
 }
 
 /// What has been given to the thread and is not done.
@@ -28,8 +27,7 @@ struct Load {
 }
 
 impl Worker {
-    /// A thread that holds up whoever gives it more than `limit` bytes at once.
-    pub(crate) fn new(name: &str, limit: usize) -> std::io::Result<Self> {
+    pub(crate) fn new(name: &str) -> std::io::Result<Self> {
         let (jobs, queue) = channel::<(usize, Job)>();
         let under_way = Arc::<UnderWay>::default();
         let done = under_way.clone();
@@ -44,17 +42,13 @@ impl Worker {
                     job();
                 }
             })?;
-        Ok(Self {
-            jobs,
-            under_way,
-            limit,
-        })
+        Ok(Self { jobs, under_way })
     }
 
-    /// Gives the thread a job with so many bytes, when it has room for them, or nothing to do.
-    pub(crate) fn give(&self, bytes: usize, job: impl FnOnce() + Send + 'static) {
+    /// Gives the thread a job with so many bytes: when no more than `limit` are under way with them, or nothing is.
+    pub(crate) fn give(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
         let mut load = self.under_way.load.lock();
-        while load.jobs > 0 && load.bytes + bytes > self.limit {
+        while load.jobs > 0 && load.bytes + bytes > limit {
             self.under_way.less.wait(&mut load);
         }
         load.jobs += 1;
@@ -97,12 +91,12 @@ mod tests {
 
     #[test]
     fn no_more_is_under_way_than_the_limit_allows() {
-        let worker = Worker::new("test", 10).unwrap();
+        let worker = Worker::new("test").unwrap();
         let finished = Arc::new(AtomicUsize::new(0));
         let mut given = 0;
         for bytes in [4, 4, 4, 20, 4, 1] {
             let done = finished.clone();
-            worker.give(bytes, move || {
+            worker.give(bytes, 10, move || {
                 thread::sleep(Duration::from_millis(5));
                 done.fetch_add(bytes, Ordering::SeqCst);
             });

@@ -67,7 +67,7 @@ impl<const D: usize> ParameterSlot<D> {
         state.stage = Stage::Complete(Outcome::Leaving);
         drop(state);
         let (slot, pass) = (self.clone(), pass.clone());
-        placement.to_host().give(self.copy_bytes(), move || {
+        placement.send_home(self.copy_bytes(), move || {
             pass.guarded_elsewhere(|| slot.complete(&pass, gradient));
         });
     }

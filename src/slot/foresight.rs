@@ -8,7 +8,8 @@ use super::form::Slots;
 use crate::offload::Placement;
 use crate::pass::{Course, Foresight};
 
-/// Brings the weights of the next block over while this one computes, in the order of the pass before.
+/// Brings the weights of the next block over while this one computes, in the order of the pass before, if there was
+/// one.
 #[derive(Debug)]
 pub(crate) struct FetchAhead {
     slots: Arc<Slots>,
@@ -35,6 +36,8 @@ impl FetchAhead {
 impl Foresight for FetchAhead {
     fn run_begins(&self, run: usize) {
         self.current.store(run, Ordering::Release);
+        // The blocks before have their weights no longer than it takes.
+        self.placement.hand_over();
         let next = self.before.reads_anew(run + 1).unwrap_or_default();
         let mut fetched = self.fetched.lock();
         let [of_last, of_this] = std::mem::take(&mut *fetched);
@@ -43,14 +46,12 @@ impl Foresight for FetchAhead {
         in_the_way.for_each(|id| self.slots.let_go(*id));
         for id in next {
             let (slots, id, current) = (self.slots.clone(), *id, self.current.clone());
-            self.placement
-                .to_device()
-                .give(slots.copy_bytes(id), move || {
-                    // Too late if the next run has begun: it has taken what it needs.
-                    if current.load(Ordering::Acquire) == run {
-                        slots.fetch(id);
-                    }
-                });
+            self.placement.send_ahead(move || {
+                // Too late if the next run has begun: it has taken what it needs.
+                if current.load(Ordering::Acquire) == run {
+                    slots.fetch(id);
+                }
+            });
         }
         *fetched = [of_this, next.to_vec()];
     }

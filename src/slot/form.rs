@@ -6,7 +6,7 @@ use burn::module::{Module, ParamId};
 use super::attach::attach;
 use super::comes_over::ComeOver;
 use super::inventory::{Inventory, Role};
-use super::moved::moved;
+use super::moved::{look_at_once, moved};
 use super::placeholder::hollow;
 use super::restore::{Which, restore};
 use super::{Slot, SlotReport};
@@ -56,8 +56,10 @@ impl<M: Module> FusedForm<M> {
         let Some(placement) = &self.placement else {
             return self.filled(hollow, Which::Rests);
         };
-        let host = placement.host().clone().autodiff();
-        self.filled(hollow.fork(&host), Which::Rests).fork(&host)
+        let host = placement.host();
+        let module = hollow.fork(&host.clone().autodiff());
+        look_at_once(&module, &self.inventory);
+        self.filled(module, Which::OnHost(host))
     }
 
     /// The module for inference, where it computes.
@@ -74,7 +76,7 @@ impl<M: Module> FusedForm<M> {
         })
     }
 
-    fn filled(&self, hollow: M, which: Which) -> M {
+    fn filled(&self, hollow: M, which: Which<'_>) -> M {
         restore(hollow, &self.module, &self.inventory, &self.slots.0, which)
     }
 

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::parameter::ParameterSlot;
 use super::stage::{Accumulated, Before, Outcome, Stage};
-use crate::device::Written;
+use crate::device::{Written, moved};
 use crate::error::FusedError;
 use crate::memory::{self, Category};
 use crate::pass::Pass;
@@ -65,7 +65,7 @@ impl<const D: usize> ParameterSlot<D> {
     fn add(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         let placement = self.session.placement();
         let lay_by = |sum: Tensor<D>| match &placement {
-            Some(placement) => sum.to_device(placement.host()),
+            Some(placement) => moved(sum, placement.host()),
             None => sum,
         };
         let mut state = self.state.lock();

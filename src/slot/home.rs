@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
 
+use super::Slot;
 use super::parameter::{ParameterSlot, State};
-use crate::device::caught;
+use crate::device::{caught, moved};
 use crate::error::FusedError;
 use crate::offload::Placement;
 
@@ -39,7 +40,9 @@ impl Home {
             let device = placement.device().clone().inner();
             return (Self::Device, value.to_device(&device));
         }
-        let value = value.to_device(placement.host());
+        let value = moved(value, placement.host());
+        let dtype = placement.compute_dtype(value.dtype());
+        placement.houses(value.shape().num_elements() * dtype.size());
         let keeps_copy = AtomicBool::new(placement.keeps_copies());
         let home = HostHome {
             placement,
@@ -60,6 +63,19 @@ impl HostHome {
 }
 
 impl<const D: usize> ParameterSlot<D> {
+    /// Has a value that comes over brought by the thread that brings them ahead, so that all come from one stream
+    /// and its memory.
+    pub(super) fn have_brought(self: &Arc<Self>) {
+        if let Home::Host(home) = &self.home
+            && !home.keeps_copy()
+            && self.state.lock().copy.is_none()
+        {
+            let slot = self.clone();
+            home.placement.send_ahead(move || slot.fetch());
+            home.placement.wait_for_weights();
+        }
+    }
+
     /// The value as the model computes with it.
     ///
     /// # Panics
@@ -103,19 +119,17 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// A gradient, or a sum of them, where the value rests.
+    /// A gradient where the value rests, in its float type.
     pub(super) fn bring_home(&self, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
-        let value = self.value();
-        let (device, dtype) = (value.device(), value.dtype());
-        if gradient.device() == device {
+        let Some(placement) = self.carrier() else {
             return Ok(gradient);
-        }
-        let arrived = caught(|| gradient.to_device(&device));
+        };
+        let dtype = self.value().dtype();
+        let arrived = caught(|| placement.home(gradient, dtype));
         let arrived = arrived.map_err(|reason| self.stranded(reason))?;
-        Ok(match arrived.dtype() == dtype {
-            true => arrived,
-            false => arrived.cast(dtype),
-        })
+        // It is gone from the device before the update begins.
+        placement.hand_over();
+        Ok(arrived)
     }
 
     /// Lets the device compute with the value of after an update.

@@ -87,6 +87,16 @@ impl Inventory {
                     ),
                 });
             }
+            if dtype != entry.dtype && entry.role != Role::Released {
+                return Err(FusedError::Offload {
+                    reason: format!(
+                        "the device is to compute in {dtype:?}, and parameter `{}`, which is frozen, a running \
+                         statistic or trained as an ordinary leaf, is {:?}: cast it, or leave \
+                         `compute_dtype` out",
+                        entry.path, entry.dtype
+                    ),
+                });
+            }
             if entry.computed {
                 return Err(FusedError::NotALeaf { path: entry.path });
             }

@@ -1,8 +1,8 @@
 use std::any::Any;
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{Device, Tensor};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::inventory::{Inventory, Role};
 
@@ -15,6 +15,32 @@ pub(super) fn moved<M: Module>(module: M, inventory: &Inventory, device: &Device
     };
     let module = module.map(&mut values).fork(device);
     module.map(&mut PutBack(values.taken))
+}
+
+/// Looks at the parameters of `module` that were moved to the host and are not in training: CubeCL reads when
+/// somebody does, and shows what has been written in place by then.
+pub(super) fn look_at_once<M: Module>(module: &M, inventory: &Inventory) {
+    module.visit(&mut Look { inventory });
+}
+
+struct Look<'a> {
+    inventory: &'a Inventory,
+}
+
+impl ModuleVisitor for Look<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let None | Some(Role::Frozen) = self.inventory.role(param.id) {
+            param.base().into_data().as_bytes();
+        }
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        param.base().into_data().as_bytes();
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        param.base().into_data().as_bytes();
+    }
 }
 
 /// Takes values out of their module, and leaves one element in the place of each.

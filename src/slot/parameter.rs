@@ -3,14 +3,14 @@ use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::module::ParamId;
-use burn::tensor::{GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::home::Home;
 use super::placeholder::Likeness;
 use super::stage::{Accumulated, Expecting, Outcome, Stage};
 use super::{Slot, SlotReport};
-use crate::device::Written;
+use crate::device::{Written, moved};
 use crate::memory::{self, Category};
 use crate::pass::{Pass, Session};
 use crate::policy::Goal;
@@ -96,6 +96,11 @@ impl<const D: usize> ParameterSlot<D> {
     /// The current value as an ordinary trainable parameter holds it, where it rests.
     pub(crate) fn leaf(&self) -> Tensor<D> {
         lift(self.value(), self.strategy).require_grad()
+    }
+
+    /// The same on another device.
+    pub(super) fn leaf_on(&self, device: &Device) -> Tensor<D> {
+        lift(moved(self.value(), device), self.strategy).require_grad()
     }
 
     /// The same, as the model computes with it, unless it comes over for every use.

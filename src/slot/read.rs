@@ -24,7 +24,11 @@ impl<const D: usize> ParameterSlot<D> {
                 self.path
             )
         });
-        match self.place(&pass) {
+        let place = self.place(&pass);
+        if !matches!(place, Place::Hook(_)) {
+            self.have_brought();
+        }
+        match place {
             Place::Recorded(graph) => self.tapped(&pass, &graph),
             Place::Unrecorded(readers) => {
                 let mut state = self.state.lock();

@@ -3,17 +3,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::Slot;
 use super::inventory::{Inventory, Role};
 use super::parameter::ParameterSlot;
+use crate::device::moved;
+use crate::tap::lift;
 
 /// Which of its values a restored parameter has.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which {
-    /// That which rests, and is saved.
+pub(crate) enum Which<'a> {
+    /// That which rests.
     Rests,
+    /// The same on the host, which is this device.
+    OnHost(&'a Device),
     /// That with which the model computes, unless it comes over for every use.
     Computes,
 }
@@ -25,7 +29,7 @@ pub(crate) fn restore<M: Module>(
     fused: &M,
     inventory: &Inventory,
     slots: &HashMap<ParamId, Arc<dyn Slot>>,
-    which: Which,
+    which: Which<'_>,
 ) -> M {
     let mut left = Left {
         inventory,
@@ -56,7 +60,7 @@ impl ModuleVisitor for Left<'_> {
 struct Restore<'a> {
     slots: &'a HashMap<ParamId, Arc<dyn Slot>>,
     left: HashMap<ParamId, Box<dyn Any>>,
-    which: Which,
+    which: Which<'a>,
 }
 
 impl Restore<'_> {
@@ -66,11 +70,19 @@ impl Restore<'_> {
             let slot = slot.expect("a slot has the rank of its parameter");
             return Some(match self.which {
                 Which::Rests => slot.leaf(),
+                Which::OnHost(host) => slot.leaf_on(host),
                 Which::Computes => slot.leaf_here(),
             });
         }
         let value = self.left.remove(&id)?.downcast::<Tensor<D>>();
-        Some(*value.expect("a value has the rank of its parameter"))
+        let value = *value.expect("a value has the rank of its parameter");
+        Some(match self.which {
+            Which::OnHost(host) => {
+                let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+                lift(moved(value.inner(), host), strategy).require_grad()
+            }
+            Which::Rests | Which::Computes => value,
+        })
     }
 }
 

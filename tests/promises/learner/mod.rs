@@ -2,6 +2,7 @@
 
 mod gradient_checkpointing;
 mod launch;
+mod offload;
 mod panics;
 mod policies;
 mod records;

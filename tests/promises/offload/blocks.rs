@@ -59,11 +59,17 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
         Way::Outside,
         Way::Sometimes,
     ];
-    for way in ways {
+    // Each kernel is compiled when it is first used.
+    let ways = if is_exact(device) {
+        &ways[..]
+    } else {
+        &ways[..3]
+    };
+    for &way in ways {
         let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), way, step);
         let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 6, RATE, loss);
-        for mode in MODES {
+        for mode in modes(device) {
             let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
                 .with_offload(config(device, mode), device);
             train_fused(&mut fused, 6, RATE, loss);

@@ -78,7 +78,7 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-    for mode in MODES {
+    for mode in modes(device) {
         let fuse = || {
             FusedOptimizer::new(
                 copy(&initial, || Network::init(device)),
@@ -147,7 +147,7 @@ fn panic_of<R>(work: impl FnOnce() -> R) -> String {
 /// A norm that is not finite stops a clipped step before anything is used.
 fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     let batches = batches(device);
-    for mode in MODES {
+    for mode in modes(device) {
         let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
             .with_clipping(GlobalNormClippingConfig::Exact(1.0))
             .with_offload(config(device, mode), device);

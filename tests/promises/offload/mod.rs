@@ -2,6 +2,7 @@
 
 mod blocks;
 mod misuse;
+mod mixed;
 mod policies;
 mod records;
 
@@ -76,6 +77,14 @@ impl Network {
     }
 }
 
+/// Those that are tried: each kernel is compiled when it is first used, so there are fewer on a GPU.
+fn modes(device: &Device) -> Vec<Offload> {
+    match is_exact(device) {
+        true => MODES.to_vec(),
+        false => vec![MODES[0], MODES[3]],
+    }
+}
+
 /// `offload` to the other of the CPU backends.
 fn config(device: &Device, offload: Offload) -> OffloadConfig {
     let host = match device.clone().inner() == Device::flex() {
@@ -108,7 +117,10 @@ fn batches(device: &Device) -> Vec<Tensor<2, Int>> {
     (0..6).map(|_| draw()).collect()
 }
 
-fn optimizers() -> Vec<ModuleOptimizer> {
+fn optimizers(device: &Device) -> Vec<ModuleOptimizer> {
+    if !is_exact(device) {
+        return vec![optim::AdamWConfig::new().init()];
+    }
     vec![
         AdamConfig::new().init(),
         AdamWConfig::new().with_amsgrad(true).init(),
@@ -122,10 +134,10 @@ fn offloaded_training_equals_training_without(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-    for optimizer in optimizers() {
+    for optimizer in optimizers(device) {
         let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
         train_fused(&mut plain, 6, RATE, loss);
-        for mode in MODES {
+        for mode in modes(device) {
             let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
                 .with_offload(config(device, mode), device);
             train_fused(&mut fused, 6, RATE, loss);
@@ -145,7 +157,7 @@ fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
     let there = copy(&initial, || Network::init(device));
     let mut plain = FusedOptimizer::new(there, AdamConfig::new().init());
     train_fused(&mut plain, 4, RATE, loss);
-    for mode in MODES {
+    for mode in modes(device) {
         let here = copy(&initial, || Network::init(&host));
         let mut fused = FusedOptimizer::new(here, AdamConfig::new().init())
             .with_offload(config(device, mode), device);
@@ -161,16 +173,24 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-    for mode in MODES {
+    for mode in modes(device) {
         let model = copy(&initial, || Network::init(device));
         let mut plain = FusedOptimizer::new(model, AdamConfig::new().init());
         let mut fused = plain.clone().with_offload(config(device, mode), device);
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
-        let logits = [&plain, &fused].map(|fused| fused.valid().logits(batches[5].clone()));
-        assert_eq!(logits[1].device(), device.clone().inner());
-        let [expected, found] = logits.map(Tensor::into_data);
-        expected.assert_approx_eq(&found, burn::tensor::Tolerance::<f32>::absolute(1e-4));
+        assert_equal_weights(&plain.valid(), &fused.valid());
+        let [expected, found] = [&plain, &fused].map(|fused| {
+            let logits = fused.valid().logits(batches[5].clone());
+            assert_eq!(logits.device(), device.clone().inner());
+            // Copied at once: on wgpu the data show what is written in place later.
+            logits.into_data().iter::<f64>().collect::<Vec<_>>()
+        });
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-4;
+        assert!(
+            expected.iter().zip(&found).all(near),
+            "{mode:?}: {expected:?} {found:?}"
+        );
     }
 }
 
@@ -188,7 +208,7 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
         let copy = || copy(&initial, || adapted(Network::init(device)));
         let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 4, RATE, loss);
-        for mode in MODES {
+        for mode in modes(device) {
             let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
                 .with_offload(config(device, mode), device);
             train_fused(&mut fused, 4, RATE, loss);

@@ -14,9 +14,6 @@ use super::*;
 
 type Fused = FusedOptimizer<Network>;
 
-/// The modes in which an optimizer accumulates in its state.
-const IN_STATE: &[Offload] = MODES.split_at(1).1;
-
 /// Trains the same way without offload and in every mode, and compares the weights.
 fn assert_offload_changes_nothing(
     device: &Device,
@@ -68,7 +65,7 @@ fn clipping_is_the_same(device: &Device) {
         };
         let mut plain = sgd(copy()).with_clipping(clipping);
         let expected = train(&mut plain);
-        for mode in MODES {
+        for mode in modes(device) {
             let mut fused = sgd(copy())
                 .with_clipping(clipping)
                 .with_offload(config(device, mode), device);
@@ -97,7 +94,7 @@ fn assert_near_weights(plain: &Network, fused: &Network) {
 /// gradients: plain SGD moves all parameters together by the maximum.
 fn gradients_are_clipped_to_the_norm_of_all(device: &Device) {
     let batches = batches(device);
-    for mode in MODES {
+    for mode in modes(device) {
         let mut fused = FusedOptimizer::new(Network::init(device), SgdConfig::new().init())
             .with_clipping(GlobalNormClippingConfig::Exact(0.125))
             .with_offload(config(device, mode), device);
@@ -123,7 +120,7 @@ fn gradients_are_clipped_to_the_norm_of_all(device: &Device) {
 }
 
 fn accumulation_is_the_same(device: &Device) {
-    assert_offload_changes_nothing(device, &MODES, adam, |fused, batches| {
+    assert_offload_changes_nothing(device, &modes(device), adam, |fused, batches| {
         let (last, before) = batches.split_last().unwrap();
         for pair in before.chunks(2) {
             for x in pair {
@@ -139,7 +136,7 @@ fn accumulation_is_the_same(device: &Device) {
 fn accumulation_in_the_state_is_the_same(device: &Device) {
     assert_offload_changes_nothing(
         device,
-        IN_STATE,
+        &modes(device)[1..],
         |model| FusedOptimizer::accumulating_in_state(model, optim::AdamWConfig::new().build()),
         |fused, batches| {
             for pair in batches.chunks(2) {
@@ -155,7 +152,7 @@ fn loss_scaling_with_overflows_is_the_same(device: &Device) {
         let scaling = LossScalingConfig::new().with_overflow(overflow);
         assert_offload_changes_nothing(
             device,
-            &MODES,
+            &modes(device),
             |model| adam(model).with_loss_scaling(scaling),
             |fused, batches| {
                 for (step, x) in batches.iter().enumerate() {
@@ -191,7 +188,7 @@ fn hooks_see_every_gradient_once(device: &Device) {
     let calls: Arc<AtomicUsize> = Arc::default();
     assert_offload_changes_nothing(
         device,
-        &MODES,
+        &modes(device),
         |model| {
             calls.store(0, Ordering::Relaxed);
             adam(model).with_hook(ParamGroup::all(), Halve(calls.clone()))
@@ -210,7 +207,7 @@ fn hooks_see_every_gradient_once(device: &Device) {
 fn groups_and_schedules_are_the_same(device: &Device) {
     assert_offload_changes_nothing(
         device,
-        &MODES,
+        &modes(device),
         |model| {
             let matrices = ParamGroup::from_predicate("weight");
             let optimizer = AdamWConfig::new().init();
@@ -231,7 +228,7 @@ fn groups_and_schedules_are_the_same(device: &Device) {
 }
 
 fn a_pass_that_the_closure_goes_back_itself_is_the_same(device: &Device) {
-    assert_offload_changes_nothing(device, &MODES, adam, |fused, batches| {
+    assert_offload_changes_nothing(device, &modes(device), adam, |fused, batches| {
         for x in batches {
             fused.step_with_backward(RATE, |model| {
                 let gradients = model.loss(x.clone()).backward();

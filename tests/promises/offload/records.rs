@@ -29,13 +29,13 @@ fn resumed(
 fn a_run_resumes_with_offload_and_without(device: &Device) {
     let batches = batches(device);
     let (first, then) = batches.split_at(3);
-    for optimizer in optimizers() {
+    for optimizer in optimizers(device) {
         let initial = Network::init(device);
         let copy = || copy(&initial, || Network::init(device));
         let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         train_fused(&mut plain, batches.len(), RATE, loss);
-        for (before, after) in changes() {
+        for (before, after) in changes(device) {
             let mut fused = FusedOptimizer::new(copy(), optimizer.clone());
             if let Some(mode) = before {
                 fused = fused.with_offload(config(device, mode), device);
@@ -54,13 +54,16 @@ fn a_run_resumes_with_offload_and_without(device: &Device) {
 }
 
 /// From no offload to each mode, from each mode to none, and from one to another.
-fn changes() -> Vec<(Option<Offload>, Option<Offload>)> {
-    let to = MODES.map(|mode| (None, Some(mode)));
-    let from = MODES.map(|mode| (Some(mode), None));
+fn changes(device: &Device) -> Vec<(Option<Offload>, Option<Offload>)> {
     let between = [
         (Some(MODES[0]), Some(MODES[2])),
         (Some(MODES[2]), Some(MODES[0])),
     ];
+    if !is_exact(device) {
+        return between.to_vec();
+    }
+    let to = MODES.map(|mode| (None, Some(mode)));
+    let from = MODES.map(|mode| (Some(mode), None));
     [to.as_slice(), &from, &between].concat()
 }
 
@@ -86,7 +89,7 @@ fn the_state_of_policies_is_in_the_records(device: &Device) {
     use backburn::{GlobalNormClippingConfig, LossScalingConfig};
 
     let batches = batches(device);
-    for mode in MODES {
+    for mode in modes(device) {
         let fuse = || {
             FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
                 .with_clipping(GlobalNormClippingConfig::Lagged(0.5))

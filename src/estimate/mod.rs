@@ -1,3 +1,5 @@
+mod offload;
+
 use std::fmt::{Display, Formatter};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -6,6 +8,8 @@ use burn::tensor::Tensor;
 use burn_pack::Reader;
 
 use crate::policy::Update;
+
+pub use offload::OffloadEstimate;
 
 /// What training will hold, and what fusing would save, before any training.
 ///
@@ -91,17 +95,20 @@ struct Measure<'a> {
     estimate: MemoryEstimate,
 }
 
-impl Measure<'_> {
-    fn state<const D: usize>(&self, id: ParamId, value: &Tensor<D>) -> usize {
-        let mut update = Update::new(self.optimizer.clone());
-        let zeros = value.zeros_like();
-        let path = self.names.join(".");
-        let stepped = update.step(&path, id, zeros.clone(), zeros, false);
-        stepped
-            .result
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        state_bytes(update.to_record(), id)
-    }
+/// Bytes of the state of a parameter after a step.
+fn state<const D: usize>(
+    optimizer: &ModuleOptimizer,
+    path: &str,
+    id: ParamId,
+    value: &Tensor<D>,
+) -> usize {
+    let mut update = Update::new(optimizer.clone());
+    let zeros = value.zeros_like();
+    let stepped = update.step(path, id, zeros.clone(), zeros, false);
+    stepped
+        .result
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    state_bytes(update.to_record(), id)
 }
 
 impl ModuleVisitor for Measure<'_> {
@@ -120,7 +127,9 @@ impl ModuleVisitor for Measure<'_> {
         if value.is_require_grad() {
             self.estimate.gradients += bytes;
             self.estimate.largest_gradient = self.estimate.largest_gradient.max(bytes);
-            self.estimate.optimizer_state += self.state(param.id, &value.inner());
+            let path = self.names.join(".");
+            let state = state(self.optimizer, &path, param.id, &value.inner());
+            self.estimate.optimizer_state += state;
         }
     }
 }

@@ -1,0 +1,243 @@
+//! Memory of a device from which parts of the training have left for the host, and the time of a step.
+//!
+//! ```sh
+//! cargo bench --bench offload --features wgpu
+//! ```
+//!
+//! Every row trains an MLP with Adam in f32 on wgpu for five steps, with flex as the host, in a process of its
+//! own, and prints the most bytes that the device's pools had in use and reserved, from the second step on, looked
+//! at before every update and at the end of a step; in multiples of the parameters' bytes (P) and of those of one
+//! block. Pools match sizes. Blocks run twice where their weights wait. The time of a step is in multiples of
+//! the first row's.
+//!
+//! On a machine whose device is its own processor (a software Vulkan device) both sides take turns on the same
+//! cores: what overlaps on a GPU does not there.
+
+mod network;
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use backburn::memory::match_pool_sizes;
+use backburn::{
+    FusedOptimizer, GradientFlow, GradientHook, HookedParameter, Offload, OffloadConfig,
+    WaitingBlocks,
+};
+use burn::module::ParamGroup;
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::prelude::*;
+use burn::tensor::Distribution;
+
+use network::{Mlp, Network};
+
+const STEPS: usize = 5;
+const LEARNING_RATE: f64 = 1e-4;
+const BATCH: usize = 8;
+/// The depth at which all ways are compared.
+const DEPTH: usize = 12;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with('-'))
+        .collect();
+    match arguments.as_slice() {
+        [way, depth] => println!("{}", measure(way, depth.parse().expect("a number")).line()),
+        _ => compare(),
+    }
+}
+
+fn compare() {
+    println!(
+        "| blocks | | in use (P) | reserved (P) | in use (blocks) | kept inputs (blocks) | time of a step |"
+    );
+    println!("|---:|---|---:|---:|---:|---:|---:|");
+    let ways = [
+        "stock",
+        "fused",
+        "states",
+        "updates",
+        "in blocks",
+        "half",
+        "weights",
+    ];
+    let first = row("stock", DEPTH);
+    for way in ways {
+        let found = if way == "stock" {
+            first
+        } else {
+            row(way, DEPTH)
+        };
+        print(DEPTH, way, found, first.time);
+    }
+    for depth in [6, 24, 48] {
+        let blocks = row("in blocks", depth);
+        print(depth, "in blocks", blocks, blocks.time);
+        print(depth, "weights", row("weights", depth), blocks.time);
+    }
+}
+
+fn print(depth: usize, way: &str, found: Measured, time: f64) {
+    let parameters = parameters(depth) as f64;
+    let block = parameters / depth as f64;
+    println!(
+        "| {depth} | {way} | {:.3} | {:.3} | {:.2} | {:.2} | {:.2} |",
+        found.in_use / parameters,
+        found.reserved / parameters,
+        found.in_use / block,
+        (depth * BATCH * 512 * 4) as f64 / block,
+        found.time / time
+    );
+}
+
+/// Bytes of the parameters of so many blocks of 512 and 2048.
+fn parameters(depth: usize) -> usize {
+    4 * depth * (2 * 512 * 2048 + 512 + 2048)
+}
+
+#[derive(Clone, Copy)]
+struct Measured {
+    in_use: f64,
+    reserved: f64,
+    time: f64,
+}
+
+impl Measured {
+    fn line(self) -> String {
+        format!("{} {} {}", self.in_use, self.reserved, self.time)
+    }
+}
+
+/// Measured in a process of its own.
+fn row(way: &str, depth: usize) -> Measured {
+    let mut process = Command::new(std::env::current_exe().expect("a program"));
+    let output = process.args([way, &depth.to_string()]).output();
+    let output = output.expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<f64> = text.split_whitespace().flat_map(str::parse).collect();
+    match numbers.as_slice() {
+        [in_use, reserved, time] if output.status.success() => Measured {
+            in_use: *in_use,
+            reserved: *reserved,
+            time: *time,
+        },
+        _ => panic!(
+            "{way}, {depth} blocks: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ),
+    }
+}
+
+fn measure(way: &str, depth: usize) -> Measured {
+    match_pool_sizes().expect("nothing was used before");
+    let device = Device::wgpu(Default::default());
+    let tracked = device.clone().autodiff();
+    let input = Tensor::<2>::random([BATCH, 512], Distribution::Default, &tracked);
+    let peaks = Peaks::of(&device);
+    let offload = match way {
+        "states" => Some(Offload::States),
+        "updates" => Some(Offload::Updates),
+        "half" => Some(Offload::Weights(WaitingBlocks::Fraction(0.5))),
+        "weights" => Some(Offload::Weights(WaitingBlocks::All)),
+        _ => None,
+    };
+    let in_blocks = matches!(way, "in blocks" | "half" | "weights");
+    // What rests on the host is made there.
+    let home = match offload {
+        None | Some(Offload::States) => tracked,
+        _ => Device::flex().autodiff(),
+    };
+    let model = Mlp::of_depth(depth, &home).with_recompute_blocks(in_blocks);
+    assert_eq!(4 * model.num_params(), parameters(depth));
+    let mut step: Box<dyn FnMut()> = match way {
+        "stock" => stock(model, input, peaks.clone()),
+        _ => fused(model, offload, input, peaks.clone()),
+    };
+    step();
+    device.sync().expect("it computes");
+    peaks.forget();
+    let mut times = Vec::new();
+    for _ in 1..STEPS {
+        let begun = Instant::now();
+        step();
+        device.sync().expect("it computes");
+        times.push(begun.elapsed());
+        peaks.look();
+    }
+    times.sort();
+    let time: Duration = times[times.len() / 2];
+    Measured {
+        in_use: peaks.in_use.load(Ordering::Relaxed) as f64,
+        reserved: peaks.reserved.load(Ordering::Relaxed) as f64,
+        time: time.as_secs_f64(),
+    }
+}
+
+fn stock(model: Mlp, input: Tensor<2>, peaks: Peaks) -> Box<dyn FnMut()> {
+    let mut optimizer = AdamConfig::new().init();
+    let mut model = Some(model);
+    Box::new(move || {
+        let current = model.take().expect("the step before has put it back");
+        let gradients = current.loss(input.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &current);
+        peaks.look();
+        model = Some(optimizer.step(LEARNING_RATE, current, gradients));
+    })
+}
+
+fn fused(model: Mlp, offload: Option<Offload>, input: Tensor<2>, peaks: Peaks) -> Box<dyn FnMut()> {
+    let device = input.device();
+    let optimizer = backburn::optim::AdamConfig::new().init();
+    let fused = FusedOptimizer::new(model, optimizer).with_hook(ParamGroup::all(), peaks);
+    let mut fused = match offload {
+        None => fused,
+        Some(offload) => fused.with_offload(OffloadConfig::new(offload), &device),
+    };
+    Box::new(move || {
+        fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+    })
+}
+
+/// The most bytes that a device had in use and reserved, whenever it was looked at.
+#[derive(Clone)]
+struct Peaks {
+    device: Device,
+    in_use: Arc<AtomicUsize>,
+    reserved: Arc<AtomicUsize>,
+}
+
+impl Peaks {
+    fn of(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            in_use: Arc::default(),
+            reserved: Arc::default(),
+        }
+    }
+
+    fn look(&self) {
+        let usage = self.device.memory_pool_usage().expect("wgpu tells");
+        let in_use = usage.bytes_in_use as usize;
+        self.in_use.fetch_max(in_use, Ordering::Relaxed);
+        let reserved = usage.bytes_reserved as usize;
+        self.reserved.fetch_max(reserved, Ordering::Relaxed);
+    }
+
+    fn forget(&self) {
+        self.in_use.store(0, Ordering::Relaxed);
+        self.reserved.store(0, Ordering::Relaxed);
+    }
+}
+
+impl GradientHook for Peaks {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        self.look();
+        GradientFlow::Continue(gradient)
+    }
+}
