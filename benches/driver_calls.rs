@@ -10,14 +10,17 @@
 //! a forward and backward pass alone; the allocations that the memory pools made at the driver; bytes copied to the
 //! device, from it and on it; and how often the host waited for the device.
 //!
-//! The input lies on the device before, and the loss is not read.
+//! The input lies on the device before, and the loss is not read. A second table tells streams apart: where parts of
+//! the training wait on the host, whether what is copied is on another stream than the kernels of the model.
 
 mod network;
 
 use std::path::PathBuf;
 
 use backburn::memory::{MemoryRecorder, match_pool_sizes};
-use backburn::{FusedOptimizer, GlobalNormClippingConfig, optim as ours};
+use backburn::{
+    FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, WaitingBlocks, optim as ours,
+};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -64,6 +67,8 @@ fn main() {
                 .init(&device)
         });
     }
+    println!();
+    counts.print_streams(&device);
 }
 
 /// What the stand-in has counted.
@@ -72,27 +77,74 @@ struct Counts {
     device: Device,
 }
 
-/// Of one step: launches, those of our own kernel, allocations, bytes copied to the device, from it and on it, waits.
-type Counted = [u64; 7];
+/// Of one stream in one step: launches, those of our own kernel, allocations, bytes copied to the device, from it and
+/// on it, waits of the host, waits for another stream.
+type Counted = [u64; 8];
 
 impl Counts {
-    /// The numbers when all that was submitted has reached the driver.
-    fn read(&self) -> Counted {
+    /// The numbers of each stream when all that was submitted has reached the driver.
+    fn read(&self) -> Vec<Counted> {
         // Waits for the thread of the device, not for the driver.
         self.device.memory_pool_usage();
         let bytes = std::fs::read(&self.file).expect("the stand-in has made it");
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         let numbers: Vec<u64> = bytes.chunks_exact(8).map(number).collect();
-        numbers.try_into().expect("as many as the stand-in counts")
+        let streams = numbers.as_chunks().0;
+        assert!(streams.len() > 1, "as many as the stand-in counts");
+        streams.to_vec()
     }
 
     /// Those of the last of several steps.
-    fn of(&self, mut step: impl FnMut()) -> Counted {
+    fn of(&self, step: impl FnMut()) -> Counted {
+        let streams = self.of_streams(step);
+        std::array::from_fn(|index| streams.iter().map(|stream| stream[index]).sum())
+    }
+
+    fn of_streams(&self, mut step: impl FnMut()) -> Vec<Counted> {
         (0..WARM_UP).for_each(|_| step());
         let before = self.read();
         step();
-        let after = self.read();
-        std::array::from_fn(|index| after[index] - before[index])
+        let pairs = self.read().into_iter().zip(before);
+        let streams = pairs.map(|(after, before)| std::array::from_fn(|n| after[n] - before[n]));
+        streams.collect()
+    }
+
+    /// One row for each way to divide the training of the MLP between the device and the host: what the stream has
+    /// done that has launched most kernels, and what all others have.
+    fn print_streams(&self, device: &Device) {
+        println!(
+            "| | launches | to device (B) | from device (B) | waits of the host | waits for other streams | \
+             launches, others | to device (B), others | from device (B), others | waits of the host, others |"
+        );
+        println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
+        let input = Tensor::<2>::random([16, 512], Distribution::Default, device);
+        for (name, offload) in [
+            ("in blocks", None),
+            ("states", Some(Offload::States)),
+            ("updates", Some(Offload::Updates)),
+            ("weights", Some(Offload::Weights(WaitingBlocks::All))),
+        ] {
+            let model = Mlp::init(device).with_recompute_blocks(true);
+            let mut fused = FusedOptimizer::new(model, ours::AdamConfig::new().init());
+            if let Some(offload) = offload {
+                fused = fused.with_offload(OffloadConfig::new(offload), device);
+            }
+            let mut streams = self.of_streams(|| {
+                fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+            });
+            streams.sort_by_key(|stream| std::cmp::Reverse(stream[0]));
+            let [computing, others @ ..] = streams.as_slice() else {
+                unreachable!("there is one")
+            };
+            let others = |index: usize| others.iter().map(|other| other[index]).sum::<u64>();
+            let here = [0, 3, 4, 6, 7].map(|index| computing[index]);
+            let beside = [0, 3, 4, 6].map(others);
+            let numbers = here
+                .into_iter()
+                .chain(beside)
+                .map(|number| number.to_string());
+            println!("| {name} | {} |", numbers.collect::<Vec<_>>().join(" | "));
+        }
     }
 
     /// One row for each way to train the model that `init` makes, with its blocks recomputed or not.
@@ -106,7 +158,7 @@ impl Counts {
         let parameters = burn::module::list_param_ids(&model).len();
         let passes = self.of(|| drop(model.loss(input.clone()).backward()));
         let print = |way: &str, counted: Counted, one_pass: bool| {
-            let [launches, updates, rest @ ..] = counted;
+            let [launches, updates, rest @ .., _] = counted;
             let of_updates = match one_pass {
                 true => (launches as i64 - passes[0] as i64).to_string(),
                 false => String::new(),

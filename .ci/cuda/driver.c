@@ -8,7 +8,8 @@
  * what was not copied is zero, results are wrong, and many tests fail. Of worth are
  *
  * - the folder of $STANDIN_PTX, which gets the PTX of each distinct module loaded, and
- * - the file of $STANDIN_COUNTS, where the counts lie that `enum count` names, eight bytes each, and
+ * - the file of $STANDIN_COUNTS, where the counts lie that `enum count` names, eight bytes each, for each of
+ *   sixteen streams, and
  * - that of $STANDIN_LAUNCHES, which gets the name of every kernel that is launched.
  *
  * With $STANDIN_ONES=1 memory is full of ones in f32 instead, so that norms are finite.
@@ -26,11 +27,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* What is counted: calls (those of our own kernel among the launches), and bytes of the copies to the
- * device, from it and on it. */
-enum count { LAUNCHES, UPDATES, ALLOCATIONS, TO_DEVICE, FROM_DEVICE, ON_DEVICE, WAITS, COUNTS };
+/* What is counted: calls (those of our own kernel among the launches), bytes of the copies to the device, from it
+ * and on it, how often the host waited for a stream, and how often a stream was made to wait for another. */
+enum count { LAUNCHES, UPDATES, ALLOCATIONS, TO_DEVICE, FROM_DEVICE, ON_DEVICE, WAITS, STREAM_WAITS, COUNTS };
 
-static uint64_t here[COUNTS], *counts = here;
+/* A stream is its number plus one. What is of none, or of more than there are, counts as the first. */
+enum { STREAMS = 16 };
+static uint64_t here[STREAMS * COUNTS], *counts = here;
 
 __attribute__((constructor)) static void share_counts(void) {
     const char *path = getenv("STANDIN_COUNTS");
@@ -46,8 +49,13 @@ static int number(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-static void count(enum count what, uint64_t by) {
-    __atomic_fetch_add(&counts[what], by, __ATOMIC_RELAXED);
+static int number_of(const void *stream) {
+    uintptr_t number = (uintptr_t)stream;
+    return number > 0 && number <= STREAMS ? number - 1 : 0;
+}
+
+static void count(enum count what, uint64_t by, const void *stream) {
+    __atomic_fetch_add(&counts[number_of(stream) * COUNTS + what], by, __ATOMIC_RELAXED);
 }
 
 enum { OK = 0, OUT_OF_MEMORY = 2, NO_SUCH_DEVICE = 101, NOT_SUPPORTED = 801 };
@@ -58,11 +66,8 @@ typedef unsigned long long ptr; /* CUdeviceptr */
 #define NOTHING(name) \
     CALL(name, void) { return OK; } /* the caller's arguments go unread */
 
-#define WAIT(name) \
-    CALL(name, void) { return count(WAITS, 1), OK; }
-
 static int alloc(void **p, size_t len) {
-    count(ALLOCATIONS, 1);
+    count(ALLOCATIONS, 1, NULL);
     size_t words = (len + 3) / 4;
     uint32_t *memory = *p = malloc(4 * words);
     if (!memory) return OUT_OF_MEMORY;
@@ -70,8 +75,8 @@ static int alloc(void **p, size_t len) {
     for (size_t word = 0; word < words; word++) memory[word] = fill;
     return OK;
 }
-static int copy(enum count way, void *to, const void *from, size_t len) {
-    return count(way, len), memcpy(to, from, len), OK;
+static int copy(enum count way, void *to, const void *from, size_t len, void *stream) {
+    return count(way, len, stream), memcpy(to, from, len), OK;
 }
 #define AT(p) ((void *)(uintptr_t)(p))
 
@@ -113,18 +118,26 @@ CALL(cuDevicePrimaryCtxRetain, void **context) { return *context = HANDLE, OK; }
 NOTHING(cuDevicePrimaryCtxRelease_v2)
 NOTHING(cuCtxSetCurrent)
 CALL(cuCtxGetCurrent, void **context) { return *context = HANDLE, OK; }
-WAIT(cuCtxSynchronize)
+CALL(cuCtxSynchronize, void) { return count(WAITS, 1, NULL), OK; }
 CALL(cuCtxGetStreamPriorityRange, int *least, int *most) { return *least = *most = 0, OK; }
-CALL(cuStreamCreate, void **stream) { return *stream = HANDLE, OK; }
-CALL(cuStreamCreateWithPriority, void **stream) { return *stream = HANDLE, OK; }
+static int create(void **stream) {
+    static uintptr_t streams;
+    return *stream = (void *)__atomic_add_fetch(&streams, 1, __ATOMIC_RELAXED), OK;
+}
+CALL(cuStreamCreate, void **stream) { return create(stream); }
+CALL(cuStreamCreateWithPriority, void **stream) { return create(stream); }
 NOTHING(cuStreamDestroy_v2)
-WAIT(cuStreamSynchronize)
-NOTHING(cuStreamWaitEvent)
-CALL(cuEventCreate, void **event) { return *event = HANDLE, OK; }
-NOTHING(cuEventDestroy_v2)
-NOTHING(cuEventRecord)
+CALL(cuStreamSynchronize, void *stream) { return count(WAITS, 1, stream), OK; }
+/* An event holds the stream that it was recorded in. */
+CALL(cuEventCreate, void ***event) { return (*event = calloc(1, sizeof **event)) ? OK : OUT_OF_MEMORY; }
+CALL(cuEventDestroy_v2, void **event) { return free(event), OK; }
+CALL(cuEventRecord, void **event, void *stream) { return *event = stream, OK; }
 NOTHING(cuEventQuery)
-WAIT(cuEventSynchronize)
+CALL(cuEventSynchronize, void **event) { return count(WAITS, 1, *event), OK; }
+CALL(cuStreamWaitEvent, void *stream, void **event) {
+    if (stream != *event) count(STREAM_WAITS, 1, stream);
+    return OK;
+}
 CALL(cuEventElapsedTime_v2, float *ms) { return *ms = 0.01f, OK; }
 
 /* Memory. */
@@ -135,26 +148,26 @@ CALL(cuMemFree_v2, ptr p) { return free(AT(p)), OK; }
 CALL(cuMemFreeAsync, ptr p) { return free(AT(p)), OK; }
 CALL(cuMemFreeHost, void *p) { return free(p), OK; }
 CALL(cuMemsetD8Async, ptr p, unsigned char byte, size_t len) { return memset(AT(p), byte, len), OK; }
-CALL(cuMemcpyHtoDAsync_v2, ptr to, const void *from, size_t len) {
-    return copy(TO_DEVICE, AT(to), from, len);
+CALL(cuMemcpyHtoDAsync_v2, ptr to, const void *from, size_t len, void *stream) {
+    return copy(TO_DEVICE, AT(to), from, len, stream);
 }
-CALL(cuMemcpyDtoHAsync_v2, void *to, ptr from, size_t len) {
-    return copy(FROM_DEVICE, to, AT(from), len);
+CALL(cuMemcpyDtoHAsync_v2, void *to, ptr from, size_t len, void *stream) {
+    return copy(FROM_DEVICE, to, AT(from), len, stream);
 }
-CALL(cuMemcpyDtoDAsync_v2, ptr to, ptr from, size_t len) {
-    return copy(ON_DEVICE, AT(to), AT(from), len);
+CALL(cuMemcpyDtoDAsync_v2, ptr to, ptr from, size_t len, void *stream) {
+    return copy(ON_DEVICE, AT(to), AT(from), len, stream);
 }
 
 /* CUDA_MEMCPY2D: kind 1 is the host, 2 the device. */
 struct side { size_t x, y; unsigned kind; void *host; ptr device; void *array; size_t pitch; };
 struct copy2d { struct side from, to; size_t width, height; };
-CALL(cuMemcpy2DAsync_v2, const struct copy2d *c) {
+CALL(cuMemcpy2DAsync_v2, const struct copy2d *c, void *stream) {
     const char *from = c->from.kind == 1 ? c->from.host : AT(c->from.device);
     char *to = c->to.kind == 1 ? c->to.host : AT(c->to.device);
     enum count way = c->from.kind == 1 ? TO_DEVICE : c->to.kind == 1 ? FROM_DEVICE : ON_DEVICE;
     for (size_t row = 0; row < c->height; row++)
         copy(way, to + (c->to.y + row) * c->to.pitch + c->to.x,
-             from + (c->from.y + row) * c->from.pitch + c->from.x, c->width);
+             from + (c->from.y + row) * c->from.pitch + c->from.x, c->width, stream);
     return OK;
 }
 
@@ -177,10 +190,11 @@ CALL(cuModuleGetFunction, char **function, void *module, const char *name) {
     return (*function = strdup(name)) ? OK : OUT_OF_MEMORY;
 }
 NOTHING(cuFuncSetAttribute)
-CALL(cuLaunchKernel, const char *function) {
+CALL(cuLaunchKernel, const char *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+     unsigned bz, unsigned shared, void *stream) {
     static FILE *names;
     const char *path = getenv("STANDIN_LAUNCHES");
     if (path && (names || (names = fopen(path, "a")))) fprintf(names, "%s\n", function), fflush(names);
-    if (!strncmp(function, "update_f_", 9)) count(UPDATES, 1);
-    return count(LAUNCHES, 1), OK;
+    if (!strncmp(function, "update_f_", 9)) count(UPDATES, 1, stream);
+    return count(LAUNCHES, 1, stream), OK;
 }

@@ -80,7 +80,10 @@ impl ModuleVisitor for Divide<'_> {
         let elements = value.shape().num_elements();
         let bytes = elements * value.dtype().size();
         if !value.is_require_grad() {
-            self.estimate.device += bytes;
+            match self.config.frozen_waits(elements) {
+                true => self.estimate.host += bytes,
+                false => self.estimate.device += bytes,
+            }
             return;
         }
         let state = state(

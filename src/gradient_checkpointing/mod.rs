@@ -32,7 +32,7 @@ use segment::Segment;
 use crate::memory;
 use crate::pass::{Scope, Way};
 use crate::random::Stream;
-use crate::slot::{is_in_training, slotless, with_constants};
+use crate::slot::{is_in_training, slotless, with_constants, with_frozen};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -133,7 +133,10 @@ where
     match way {
         Way::Keep => {
             let _entered = scope.kept(random.seed).enter();
-            random.during(1, || forward(block, input))
+            random.during(1, || match scope.pass.placement() {
+                None => forward(block, input),
+                Some(placement) => forward(&with_frozen(block.clone(), placement), input),
+            })
         }
         Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
     }
@@ -178,7 +181,13 @@ where
             let name = name::<B>(&readers);
             format!("the first run of the recomputed block {name}")
         };
-        let run = || random.during_noted(1, || forward(&block, input));
+        let run = || match scope.pass.placement() {
+            None => random.during_noted(1, || forward(&block, input)),
+            Some(placement) => {
+                let block = with_frozen(block.clone(), placement);
+                random.during_noted(1, || forward(&block, input))
+            }
+        };
         scope.pass.blocks.first_run(|| located(run, place))
     };
     let took = begun.elapsed();

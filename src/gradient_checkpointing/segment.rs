@@ -17,7 +17,7 @@ use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Scope};
 use crate::random::Stream;
-use crate::slot::{KeptStatistics, OwnLeaf, with_own_leaves};
+use crate::slot::{KeptStatistics, OwnLeaf, with_frozen, with_own_leaves};
 use crate::tap::sweep;
 
 /// Second runs of a block that other threads disturb by drawing random numbers, before it is given up.
@@ -126,7 +126,11 @@ where
         let mut inputs = vec![self.input.take(); attempts];
 
         while let Some(input) = inputs.pop() {
-            let (block, mut leaves_of_block) = with_own_leaves(block.clone(), &slotless);
+            let block = match scope.pass.placement() {
+                None => block.clone(),
+                Some(placement) => with_frozen(block.clone(), placement),
+            };
+            let (block, mut leaves_of_block) = with_own_leaves(block, &slotless);
             let mut leaves = Leaves {
                 strategy,
                 tracked: tracked.iter(),

@@ -16,7 +16,8 @@ pub enum Offload {
     Updates,
     /// The weights of blocks, too: they come over when their
     /// [block](crate::gradient_checkpointing()) runs, for the first time and for the second, and are gone after
-    /// it. A weight that is read outside of a block stays on the device, as with `Updates`.
+    /// it. A weight that is read outside of a block stays on the device, as with `Updates`. Frozen weights wait,
+    /// whichever blocks they are in, and never go back; one with an adapter must be read in a block.
     Weights(WaitingBlocks),
 }
 
@@ -105,6 +106,11 @@ impl OffloadConfig {
     /// Whether that of a parameter of so many elements does.
     pub(crate) fn state_waits(&self, elements: usize) -> bool {
         self.states_wait() && elements >= self.min_elements
+    }
+
+    /// Whether a frozen parameter of so many elements waits on the host.
+    pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
+        matches!(self.offload, Offload::Weights(_)) && elements >= self.min_elements
     }
 
     /// The float type in which the device computes with a parameter of type `dtype`.

@@ -144,6 +144,11 @@ impl Placement {
         self.config.state_waits(elements)
     }
 
+    /// Whether a frozen parameter of so many elements waits on the host.
+    pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
+        self.config.frozen_waits(elements)
+    }
+
     /// Whether the device keeps a copy of what rests on the host, until more is known.
     pub(crate) fn keeps_copies(&self) -> bool {
         self.waiting_blocks().is_none()

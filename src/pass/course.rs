@@ -3,6 +3,8 @@ use std::fmt::Debug;
 
 use burn::module::ParamId;
 
+use crate::offload::Placement;
+
 /// The course of a pass: which of its blocks runs when, and which parameters each reads. Blocks within blocks
 /// belong to the outer one.
 #[derive(Clone, Debug, Default)]
@@ -54,4 +56,7 @@ impl Course {
 pub(crate) trait Foresight: Debug + Send + Sync {
     /// The run of this number begins, counted from zero.
     fn run_begins(&self, run: usize);
+
+    /// Where what it brings comes from.
+    fn placement(&self) -> &Placement;
 }

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use crate::error::FusedError;
+use crate::offload::Placement;
 use crate::policy::Plan;
 use counted::Counted;
 
@@ -188,6 +189,12 @@ impl Pass {
         if let Some(foresight) = &self.foresight {
             foresight.run_begins(run);
         }
+    }
+
+    /// From where the weights of blocks come over, if any wait.
+    pub(crate) fn placement(&self) -> Option<&Placement> {
+        let foresight = self.foresight.as_deref()?;
+        Some(foresight.placement())
     }
 
     /// Such a block has run for the first time.

@@ -19,11 +19,13 @@ pub(crate) fn attach<M: Module>(
     module: M,
     inventory: &Inventory,
     session: &Arc<Session>,
+    waiting_bases: &[String],
 ) -> (M, HashMap<ParamId, Arc<dyn Slot>>) {
     let mut slots = HashMap::new();
     let module = module.apply_reparameterization(Attach {
         inventory,
         session,
+        waiting_bases,
         trap_tick: inventory.count(Role::Released).0,
         slots: &mut slots,
     });
@@ -33,6 +35,8 @@ pub(crate) fn attach<M: Module>(
 struct Attach<'a> {
     inventory: &'a Inventory,
     session: &'a Arc<Session>,
+    /// The paths of adapted parameters that wait on the host.
+    waiting_bases: &'a [String],
     /// A graph reads every parameter once at most, so this tick is deeper than all of them.
     trap_tick: usize,
     slots: &'a mut HashMap<ParamId, Arc<dyn Slot>>,
@@ -53,7 +57,9 @@ impl Reparameterizer for Attach<'_> {
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
         let value = value.inner();
         let (session, tick) = (self.session, self.trap_tick);
-        let slot = ParameterSlot::new(id, path, value, strategy, session.clone());
+        let mut slot = ParameterSlot::new(id, path, value, strategy, session.clone());
+        let adapts = |base: &&String| path.strip_prefix(*base).is_some_and(|p| p.starts_with('.'));
+        slot.waiting_base = self.waiting_bases.iter().find(adapts).cloned();
         let slot = Arc::new(slot);
         let likeness = slot.likeness();
         session.wind_clock(&likeness.device, strategy, tick + 1);

@@ -14,6 +14,11 @@ pub(super) struct ComeOver {
     pub(super) parameters: HashSet<ParamId>,
 }
 
+impl ComeOver {
+    /// The name of what it attaches.
+    pub(super) const NAME: &'static str = ComesOver::NAME;
+}
+
 impl Reparameterizer for ComeOver {
     type Reparam = ComesOver;
 

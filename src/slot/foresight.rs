@@ -34,6 +34,10 @@ impl FetchAhead {
 }
 
 impl Foresight for FetchAhead {
+    fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     fn run_begins(&self, run: usize) {
         self.current.store(run, Ordering::Release);
         // The blocks before have their weights no longer than it takes.

@@ -1,10 +1,11 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 
 use super::attach::attach;
 use super::comes_over::ComeOver;
+use super::frozen;
 use super::inventory::{Inventory, Role};
 use super::moved::{look_at_once, moved};
 use super::placeholder::hollow;
@@ -23,6 +24,8 @@ pub(crate) struct FusedForm<M> {
     inventory: Inventory,
     slots: Arc<Slots>,
     placement: Option<Arc<Placement>>,
+    /// The frozen parameters that wait on the host, and whether each carries an adapter.
+    frozen: HashMap<ParamId, bool>,
 }
 
 /// The slots of a module.
@@ -34,18 +37,36 @@ impl<M: Module> FusedForm<M> {
     pub(crate) fn new(module: M, session: &Arc<Session>) -> Result<Self, FusedError> {
         let placement = session.placement();
         let inventory = Inventory::take(&module, placement.as_deref())?;
+        let mut frozen = HashMap::new();
         let module = match &placement {
             None => module,
-            Some(placement) => moved(module, &inventory, placement.device()),
+            Some(placement) => {
+                frozen = frozen::waiting(&module, &inventory, placement);
+                let released = |id| inventory.role(id) == Some(Role::Released);
+                let stays = |id| released(id) || frozen.contains_key(&id);
+                let module = frozen::on_host(module, &frozen, placement);
+                moved(module, stays, placement.device())
+            }
         };
         let hollow = hollow(module.clone(), &inventory);
-        let (module, slots) = attach(module, &inventory, session);
+        let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
+        let bases = adapted.filter_map(|(id, _)| Some(inventory.get(*id)?.path.clone()));
+        let bases: Vec<_> = bases.collect();
+        let (module, slots) = attach(module, &inventory, session, &bases);
+        let module = match &placement {
+            None => module,
+            Some(placement) => module.apply_reparameterization(ComeOver {
+                placement: placement.clone(),
+                parameters: frozen.keys().copied().collect(),
+            }),
+        };
         Ok(Self {
             module,
             hollow,
             inventory,
             slots: Arc::new(Slots(slots)),
             placement,
+            frozen,
         })
     }
 
@@ -64,15 +85,25 @@ impl<M: Module> FusedForm<M> {
 
     /// The module for inference, where it computes.
     pub(crate) fn valid(&self) -> M {
-        let module = self.filled(self.hollow.clone(), Which::Computes).valid();
         let Some(placement) = self.placement.clone() else {
-            return module;
+            return self.filled(self.hollow.clone(), Which::Rests).valid();
         };
         let slots = self.slots.0.iter();
-        let parameters = slots.filter(|(_, slot)| slot.comes_over());
+        let coming = slots.filter(|(_, slot)| slot.comes_over());
+        let coming = coming.map(|(id, _)| id).chain(self.frozen.keys());
+        let parameters: HashSet<ParamId> = coming.copied().collect();
+        let module = match self.frozen.values().any(|has_adapter| *has_adapter) {
+            false => self.filled(self.hollow.clone(), Which::Computes).valid(),
+            // A parameter carries an adapter, or the way to the device.
+            true => {
+                let merged = self.ordinary().valid().materialize();
+                let device = placement.device().clone().inner();
+                moved(merged, |id| parameters.contains(&id), &device)
+            }
+        };
         module.apply_reparameterization(ComeOver {
             placement,
-            parameters: parameters.map(|(id, _)| *id).collect(),
+            parameters,
         })
     }
 

@@ -131,6 +131,13 @@ impl Inventory {
         })
     }
 
+    /// The parameters with this role, and the elements of each.
+    pub(super) fn with_role(&self, role: Role) -> impl Iterator<Item = (ParamId, usize)> {
+        let entries = self.entries.iter();
+        let entries = entries.filter(move |(_, entry)| entry.role == role);
+        entries.map(|(id, entry)| (*id, entry.elements))
+    }
+
     /// The ids of the parameters that stay ordinary leaves.
     pub(crate) fn retained(&self) -> Vec<ParamId> {
         let left = self

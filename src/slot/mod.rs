@@ -8,6 +8,7 @@ mod attach;
 mod comes_over;
 mod foresight;
 mod form;
+mod frozen;
 mod gradient;
 mod handle;
 mod home;
@@ -29,6 +30,7 @@ use std::sync::Arc;
 
 pub(crate) use foresight::FetchAhead;
 pub(crate) use form::{FusedForm, Slots};
+pub(crate) use frozen::with_frozen;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use statistics::KeptStatistics;
 pub(crate) use tracked::{

@@ -6,11 +6,10 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::inventory::{Inventory, Role};
 
-/// `module` on `device`, but for the values of the parameters whose gradients are released: these stay where
-/// they are.
-pub(super) fn moved<M: Module>(module: M, inventory: &Inventory, device: &Device) -> M {
+/// `module` on `device`, but for the values of the parameters that stay where they are.
+pub(super) fn moved<M: Module>(module: M, stays: impl Fn(ParamId) -> bool, device: &Device) -> M {
     let mut values = Values {
-        inventory,
+        stays,
         taken: HashMap::new(),
     };
     let module = module.map(&mut values).fork(device);
@@ -44,14 +43,14 @@ impl ModuleVisitor for Look<'_> {
 }
 
 /// Takes values out of their module, and leaves one element in the place of each.
-struct Values<'a> {
-    inventory: &'a Inventory,
+struct Values<F> {
+    stays: F,
     taken: HashMap<ParamId, Box<dyn Any>>,
 }
 
-impl ModuleMapper for Values<'_> {
+impl<F: Fn(ParamId) -> bool> ModuleMapper for Values<F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.inventory.role(param.id) != Some(Role::Released) {
+        if !(self.stays)(param.id) {
             return param;
         }
         let (id, value, mapper) = param.consume();

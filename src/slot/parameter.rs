@@ -26,6 +26,8 @@ pub(crate) struct ParameterSlot<const D: usize> {
     /// Whether the backend can tell that a buffer has one owner.
     pub(super) tells_owners: bool,
     pub(super) home: Home,
+    /// The path of the frozen parameter that this one adapts, if that waits on the host.
+    pub(super) waiting_base: Option<String>,
     /// What the value has in common with that which the model computes with.
     likeness: Likeness,
     pub(super) state: Mutex<State<D>>,
@@ -66,6 +68,7 @@ impl<const D: usize> ParameterSlot<D> {
             session,
             tells_owners: probe.can_mut(),
             home,
+            waiting_base: None,
             likeness,
             state: Mutex::new(State {
                 value: Some(value),

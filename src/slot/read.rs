@@ -25,6 +25,7 @@ impl<const D: usize> ParameterSlot<D> {
             )
         });
         let place = self.place(&pass);
+        self.check_base(&pass, &place);
         if !matches!(place, Place::Hook(_)) {
             self.have_brought();
         }
@@ -43,6 +44,20 @@ impl<const D: usize> ParameterSlot<D> {
                  `valid()` of the model",
                 self.path
             ),
+        }
+    }
+
+    /// Refuses an adapter outside of a block whose base waits on the host: Burn adds the two, and only a block is
+    /// given the base on the device.
+    fn check_base(&self, pass: &Arc<Pass>, place: &Place) {
+        let outside = matches!(place, Place::Recorded(graph) if Arc::ptr_eq(graph, &pass.graph))
+            && !Scope::current().is_some_and(|scope| scope.is_in_block());
+        if let (true, Some(base)) = (outside, &self.waiting_base) {
+            panic!(
+                "parameter `{base}` waits on the host and has an adapter, and was read outside of a block \
+                 under gradient checkpointing: read it in a block, leave it out of the adapter's parameter \
+                 group, or raise `OffloadConfig::min_elements` so that it stays on the device"
+            );
         }
     }
 

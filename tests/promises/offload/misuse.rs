@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use backburn::{FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter};
-use burn::module::ParamGroup;
 use burn::tensor::FloatDType;
 
 use super::*;

@@ -1,6 +1,7 @@
 //! Training whose states, updates or weights wait in host memory equals training without.
 
 mod blocks;
+mod frozen;
 mod misuse;
 mod mixed;
 mod policies;
@@ -8,7 +9,7 @@ mod records;
 
 use backburn::{FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 use backburn::{gradient_checkpointing, optim};
-use burn::module::{Lora, Module};
+use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::*;
 use burn::tensor::{Device, Distribution, Int, Tensor};
@@ -194,6 +195,11 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     }
 }
 
+/// On the weights in blocks.
+fn adapters() -> Lora {
+    Lora::new(2, 4.0).set_param_group(ParamGroup::from_predicate("blocks"))
+}
+
 /// The adapters are trained, the base is frozen or trained itself, as an ordinary leaf.
 fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
     let initial = Network::init(device);
@@ -201,7 +207,7 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for frozen in [true, false] {
         let adapted = |model: Network| {
-            let model = model.apply_lora(Lora::new(2, 4.0));
+            let model = model.apply_lora(adapters());
             if frozen { model } else { model.unfreeze() }
         };
         let initial = adapted(copy(&initial, || Network::init(device)));

@@ -8,7 +8,6 @@ use backburn::{
     Overflow,
 };
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::ParamGroup;
 
 use super::*;
 

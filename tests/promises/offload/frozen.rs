@@ -1,0 +1,102 @@
+//! Frozen weights wait on the host, too, and never go back.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::module::{ModuleVisitor, Param};
+
+use super::*;
+
+/// The devices of the parameters that are read in a block, and those on which they rest.
+struct Places(Vec<(String, Device)>, Vec<String>);
+
+impl ModuleVisitor for Places {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.1.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.1.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let device = param.base().device().inner();
+        self.0.push((self.1.join("."), device));
+    }
+}
+
+fn frozen(model: Network) -> Network {
+    model.freeze_group(ParamGroup::from_predicate("expand.weight"))
+}
+
+fn frozen_weights_rest_on_the_host_and_are_read_on_the_device(device: &Device) {
+    let initial = frozen(Network::init(device));
+    let batches = batches(device);
+    for mode in modes(device) {
+        let copy = || copy(&initial, || frozen(Network::init(device)));
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+            .with_offload(config(device, mode), device);
+        let inner = device.clone().inner();
+        for tokens in &batches {
+            plain.step(RATE, |model| model.loss(tokens.clone()));
+            fused.step(RATE, |model| {
+                let mut places = Places(Vec::new(), Vec::new());
+                model.visit(&mut places);
+                let weight = "blocks.1.expand.weight";
+                let (_, rests) = places.0.iter().find(|(path, _)| path == weight).unwrap();
+                let waits = matches!(mode, Offload::Weights(_));
+                assert_eq!(*rests != inner, waits, "{mode:?}");
+                let read = model.blocks[1].expand.weight.val();
+                assert_eq!(read.device().inner(), inner);
+                model.loss(tokens.clone())
+            });
+        }
+        assert_equal_weights(&plain.model(), &fused.model());
+        assert_equal_weights(&plain.valid(), &fused.model().valid());
+        let mut places = Places(Vec::new(), Vec::new());
+        fused.model().visit(&mut places);
+        let host = host(device).inner();
+        assert!(places.0.iter().all(|(_, place)| *place == host), "{mode:?}");
+    }
+}
+
+fn adapters_on_weights_that_wait_compute_in_inference(device: &Device) {
+    let adapted = || Network::init(device).apply_lora(adapters());
+    let batches = batches(device);
+    for mode in modes(device) {
+        let mut plain = FusedOptimizer::new(adapted(), AdamConfig::new().init());
+        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+        train_fused(&mut plain, 3, RATE, loss);
+        train_fused(&mut fused, 3, RATE, loss);
+        assert_equal_weights(&plain.model(), &fused.model());
+        let [expected, found] = [&plain, &fused].map(|fused| {
+            let logits = fused.valid().logits(batches[5].clone());
+            // Copied at once: on wgpu the data show what is written in place later.
+            logits.into_data().iter::<f64>().collect::<Vec<_>>()
+        });
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3;
+        assert!(expected.iter().zip(&found).all(near), "{mode:?}");
+    }
+}
+
+fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
+    let model = Network::init(device).apply_lora(Lora::new(2, 4.0));
+    let mode = Offload::Weights(WaitingBlocks::All);
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+        .with_offload(config(device, mode), device);
+    let tokens = batches(device).remove(0);
+    let step = || fused.step(RATE, |model| model.loss(tokens.clone()));
+    let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("the embedding is outside");
+    let text = panic.downcast::<String>().unwrap();
+    assert!(
+        text.contains("`embedding.weight` waits on the host"),
+        "{text}"
+    );
+}
+
+on_every_backend!(
+    an_adapter_outside_of_a_block_is_refused_by_name,
+    frozen_weights_rest_on_the_host_and_are_read_on_the_device,
+    adapters_on_weights_that_wait_compute_in_inference,
+);
