@@ -1,7 +1,7 @@
 //! Memory of a device from which parts of the training have left for the host, and the time of a step.
 //!
 //! ```sh
-//! cargo bench --bench offload --features wgpu
+//! cargo bench --bench offload --features wgpu,fusion
 //! ```
 //!
 //! Every row trains an MLP with Adam in f32 on wgpu for five steps, with flex as the host, in a process of its

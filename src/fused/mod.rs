@@ -303,7 +303,12 @@ impl<M: Module> Clone for FusedOptimizer<M> {
     fn clone(&self) -> Self {
         let optimizer = self.session.update().optimizer();
         let session = Arc::new(Session::new(optimizer));
-        session.place(self.session.placement());
+        // With threads of its own.
+        let placement = self.session.placement().map(|placement| {
+            let again = placement.on(placement.device());
+            Arc::new(again.unwrap_or_else(|error| panic!("{error}")))
+        });
+        session.place(placement);
         let clone = Self::with_session(self.model(), session);
         let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));
         clone.form.slots().copy_accumulated(self.form.slots());

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::FusedOptimizer;
+use super::{FusedOptimizer, retained};
 use crate::error::FusedError;
 use crate::offload::{OffloadConfig, Placement};
-use crate::pass::{Course, Foresight};
+use crate::pass::{Course, Foresight, Session};
 use crate::slot::FetchAhead;
 
 impl<M: Module> FusedOptimizer<M> {
@@ -72,7 +72,7 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// What brings weights to the device before they are read, if any wait.
     pub(super) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
-        let placement = self.session.placement()?;
+        let placement = self.form.placement()?;
         placement.waiting_blocks()?;
         let course = self.course.clone().unwrap_or_default();
         let slots = self.form.slots().clone();
@@ -95,12 +95,43 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// Brings everything to where `placement` says; nothing has changed if that can't be.
     pub(super) fn place(&mut self, placement: Placement) -> Result<(), FusedError> {
-        let before = self.session.place(Some(Arc::new(placement)));
-        let placed = self.try_change_model(|model| model);
-        if placed.is_err() {
+        let slots = self.form.slots().clone();
+        let retained = retained::copy(&self.form.module, self.retained_gradients.get_mut());
+        let session = self.session.clone();
+        let before = session.place(Some(Arc::new(placement)));
+        let unplaced = Unplaced { session, before };
+        self.try_change_model(|model| model)?;
+        unplaced.forget();
+        self.restore_policies();
+        self.form.slots().copy_accumulated(&slots);
+        *self.retained_gradients.get_mut() = retained::copy(&self.form.module, &retained);
+        Ok(())
+    }
+}
+
+/// Puts everything back to where it was, when dropped.
+struct Unplaced {
+    session: Arc<Session>,
+    before: Option<Arc<Placement>>,
+}
+
+impl Unplaced {
+    /// It stays where it is now.
+    fn forget(mut self) {
+        self.before = self.session.placement();
+    }
+}
+
+impl Drop for Unplaced {
+    fn drop(&mut self) {
+        let (now, before) = (self.session.placement(), self.before.take());
+        let same = match (&now, &before) {
+            (Some(now), Some(before)) => Arc::ptr_eq(now, before),
+            (None, None) => true,
+            _ => false,
+        };
+        if !same {
             self.session.place(before);
         }
-        self.restore_policies();
-        placed
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn sum<M: Module>(
     sum.grads()
 }
 
-/// The gradients of parameters of `module` once more; the tensors are shared.
+/// The gradients of parameters of `module` once more, where these are; the tensors are shared.
 pub(super) fn copy<M: Module>(module: &M, gradients: &GradientsParams) -> GradientsParams {
     let mut copy = Copy {
         gradients,
@@ -41,7 +41,8 @@ struct Copy<'a> {
 impl ModuleVisitor for Copy<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
-            self.copied.register(param.id, gradient);
+            let device = param.base().device().inner();
+            self.copied.register(param.id, gradient.to_device(&device));
         }
     }
 }

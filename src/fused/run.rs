@@ -101,7 +101,7 @@ impl<M: Module> FusedOptimizer<M> {
             foresight,
         ));
         let ending = Ending(self.form.slots().clone());
-        let in_flight = InFlight(session.placement());
+        let in_flight = InFlight(self.form.placement());
         if plan.goal == Goal::Update {
             let limit = self.policies.state_backup.limit;
             session.update().back_up(self.form.at_risk(limit));

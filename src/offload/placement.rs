@@ -103,6 +103,11 @@ impl Placement {
         self.to_device.wait();
     }
 
+    /// Waits until all updates that were sent to the host are done.
+    pub(crate) fn wait_for_updates(&self) {
+        self.to_host.wait();
+    }
+
     /// Lets the device have what this thread has asked it for.
     pub(crate) fn hand_over(&self) {
         hand_over(&self.device);

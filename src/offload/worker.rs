@@ -1,6 +1,7 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
+use std::thread::{self, ThreadId};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -11,6 +12,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Worker {
     jobs: Sender<(usize, Job)>,
     under_way: Arc<UnderWay>,
+    thread: ThreadId,
 }
 
 /// What has been given to the thread and is not done.
@@ -31,7 +33,7 @@ impl Worker {
         let (jobs, queue) = channel::<(usize, Job)>();
         let under_way = Arc::<UnderWay>::default();
         let done = under_way.clone();
-        thread::Builder::new()
+        let handle = thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
                 for (bytes, job) in queue {
@@ -39,10 +41,17 @@ impl Worker {
                         under_way: &done,
                         bytes,
                     };
-                    job();
+                    // Whoever has given the job sees to its panics; the thread goes on.
+                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                        log::error!("a job beside the training has panicked");
+                    }
                 }
             })?;
-        Ok(Self { jobs, under_way })
+        Ok(Self {
+            jobs,
+            under_way,
+            thread: handle.thread().id(),
+        })
     }
 
     /// Gives the thread a job with so many bytes: when no more than `limit` are under way with them, or nothing is.
@@ -51,15 +60,18 @@ impl Worker {
         while load.jobs > 0 && load.bytes + bytes > limit {
             self.under_way.less.wait(&mut load);
         }
-        load.jobs += 1;
-        load.bytes += bytes;
-        drop(load);
         let given = self.jobs.send((bytes, Box::new(job)));
         given.expect("the thread waits for jobs as long as it can get any");
+        // The thread can't count it as done before: it needs the lock for that.
+        load.jobs += 1;
+        load.bytes += bytes;
     }
 
-    /// Waits until all is done.
+    /// Waits until all is done, unless this is the thread itself, in one of its jobs.
     pub(crate) fn wait(&self) {
+        if thread::current().id() == self.thread {
+            return;
+        }
         let mut load = self.under_way.load.lock();
         while load.jobs > 0 {
             self.under_way.less.wait(&mut load);
@@ -107,5 +119,21 @@ mod tests {
         }
         worker.wait();
         assert_eq!(finished.load(Ordering::SeqCst), given);
+    }
+
+    #[test]
+    fn a_job_that_panics_holds_nobody_up() {
+        let worker = Worker::new("test").unwrap();
+        let done = Arc::new(AtomicUsize::new(0));
+        let counted = done.clone();
+        worker.give(0, 10, || {
+            thread::sleep(Duration::from_millis(5));
+            panic!("in a job");
+        });
+        worker.give(0, 10, move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        worker.wait();
+        assert_eq!(done.load(Ordering::SeqCst), 1);
     }
 }

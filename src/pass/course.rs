@@ -57,6 +57,9 @@ pub(crate) trait Foresight: Debug + Send + Sync {
     /// The run of this number begins, counted from zero.
     fn run_begins(&self, run: usize);
 
+    /// The first run of a block is over, which has read these parameters.
+    fn first_run_is_over(&self, reads: &[ParamId]);
+
     /// Where what it brings comes from.
     fn placement(&self) -> &Placement;
 }

@@ -49,6 +49,8 @@ pub(crate) struct Pass {
     closure: Closure,
     /// Set when the loss has been scaled; none if the closure need not see to that.
     scaled: Option<AtomicBool>,
+    /// Whether the use of a gradient has failed: no later one is used.
+    stopped: AtomicBool,
     /// Hooks that are under way.
     hooks: AtomicUsize,
     /// If this is one of two passes of a step.
@@ -140,6 +142,7 @@ impl Pass {
             failure: Mutex::default(),
             closure,
             scaled: scales.then(AtomicBool::default),
+            stopped: AtomicBool::default(),
             hooks: AtomicUsize::new(0),
             rehearsal,
             course: Mutex::default(),
@@ -161,6 +164,17 @@ impl Pass {
         self.end_with(Failure::Error(error));
     }
 
+    /// Ends the pass with an error in the use of a gradient.
+    pub(crate) fn stop(&self, error: FusedError) {
+        self.stopped.store(true, Ordering::Release);
+        self.fail(error);
+    }
+
+    /// Whether the use of a gradient has failed.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
     fn end_with(&self, failure: Failure) {
         *self.stage.lock() = Stage::Failed;
         self.failure.lock().get_or_insert(failure);
@@ -172,15 +186,18 @@ impl Pass {
         if self.closure == Closure::Backward {
             return work();
         }
-        self.guarded_elsewhere(work)
-    }
-
-    /// The same on another thread than the one that runs the backward pass.
-    pub(crate) fn guarded_elsewhere<R: Default>(&self, work: impl FnOnce() -> R) -> R {
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
             self.end_with(Failure::Panic(panic));
             R::default()
         })
+    }
+
+    /// Uses a gradient on another thread than the one that runs the backward pass. A panic ends the pass.
+    pub(crate) fn guarded_in_queue(&self, use_gradient: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(use_gradient)) {
+            self.stopped.store(true, Ordering::Release);
+            self.end_with(Failure::Panic(panic));
+        }
     }
 
     /// A block that is in no other begins to run, for the first or for the second time.
@@ -199,7 +216,11 @@ impl Pass {
 
     /// Such a block has run for the first time.
     pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
-        self.course.lock().has_read(block, readers.ids());
+        let reads = readers.ids();
+        if let Some(foresight) = &self.foresight {
+            foresight.first_run_is_over(&reads);
+        }
+        self.course.lock().has_read(block, reads);
     }
 
     /// The course that the pass has taken.

@@ -132,40 +132,43 @@ impl Update {
         more_to_come: bool,
     ) -> Stepped<D> {
         let elements = value.shape().num_elements();
+        // Until the update has succeeded there is a handle to the value.
+        let call = StepCall::begin(more_to_come, value.clone());
         let waits = self
             .placement
             .as_ref()
             .is_some_and(|p| p.state_waits(elements));
         let waiting = self.waiting.get(&id).cloned();
-        let mut own = (waits || waiting.is_some()).then(|| self.with_states(waiting));
-        let call = StepCall::begin(more_to_come, value.clone());
-        let mut gradients = GradientsParams::new();
-        gradients.register(id, gradient);
-        let addressed = Addressed {
-            path,
-            // Burn asks the parameter for its autodiff state before it takes the inner value.
-            param: Param::initialized(id, Tensor::from_inner(value)),
-        };
-        let learning_rate = self.learning_rate.clone();
-        let optimizer = match &mut own {
-            Some(own) => own,
-            None => self.spares.get_mut(&id).unwrap_or(&mut self.optimizer),
-        };
-        let step = || optimizer.step(learning_rate, addressed, gradients);
-        match catch_unwind(AssertUnwindSafe(step)) {
-            Ok(addressed) => {
-                if let Some(own) = own {
-                    self.keep(id, own, waits);
-                }
-                Stepped {
-                    value: Some(addressed.param.into_value().inner()),
-                    in_place: call.writes_in_place(),
-                    result: Ok(()),
-                }
+        let is_own = waits || waiting.is_some();
+        let step = || {
+            let mut gradients = GradientsParams::new();
+            gradients.register(id, gradient);
+            let addressed = Addressed {
+                path,
+                // Burn asks the parameter for its autodiff state before it takes the inner value.
+                param: Param::initialized(id, Tensor::from_inner(value)),
+            };
+            let learning_rate = self.learning_rate.clone();
+            let mut own = is_own.then(|| self.with_states(waiting));
+            let optimizer = match &mut own {
+                Some(own) => own,
+                None => self.spares.get_mut(&id).unwrap_or(&mut self.optimizer),
+            };
+            let stepped = optimizer.step(learning_rate, addressed, gradients);
+            if let Some(own) = own {
+                self.keep(id, own, waits);
             }
+            stepped.param.into_value().inner()
+        };
+        match catch_unwind(AssertUnwindSafe(step)) {
+            Ok(value) => Stepped {
+                value: Some(value),
+                in_place: call.writes_in_place(),
+                result: Ok(()),
+            },
             Err(panic) => {
                 // A state that waits is that of before.
-                if own.is_none() {
+                if !is_own {
                     self.restore(path, id);
                 }
                 Stepped {

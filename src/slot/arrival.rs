@@ -58,17 +58,25 @@ impl<const D: usize> ParameterSlot<D> {
             expecting.partial = Some(gradient);
             return;
         }
-        // A recording knows one thread at a time.
-        let carrier = self.carrier().filter(|_| !memory::is_recording());
-        let Some(placement) = carrier else {
-            drop(state);
-            return self.complete(pass, gradient);
-        };
-        state.stage = Stage::Complete(Outcome::Leaving);
         drop(state);
+        let zero_is_none = pass.blocks.have_unused_inputs();
+        // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
+        let placement = self.session.placement();
+        let queue = placement.filter(|p| !p.states_wait() && !memory::is_recording());
+        let Some(placement) = queue else {
+            return self.complete(pass, gradient, zero_is_none);
+        };
+        if !pass.admits() {
+            return self.finish(Outcome::Dropped);
+        }
+        self.finish(Outcome::Leaving);
         let (slot, pass) = (self.clone(), pass.clone());
         placement.send_home(self.copy_bytes(), move || {
-            pass.guarded_elsewhere(|| slot.complete(&pass, gradient));
+            // What has failed elsewhere since, later gradients see.
+            match pass.is_stopped() {
+                true => slot.finish(Outcome::Dropped),
+                false => pass.guarded_in_queue(|| slot.use_up(&pass, gradient, zero_is_none)),
+            }
         });
     }
 }

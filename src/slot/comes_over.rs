@@ -29,7 +29,8 @@ impl Reparameterizer for ComeOver {
     ) -> (Param<Tensor<D>>, Option<ComesOver>) {
         let comes_over = self.parameters.contains(&param.id);
         let placement = self.placement.clone();
-        (param, comes_over.then_some(ComesOver { placement }))
+        let device = None;
+        (param, comes_over.then_some(ComesOver { placement, device }))
     }
 }
 
@@ -37,28 +38,37 @@ impl Reparameterizer for ComeOver {
 #[derive(Clone, Debug)]
 pub(super) struct ComesOver {
     placement: Arc<Placement>,
+    /// Where it leads instead, if its model was moved.
+    device: Option<Device>,
 }
 
 impl Reparameterization for ComesOver {
     const NAME: &'static str = "backburn";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        self.placement.over(base)
+        let base = self.placement.over(base);
+        match &self.device {
+            None => base,
+            Some(device) => base.to_device(device),
+        }
     }
 }
 
-/// It has no parameters of its own, and leads to the same device wherever the model is.
+/// It has no parameters of its own.
 impl Module for ComesOver {
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
         devices
     }
 
-    fn fork(self, _device: &Device) -> Self {
-        self
+    fn fork(self, device: &Device) -> Self {
+        self.to_device(device)
     }
 
-    fn to_device(self, _device: &Device) -> Self {
-        self
+    fn to_device(self, device: &Device) -> Self {
+        Self {
+            device: Some(device.clone()),
+            ..self
+        }
     }
 
     fn train(self) -> Self {

@@ -34,6 +34,10 @@ impl FetchAhead {
 }
 
 impl Foresight for FetchAhead {
+    fn first_run_is_over(&self, reads: &[ParamId]) {
+        reads.iter().for_each(|id| self.slots.let_go(*id));
+    }
+
     fn placement(&self) -> &Placement {
         &self.placement
     }

@@ -48,7 +48,8 @@ impl<M: Module> FusedForm<M> {
                 moved(module, stays, placement.device())
             }
         };
-        let hollow = hollow(module.clone(), &inventory);
+        let host = placement.as_deref().map(Placement::host);
+        let hollow = hollow(module.clone(), &inventory, host);
         let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
         let bases = adapted.filter_map(|(id, _)| Some(inventory.get(*id)?.path.clone()));
         let bases: Vec<_> = bases.collect();
@@ -115,6 +116,11 @@ impl<M: Module> FusedForm<M> {
     #[cfg(feature = "train")]
     pub(crate) fn hollow(&self) -> M {
         self.hollow.clone()
+    }
+
+    /// Where things are, if something waits on the host.
+    pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
+        self.placement.clone()
     }
 
     pub(crate) fn inventory(&self) -> &Inventory {

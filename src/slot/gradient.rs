@@ -17,15 +17,20 @@ use crate::policy::Goal;
 
 impl<const D: usize> ParameterSlot<D> {
     /// Does with the gradient of a pass what the pass is for.
-    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
-        if !pass.admits() {
-            return self.finish(Outcome::Dropped);
+    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>, zero_is_none: bool) {
+        match pass.admits() {
+            true => self.use_up(pass, gradient, zero_is_none),
+            false => self.finish(Outcome::Dropped),
         }
+    }
+
+    /// The same, for a pass that has not failed. A gradient of zeros stands for none if `zero_is_none`.
+    pub(super) fn use_up(&self, pass: &Arc<Pass>, gradient: Tensor<D>, zero_is_none: bool) {
         if let Err(error) = self.prove(&gradient) {
-            pass.fail(error);
+            pass.stop(error);
             return self.finish(Outcome::Dropped);
         }
-        if pass.blocks.have_unused_inputs() && is_zero(&gradient) {
+        if zero_is_none && is_zero(&gradient) {
             // None, as in stock: a zero would let an optimizer with momentum move the parameter.
             self.state.lock().stage = Stage::Unread;
             return;
@@ -33,7 +38,7 @@ impl<const D: usize> ParameterSlot<D> {
         let gradient = match self.bring_home(gradient) {
             Ok(gradient) => gradient,
             Err(error) => {
-                pass.fail(error);
+                pass.stop(error);
                 return self.finish(Outcome::Dropped);
             }
         };
@@ -104,7 +109,7 @@ impl<const D: usize> ParameterSlot<D> {
             Ok(Some(_measured)) => self.finish(Outcome::Measured),
             Ok(None) => self.finish(Outcome::Vetoed),
             Err(error) => {
-                pass.fail(error);
+                pass.stop(error);
                 self.finish(Outcome::Dropped);
             }
         }
@@ -142,7 +147,7 @@ impl<const D: usize> ParameterSlot<D> {
             self.pass_on(panic);
         }
         if let Err(error) = self.renew_copy() {
-            pass.fail(error);
+            pass.stop(error);
         }
     }
 
@@ -158,7 +163,7 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    fn finish(&self, outcome: Outcome<D>) {
+    pub(super) fn finish(&self, outcome: Outcome<D>) {
         self.state.lock().stage = Stage::Complete(outcome);
     }
 

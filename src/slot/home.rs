@@ -7,9 +7,11 @@ use burn::tensor::Tensor;
 
 use super::Slot;
 use super::parameter::{ParameterSlot, State};
+use super::stage::{Outcome, Stage};
 use crate::device::{caught, moved};
 use crate::error::FusedError;
 use crate::offload::Placement;
+use crate::pass::Graph;
 
 /// Where a value rests, and is stepped.
 #[derive(Debug)]
@@ -18,6 +20,15 @@ pub(super) enum Home {
     Device,
     /// On the host: the device computes with a copy.
     Host(HostHome),
+}
+
+/// What becomes of the copy of a value that comes over, when it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// It goes with the reader, a graph that holds it.
+    Nothing,
+    /// It stays for further reads of the run.
+    Copy,
 }
 
 #[derive(Debug)]
@@ -65,7 +76,14 @@ impl HostHome {
 impl<const D: usize> ParameterSlot<D> {
     /// Has a value that comes over brought by the thread that brings them ahead, so that all come from one stream
     /// and its memory.
-    pub(super) fn have_brought(self: &Arc<Self>) {
+    pub(super) fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
+        let is_tapped = match (&self.state.lock().stage, graph) {
+            (Stage::Expecting(expecting), Some(graph)) => expecting.is_tapped_in(graph),
+            _ => false,
+        };
+        if is_tapped {
+            return;
+        }
         if let Home::Host(home) = &self.home
             && !home.keeps_copy()
             && self.state.lock().copy.is_none()
@@ -81,7 +99,7 @@ impl<const D: usize> ParameterSlot<D> {
     /// # Panics
     ///
     /// If it can't come over to the device.
-    pub(super) fn here(&self, state: &mut State<D>) -> Tensor<D> {
+    pub(super) fn here(&self, state: &mut State<D>, keeps: Keeps) -> Tensor<D> {
         let value = self.held(state);
         let Home::Host(home) = &self.home else {
             return value;
@@ -91,10 +109,18 @@ impl<const D: usize> ParameterSlot<D> {
             let copy = self.come_over(home, value);
             copy.unwrap_or_else(|error| panic!("{error}"))
         });
-        if home.keeps_copy() {
+        if home.keeps_copy() || keeps == Keeps::Copy {
             state.copy = Some(copy.clone());
         }
         copy
+    }
+
+    /// Waits for an update that is under way, so that what is read does not depend on how far it is.
+    pub(super) fn wait_for_update(&self) {
+        let is_leaving = matches!(self.state.lock().stage, Stage::Complete(Outcome::Leaving));
+        if let (true, Some(placement)) = (is_leaving, self.session.placement()) {
+            placement.wait_for_updates();
+        }
     }
 
     /// The parameter is read outside of a block: what the device computes with stays in the graph.

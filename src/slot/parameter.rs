@@ -6,7 +6,7 @@ use burn::module::ParamId;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::home::Home;
+use super::home::{Home, Keeps};
 use super::placeholder::Likeness;
 use super::stage::{Accumulated, Expecting, Outcome, Stage};
 use super::{Slot, SlotReport};
@@ -88,7 +88,8 @@ impl<const D: usize> ParameterSlot<D> {
 
     /// The current value without autodiff, as the model computes with it.
     pub(crate) fn plain(&self) -> Tensor<D> {
-        self.here(&mut self.state.lock())
+        self.wait_for_update();
+        self.here(&mut self.state.lock(), Keeps::Copy)
     }
 
     /// The same as an autodiff constant.
@@ -175,7 +176,7 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         drop(state);
 
         if let Some(gradient) = arrived {
-            return self.complete(pass, gradient);
+            return self.complete(pass, gradient, pass.blocks.have_unused_inputs());
         }
         if pass.plan.goal == Goal::Accumulate || !pass.admits() {
             return;
@@ -207,13 +208,17 @@ impl<const D: usize> Slot for ParameterSlot<D> {
             && state.copy.is_none()
         {
             // If it fails, the read that needs it says so.
-            state.copy = self.come_over(home, self.held(&state)).ok();
+            let value = state.value.clone();
+            state.copy = value.and_then(|value| self.come_over(home, value).ok());
         }
     }
 
     fn let_go(&self) {
-        if self.comes_over() {
-            self.state.lock().copy = None;
+        // Whoever is at it takes the copy away itself.
+        if self.comes_over()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            state.copy = None;
         }
     }
 

@@ -155,12 +155,14 @@ impl Identity {
 }
 
 /// The structure of `module` without the values of its trainable parameters.
-pub(crate) fn hollow<M: Module>(module: M, inventory: &Inventory) -> M {
-    module.map(&mut Hollow { inventory })
+/// These have placeholders, on `device` if there is one.
+pub(crate) fn hollow<M: Module>(module: M, inventory: &Inventory, device: Option<&Device>) -> M {
+    module.map(&mut Hollow { inventory, device })
 }
 
 struct Hollow<'a> {
     inventory: &'a Inventory,
+    device: Option<&'a Device>,
 }
 
 impl ModuleMapper for Hollow<'_> {
@@ -169,7 +171,10 @@ impl ModuleMapper for Hollow<'_> {
             None | Some(Role::Frozen) => param,
             Some(Role::Released | Role::Retained) => {
                 let (id, value, mapper) = param.consume();
-                let likeness = Likeness::of(&value, None);
+                let mut likeness = Likeness::of(&value, None);
+                if let Some(device) = self.device {
+                    likeness.device = device.clone();
+                }
                 Param::from_mapped_value(id, stand_in(&likeness), mapper)
             }
         }

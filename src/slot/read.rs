@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::arrival::Arrival;
+use super::home::Keeps;
 use super::parameter::ParameterSlot;
 use crate::pass::{Graph, Pass, Place, Scope, Stage};
 use crate::tap::tap;
@@ -26,8 +27,10 @@ impl<const D: usize> ParameterSlot<D> {
         });
         let place = self.place(&pass);
         self.check_base(&pass, &place);
-        if !matches!(place, Place::Hook(_)) {
-            self.have_brought();
+        match &place {
+            Place::Recorded(graph) => self.have_brought(Some(graph)),
+            Place::Unrecorded(_) => self.have_brought(None),
+            Place::Hook(_) => {}
         }
         match place {
             Place::Recorded(graph) => self.tapped(&pass, &graph),
@@ -92,7 +95,7 @@ impl<const D: usize> ParameterSlot<D> {
         if Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
-        let value = self.here(&mut state);
+        let value = self.here(&mut state, Keeps::Nothing);
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
         let tick = self.session.tick(read, &value.device(), self.strategy);

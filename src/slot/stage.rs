@@ -37,6 +37,14 @@ pub(super) struct Expecting<const D: usize> {
     pub(super) partial: Option<Tensor<D>>,
 }
 
+impl<const D: usize> Expecting<D> {
+    /// Whether the parameter was read in this graph.
+    pub(super) fn is_tapped_in(&self, graph: &Arc<Graph>) -> bool {
+        let tapped = self.tapped.as_ref();
+        tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
+    }
+}
+
 impl<const D: usize> Default for Expecting<D> {
     fn default() -> Self {
         Self {

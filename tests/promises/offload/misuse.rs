@@ -1,6 +1,7 @@
 //! What can't be is refused by name, and whatever fails leaves every weight and state of the last update.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Barrier};
 
 use backburn::{FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter};
 use burn::tensor::FloatDType;
@@ -163,7 +164,115 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     }
 }
 
-/// A weight that a hook reads is refused by name, whichever thread calls the hook.
+/// Stops the step at the gradient of one parameter.
+struct Stop(&'static str);
+
+impl GradientHook for Stop {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        match parameter.path == self.0 {
+            true => GradientFlow::Stop(FusedError::StoppedByHook {
+                path: parameter.path.to_string(),
+                reason: "here".to_string(),
+            }),
+            false => GradientFlow::Continue(gradient),
+        }
+    }
+}
+
+/// What is small enough to stay on the device takes its turn with the others.
+fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let tokens = batches(device).remove(0);
+    let stop = |fused: FusedOptimizer<Network>| {
+        let mut fused = fused.with_hook(ParamGroup::all(), Stop("blocks.2.contract.weight"));
+        let stopped = fused.try_step(RATE, |model| model.loss(tokens.clone()));
+        assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
+        fused.model()
+    };
+    let expected = stop(FusedOptimizer::new(copy(), AdamConfig::new().init()));
+    for mode in modes(device) {
+        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let found = stop(fused.with_offload(config(device, mode), device));
+        assert_equal_weights(&expected.valid(), &found.valid());
+    }
+}
+
+/// In the closure, after the backward pass, a read waits for the update.
+fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let tokens = batches(device).remove(0);
+    for mode in modes(device) {
+        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let mut fused = fused.with_offload(config(device, mode), device);
+        let read = fused.step_with_backward(RATE, |model| {
+            let gradients = model.loss(tokens.clone()).backward();
+            let blocks = model.valid().blocks;
+            let read = blocks[0].expand.weight.val().into_data();
+            (
+                read.iter::<f32>().collect::<Vec<_>>(),
+                GradientsParams::from_grads(gradients, model),
+            )
+        });
+        let after = fused.model().blocks[0].expand.weight.val().into_data();
+        assert_eq!(read, after.iter::<f32>().collect::<Vec<_>>(), "{mode:?}");
+        assert_changed(&initial, &fused.model(), |_| true);
+    }
+}
+
+/// Two trainings that wait for each other in their hooks: each has threads of its own.
+fn clones_train_beside_each_other(device: &Device) {
+    struct Meet(Arc<Barrier>);
+
+    impl GradientHook for Meet {
+        fn call<const D: usize>(
+            &self,
+            _parameter: HookedParameter<'_, D>,
+            gradient: Tensor<D>,
+        ) -> GradientFlow<D> {
+            self.0.wait();
+            GradientFlow::Continue(gradient)
+        }
+    }
+
+    if !is_exact(device) {
+        return; // Each thread would have a stream of its own.
+    }
+    let tokens = batches(device).remove(0);
+    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
+        .with_hook(ParamGroup::all(), Meet(Arc::new(Barrier::new(2))))
+        .with_offload(config(device, Offload::Updates), device);
+    let both = [fused.clone(), fused];
+    std::thread::scope(|scope| {
+        for mut fused in both {
+            let tokens = tokens.clone();
+            scope.spawn(move || fused.step(RATE, |model| model.loss(tokens)));
+        }
+    });
+}
+
+fn a_model_for_inference_can_be_moved(device: &Device) {
+    let mode = Offload::Weights(WaitingBlocks::All);
+    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
+        .with_offload(config(device, mode), device);
+    let host = host(device).inner();
+    let tokens = batches(device).remove(0);
+    let [here, there] = [device.clone().inner(), host].map(|device| {
+        let logits = fused
+            .valid()
+            .to_device(&device)
+            .logits(tokens.clone().to_device(&device));
+        logits.into_data().iter::<f64>().collect::<Vec<_>>()
+    });
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-4;
+    assert!(here.iter().zip(&there).all(near), "{here:?} {there:?}");
+}
+
 fn a_model_from_inference_is_not_trained(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
     let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
@@ -180,5 +289,9 @@ on_every_backend!(
     a_state_that_would_lose_digits_is_refused,
     a_panic_anywhere_leaves_what_was,
     a_step_that_is_stopped_changes_nothing,
+    a_hook_that_stops_keeps_all_later_gradients_from_being_used,
+    what_is_read_after_the_backward_pass_is_the_new_weight,
+    clones_train_beside_each_other,
+    a_model_for_inference_can_be_moved,
     a_model_from_inference_is_not_trained,
 );
