@@ -7,8 +7,12 @@
 //! cargo run --release --example text -- --within 150  # no more layers recomputed than that takes
 //! ```
 
+#[path = "../shared/backend.rs"]
+mod backend;
 mod budget;
 mod model;
+#[path = "../shared/offload.rs"]
+mod offload;
 mod technique;
 mod text;
 mod within;
@@ -22,8 +26,10 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use peak_alloc::PeakAlloc;
 
+use backend::Backend;
 use model::TransformerConfig;
-use technique::Technique;
+use offload::Waiting;
+use technique::{Place, Technique};
 use text::Text;
 
 static BYTES: PeakAlloc = PeakAlloc;
@@ -42,6 +48,14 @@ struct Options {
     #[arg(long, value_enum, default_value_t = Technique::Block)]
     technique: Technique,
 
+    /// Where to train.
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    device: Backend,
+
+    /// What waits in host memory while the device computes.
+    #[arg(long, value_enum, conflicts_with_all = ["budget", "within"])]
+    offload: Option<Waiting>,
+
     /// Bytes that the model sees at once.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     context: u16,
@@ -55,11 +69,11 @@ struct Options {
     steps: u16,
 
     /// Print the largest batch that fits so many MB, by technique, instead of training.
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", conflicts_with = "device")]
     budget: Option<usize>,
 
     /// Run no more layers twice than it takes to stay within so many MB.
-    #[arg(long, value_name = "MB", conflicts_with_all = ["technique", "budget"])]
+    #[arg(long, value_name = "MB", conflicts_with_all = ["technique", "budget", "device"])]
     within: Option<usize>,
 
     /// Seed of the weights, the dropout and the pieces.
@@ -72,6 +86,9 @@ const LEARNING_RATE: f64 = 1e-3;
 fn main() -> Result<()> {
     // What a step has freed is there for the next one.
     keep_pages();
+    // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
+    #[cfg(feature = "cubecl")]
+    backburn::memory::match_pool_sizes()?;
     let options = Options::parse();
     let context = usize::from(options.context);
     let config = TransformerConfig::new(context);
@@ -81,7 +98,11 @@ fn main() -> Result<()> {
         return Ok(());
     }
 
-    let device = options.technique.device();
+    let place = Place {
+        backend: options.device,
+        offload: options.offload,
+    };
+    let device = options.technique.device(place);
     let checkpointing = match options.within {
         Some(budget) => {
             let batch = text.batch(options.batch_size.into(), context, &device);
@@ -90,7 +111,7 @@ fn main() -> Result<()> {
         None => GradientCheckpointingConfig::new(),
     };
     device.seed(options.seed);
-    let mut step = options.technique.start(&config, checkpointing);
+    let mut step = options.technique.start(&config, checkpointing, place);
     let style = ProgressStyle::with_template("step {pos}/{len} {msg} {elapsed}")?;
     let progress = ProgressBar::new(options.steps.into()).with_style(style);
     let (mut recent, mut first) = (f64::NAN, f64::NAN);

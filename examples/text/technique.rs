@@ -5,7 +5,9 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use clap::ValueEnum;
 
+use crate::backend::Backend;
 use crate::model::{Transformer, TransformerConfig};
+use crate::offload::Waiting;
 
 /// How the model is trained.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,23 @@ pub enum Technique {
     Block,
 }
 
+/// Where the model computes, and what waits in host memory meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub backend: Backend,
+    pub offload: Option<Waiting>,
+}
+
+impl Default for Place {
+    /// All of it on the CPU.
+    fn default() -> Self {
+        Self {
+            backend: Backend::Flex,
+            offload: None,
+        }
+    }
+}
+
 /// A training step: given a batch and a learning rate, it returns the loss.
 pub type Step = Box<dyn FnMut(Tensor<2, Int>, f64) -> Tensor<1>>;
 
@@ -29,9 +48,9 @@ pub fn optimizer() -> ModuleOptimizer {
 }
 
 impl Technique {
-    /// The device of the model and of the batches.
-    pub fn device(self) -> Device {
-        let device = Device::flex().autodiff();
+    /// The device that computes, and of the batches.
+    pub fn device(self, place: Place) -> Device {
+        let device = place.backend.device().autodiff();
         match self {
             Self::Balanced => device.gradient_checkpointing(),
             _ => device,
@@ -43,9 +62,15 @@ impl Technique {
         self,
         config: &TransformerConfig,
         checkpointing: GradientCheckpointingConfig,
+        place: Place,
     ) -> Step {
         let config = config.clone().with_recompute_layers(self == Self::Block);
-        let model = config.init(&self.device());
+        let device = self.device(place);
+        // What waits on the host is made there.
+        let model = match (self, place.offload) {
+            (Self::Stock, _) | (_, None) => config.init(&device),
+            (_, Some(_)) => config.init(&self.device(Place::default())),
+        };
         let mut optimizer = optimizer();
         if self == Self::Stock {
             let mut model = Some(model);
@@ -59,6 +84,9 @@ impl Technique {
         }
         let mut fused =
             FusedOptimizer::new(model, optimizer).with_gradient_checkpointing(checkpointing);
+        if let Some(waiting) = place.offload {
+            fused = fused.with_offload(waiting.config(), &device);
+        }
         Box::new(move |batch, rate| fused.step(rate, |model: &Transformer| model.loss(batch)))
     }
 }

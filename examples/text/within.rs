@@ -6,7 +6,7 @@ use backburn::{FusedOptimizer, GradientCheckpointingConfig};
 use burn::prelude::*;
 
 use crate::model::TransformerConfig;
-use crate::technique::{Technique, optimizer};
+use crate::technique::{Place, Technique, optimizer};
 
 /// Chooses the layers to run twice so that steps on such a `batch` take no more than `budget` bytes,
 /// model and optimizer included, and prints how many keep their activations. Trains a model for that
@@ -17,7 +17,7 @@ pub fn choose(
     batch: &Tensor<2, Int>,
 ) -> Result<GradientCheckpointingConfig> {
     let config = config.clone().with_recompute_layers(true);
-    let model = config.init(&Technique::Block.device());
+    let model = config.init(&Technique::Block.device(Place::default()));
     let mut fused = FusedOptimizer::new(model, optimizer());
     // The first step allocates the state of the optimizer.
     fused.step(0.0, |model| model.loss(batch.clone()));

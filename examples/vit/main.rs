@@ -6,11 +6,15 @@
 //! cargo run --release --example vit -- --help
 //! ```
 
+#[path = "../shared/backend.rs"]
+mod backend;
 mod clipping;
 mod compare;
 mod data;
 mod gradient_checkpointing;
 mod model;
+#[path = "../shared/offload.rs"]
+mod offload;
 mod options;
 mod preset;
 mod training;

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
 };
-use burn::tensor::Device;
 use clap::{Parser, ValueEnum};
 
+use crate::backend::Backend;
 use crate::gradient_checkpointing::GradientCheckpointing;
+use crate::offload::Waiting;
 use crate::preset::Preset;
 
 /// Trains a vision transformer with the optimizer fused into the backward pass.
@@ -54,6 +55,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 
+    /// What waits in host memory while the device computes (in fused training).
+    #[arg(long, value_enum)]
+    pub offload: Option<Waiting>,
+
     /// Seed of the weights, the order of the images and the dropout.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
@@ -78,7 +83,10 @@ pub struct Options {
 impl Options {
     /// What of the activations is kept.
     pub fn gradient_checkpointing(&self) -> GradientCheckpointing {
-        let suitable = || GradientCheckpointing::of(self.preset);
+        let suitable = || match self.offload {
+            Some(Waiting::Weights) => GradientCheckpointing::Block,
+            _ => GradientCheckpointing::of(self.preset),
+        };
         self.gradient_checkpointing.unwrap_or_else(suitable)
     }
 }
@@ -101,34 +109,6 @@ fn fraction(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
         _ => Err("a number from 0 and below 1 is needed".to_string()),
-    }
-}
-
-/// The backends that the example is built with.
-#[derive(ValueEnum, Clone, Copy, Debug)]
-pub enum Backend {
-    /// The CPU.
-    Flex,
-    #[cfg(feature = "wgpu")]
-    Wgpu,
-    #[cfg(feature = "cuda")]
-    Cuda,
-    /// The CPU, with the kernels that a GPU gets.
-    #[cfg(feature = "cpu")]
-    Cpu,
-}
-
-impl Backend {
-    pub fn device(self) -> Device {
-        match self {
-            Self::Flex => Device::flex(),
-            #[cfg(feature = "wgpu")]
-            Self::Wgpu => Device::wgpu(Default::default()),
-            #[cfg(feature = "cuda")]
-            Self::Cuda => Device::cuda(0),
-            #[cfg(feature = "cpu")]
-            Self::Cpu => Device::cpu(),
-        }
     }
 }
 

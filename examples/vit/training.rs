@@ -96,7 +96,16 @@ pub fn run(
         device = device.gradient_checkpointing();
     }
     device.seed(options.seed);
-    let model = config.init(&device).try_load_file(initial)?;
+    let offload = match method {
+        Method::Fused => options.offload,
+        Method::Stock => None,
+    };
+    // What waits on the host is made there.
+    let home = match offload {
+        None => device.clone(),
+        Some(_) => Device::flex().autodiff(),
+    };
+    let model = config.init(&home).try_load_file(initial)?;
     let optimizer = options.optimizer.init();
     let scheduler = scheduler(options, data)?;
 
@@ -107,10 +116,15 @@ pub fn run(
         folder,
     };
 
+    let divided = |learner: FusedLearner<Vit>| match offload {
+        None => learner,
+        Some(waiting) => learner.with_offload(waiting.config(), &device),
+    };
+
     // The two ways differ in two lines.
     let (model, error) = match (method, options.clip_norm) {
         (Method::Fused, None) => {
-            let learner = FusedLearner::new(model, optimizer, scheduler);
+            let learner = divided(FusedLearner::new(model, optimizer, scheduler));
             let result = training.builder().launch_fused(learner);
             (result.model, result.error)
         }
@@ -120,7 +134,7 @@ pub fn run(
             (result.model, result.error)
         }
         (Method::Fused, Some(max_norm)) => {
-            let learner = FusedLearner::new(model, optimizer, scheduler)
+            let learner = divided(FusedLearner::new(model, optimizer, scheduler))
                 .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
             let norm = learner.gradient_norm();
             let training = training.builder().metric_train_numeric(norm);

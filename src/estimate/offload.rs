@@ -34,11 +34,11 @@ pub struct OffloadEstimate {
 }
 
 impl OffloadEstimate {
-    /// Measures `model` with `optimizer` as [`MemoryEstimate::new`] does.
+    /// Measures `model` with `optimizer` as [`MemoryEstimate::new`](super::MemoryEstimate::new) does.
     ///
     /// # Panics
     ///
-    /// As [`MemoryEstimate::new`].
+    /// As [`MemoryEstimate::new`](super::MemoryEstimate::new).
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer, config: &OffloadConfig) -> Self {
         let mut divide = Divide {
             names: Vec::new(),

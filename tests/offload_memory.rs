@@ -1,0 +1,133 @@
+//! What waits in host memory does not pile up there, and is not on the device.
+//!
+//! A process of its own: it counts every allocated byte, and reads all that the pools of a device hold.
+#![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
+
+use std::sync::Mutex;
+
+use backburn::{FusedOptimizer, Offload, OffloadConfig, WaitingBlocks, gradient_checkpointing};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, Distribution, Tensor};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+/// One test at a time: they share the counters.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const MODES: [Offload; 4] = [
+    Offload::States,
+    Offload::Updates,
+    Offload::Weights(WaitingBlocks::All),
+    Offload::Weights(WaitingBlocks::Fraction(0.5)),
+];
+
+fn stack(depth: usize, width: usize, device: &Device) -> Vec<Linear> {
+    let linear = |_| LinearConfig::new(width, width).init(device);
+    (0..depth).map(linear).collect()
+}
+
+fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
+    let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
+    let blocks = model.iter();
+    let x = blocks.fold(x, |x, linear| gradient_checkpointing(linear, x, run));
+    x.powi_scalar(2).mean()
+}
+
+#[test]
+fn allocated_bytes_do_not_grow_over_500_steps() {
+    let _alone = ALONE.lock();
+    let device = Device::ndarray();
+    for mode in MODES {
+        let config = OffloadConfig::new(mode).with_min_elements(5);
+        let model = stack(4, 4, &Device::flex().autodiff());
+        let mut fused =
+            FusedOptimizer::new(model, AdamConfig::new().init()).with_offload(config, &device);
+        let x = Tensor::<2>::random([3, 4], Distribution::Default, &device.clone().autodiff());
+        let mut after = |steps: usize| {
+            for _ in 0..steps {
+                fused.step(1e-3, |model| loss(model, x.clone()));
+            }
+            BYTES.current_usage()
+        };
+        let start = after(20);
+        let end = after(500);
+        // As in `tests/memory.rs`: less than two words a step.
+        assert!(
+            end < start + 16 * 500,
+            "{mode:?}: {} bytes more",
+            end - start
+        );
+    }
+}
+
+/// A model of 12 blocks that is made on the host: how many of them the device has at a time.
+#[cfg(feature = "wgpu")]
+#[test]
+fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use backburn::{GradientFlow, GradientHook, HookedParameter, OffloadEstimate};
+    use burn::module::ParamGroup;
+
+    /// The most bytes in use at any gradient.
+    #[derive(Clone)]
+    struct Most(Device, Arc<AtomicUsize>);
+
+    impl GradientHook for Most {
+        fn call<const D: usize>(
+            &self,
+            _parameter: HookedParameter<'_, D>,
+            gradient: Tensor<D>,
+        ) -> GradientFlow<D> {
+            let usage = self.0.memory_pool_usage().expect("the device has pools");
+            let in_use = usage.bytes_in_use as usize;
+            self.1.fetch_max(in_use, Ordering::Relaxed);
+            GradientFlow::Continue(gradient)
+        }
+    }
+
+    let _alone = ALONE.lock();
+    let (depth, width) = (12, 256);
+    let block = 4 * width * width;
+    let device = Device::wgpu(Default::default());
+    let x = Tensor::<2>::random(
+        [4, width],
+        Distribution::Default,
+        &device.clone().autodiff(),
+    );
+    for (mode, blocks) in [
+        (Offload::Weights(WaitingBlocks::All), 5),
+        (Offload::Weights(WaitingBlocks::Fraction(0.5)), 11),
+        (Offload::Updates, 16),
+    ] {
+        let model = stack(depth, width, &Device::flex().autodiff());
+        let optimizer = AdamConfig::new().init();
+        let config = OffloadConfig::new(mode);
+        let estimate = OffloadEstimate::new(&model, &optimizer, &config);
+        let most = Most(device.clone(), Arc::default());
+        let mut fused = FusedOptimizer::new(model, optimizer)
+            .with_hook(ParamGroup::all(), most.clone())
+            .with_offload(config, &device);
+        for _ in 0..4 {
+            fused.step(1e-3, |model| loss(model, x.clone()));
+        }
+        let most = most.1.load(Ordering::Relaxed);
+        assert!(
+            most <= blocks * block,
+            "{mode:?}: {:.2} blocks",
+            most as f64 / block as f64
+        );
+        assert!(most >= estimate.device, "{mode:?}: {most} of {estimate}");
+        let two_blocks = match mode {
+            Offload::Weights(_) => 2 * block,
+            _ => 0,
+        };
+        let expected = estimate.device + estimate.on_the_way + two_blocks;
+        // The activations, and what the device rounds up.
+        assert!(most <= expected + block, "{mode:?}: {most} of {estimate}");
+    }
+}
