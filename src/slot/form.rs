@@ -7,7 +7,7 @@ use super::attach::attach;
 use super::comes_over::ComeOver;
 use super::frozen;
 use super::inventory::{Inventory, Role};
-use super::moved::{look_at_once, moved};
+use super::moved::{look_at_once, moved_but_for};
 use super::placeholder::hollow;
 use super::restore::{Which, restore};
 use super::{Slot, SlotReport};
@@ -45,7 +45,7 @@ impl<M: Module> FusedForm<M> {
                 let released = |id| inventory.role(id) == Some(Role::Released);
                 let stays = |id| released(id) || frozen.contains_key(&id);
                 let module = frozen::on_host(module, &frozen, placement);
-                moved(module, stays, placement.device())
+                moved_but_for(module, stays, placement.device())
             }
         };
         let host = placement.as_deref().map(Placement::host);
@@ -99,7 +99,7 @@ impl<M: Module> FusedForm<M> {
             true => {
                 let merged = self.ordinary().valid().materialize();
                 let device = placement.device().clone().inner();
-                moved(merged, |id| parameters.contains(&id), &device)
+                moved_but_for(merged, |id| parameters.contains(&id), &device)
             }
         };
         module.apply_reparameterization(ComeOver {

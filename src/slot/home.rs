@@ -137,8 +137,8 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// The thread that brings a gradient to where the value rests, if it has to go there.
-    pub(super) fn carrier(&self) -> Option<Arc<Placement>> {
+    /// Where things are, if the value rests on the host.
+    pub(super) fn offloaded(&self) -> Option<Arc<Placement>> {
         match &self.home {
             Home::Device => None,
             Home::Host(home) => Some(home.placement.clone()),
@@ -147,7 +147,7 @@ impl<const D: usize> ParameterSlot<D> {
 
     /// A gradient where the value rests, in its float type.
     pub(super) fn bring_home(&self, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
-        let Some(placement) = self.carrier() else {
+        let Some(placement) = self.offloaded() else {
             return Ok(gradient);
         };
         let dtype = self.value().dtype();

@@ -6,8 +6,12 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::inventory::{Inventory, Role};
 
-/// `module` on `device`, but for the values of the parameters that stay where they are.
-pub(super) fn moved<M: Module>(module: M, stays: impl Fn(ParamId) -> bool, device: &Device) -> M {
+/// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
+pub(super) fn moved_but_for<M: Module>(
+    module: M,
+    stays: impl Fn(ParamId) -> bool,
+    device: &Device,
+) -> M {
     let mut values = Values {
         stays,
         taken: HashMap::new(),
