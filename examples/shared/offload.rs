@@ -1,7 +1,10 @@
 //! What waits in host memory, to choose from on a command line.
 
+use anyhow::{Result, bail};
 use backburn::{Offload, OffloadConfig, WaitingBlocks};
 use clap::ValueEnum;
+
+use crate::backend::Backend;
 
 /// What waits in host memory while the device computes.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +18,17 @@ pub enum Waiting {
 }
 
 impl Waiting {
+    /// Refuses a device whose memory is that of the host.
+    pub fn check(self, backend: Backend) -> Result<()> {
+        #[allow(irrefutable_let_patterns)] // What is there depends on the build.
+        if let Backend::Flex = backend {
+            bail!(
+                "--offload {self:?} needs a device with memory of its own: a build with its feature, and --device"
+            );
+        }
+        Ok(())
+    }
+
     pub fn config(self) -> OffloadConfig {
         OffloadConfig::new(match self {
             Self::States => Offload::States,

@@ -98,6 +98,9 @@ fn main() -> Result<()> {
         return Ok(());
     }
 
+    if let Some(waiting) = options.offload {
+        waiting.check(options.device)?;
+    }
     let place = Place {
         backend: options.device,
         offload: options.offload,

@@ -52,6 +52,9 @@ fn train(options: Options) -> Result<()> {
     #[cfg(feature = "cubecl")]
     backburn::memory::match_pool_sizes()?;
 
+    if let Some(waiting) = options.offload {
+        waiting.check(options.device)?;
+    }
     let data = match &options.images {
         Some(folder) => Split::folder(folder)?,
         None => Split::digits()?,
