@@ -1,6 +1,7 @@
 //! Training whose states, updates or weights wait in host memory equals training without.
 
 mod blocks;
+mod fragile;
 mod frozen;
 mod misuse;
 mod mixed;

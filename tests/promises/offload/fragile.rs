@@ -1,0 +1,94 @@
+//! An optimizer whose states fail on the way to the host, or back.
+#![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::tensor::TensorData;
+
+use super::*;
+
+/// The calls until one fails: of what writes a state, and of what reads it.
+static WRITES: AtomicUsize = AtomicUsize::new(usize::MAX);
+static READS: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+fn count(calls: &AtomicUsize) {
+    let left = calls.load(Ordering::SeqCst);
+    if left != usize::MAX {
+        assert_ne!(left, 0, "the state is stuck");
+        calls.store(left - 1, Ordering::SeqCst);
+    }
+}
+
+/// SGD with a momentum.
+#[derive(Clone)]
+struct Fragile;
+
+#[derive(Clone)]
+struct Velocity<const D: usize>(Tensor<D>);
+
+impl<const D: usize> RecordState for Velocity<D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        count(&WRITES);
+        sink.push_tensor(prefix, "velocity", self.0.to_data());
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        count(&READS);
+        let data: TensorData = source.take_tensor(prefix, "velocity")?;
+        Some(Self(Tensor::from_data(data, device)))
+    }
+}
+
+impl Optimizer for Fragile {
+    type State<const D: usize> = Velocity<D>;
+
+    fn step<const D: usize>(
+        &self,
+        rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Velocity<D>>,
+    ) -> (Tensor<D>, Option<Velocity<D>>) {
+        let velocity = match state {
+            Some(Velocity(velocity)) => velocity * 0.9 + gradient,
+            None => gradient,
+        };
+        let tensor = tensor - velocity.clone() * rate;
+        (tensor, Some(Velocity(velocity)))
+    }
+
+    fn to_device<const D: usize>(state: Velocity<D>, device: &Device) -> Velocity<D> {
+        Velocity(state.0.to_device(device))
+    }
+}
+
+#[test]
+fn a_state_that_is_stuck_takes_no_weight_along() {
+    let device = Device::ndarray();
+    let tokens: Arc<[_]> = batches(&device.clone().autodiff()).into();
+    for calls in [&WRITES, &READS] {
+        for failing in 0..4 {
+            let model = Network::init(&Device::flex().autodiff());
+            let config = OffloadConfig::new(Offload::States).with_min_elements(10);
+            let mut fused =
+                FusedOptimizer::new(model, Fragile.into()).with_offload(config, &device);
+            fused.step(RATE, |model| model.loss(tokens[0].clone()));
+            let states = fused.to_record().len();
+            calls.store(failing, Ordering::SeqCst);
+            let step = || fused.step(RATE, |model| model.loss(tokens[1].clone()));
+            assert!(catch_unwind(AssertUnwindSafe(step)).is_err());
+            calls.store(usize::MAX, Ordering::SeqCst);
+
+            let values = weights(&fused.model());
+            assert!(
+                values
+                    .iter()
+                    .all(|(_, v)| v.iter::<f32>().all(f32::is_finite))
+            );
+            assert_eq!(fused.to_record().len(), states);
+            fused.step(RATE, |model| model.loss(tokens[2].clone()));
+        }
+    }
+}
