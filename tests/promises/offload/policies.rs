@@ -133,9 +133,11 @@ fn accumulation_is_the_same(device: &Device) {
 }
 
 fn accumulation_in_the_state_is_the_same(device: &Device) {
+    let mut modes = modes(device);
+    modes.retain(|mode| *mode != Offload::States);
     assert_offload_changes_nothing(
         device,
-        &modes(device)[1..],
+        &modes,
         |model| FusedOptimizer::accumulating_in_state(model, optim::AdamWConfig::new().build()),
         |fused, batches| {
             for pair in batches.chunks(2) {
