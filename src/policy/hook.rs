@@ -40,6 +40,9 @@ use crate::error::FusedError;
 /// let fused = FusedOptimizer::new(model, SgdConfig::new().init())
 ///     .with_hook(ParamGroup::from_predicate("weight"), Centralize);
 /// ```
+///
+/// Where updates or weights wait in [host memory](crate::Offload), it is called on another thread than that of the
+/// step: one gradient after the other, in the order in which they arrive.
 pub trait GradientHook: Send + Sync + 'static {
     /// Decides what becomes of `gradient`, which has the shape, dtype and device of the parameter
     /// and, like it, no autodiff.
