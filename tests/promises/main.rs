@@ -13,6 +13,7 @@ mod misuse;
 mod noting;
 mod offload;
 mod optim;
+mod panics;
 mod pictures;
 mod policies;
 mod pools;

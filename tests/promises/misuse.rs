@@ -1,7 +1,5 @@
 //! Every mistake has an answer that names the parameter or the option, and nothing is lost.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use backburn::{FusedError, FusedOptimizer};
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -10,6 +8,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
+use crate::panics::panic_of;
 
 #[derive(Module, Debug)]
 struct Mlp {
@@ -37,16 +36,6 @@ fn fused(device: &Device) -> FusedOptimizer<Mlp> {
 
 fn x(device: &Device) -> Tensor<2> {
     Tensor::random([5, 3], Distribution::Default, device)
-}
-
-/// The message `mistake` panics with.
-#[track_caller]
-fn panic_of<R>(mistake: impl FnOnce() -> R) -> String {
-    let payload = catch_unwind(AssertUnwindSafe(mistake)).err();
-    let payload = payload.expect("the mistake goes through");
-    let text = payload.downcast_ref::<String>().cloned();
-    text.or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()))
-        .expect("the panic has a message")
 }
 
 /// Runs `mistake` after a good step and asserts that it panics with `words`, changes no parameter,

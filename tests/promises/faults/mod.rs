@@ -5,13 +5,12 @@ mod model;
 mod optimizer;
 mod reads;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::compare::*;
+use crate::panics::panic_of;
 
 const RATE: f64 = 1e-2;
 
@@ -43,17 +42,4 @@ fn xs(device: &Device, count: usize) -> Vec<Tensor<2>> {
     (0..count)
         .map(|_| Tensor::random([5, 3], Distribution::Default, device))
         .collect()
-}
-
-/// What `work` panics with.
-#[track_caller]
-fn panic_of<R>(work: impl FnOnce() -> R) -> String {
-    let payload = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(_) => panic!("there is no panic"),
-        Err(payload) => payload,
-    };
-    match payload.downcast_ref::<String>() {
-        Some(message) => message.clone(),
-        None => payload.downcast_ref::<&str>().unwrap().to_string(),
-    }
 }

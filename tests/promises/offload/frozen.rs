@@ -1,10 +1,9 @@
 //! Frozen weights wait on the host, too, and never go back.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::module::{ModuleVisitor, Param};
 
 use super::*;
+use crate::panics::panic_of;
 
 /// The devices of the parameters that are read in a block, and those on which they rest.
 struct Places(Vec<(String, Device)>, Vec<String>);
@@ -87,8 +86,7 @@ fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
         .with_offload(config(device, mode), device);
     let tokens = batches(device).remove(0);
     let step = || fused.step(RATE, |model| model.loss(tokens.clone()));
-    let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("the embedding is outside");
-    let text = panic.downcast::<String>().unwrap();
+    let text = panic_of(step);
     assert!(
         text.contains("`embedding.weight` waits on the host"),
         "{text}"

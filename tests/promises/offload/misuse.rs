@@ -1,12 +1,12 @@
 //! What can't be is refused by name, and whatever fails leaves every weight and state of the last update.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier};
 
 use backburn::{FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter};
 use burn::tensor::FloatDType;
 
 use super::*;
+use crate::panics::panic_of;
 
 fn refused(config: OffloadConfig, device: &Device, model: Network) -> String {
     let fused = FusedOptimizer::new(model, AdamConfig::new().init());
@@ -131,16 +131,6 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
         assert!(unchanged("blocks.2.norm.gamma"));
         assert!(unchanged("blocks.0.expand.weight"));
         assert!(unchanged("embedding.weight"));
-    }
-}
-
-fn panic_of<R>(work: impl FnOnce() -> R) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(work))
-        .err()
-        .expect("it panics");
-    match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(panic) => panic.downcast_ref::<&str>().unwrap().to_string(),
     }
 }
 
