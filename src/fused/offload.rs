@@ -99,7 +99,10 @@ impl<M: Module> FusedOptimizer<M> {
         let retained = retained::copy(&self.form.module, self.retained_gradients.get_mut());
         let session = self.session.clone();
         let before = session.place(Some(Arc::new(placement)));
-        let unplaced = Unplaced { session, before };
+        let unplaced = Unplaced {
+            session,
+            before: Some(before),
+        };
         self.try_change_model(|model| model)?;
         unplaced.forget();
         self.restore_policies();
@@ -112,25 +115,20 @@ impl<M: Module> FusedOptimizer<M> {
 /// Puts everything back to where it was, when dropped.
 struct Unplaced {
     session: Arc<Session>,
-    before: Option<Arc<Placement>>,
+    /// Where it was; none if it stays where it is now.
+    before: Option<Option<Arc<Placement>>>,
 }
 
 impl Unplaced {
     /// It stays where it is now.
     fn forget(mut self) {
-        self.before = self.session.placement();
+        self.before = None;
     }
 }
 
 impl Drop for Unplaced {
     fn drop(&mut self) {
-        let (now, before) = (self.session.placement(), self.before.take());
-        let same = match (&now, &before) {
-            (Some(now), Some(before)) => Arc::ptr_eq(now, before),
-            (None, None) => true,
-            _ => false,
-        };
-        if !same {
+        if let Some(before) = self.before.take() {
             self.session.place(before);
         }
     }

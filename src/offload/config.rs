@@ -89,9 +89,7 @@ impl OffloadConfig {
             reason: reason.to_string(),
         })
     }
-}
 
-impl OffloadConfig {
     /// Whether a parameter of so many elements rests on the host, and is stepped there.
     pub(crate) fn rests_on_host(&self, elements: usize) -> bool {
         let is_small = elements < self.min_elements && self.compute_dtype.is_none();

@@ -77,21 +77,24 @@ impl<const D: usize> ParameterSlot<D> {
     /// Has a value that comes over brought by the thread that brings them ahead, so that all come from one stream
     /// and its memory.
     pub(super) fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
-        let is_tapped = match (&self.state.lock().stage, graph) {
-            (Stage::Expecting(expecting), Some(graph)) => expecting.is_tapped_in(graph),
-            _ => false,
-        };
-        if is_tapped {
-            return;
-        }
         if let Home::Host(home) = &self.home
             && !home.keeps_copy()
-            && self.state.lock().copy.is_none()
+            && self.lacks_copy(graph)
         {
             let slot = self.clone();
             home.placement.send_ahead(move || slot.fetch());
             home.placement.wait_for_weights();
         }
+    }
+
+    /// Whether a read in this graph, if it is recorded, finds neither a copy nor the tap of a read before.
+    fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
+        let state = self.state.lock();
+        let is_tapped = match (&state.stage, graph) {
+            (Stage::Expecting(expecting), Some(graph)) => expecting.is_tapped_in(graph),
+            _ => false,
+        };
+        state.copy.is_none() && !is_tapped
     }
 
     /// The value as the model computes with it.
