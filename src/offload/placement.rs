@@ -98,6 +98,15 @@ impl Placement {
         });
     }
 
+    /// Waits until the device has computed what this thread has asked it for, so that it has let go of what it needs
+    /// no longer.
+    pub(crate) fn catch_up(&self) {
+        if let Err(error) = self.device.sync() {
+            // Whoever reads a result is told what has failed.
+            log::debug!("{:?} has not computed everything: {error}", self.device);
+        }
+    }
+
     /// Waits until all weights that were sent for are there.
     pub(crate) fn wait_for_weights(&self) {
         self.to_device.wait();

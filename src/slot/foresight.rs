@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::module::ParamId;
 use parking_lot::Mutex;
@@ -15,8 +14,6 @@ pub(crate) struct FetchAhead {
     slots: Arc<Slots>,
     placement: Arc<Placement>,
     before: Course,
-    /// The run under way.
-    current: Arc<AtomicUsize>,
     /// What was brought for the run under way, and what for the next.
     fetched: Mutex<[Vec<ParamId>; 2]>,
 }
@@ -27,9 +24,21 @@ impl FetchAhead {
             slots,
             placement,
             before,
-            current: Arc::default(),
             fetched: Mutex::default(),
         }
+    }
+
+    /// Brings what the run of this number reads, and the one before it did not.
+    fn fetch_for(&self, run: usize) -> Vec<ParamId> {
+        let reads = self.before.reads_anew(run).unwrap_or_default();
+        let comes_over = |id: &&ParamId| self.slots.comes_over(**id);
+        let coming: Vec<_> = reads.iter().filter(comes_over).copied().collect();
+        if !coming.is_empty() {
+            let (slots, coming) = (self.slots.clone(), coming.clone());
+            let fetch = move || coming.iter().for_each(|id| slots.fetch(*id));
+            self.placement.send_ahead(fetch);
+        }
+        coming
     }
 }
 
@@ -43,24 +52,18 @@ impl Foresight for FetchAhead {
     }
 
     fn run_begins(&self, run: usize) {
-        self.current.store(run, Ordering::Release);
-        // The blocks before have their weights no longer than it takes.
-        self.placement.hand_over();
-        let next = self.before.reads_anew(run + 1).unwrap_or_default();
+        // A device that is behind still holds the weights of the blocks before.
+        self.placement.catch_up();
         let mut fetched = self.fetched.lock();
-        let [of_last, of_this] = std::mem::take(&mut *fetched);
+        let [of_last, mut of_this] = std::mem::take(&mut *fetched);
+        if run == 0 {
+            of_this = self.fetch_for(run);
+        }
+        // Else the run could overtake what was sent for, and both would come over for it.
+        self.placement.wait_for_weights();
         // The run before has read what it wanted: what is left of what was brought for it would stay in the way.
         let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
         in_the_way.for_each(|id| self.slots.let_go(*id));
-        for id in next {
-            let (slots, id, current) = (self.slots.clone(), *id, self.current.clone());
-            self.placement.send_ahead(move || {
-                // Too late if the next run has begun: it has taken what it needs.
-                if current.load(Ordering::Acquire) == run {
-                    slots.fetch(id);
-                }
-            });
-        }
-        *fetched = [of_this, next.to_vec()];
+        *fetched = [of_this, self.fetch_for(run + 1)];
     }
 }

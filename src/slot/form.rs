@@ -178,6 +178,11 @@ impl Slots {
         self.0[&id].fetch();
     }
 
+    /// Whether the value comes over whenever it is read.
+    pub(super) fn comes_over(&self, id: ParamId) -> bool {
+        self.0[&id].comes_over()
+    }
+
     /// Drops what was brought and not read.
     pub(super) fn let_go(&self, id: ParamId) {
         self.0[&id].let_go();
