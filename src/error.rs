@@ -69,7 +69,31 @@ pub enum FusedError {
         found: String,
     },
 
-    /// A kernel failed that should have computed a parameter or its gradient.
+    /// The device has failed to compute the loss: a kernel, or the memory for it.
+    #[error(
+        "the device has not computed the loss: {reason}. No parameter was updated; if the device has no memory \
+         left, make the batch smaller, use gradient checkpointing, or offload"
+    )]
+    LossNotComputed {
+        /// What the device says.
+        reason: String,
+    },
+
+    /// The device has failed to compute a gradient: a kernel, or the memory for it. It was asked before the gradient
+    /// was used.
+    #[error(
+        "the device has not computed the gradient of parameter `{path}`: {reason}. The parameter and its \
+         optimizer state are those of its last update; if the device has no memory left, make the batch \
+         smaller, use gradient checkpointing, or offload more"
+    )]
+    GradientNotComputed {
+        /// Path of the parameter.
+        path: String,
+        /// What the device says.
+        reason: String,
+    },
+
+    /// A kernel failed that should have computed a parameter.
     #[error(
         "the device has not computed parameter `{path}`: {reason}. It is lost if it was updated in this \
          step; go on from the last checkpoint"

@@ -16,7 +16,7 @@ mod unasked;
 #[cfg(feature = "cubecl")]
 mod written;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 
 pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there};
@@ -25,6 +25,19 @@ pub(crate) use read::{moved, read};
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]
 pub(crate) use written::Written;
+
+use crate::error::FusedError;
+
+/// What the device says if it has failed to compute `tensor`, which has no autodiff. The device is not waited for,
+/// only its thread.
+pub(crate) fn check_written<const D: usize>(tensor: &Tensor<D>) -> Result<(), String> {
+    let mut written = Written::new();
+    written.ask("", tensor);
+    written.answer().map_err(|error| match error {
+        FusedError::NotComputed { reason, .. } => reason,
+        error => error.to_string(),
+    })
+}
 
 /// Whether `device` is one of CubeCL's: it computes on a thread of its own, and what has to be known of a result
 /// has to be waited for.

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::retained;
-use crate::device::Written;
+use crate::device::{self, Written};
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
@@ -50,6 +50,8 @@ impl<M: Module> FusedOptimizer<M> {
             if !loss.has_graph() {
                 return Err(FusedError::LossNotTracked);
             }
+            device::check_written(&loss.numbers())
+                .map_err(|reason| FusedError::LossNotComputed { reason })?;
             if let Some(rehearsal) = &pass.rehearsal
                 && !rehearsal.agrees(&loss)
             {

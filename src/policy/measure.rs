@@ -49,7 +49,7 @@ impl Measure {
         let mut squares = sums(&all).map_err(|Unread { index, reason }| {
             let path = measured.get(index).map(|(path, _)| path.clone());
             let path = path.unwrap_or_else(|| "of the step before".to_string());
-            FusedError::NotComputed { path, reason }
+            FusedError::GradientNotComputed { path, reason }
         })?;
         let agree = before.agree(&squares.split_off(measured.len()));
         let first = squares.iter().position(|square| !square.is_finite());

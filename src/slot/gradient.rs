@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::parameter::ParameterSlot;
 use super::stage::{Accumulated, Before, Outcome, Stage};
-use crate::device::{Written, moved};
+use crate::device::{self, moved};
 use crate::error::FusedError;
 use crate::memory::{self, Category};
 use crate::pass::Pass;
@@ -54,14 +54,16 @@ impl<const D: usize> ParameterSlot<D> {
     }
 
     /// Refuses the first gradient of the parameter if the device has not computed it: most kernels are launched
-    /// for the first time then, and one that fails would spoil whatever is written with its result.
+    /// for the first time then, and one that fails would spoil whatever is written with its result. With offload each
+    /// is asked for, since memory is short there: what waits on the host is read anyway.
     fn prove(&self, gradient: &Tensor<D>) -> Result<(), FusedError> {
-        if self.state.lock().proven {
+        if self.state.lock().proven && self.session.placement().is_none() {
             return Ok(());
         }
-        let mut written = Written::new();
-        written.ask(&self.path, gradient);
-        written.answer()?;
+        device::check_written(gradient).map_err(|reason| FusedError::GradientNotComputed {
+            path: self.path.clone(),
+            reason,
+        })?;
         self.state.lock().proven = true;
         Ok(())
     }

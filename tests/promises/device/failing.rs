@@ -1,33 +1,85 @@
 //! An operation that fails in the middle of a training, here for want of memory.
 
-use backburn::{FusedError, FusedOptimizer};
-use burn::nn::LinearConfig;
+use backburn::gradient_checkpointing;
+use backburn::{FusedError, FusedOptimizer, Offload, OffloadConfig, WaitingBlocks};
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor};
 
 use crate::compare::weights;
 
 #[test]
-fn an_operation_that_fails_ends_the_step_with_the_name_of_a_parameter_on_wgpu() {
+fn an_operation_that_fails_ends_the_step_before_a_parameter_is_updated_on_wgpu() {
     let device = Device::wgpu(Default::default()).autodiff();
     let model = LinearConfig::new(4, 4).init(&device);
     let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
     let x = Tensor::<2>::ones([2, 4], &device);
-    let before = weights(&fused.model());
-    // More than any device has.
-    let failed = fused.try_step(0.1, |model| {
-        let huge = Tensor::<1>::zeros([1usize << 42], &device);
-        model.forward(x.clone()).mean() * (huge.narrow(0, 0, 1) + 1.0)
-    });
-    let error = failed.map(drop).unwrap_err();
-    assert!(matches!(error, FusedError::NotComputed { .. }), "{error}");
-    let text = error.to_string();
-    assert!(
-        text.contains("`weight`") || text.contains("`bias`"),
-        "{text}"
-    );
-    // Nothing was written with it.
-    assert_eq!(weights(&fused.model()), before);
-    fused.step(0.1, |model| model.forward(x).mean());
-    assert_ne!(weights(&fused.model()), before);
+    for _ in 0..2 {
+        let before = weights(&fused.model());
+        // More than any device has.
+        let failed = fused.try_step(0.1, |model| {
+            let huge = Tensor::<1>::zeros([1usize << 42], &device);
+            model.forward(x.clone()).mean() * (huge.narrow(0, 0, 1) + 1.0)
+        });
+        let error = failed.map(drop).unwrap_err();
+        let is_that = matches!(error, FusedError::LossNotComputed { .. });
+        assert!(is_that, "{error}");
+        // Nothing was written with it.
+        assert_eq!(weights(&fused.model()), before);
+        fused.step(0.1, |model| model.forward(x.clone()).mean());
+        assert_ne!(weights(&fused.model()), before);
+    }
+}
+
+/// A model whose backward pass takes more memory than any device has when it comes to the first layer.
+fn loss(model: &[Linear], x: Tensor<2>, columns: usize) -> Tensor<1> {
+    let x = model[0].forward(x);
+    let [rows, width] = x.dims();
+    // Forward both are views; the gradient of the second is a whole.
+    let x = x.unsqueeze_dim::<3>(0).expand([columns, rows, width]);
+    let x = x.narrow(0, 0, 1).squeeze_dim::<2>(0);
+    let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
+    gradient_checkpointing(&model[1], x, run).mean()
+}
+
+#[test]
+fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() {
+    let device = Device::wgpu(Default::default()).autodiff();
+    for offload in [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ] {
+        let linear = |_| LinearConfig::new(8, 8).init(&Device::flex().autodiff());
+        let model: Vec<Linear> = (0..2).map(linear).collect();
+        // The weights wait, the biases don't.
+        let config = OffloadConfig::new(offload).with_min_elements(10);
+        let mut fused =
+            FusedOptimizer::new(model, AdamConfig::new().init()).with_offload(config, &device);
+        let x = Tensor::<2>::ones([2, 8], &device);
+        fused.step(0.1, |model| loss(model, x.clone(), 3));
+        let before = weights(&fused.model());
+        let states = fused.to_record().len();
+
+        let failed = fused.try_step(0.1, |model| loss(model, x.clone(), 1 << 40));
+        let error = failed.map(drop).unwrap_err();
+        let FusedError::GradientNotComputed { path, .. } = &error else {
+            panic!("{error}");
+        };
+        assert!(path.starts_with("0."), "{error}");
+        // The layer behind was updated before that.
+        let after = weights(&fused.model());
+        for ((path, before), (_, after)) in before.iter().zip(&after) {
+            assert_eq!(path.starts_with("0."), before == after, "{path}");
+            assert!(after.iter::<f32>().all(f32::is_finite), "{path}");
+        }
+        assert_eq!(fused.to_record().len(), states);
+        fused.step(0.1, |model| loss(model, x.clone(), 3));
+        assert!(
+            weights(&fused.model())
+                .iter()
+                .zip(&after)
+                .all(|(a, b)| a != b)
+        );
+    }
 }
