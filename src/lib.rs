@@ -44,6 +44,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod cast;
 mod device;
 mod error;
 mod estimate;
@@ -63,6 +64,7 @@ mod tap;
 #[cfg(feature = "train")]
 pub mod train;
 
+pub use cast::{cast, try_cast};
 pub use device::check_device;
 pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate};

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Bytes, Shape, Tensor};
+use burn::tensor::{Bytes, Shape, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
 use crate::error::FusedError;
+use crate::optim::{WeightFormat, compact_records, is_compact, is_hint, low_bits_named};
 use crate::policy::KEEPER_ID;
 
 /// The scalar in which Burn's `ModuleOptimizer::to_record` keeps the rank of a parameter.
@@ -46,6 +47,30 @@ pub(crate) fn parameters_without_state<M: Module>(
     Ok(stateless
         .map(|(id, parameter)| (id, parameter.path))
         .collect())
+}
+
+/// The words of the low bits in a record, with the formats of the weights that lack them.
+pub(crate) fn low_bits(
+    record: OptimizerRecord,
+) -> Result<HashMap<ParamId, (WeightFormat, Vec<u32>)>, FusedError> {
+    let bytes = record.into_bytes().map_err(unreadable)?;
+    let mut found = HashMap::new();
+    for (id, state) in states(bytes)? {
+        let scalar = |name: &str| {
+            state
+                .scalars
+                .get(name)
+                .and_then(|s| usize::try_from(*s).ok())
+        };
+        for tensor in &state.tensors {
+            if let Some(format) = low_bits_named(&tensor.name, scalar) {
+                let bytes = tensor.to_bytes().map_err(unreadable)?;
+                let data = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
+                found.insert(ParamId::from(id), (format, data.iter::<u32>().collect()));
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// What a record holds for one parameter.
@@ -147,8 +172,10 @@ impl State {
         let names = |state: &Self| -> Vec<String> {
             let tensors = state.tensors.iter().map(|tensor| &tensor.name);
             let names = tensors.chain(state.scalars.keys());
-            let names = names.map(|name| self.name_in_state(name).to_string());
-            names.filter(|name| name != RANK).collect()
+            let names = names.map(|name| state.name_in_state(name).to_string());
+            names
+                .filter(|name| name != RANK && !is_hint(name))
+                .collect()
         };
         let mut writer = Writer::new(self.tensors.clone());
         for (name, scalar) in &self.scalars {
@@ -159,7 +186,11 @@ impl State {
         }
         let bytes = writer.into_bytes().map_err(unreadable)?;
         let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
-        let loaded = empty.clone().load_record(record).to_record();
+        let loaded = empty.clone().load_record(record);
+        let loaded = match names(&self).iter().any(|name| is_compact(name)) {
+            true => compact_records(|| loaded.to_record()),
+            false => loaded.to_record(),
+        };
         let loaded = states(loaded.into_bytes().map_err(unreadable)?)?;
         let loaded = loaded.values().flat_map(names).collect::<Vec<_>>();
         match names(&self).into_iter().find(|name| !loaded.contains(name)) {

@@ -1,4 +1,5 @@
 mod backward;
+mod full_precision;
 mod offload;
 mod policies;
 mod retained;

@@ -1,13 +1,13 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::{
-    self, AdamState, AdaptiveMomentumState, LearningRate, ModuleOptimizer, Optimizer,
-};
+use burn::optim::{self, AdamState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
+use super::moments::{MomentsState, update_moments};
 use super::rule::{self, Moments, Rule};
 use super::with_clipping;
 
@@ -29,6 +29,12 @@ pub struct AdamConfig {
     amsgrad: bool,
     /// L2 penalty, added to the gradient.
     weight_decay: Option<WeightDecayConfig>,
+    /// How the moments are kept; the maximum of AMSGrad is always full.
+    #[config(default = "StateFormat::Full")]
+    state_format: StateFormat,
+    /// What weights in bf16 have beside their bits.
+    #[config(default = "WeightFormat::Plain")]
+    weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
     grad_clipping: Option<GradientClippingConfig>,
 }
@@ -67,32 +73,45 @@ impl AdamConfig {
 }
 
 impl Optimizer for Adam {
-    type State<const D: usize> = AdamState<D>;
+    type State<const D: usize> = MomentsState<D>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
-        state: Option<AdamState<D>>,
-    ) -> (Tensor<D>, Option<AdamState<D>>) {
-        if !kernel::covers(&parameter) {
-            return self.stock.step(lr, parameter, gradient, state);
+        state: Option<MomentsState<D>>,
+    ) -> (Tensor<D>, Option<MomentsState<D>>) {
+        self.formats()
+            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if !kernel::covers(&parameter) && self.formats().are_plain_for(&parameter) {
+            let state = state.map(|state| AdamState {
+                momentum: state.into_full(),
+            });
+            let (parameter, state) = self.stock.step(lr, parameter, gradient, state);
+            return (parameter, state.map(|state| state.momentum.into()));
         }
-        let state = state.map(|state| state.momentum);
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
         let rule = Rule::Adam(self.rule(lr, time));
-        let (parameter, momentum) =
-            update_moments(rule, self.config.amsgrad, parameter, gradient, state);
-        (parameter, Some(AdamState { momentum }))
+        let amsgrad = self.config.amsgrad;
+        let formats = self.formats();
+        let (parameter, state) = update_moments(rule, amsgrad, formats, parameter, gradient, state);
+        (parameter, Some(state))
     }
 
-    fn to_device<const D: usize>(state: AdamState<D>, device: &Device) -> AdamState<D> {
-        <optim::Adam as Optimizer>::to_device(state, device)
+    fn to_device<const D: usize>(state: MomentsState<D>, device: &Device) -> MomentsState<D> {
+        state.on_device(device)
     }
 }
 
 impl Adam {
+    fn formats(&self) -> Formats {
+        Formats {
+            state: self.config.state_format,
+            weight: self.config.weight_format,
+        }
+    }
+
     /// The hyperparameters of a step, worked out in the precision in which Burn does.
     fn rule(&self, learning_rate: LearningRate, time: usize) -> rule::Adam {
         let config = &self.config;
@@ -115,7 +134,9 @@ impl Adam {
 impl AccumulateInState for Adam {
     fn refusal(&self) -> Option<&'static str> {
         let decays = self.config.weight_decay.is_some();
-        decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`")
+        let decays =
+            decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`");
+        decays.or(self.formats().refusal())
     }
 
     fn step_micro_batch<const D: usize>(
@@ -123,63 +144,15 @@ impl AccumulateInState for Adam {
         lr: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
-        state: Option<AdamState<D>>,
+        state: Option<MomentsState<D>>,
         batch: MicroBatch,
-    ) -> (Tensor<D>, AdamState<D>) {
-        let state = state.map(|state| batch.at_same_time(state.momentum));
+    ) -> (Tensor<D>, MomentsState<D>) {
+        let state = state.map(|state| batch.at_same_time(state));
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
         let mut rule = self.rule(batch.learning_rate(lr), time);
         rule.moments = batch.moments(rule.moments);
         let amsgrad = self.config.amsgrad;
-        let (parameter, momentum) =
-            update_moments(Rule::Adam(rule), amsgrad, parameter, gradient, state);
-        (parameter, AdamState { momentum })
+        let (rule, formats) = (Rule::Adam(rule), self.formats());
+        update_moments(rule, amsgrad, formats, parameter, gradient, state)
     }
-}
-
-/// Updates a parameter and the moments of its gradient, with their maximum if `amsgrad`.
-pub(super) fn update_moments<const D: usize>(
-    rule: Rule,
-    amsgrad: bool,
-    parameter: Tensor<D>,
-    gradient: Tensor<D>,
-    state: Option<AdaptiveMomentumState<D>>,
-) -> (Tensor<D>, AdaptiveMomentumState<D>) {
-    let mut state = state.unwrap_or_else(|| AdaptiveMomentumState {
-        time: 0,
-        moment_1: kernel::blank(&parameter),
-        moment_2: kernel::blank(&parameter),
-        max_moment_2: None,
-    });
-    state.time += 1;
-    let AdaptiveMomentumState {
-        time,
-        moment_1,
-        moment_2,
-        max_moment_2,
-    } = state;
-
-    if amsgrad {
-        // Without one yet, the maximum is the second moment of this step.
-        let max = max_moment_2.unwrap_or_else(|| parameter.full_like(f32::NEG_INFINITY));
-        let (parameter, [moment_1, moment_2, max]) =
-            kernel::update(rule, parameter, gradient, [moment_1, moment_2, max]);
-        let state = AdaptiveMomentumState {
-            time,
-            moment_1,
-            moment_2,
-            max_moment_2: Some(max),
-        };
-        return (parameter, state);
-    }
-    let (parameter, [moment_1, moment_2]) =
-        kernel::update(rule, parameter, gradient, [moment_1, moment_2]);
-    let state = AdaptiveMomentumState {
-        time,
-        moment_1,
-        moment_2,
-        // Burn keeps what a record brought along.
-        max_moment_2,
-    };
-    (parameter, state)
 }

@@ -3,9 +3,10 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{self, AdamWState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::adam::update_moments;
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
+use super::moments::{MomentsState, update_moments};
 use super::rule::{self, Moments, Rule};
 use super::with_clipping;
 
@@ -31,6 +32,12 @@ pub struct AdamWConfig {
     /// Whether to use the AMSGrad variant.
     #[config(default = false)]
     amsgrad: bool,
+    /// How the moments are kept; the maximum of AMSGrad is always full.
+    #[config(default = "StateFormat::Full")]
+    state_format: StateFormat,
+    /// What weights in bf16 have beside their bits.
+    #[config(default = "WeightFormat::Plain")]
+    weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
     grad_clipping: Option<GradientClippingConfig>,
 }
@@ -71,35 +78,42 @@ impl AdamWConfig {
 }
 
 impl Optimizer for AdamW {
-    type State<const D: usize> = AdamWState<D>;
+    type State<const D: usize> = MomentsState<D>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
-        state: Option<AdamWState<D>>,
-    ) -> (Tensor<D>, Option<AdamWState<D>>) {
-        if !kernel::covers(&parameter) {
-            return self.stock.step(lr, parameter, gradient, state);
+        state: Option<MomentsState<D>>,
+    ) -> (Tensor<D>, Option<MomentsState<D>>) {
+        self.formats()
+            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if !kernel::covers(&parameter) && self.formats().are_plain_for(&parameter) {
+            let state = state.map(|state| AdamWState {
+                momentum: state.into_full(),
+            });
+            let (parameter, state) = self.stock.step(lr, parameter, gradient, state);
+            return (parameter, state.map(|state| state.momentum.into()));
         }
-        let state = state.map(|state| state.momentum);
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
         let rule = self.rule(lr, time);
-        let (parameter, momentum) =
-            update_moments(rule, self.config.amsgrad, parameter, gradient, state);
-        (parameter, Some(AdamWState { momentum }))
+        let amsgrad = self.config.amsgrad;
+        let formats = self.formats();
+        let (parameter, state) = update_moments(rule, amsgrad, formats, parameter, gradient, state);
+        (parameter, Some(state))
     }
 
-    fn to_device<const D: usize>(state: AdamWState<D>, device: &Device) -> AdamWState<D> {
-        <optim::AdamW as Optimizer>::to_device(state, device)
+    fn to_device<const D: usize>(state: MomentsState<D>, device: &Device) -> MomentsState<D> {
+        state.on_device(device)
     }
 }
 
 impl AccumulateInState for AdamW {
     fn refusal(&self) -> Option<&'static str> {
         let cautious = self.config.cautious_weight_decay;
-        cautious.then_some("cautious weight decay looks at the whole update")
+        let cautious = cautious.then_some("cautious weight decay looks at the whole update");
+        cautious.or(self.formats().refusal())
     }
 
     fn step_micro_batch<const D: usize>(
@@ -107,23 +121,29 @@ impl AccumulateInState for AdamW {
         lr: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
-        state: Option<AdamWState<D>>,
+        state: Option<MomentsState<D>>,
         batch: MicroBatch,
-    ) -> (Tensor<D>, AdamWState<D>) {
-        let state = state.map(|state| batch.at_same_time(state.momentum));
+    ) -> (Tensor<D>, MomentsState<D>) {
+        let state = state.map(|state| batch.at_same_time(state));
         let time = state.as_ref().map_or(0, |state| state.time) + 1;
         let lr = batch.learning_rate(lr);
         let decay = 1.0 - lr * f64::from(self.config.weight_decay);
         let mut rule = self.with_decay::<false>(decay, lr, time);
         rule.moments = batch.moments(rule.moments);
         let amsgrad = self.config.amsgrad;
-        let (parameter, momentum) =
-            update_moments(Rule::AdamW(rule), amsgrad, parameter, gradient, state);
-        (parameter, AdamWState { momentum })
+        let (rule, formats) = (Rule::AdamW(rule), self.formats());
+        update_moments(rule, amsgrad, formats, parameter, gradient, state)
     }
 }
 
 impl AdamW {
+    fn formats(&self) -> Formats {
+        Formats {
+            state: self.config.state_format,
+            weight: self.config.weight_format,
+        }
+    }
+
     /// The hyperparameters of a step, worked out in the precision in which Burn does.
     fn rule(&self, learning_rate: LearningRate, time: usize) -> Rule {
         let rate = learning_rate * f64::from(self.config.weight_decay);

@@ -1,9 +1,8 @@
-use burn::optim::{
-    AdaptiveMomentumState, LearningRate, Optimizer, RecordState, StateSink, StateSource,
-};
+use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
 use super::call;
+use super::moments::MomentsState;
 use super::rule::Moments;
 use super::{Adam, AdamW, Sgd};
 
@@ -73,8 +72,8 @@ impl MicroBatch {
     /// A group counts as one step.
     pub(super) fn at_same_time<const D: usize>(
         self,
-        mut state: AdaptiveMomentumState<D>,
-    ) -> AdaptiveMomentumState<D> {
+        mut state: MomentsState<D>,
+    ) -> MomentsState<D> {
         if !self.first {
             state.time -= 1;
         }

@@ -1,9 +1,14 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{self, LearningRate, LionState, ModuleOptimizer, Optimizer};
+use burn::optim::{
+    self, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
+};
 use burn::tensor::{Device, Tensor};
 
-use super::kernel;
+use super::format::{
+    Formats, LowBits, Noise, RecordedFormat, Root, StateFormat, StateTensor, Weight, WeightFormat,
+};
+use super::kernel::{self, update_in_format};
 use super::rule::{self, Rule};
 use super::with_clipping;
 
@@ -20,6 +25,12 @@ pub struct LionConfig {
     /// Decoupled weight decay.
     #[config(default = 0.0)]
     weight_decay: f32,
+    /// How the momentum is kept.
+    #[config(default = "StateFormat::Full")]
+    state_format: StateFormat,
+    /// What weights in bf16 have beside their bits.
+    #[config(default = "WeightFormat::Plain")]
+    weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
     grad_clipping: Option<GradientClippingConfig>,
 }
@@ -33,6 +44,28 @@ pub struct Lion {
     config: LionConfig,
     /// For backends without a kernel.
     stock: optim::Lion,
+}
+
+/// State of [`Lion`]; its record is that of Burn's [`LionState`](burn::optim::LionState), with the low bits of the
+/// weight beside it if there are any.
+#[derive(Clone, Debug)]
+pub struct LionState<const D: usize> {
+    /// The moving average of the gradient.
+    pub momentum: StateTensor<D>,
+    /// The number of steps in which momentum or weight were kept in a format.
+    pub time: usize,
+    /// What the weight in bf16 lacks.
+    pub low_bits: Option<LowBits>,
+}
+
+impl<const D: usize> LionState<D> {
+    fn full(momentum: Tensor<D>) -> Self {
+        Self {
+            momentum: StateTensor::Full(momentum),
+            time: 0,
+            low_bits: None,
+        }
+    }
 }
 
 impl LionConfig {
@@ -64,21 +97,78 @@ impl Optimizer for Lion {
         gradient: Tensor<D>,
         state: Option<LionState<D>>,
     ) -> (Tensor<D>, Option<LionState<D>>) {
-        if !kernel::covers(&parameter) {
-            return self.stock.step(lr, parameter, gradient, state);
+        self.formats()
+            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if !self.formats().are_plain_for(&parameter) {
+            let (parameter, state) = self.step_in_format(lr, parameter, gradient, state);
+            return (parameter, Some(state));
         }
-        let momentum = state.map_or_else(|| kernel::blank(&parameter), |state| state.momentum);
-        let rule = Rule::Lion(self.rule(lr));
-        let (parameter, [momentum]) = kernel::update(rule, parameter, gradient, [momentum]);
-        (parameter, Some(LionState { momentum }))
+        let momentum = state.map(|state| state.momentum.full());
+        let (parameter, momentum) = match kernel::covers(&parameter) {
+            false => {
+                let state = momentum.map(optim::LionState::new);
+                let (parameter, state) = self.stock.step(lr, parameter, gradient, state);
+                (parameter, state.map(|state| state.momentum))
+            }
+            true => {
+                let momentum = momentum.unwrap_or_else(|| kernel::blank(&parameter));
+                let rule = Rule::Lion(self.rule(lr));
+                let (parameter, [momentum]) = kernel::update(rule, parameter, gradient, [momentum]);
+                (parameter, Some(momentum))
+            }
+        };
+        (parameter, momentum.map(LionState::full))
     }
 
     fn to_device<const D: usize>(state: LionState<D>, device: &Device) -> LionState<D> {
-        <optim::Lion as Optimizer>::to_device(state, device)
+        LionState {
+            momentum: state.momentum.on_device(device),
+            time: state.time,
+            low_bits: state.low_bits.map(|low| low.on_device(device)),
+        }
     }
 }
 
 impl Lion {
+    fn formats(&self) -> Formats {
+        Formats {
+            state: self.config.state_format,
+            weight: self.config.weight_format,
+        }
+    }
+
+    fn step_in_format<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<LionState<D>>,
+    ) -> (Tensor<D>, LionState<D>) {
+        let (momentum, time, low_bits) = match state {
+            Some(state) => (Some(state.momentum), state.time, state.low_bits),
+            None => (None, 0, None),
+        };
+        let time = time + 1;
+        let momentum = self.formats().state(momentum, Root::Signed, &parameter);
+        let weight = self.formats().weight(parameter, low_bits);
+        let (weight, [momentum]) = update_in_format(
+            Rule::Lion(self.rule(lr)),
+            weight,
+            gradient,
+            [momentum],
+            Noise::of_step(time),
+        );
+        let Weight {
+            value, low_bits, ..
+        } = weight;
+        let state = LionState {
+            momentum,
+            time,
+            low_bits,
+        };
+        (value, state)
+    }
+
     /// The hyperparameters of a step, worked out in the precision in which Burn does.
     fn rule(&self, learning_rate: LearningRate) -> rule::Lion {
         let config = &self.config;
@@ -90,5 +180,28 @@ impl Lion {
             learning_rate,
             decay: 1.0 - learning_rate * f64::from(config.weight_decay),
         }
+    }
+}
+
+/// `momentum`, as Burn's own.
+impl<const D: usize> RecordState for LionState<D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        self.momentum.flatten(prefix, "momentum", sink);
+        RecordedFormat::of([&self.momentum], self.time).flatten(prefix, sink);
+        if let Some(low) = &self.low_bits {
+            low.flatten::<D>(prefix, sink);
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let format = RecordedFormat::unflatten(prefix, source);
+        let low_bits = LowBits::unflatten(prefix, source, device);
+        let momentum =
+            StateTensor::unflatten(prefix, "momentum", Root::Signed, &format, source, device)?;
+        Some(Self {
+            momentum,
+            time: format.time,
+            low_bits,
+        })
     }
 }

@@ -28,9 +28,11 @@
 mod adam;
 mod adamw;
 mod call;
+mod format;
 mod in_state;
 mod kernel;
 mod lion;
+mod moments;
 mod rule;
 mod sgd;
 
@@ -40,10 +42,13 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use call::StepCall;
+pub use format::{LowBits, PackedState, StateFormat, StateTensor, WeightFormat, compact_records};
+pub(crate) use format::{is_compact, is_hint, low_bits_named};
 pub use in_state::AccumulateInState;
 pub(crate) use in_state::InState;
 pub(crate) use kernel::try_kernel;
-pub use lion::{Lion, LionConfig};
+pub use lion::{Lion, LionConfig, LionState};
+pub use moments::MomentsState;
 pub use sgd::{Sgd, SgdConfig, SgdState};
 
 /// `optimizer` for a whole module, with the clipping of its config.

@@ -7,6 +7,7 @@ mod device;
 mod estimate;
 mod faults;
 mod fidelity;
+mod formats;
 mod gradient_checkpointing;
 mod learner;
 mod misuse;

@@ -2,16 +2,31 @@ use std::fmt::{Display, Formatter};
 
 use burn::tensor::{DType, Device, Shape, Tensor};
 
-/// A gradient or an optimizer state that can't be used element by element with its parameter.
+use super::super::format::{StateTensor, WeightFormat};
+
+/// What can't be updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error(
-    "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. Nothing \
-     was written"
-)]
-pub(super) struct Unfit {
-    operand: &'static str,
-    found: String,
-    parameter: String,
+pub(super) enum Unfit {
+    /// A gradient or an optimizer state that can't be used element by element with its parameter.
+    #[error(
+        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. Nothing \
+         was written"
+    )]
+    Operand {
+        operand: &'static str,
+        found: String,
+        parameter: String,
+    },
+    #[error(
+        "there is no `StateFormat` but `Full` for parameters in {0:?}: use them in f32, f16 or bf16. Nothing \
+         was written"
+    )]
+    StateFormat(DType),
+    #[error(
+        "`WeightFormat::{format:?}` is for parameters in bf16, and this one is in {dtype:?}: use \
+         `backburn::cast(model, FloatDType::BF16)`, or `WeightFormat::Plain`. Nothing was written"
+    )]
+    WeightFormat { format: WeightFormat, dtype: DType },
 }
 
 /// What all operands of a step share.
@@ -33,10 +48,42 @@ pub(super) fn check<const D: usize>(
     for (operand, tensor) in std::iter::once(("gradient", gradient)).chain(states) {
         let found = Form::of(tensor);
         if found != expected {
-            return Err(Unfit {
+            return Err(Unfit::Operand {
                 operand,
                 found: found.to_string(),
                 parameter: expected.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The same where weight or states are in a format; states are in f32, or in codes of it.
+pub(super) fn check_formats<const D: usize>(
+    parameter: &Tensor<D>,
+    format: WeightFormat,
+    gradient: &Tensor<D>,
+    states: &[StateTensor<D>],
+) -> Result<(), Unfit> {
+    let dtype = parameter.dtype();
+    if format != WeightFormat::Plain && dtype != DType::BF16 {
+        return Err(Unfit::WeightFormat { format, dtype });
+    }
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(Unfit::StateFormat(dtype));
+    }
+    check(parameter, gradient, &[])?;
+    let expected = parameter.shape();
+    for state in states {
+        let found = match state {
+            StateTensor::Full(state) => state.shape(),
+            StateTensor::Packed(packed) => packed.shape.clone(),
+        };
+        if found != expected {
+            return Err(Unfit::Operand {
+                operand: "optimizer state",
+                found: format!("{:?}", found.as_slice()),
+                parameter: format!("{:?}", expected.as_slice()),
             });
         }
     }

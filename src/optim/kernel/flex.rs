@@ -4,7 +4,9 @@ use bytemuck::Pod;
 use num_traits::{Float, Zero};
 use pulp::Arch;
 
-use super::super::rule::{Rule, UpdateRule};
+use super::super::format::{GROUP, Noise};
+use super::super::rule::{Rule, RuleVisitor, UpdateRule};
+use super::groups::{GradientSource, Groups};
 
 /// Elements that are computed together, in registers.
 const LANES: usize = 16;
@@ -20,54 +22,54 @@ pub(super) fn update(
     gradient: FlexTensor,
     states: Vec<FlexTensor>,
 ) -> (FlexTensor, Vec<FlexTensor>) {
-    match parameter.dtype() {
-        DType::F64 => by_rule::<f64>(rule, parameter, gradient, states),
-        DType::F32 => by_rule::<f32>(rule, parameter, gradient, states),
-        DType::F16 => by_rule::<f16>(rule, parameter, gradient, states),
-        DType::BF16 => by_rule::<bf16>(rule, parameter, gradient, states),
-        dtype => panic!("parameters of type {dtype:?} have no gradient"),
-    }
-}
-
-fn by_rule<E: Stored>(
-    rule: Rule,
-    parameter: FlexTensor,
-    gradient: FlexTensor,
-    states: Vec<FlexTensor>,
-) -> (FlexTensor, Vec<FlexTensor>) {
-    match (rule, states.len()) {
-        (Rule::Adam(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
-        (Rule::Adam(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
-        (Rule::AdamW(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
-        (Rule::AdamW(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
-        (Rule::CautiousAdamW(rule), 2) => pass::<E, 2>(rule, parameter, gradient, states),
-        (Rule::CautiousAdamW(rule), _) => pass::<E, 3>(rule, parameter, gradient, states),
-        (Rule::Lion(rule), _) => pass::<E, 1>(rule, parameter, gradient, states),
-        (Rule::Sgd(rule), 0) => pass::<E, 0>(rule, parameter, gradient, states),
-        (Rule::Sgd(rule), _) => pass::<E, 1>(rule, parameter, gradient, states),
-    }
-}
-
-/// The pass over memory.
-fn pass<E: Stored, const S: usize>(
-    rule: impl UpdateRule<S>,
-    parameter: FlexTensor,
-    gradient: FlexTensor,
-    states: Vec<FlexTensor>,
-) -> (FlexTensor, Vec<FlexTensor>) {
-    let mut parameter = dense(parameter);
-    let mut states: Vec<FlexTensor> = states.into_iter().map(dense).collect();
-
-    let mut written = states.iter_mut().map(FlexTensor::storage_mut::<E>);
-    let chunk = Chunk {
-        parameter: parameter.storage_mut::<E>(),
-        states: std::array::from_fn(|_| written.next().expect("a rule knows its states")),
+    let pass = Pass {
+        parameter,
+        gradient,
+        states,
     };
-    let gradient = Gradient::new(&gradient);
-    let arch = Arch::new();
-    each(&rule, chunk, &gradient, 0, arch);
-    drop(written);
-    (parameter, states)
+    rule.accept(pass.states.len(), pass)
+}
+
+struct Pass {
+    parameter: FlexTensor,
+    gradient: FlexTensor,
+    states: Vec<FlexTensor>,
+}
+
+impl RuleVisitor for Pass {
+    type Output = (FlexTensor, Vec<FlexTensor>);
+
+    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) -> Self::Output {
+        match self.parameter.dtype() {
+            DType::F64 => self.run::<f64, S>(rule),
+            DType::F32 => self.run::<f32, S>(rule),
+            DType::F16 => self.run::<f16, S>(rule),
+            DType::BF16 => self.run::<bf16, S>(rule),
+            dtype => panic!("parameters of type {dtype:?} have no gradient"),
+        }
+    }
+}
+
+impl Pass {
+    /// The pass over memory.
+    fn run<E: Stored, const S: usize>(
+        self,
+        rule: impl UpdateRule<S>,
+    ) -> (FlexTensor, Vec<FlexTensor>) {
+        let mut parameter = dense(self.parameter);
+        let mut states: Vec<FlexTensor> = self.states.into_iter().map(dense).collect();
+
+        let mut written = states.iter_mut().map(FlexTensor::storage_mut::<E>);
+        let chunk = Chunk {
+            parameter: parameter.storage_mut::<E>(),
+            states: std::array::from_fn(|_| written.next().expect("a rule knows its states")),
+        };
+        let gradient = Gradient::new(&self.gradient);
+        let arch = Arch::new();
+        each(&rule, chunk, &gradient, 0, arch);
+        drop(written);
+        (parameter, states)
+    }
 }
 
 /// `tensor` with its elements one after the other in a buffer of their own length; a view of
@@ -260,6 +262,77 @@ fn gather<E: Copy>(storage: &[E], layout: &Layout, start: usize, to: &mut [E]) {
                 break;
             }
             index[dim] = 0;
+        }
+    }
+}
+
+/// Updates groups of elements in formats, with a gradient of any float type.
+pub(super) fn update_groups<const S: usize>(
+    rule: &impl UpdateRule<S>,
+    groups: Groups<'_, S>,
+    gradient: &FlexTensor,
+    noise: Noise,
+) {
+    match gradient.dtype() {
+        DType::F32 => each_group(rule, groups, &Gradient::<f32>::new(gradient), noise),
+        DType::F16 => each_group(rule, groups, &Gradient::<f16>::new(gradient), noise),
+        DType::BF16 => each_group(rule, groups, &Gradient::<bf16>::new(gradient), noise),
+        dtype => panic!("there are no formats for gradients of type {dtype:?}"),
+    }
+}
+
+/// Updates groups, on several threads if they are many.
+pub(super) fn each_group<const S: usize, R: UpdateRule<S>>(
+    rule: &R,
+    groups: Groups<'_, S>,
+    gradient: &impl GradientSource,
+    noise: Noise,
+) {
+    let length = groups.len();
+    if length > GRAIN {
+        let [left, right] = groups.split_at((length / 2).next_multiple_of(GROUP));
+        rayon::join(
+            || each_group(rule, left, gradient, noise),
+            || each_group(rule, right, gradient, noise),
+        );
+        return;
+    }
+    Arch::new().dispatch(RunGroups(rule, groups, gradient, noise));
+}
+
+/// The inner loop, compiled for what the processor can do.
+struct RunGroups<'a, R, G, const S: usize>(&'a R, Groups<'a, S>, &'a G, Noise);
+
+impl<R: UpdateRule<S>, G: GradientSource, const S: usize> pulp::NullaryFnOnce
+    for RunGroups<'_, R, G, S>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(rule, groups, gradient, noise) = self;
+        groups.update(rule, gradient, noise);
+    }
+}
+
+impl<E: Stored<Computed = f32>> GradientSource for Gradient<'_, E> {
+    #[inline(always)]
+    fn read(&self, start: usize, into: &mut [f32]) {
+        match self {
+            Self::Dense(all) => {
+                let from = &all[start..start + into.len()];
+                for lane in 0..into.len() {
+                    into[lane] = from[lane].load();
+                }
+            }
+            Self::Strided { storage, layout } => {
+                let mut group = [E::zeroed(); GROUP];
+                let group = &mut group[..into.len()];
+                gather(storage, layout, start, group);
+                for lane in 0..into.len() {
+                    into[lane] = group[lane].load();
+                }
+            }
         }
     }
 }

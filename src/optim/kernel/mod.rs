@@ -6,6 +6,8 @@ mod extension;
 mod fit;
 #[cfg(feature = "flex")]
 mod flex;
+mod groups;
+mod in_format;
 mod known_step;
 mod plain;
 
@@ -16,6 +18,7 @@ use super::call;
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
+pub(super) use in_format::update_in_format;
 pub(crate) use known_step::try_kernel;
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.

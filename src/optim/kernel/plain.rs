@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Element, Tensor, TensorData};
 use num_traits::Float;
 
-use super::super::rule::{Rule, UpdateRule};
+use super::super::rule::{Rule, RuleVisitor, UpdateRule};
 
 /// Applies `rule` to one element after the other, on the host: for backends without a kernel, and to
 /// show what a kernel does. Half types are computed in f32.
@@ -12,32 +12,13 @@ pub(super) fn update<const D: usize>(
     states: Vec<Tensor<D>>,
 ) -> (Tensor<D>, Vec<Tensor<D>>) {
     match parameter.dtype() {
-        DType::F64 => by_rule::<f64, D>(rule, parameter, gradient, states),
-        _ => by_rule::<f32, D>(rule, parameter, gradient, states),
+        DType::F64 => each::<f64, D>(rule, parameter, gradient, states),
+        _ => each::<f32, D>(rule, parameter, gradient, states),
     }
 }
 
-fn by_rule<F: Float + Element, const D: usize>(
+fn each<F: Float + Element, const D: usize>(
     rule: Rule,
-    parameter: Tensor<D>,
-    gradient: Tensor<D>,
-    states: Vec<Tensor<D>>,
-) -> (Tensor<D>, Vec<Tensor<D>>) {
-    match (rule, states.len()) {
-        (Rule::Adam(rule), 2) => each::<F, D, 2>(rule, parameter, gradient, states),
-        (Rule::Adam(rule), _) => each::<F, D, 3>(rule, parameter, gradient, states),
-        (Rule::AdamW(rule), 2) => each::<F, D, 2>(rule, parameter, gradient, states),
-        (Rule::AdamW(rule), _) => each::<F, D, 3>(rule, parameter, gradient, states),
-        (Rule::CautiousAdamW(rule), 2) => each::<F, D, 2>(rule, parameter, gradient, states),
-        (Rule::CautiousAdamW(rule), _) => each::<F, D, 3>(rule, parameter, gradient, states),
-        (Rule::Lion(rule), _) => each::<F, D, 1>(rule, parameter, gradient, states),
-        (Rule::Sgd(rule), 0) => each::<F, D, 0>(rule, parameter, gradient, states),
-        (Rule::Sgd(rule), _) => each::<F, D, 1>(rule, parameter, gradient, states),
-    }
-}
-
-fn each<F: Float + Element, const D: usize, const S: usize>(
-    rule: impl UpdateRule<S>,
     parameter: Tensor<D>,
     gradient: Tensor<D>,
     states: Vec<Tensor<D>>,
@@ -49,15 +30,33 @@ fn each<F: Float + Element, const D: usize, const S: usize>(
         Tensor::from_data(data, (&device, dtype))
     };
     let mut parameter = read(parameter);
-    let gradient = read(gradient);
     let mut states: Vec<Vec<F>> = states.into_iter().map(read).collect();
-    for (index, gradient) in gradient.into_iter().enumerate() {
-        let before = std::array::from_fn(|state| states[state][index]);
-        let (after, states_after) = rule.update(parameter[index], gradient, before);
-        parameter[index] = after;
-        for (state, after) in states.iter_mut().zip(states_after) {
-            state[index] = after;
+    let elements = Elements {
+        parameter: &mut parameter,
+        gradient: read(gradient),
+        states: &mut states,
+    };
+    rule.accept(elements.states.len(), elements);
+    (write(parameter), states.into_iter().map(write).collect())
+}
+
+struct Elements<'a, F> {
+    parameter: &'a mut [F],
+    gradient: Vec<F>,
+    states: &'a mut [Vec<F>],
+}
+
+impl<F: Float> RuleVisitor for Elements<'_, F> {
+    type Output = ();
+
+    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) {
+        for (index, gradient) in self.gradient.into_iter().enumerate() {
+            let before = std::array::from_fn(|state| self.states[state][index]);
+            let (after, states) = rule.update(self.parameter[index], gradient, before);
+            self.parameter[index] = after;
+            for (state, after) in self.states.iter_mut().zip(states) {
+                state[index] = after;
+            }
         }
     }
-    (write(parameter), states.into_iter().map(write).collect())
 }

@@ -30,6 +30,29 @@ pub(crate) enum Rule {
     Sgd(Sgd),
 }
 
+/// What is done with a rule once its type is known, with as many states as there are.
+pub(crate) trait RuleVisitor {
+    type Output;
+
+    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) -> Self::Output;
+}
+
+impl Rule {
+    pub(crate) fn accept<V: RuleVisitor>(self, states: usize, visitor: V) -> V::Output {
+        match (self, states) {
+            (Self::Adam(rule), 2) => visitor.visit::<2>(rule),
+            (Self::Adam(rule), _) => visitor.visit::<3>(rule),
+            (Self::AdamW(rule), 2) => visitor.visit::<2>(rule),
+            (Self::AdamW(rule), _) => visitor.visit::<3>(rule),
+            (Self::CautiousAdamW(rule), 2) => visitor.visit::<2>(rule),
+            (Self::CautiousAdamW(rule), _) => visitor.visit::<3>(rule),
+            (Self::Lion(rule), _) => visitor.visit::<1>(rule),
+            (Self::Sgd(rule), 0) => visitor.visit::<0>(rule),
+            (Self::Sgd(rule), _) => visitor.visit::<1>(rule),
+        }
+    }
+}
+
 /// A hyperparameter in the type of the computation: Burn converts its scalars the same way.
 #[inline(always)]
 fn scalar<F: Float>(value: f64) -> F {

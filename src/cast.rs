@@ -1,0 +1,162 @@
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::error::FusedError;
+use crate::tap::lift;
+
+/// `model` with its float parameters in another type, one after the other: there is never more than one of them in
+/// both. Integers, booleans and the running statistics of normalization layers are left alone.
+///
+/// A model that has just been made is created in that type: its parameters are drawn when they are first looked at.
+///
+/// ```
+/// use backburn::cast;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{DType, Device, FloatDType};
+///
+/// let device = Device::flex().autodiff();
+/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16);
+/// assert_eq!(model.weight.val().dtype(), DType::BF16);
+/// ```
+///
+/// # Panics
+///
+/// With the message of the error that [`try_cast`] returns.
+pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
+    try_cast(model, dtype).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The fallible [`cast`].
+///
+/// # Errors
+///
+/// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`.
+pub fn try_cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
+    let mut devices = model.devices().into_iter();
+    if let Some(device) = devices.find(|device| !device.supports_dtype(dtype)) {
+        return Err(FusedError::FloatTypeNotSupported {
+            dtype: format!("{dtype:?}"),
+            device: format!("{device:?}"),
+        });
+    }
+    let statistics = running_statistics(&model);
+    Ok(model.map(&mut Cast { dtype, statistics }))
+}
+
+struct Cast {
+    dtype: FloatDType,
+    statistics: HashSet<ParamId>,
+}
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.statistics.contains(&param.id) {
+            return param;
+        }
+        let (id, value, mapper) = param.consume();
+        Param::from_mapped_value(id, leaf_in(value, self.dtype), mapper)
+    }
+}
+
+/// `value` in another type, and a leaf if it was one.
+fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if value.dtype() == dtype.into() {
+        return value;
+    }
+    if !value.is_autodiff() {
+        return value.cast(dtype);
+    }
+    let requires_grad = value.is_require_grad();
+    let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+    lift(value.inner().cast(dtype), strategy).set_require_grad(requires_grad)
+}
+
+/// The running statistics among the parameters of `model`: clones share them, so what is put into those of a clone
+/// shows in the model.
+fn running_statistics<M: Module>(model: &M) -> HashSet<ParamId> {
+    let mut resting = Resting::default();
+    model.visit(&mut resting);
+    if resting.0.is_empty() {
+        return HashSet::new();
+    }
+    let ids: HashSet<ParamId> = resting.0.keys().copied().collect();
+    drop(model.clone().map(&mut Empty(&ids)));
+    let mut emptied = Emptied {
+        among: &ids,
+        found: HashSet::new(),
+    };
+    model.visit(&mut emptied);
+    let statistics = emptied.found;
+    drop(model.clone().map(&mut PutBack {
+        statistics: &statistics,
+        values: resting.0,
+    }));
+    statistics
+}
+
+/// The values that are there and not in training.
+#[derive(Default)]
+struct Resting(HashMap<ParamId, Box<dyn Any>>);
+
+impl ModuleVisitor for Resting {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_initialized() {
+            return;
+        }
+        let value = param.base();
+        if !value.is_require_grad() && value.shape().num_elements() > 0 {
+            self.0.insert(param.id, Box::new(value));
+        }
+    }
+}
+
+/// Leaves no element of these.
+struct Empty<'a>(&'a HashSet<ParamId>);
+
+impl ModuleMapper for Empty<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.0.contains(&param.id) {
+            return param;
+        }
+        let (id, value, mapper) = param.consume();
+        let nothing = Tensor::zeros([0; D], (&value.device(), value.dtype()));
+        Param::from_mapped_value(id, nothing, mapper)
+    }
+}
+
+/// Those without an element.
+struct Emptied<'a> {
+    among: &'a HashSet<ParamId>,
+    found: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for Emptied<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.among.contains(&param.id) && param.lazy_shape().num_elements() == 0 {
+            self.found.insert(param.id);
+        }
+    }
+}
+
+struct PutBack<'a> {
+    statistics: &'a HashSet<ParamId>,
+    values: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl ModuleMapper for PutBack<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.statistics.contains(&param.id) {
+            return param;
+        }
+        match self.values.remove(&param.id).map(|value| value.downcast()) {
+            Some(Ok(value)) => {
+                let (id, _nothing, mapper) = param.consume();
+                Param::from_mapped_value(id, *value, mapper)
+            }
+            _ => param,
+        }
+    }
+}

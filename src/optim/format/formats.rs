@@ -1,0 +1,121 @@
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::low_bits::LowBits;
+use super::root::Root;
+use super::state::{StateFormat, StateTensor};
+use super::weight::WeightFormat;
+
+/// The formats of an optimizer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Formats {
+    pub(crate) state: StateFormat,
+    pub(crate) weight: WeightFormat,
+}
+
+/// A parameter with what its format keeps beside it.
+pub(crate) struct Weight<const D: usize> {
+    pub(crate) value: Tensor<D>,
+    pub(crate) format: WeightFormat,
+    pub(crate) low_bits: Option<LowBits>,
+}
+
+impl Formats {
+    /// Whether this parameter and its states are kept as Burn keeps them.
+    pub(crate) fn are_plain_for<const D: usize>(self, parameter: &Tensor<D>) -> bool {
+        let elements = parameter.shape().num_elements();
+        let is_full = self.state.coding(Root::Signed, elements).is_none();
+        is_full && self.weight == WeightFormat::Plain
+    }
+
+    /// Why a state in this format can't take the gradients of micro-batches one by one.
+    pub(crate) fn refusal(self) -> Option<&'static str> {
+        let is_full = self.state == StateFormat::Full;
+        (!is_full).then_some(
+            "a state in few bits would be rounded with every micro-batch: use `StateFormat::Full`",
+        )
+    }
+
+    /// A state of `parameter` as it is to be kept, blank if there is none yet.
+    pub(crate) fn state<const D: usize>(
+        self,
+        state: Option<StateTensor<D>>,
+        root: Root,
+        parameter: &Tensor<D>,
+    ) -> StateTensor<D> {
+        let coding = self.state.coding(root, parameter.shape().num_elements());
+        match (state, coding) {
+            (Some(state), _) => state.conformed(coding).in_f32(),
+            (None, Some(coding)) => StateTensor::blank(parameter, coding),
+            (None, None) => StateTensor::Full(full(parameter, -0.0)),
+        }
+    }
+
+    /// Refuses to drop low bits of a weight.
+    ///
+    /// # Panics
+    ///
+    /// If there are some, and the format of the weight keeps none.
+    pub(crate) fn keeps(self, low_bits: Option<&LowBits>) {
+        let format = self.weight;
+        assert!(
+            low_bits.is_none() || format.low_bytes() > 0,
+            "the optimizer state holds low bits of the weight, which `WeightFormat::{format:?}` would drop: use the \
+             format that it was written with, or start from the model in full precision"
+        );
+    }
+
+    /// `parameter` with what it lacks.
+    ///
+    /// # Panics
+    ///
+    /// If it has low bits, and the format keeps none.
+    pub(crate) fn weight<const D: usize>(
+        self,
+        parameter: Tensor<D>,
+        low_bits: Option<LowBits>,
+    ) -> Weight<D> {
+        let format = self.weight;
+        let (value, low_bits) = match low_bits {
+            // Without a format of bf16 there is nothing to keep: another type is refused later.
+            None => {
+                let (elements, device) = (parameter.shape().num_elements(), parameter.device());
+                let none = LowBits::none(format, elements, &device);
+                (parameter, none)
+            }
+            Some(low_bits) if low_bits.format == format => (parameter, Some(low_bits)),
+            Some(low_bits) => {
+                self.keeps(Some(&low_bits));
+                LowBits::split(low_bits.joined(parameter), format)
+            }
+        };
+        Weight {
+            value,
+            format,
+            low_bits,
+        }
+    }
+}
+
+impl<const D: usize> Weight<D> {
+    /// A full state of this number.
+    pub(crate) fn blank_state(&self, fill: f32) -> Tensor<D> {
+        full(&self.value, fill)
+    }
+}
+
+fn full<const D: usize>(parameter: &Tensor<D>, fill: f32) -> Tensor<D> {
+    let device = parameter.device();
+    Tensor::full(parameter.shape(), fill, (&device, DType::F32))
+}
+
+impl<const D: usize> StateTensor<D> {
+    /// The same with a full state in f32: updates in formats are computed in that.
+    pub(crate) fn in_f32(self) -> Self {
+        match self {
+            Self::Full(state) if state.dtype() != DType::F32 => {
+                Self::Full(state.cast(FloatDType::F32))
+            }
+            state => state,
+        }
+    }
+}

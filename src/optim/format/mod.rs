@@ -1,0 +1,23 @@
+//! Weights and optimizer states in fewer bits than f32 has.
+//!
+//! An update is computed in f32: a format reads a group of elements into f32 before, and writes it after, so there is
+//! never a buffer of a parameter's size.
+
+mod formats;
+mod low_bits;
+mod noise;
+mod record;
+mod root;
+mod state;
+mod weight;
+
+pub(crate) use formats::{Formats, Weight};
+pub use low_bits::LowBits;
+pub(crate) use low_bits::LowSlice;
+pub(crate) use noise::{Noise, dither};
+pub use record::compact_records;
+pub(crate) use record::{RecordedFormat, is_compact, is_hint, low_bits_named};
+pub(crate) use root::{Coding, GROUP, Root, Values};
+pub use state::{PackedState, StateFormat, StateTensor};
+pub use weight::WeightFormat;
+pub(crate) use weight::{nearest, stochastic};

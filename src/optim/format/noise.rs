@@ -1,0 +1,46 @@
+//! Random numbers without a state: a hash of where and when they are needed. So they are the same on every backend,
+//! in whatever order elements are computed, in stock and in fused training.
+
+/// The random numbers of one step of a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Noise {
+    salt: u32,
+}
+
+impl Noise {
+    /// `time` is the number of the step.
+    pub(crate) fn of_step(time: usize) -> Self {
+        // Any number will do; steps close to each other have nothing in common then.
+        Self {
+            salt: hash(time as u32 ^ 0x6261_636b),
+        }
+    }
+
+    /// 32 random bits for the element of this index, whose gradient tells parameters from one another.
+    #[inline(always)]
+    pub(crate) fn bits(self, index: u32, gradient: f32) -> u32 {
+        let place = index.wrapping_mul(0x9e37_79b9) ^ gradient.to_bits();
+        hash(place.wrapping_add(self.salt))
+    }
+
+    /// 32 more, from those before.
+    #[inline(always)]
+    pub(crate) fn more(bits: u32) -> u32 {
+        hash(bits ^ 0x9e37_79b9)
+    }
+}
+
+/// [`lowbias32`](https://nullprogram.com/blog/2018/07/31/), a bijection that spreads every bit over all.
+#[inline(always)]
+fn hash(mut x: u32) -> u32 {
+    x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+/// The lower or upper half of random bits, as a dither: evenly between -1/2 and 1/2, and neither.
+#[inline(always)]
+pub(crate) fn dither(half: u32) -> f32 {
+    // An i32 on the way: it converts in one instruction.
+    (((half & 0xffff) as i32) as f32 + 0.5) * (1.0 / 65536.0) - 0.5
+}

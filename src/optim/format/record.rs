@@ -1,0 +1,265 @@
+//! Optimizer states in formats, in records.
+
+use std::cell::Cell;
+
+use burn::optim::{StateSink, StateSource};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+
+use super::low_bits::LowBits;
+use super::root::{Coding, Root, Width};
+use super::state::{PackedState, StateTensor};
+use super::weight::WeightFormat;
+
+thread_local! {
+    static COMPACT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets `save` write the records of optimizer states as they are kept, in codes, instead of in f32.
+///
+/// Stock Burn can't read such a record, and starts the states anew without a word; [`backburn::optim`](super) resumes
+/// from both to the bit.
+///
+/// ```
+/// # use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+/// use backburn::optim::{AdamWConfig, StateFormat, compact_records};
+///
+/// # let device = Device::flex().autodiff();
+/// # let model = LinearConfig::new(64, 64).init(&device);
+/// let mut optimizer = AdamWConfig::new().with_state_format(StateFormat::Bits8).init();
+/// # let gradients = model.forward(Tensor::<2>::ones([1, 64], &device)).mean().backward();
+/// # let gradients = GradientsParams::from_grads(gradients, &model);
+/// # optimizer.step(1e-3, model, gradients);
+/// let record = compact_records(|| optimizer.to_record());
+/// # let compact = record.into_bytes().unwrap().len();
+/// # assert!(compact < optimizer.to_record().into_bytes().unwrap().len() / 3);
+/// ```
+pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            COMPACT.set(self.0);
+        }
+    }
+    let _before = Before(COMPACT.replace(true));
+    save()
+}
+
+/// The names of what stock Burn does not know.
+const FORMAT: &str = "format";
+
+/// Whether stock Burn does without what has this name in a state, and loses nothing.
+pub(crate) fn is_hint(name: &str) -> bool {
+    [STATE_BITS, TIME]
+        .iter()
+        .any(|hint| name == format!("{FORMAT}.{hint}"))
+}
+
+/// Whether this is the name of something in codes.
+pub(crate) fn is_compact(name: &str) -> bool {
+    name.ends_with(".codes")
+}
+
+const STATE_BITS: &str = "state_bits";
+const TIME: &str = "time";
+const LOW_BITS: &str = "low_bits";
+const WEIGHT_BITS: &str = "weight_bits";
+
+impl Width {
+    fn bits(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
+    fn of_bits(bits: usize) -> Option<Self> {
+        match bits {
+            4 => Some(Self::Four),
+            8 => Some(Self::Eight),
+            _ => None,
+        }
+    }
+}
+
+impl<const D: usize> StateTensor<D> {
+    /// Writes the state as `{prefix}.{leaf}`.
+    pub(crate) fn flatten(&self, prefix: &str, leaf: &str, sink: &mut StateSink) {
+        match self {
+            Self::Packed(packed) if COMPACT.get() => {
+                packed.flatten(&format!("{prefix}.{leaf}"), sink);
+            }
+            state => sink.push_tensor(prefix, leaf, state.clone().full().into_data()),
+        }
+    }
+
+    /// Reads what [`flatten`](Self::flatten) has written: in codes again, if it was, and where the `format` of the
+    /// record says so.
+    pub(crate) fn unflatten(
+        prefix: &str,
+        leaf: &str,
+        root: Root,
+        format: &RecordedFormat,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        if let Some(data) = source.take_tensor(prefix, leaf) {
+            let state = Tensor::from_data(data, device);
+            let coding = format.width.map(|width| Coding { root, width });
+            return Some(Self::Full(state).conformed(coding));
+        }
+        let width = format.width?;
+        let packed = PackedState::unflatten(
+            &format!("{prefix}.{leaf}"),
+            Coding { root, width },
+            source,
+            device,
+        );
+        packed.map(Self::Packed)
+    }
+}
+
+impl<const D: usize> PackedState<D> {
+    fn flatten(&self, prefix: &str, sink: &mut StateSink) {
+        sink.push_tensor(
+            prefix,
+            "codes",
+            unlike_a_parameter::<D>(self.codes.to_data()),
+        );
+        sink.push_tensor(
+            prefix,
+            "scales",
+            unlike_a_parameter::<D>(self.scales.to_data()),
+        );
+        for (dim, size) in self.shape.iter().enumerate() {
+            sink.push_scalar(prefix, &format!("dim_{dim}"), (*size).into());
+        }
+    }
+
+    fn unflatten(
+        prefix: &str,
+        coding: Coding,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let dims = (0..D).map(|dim| scalar(source, prefix, &format!("dim_{dim}")));
+        let shape = Shape::from(dims.collect::<Option<Vec<usize>>>()?);
+        let codes = flat(source.take_tensor(prefix, "codes")?);
+        let scales = flat(source.take_tensor(prefix, "scales")?);
+        Some(Self {
+            codes: Tensor::from_data(codes, (device, DType::U32)),
+            scales: Tensor::from_data(scales, (device, DType::F32)),
+            coding,
+            shape,
+        })
+    }
+}
+
+/// What a record says of the formats that it was written from.
+#[derive(Default)]
+pub(crate) struct RecordedFormat {
+    width: Option<Width>,
+    /// The number of steps, where the optimizer's own state has none.
+    pub(crate) time: usize,
+}
+
+impl RecordedFormat {
+    /// That of `states`.
+    pub(crate) fn of<'a, const D: usize>(
+        states: impl IntoIterator<Item = &'a StateTensor<D>>,
+        time: usize,
+    ) -> Self {
+        let packed = states.into_iter().find_map(|state| match state {
+            StateTensor::Full(_) => None,
+            StateTensor::Packed(packed) => Some(packed.coding.width),
+        });
+        Self {
+            width: packed,
+            time,
+        }
+    }
+
+    pub(crate) fn flatten(&self, prefix: &str, sink: &mut StateSink) {
+        let prefix = format!("{prefix}.{FORMAT}");
+        if let Some(width) = self.width {
+            sink.push_scalar(&prefix, STATE_BITS, width.bits().into());
+        }
+        if self.time > 0 {
+            sink.push_scalar(&prefix, TIME, self.time.into());
+        }
+    }
+
+    pub(crate) fn unflatten(prefix: &str, source: &mut StateSource) -> Self {
+        let prefix = format!("{prefix}.{FORMAT}");
+        Self {
+            width: scalar(source, &prefix, STATE_BITS).and_then(Width::of_bits),
+            time: scalar(source, &prefix, TIME).unwrap_or_default(),
+        }
+    }
+}
+
+impl LowBits {
+    pub(crate) fn flatten<const D: usize>(&self, prefix: &str, sink: &mut StateSink) {
+        let prefix = format!("{prefix}.{FORMAT}");
+        let bits = 16 + 8 * self.format.low_bytes();
+        sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
+        sink.push_tensor(
+            &prefix,
+            LOW_BITS,
+            unlike_a_parameter::<D>(self.words.to_data()),
+        );
+    }
+
+    pub(crate) fn unflatten(
+        prefix: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let prefix = format!("{prefix}.{FORMAT}");
+        let format = split_of(scalar(source, &prefix, WEIGHT_BITS)?)?;
+        let words = flat(source.take_tensor(&prefix, LOW_BITS)?);
+        Some(Self {
+            words: Tensor::from_data(words, (device, DType::U32)),
+            format,
+        })
+    }
+}
+
+/// The format of weights of so many bits in all.
+fn split_of(bits: usize) -> Option<WeightFormat> {
+    match bits {
+        24 => Some(WeightFormat::Split24),
+        32 => Some(WeightFormat::Split32),
+        _ => None,
+    }
+}
+
+/// The format of the weights to which the low bits of this name belong, if it is a name of some: `scalar` looks up the
+/// number beside it.
+pub(crate) fn low_bits_named(
+    name: &str,
+    scalar: impl FnOnce(&str) -> Option<usize>,
+) -> Option<WeightFormat> {
+    let prefix = name.strip_suffix(&format!("{FORMAT}.{LOW_BITS}"))?;
+    split_of(scalar(&format!("{prefix}{FORMAT}.{WEIGHT_BITS}"))?)
+}
+
+fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
+    source.take_scalar(prefix, leaf)?.try_into().ok()
+}
+
+/// `data` in one dimension more than a parameter, so that nobody takes it for a state of its shape.
+fn unlike_a_parameter<const D: usize>(data: TensorData) -> TensorData {
+    let mut shape = vec![1; D + 1];
+    shape[0] = data.num_elements();
+    reshaped(data, shape)
+}
+
+fn flat(data: TensorData) -> TensorData {
+    let elements = data.num_elements();
+    reshaped(data, vec![elements])
+}
+
+fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {
+    let (bytes, _, dtype) = data.into_parts();
+    TensorData::from_bytes(bytes, Shape::from(shape), dtype)
+}

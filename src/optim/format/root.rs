@@ -1,0 +1,369 @@
+//! Codes of a few bits for the square roots of numbers, relative to the largest of their group: the root spreads the
+//! codes over many orders of magnitude.
+//!
+//! With the largest magnitude `S` of a group as its scale, a number `x` has the code
+//!
+//! ```text
+//! signed    q = sign(x) round(L sqrt(|x| / S) + d)   back: q |q| / L^2 S      L = 127 in 8 bits, 7 in 4
+//! positive  q = round(L sqrt(x / S) - 1 + d)         back: (q + 1)^2 / L^2 S  L = 256 in 8 bits, 16 in 4
+//! ```
+//!
+//! with a dither `d` between -1/2 and 1/2. There is no positive code for zero: what is divided by the root of a second
+//! moment stays finite. Without a dither, a number that was decoded gets its code again, and its group the scale.
+//! A group with a number that is not finite is none of numbers as a whole, so nothing is hidden.
+
+// Plain loops: closures are compiled for any processor, and these run in the inner loop of a kernel.
+
+/// Elements that share a scale.
+pub(crate) const GROUP: usize = 64;
+
+/// The numbers of a group; what a last one lacks is zero.
+pub(crate) type Values = [f32; GROUP];
+
+/// What is known of the sign of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Root {
+    /// A first moment.
+    Signed,
+    /// A second moment, which is not negative.
+    Positive,
+}
+
+/// Bits of a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    Four,
+    Eight,
+}
+
+impl Width {
+    /// Bytes of the codes of a group.
+    pub(crate) const fn group_bytes(self) -> usize {
+        match self {
+            Self::Four => GROUP / 2,
+            Self::Eight => GROUP,
+        }
+    }
+}
+
+/// What codes stand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Coding {
+    pub(crate) root: Root,
+    pub(crate) width: Width,
+}
+
+impl Coding {
+    /// The numbers that `codes` stand for.
+    #[inline(always)]
+    pub(crate) fn decode(self, codes: &[u8], scale: f32) -> Values {
+        match (self.root, self.width) {
+            (Root::Signed, Width::Eight) => decoded::<127>(signed_bytes(codes), scale),
+            (Root::Signed, Width::Four) => decoded::<7>(signed_nibbles(codes), scale),
+            (Root::Positive, Width::Eight) => decoded::<256>(positive_bytes(codes), scale),
+            (Root::Positive, Width::Four) => decoded::<16>(positive_nibbles(codes), scale),
+        }
+    }
+
+    /// Writes the codes of `values`, and returns their scale.
+    #[inline(always)]
+    pub(crate) fn encode(self, values: &Values, dither: &Values, codes: &mut [u8]) -> f32 {
+        let Self { root, width } = self;
+        let scale = scale(values);
+        match root {
+            Root::Signed => {
+                let roots = match width {
+                    Width::Eight => signed::<127>(values, dither, scale),
+                    Width::Four => signed::<7>(values, dither, scale),
+                };
+                write(width, codes, roots);
+            }
+            Root::Positive => {
+                let roots = match width {
+                    Width::Eight => positive::<256>(values, dither, scale),
+                    Width::Four => positive::<16>(values, dither, scale),
+                };
+                write(width, codes, roots);
+            }
+        }
+        scale
+    }
+}
+
+/// The largest magnitude, or not a number if one is not finite.
+#[inline(always)]
+fn scale(values: &Values) -> f32 {
+    // Magnitudes are ordered as their bits are, with those that are not finite above all.
+    let mut largest = 0;
+    for value in values {
+        largest = i32::max(largest, (value.to_bits() & 0x7fff_ffff) as i32);
+    }
+    let largest = f32::from_bits(largest as u32);
+    if largest.is_finite() {
+        largest
+    } else {
+        f32::NAN
+    }
+}
+
+/// What signed roots, on the scale of the codes, stand for.
+#[inline(always)]
+fn decoded<const LEVELS: i32>(roots: [i32; GROUP], scale: f32) -> Values {
+    let levels = (LEVELS * LEVELS) as f32;
+    let mut values = [0.0; GROUP];
+    for lane in 0..GROUP {
+        let root = roots[lane] as f32;
+        values[lane] = root * root.abs() / levels * scale;
+    }
+    values
+}
+
+#[inline(always)]
+fn signed<const LEVELS: i32>(values: &Values, dither: &Values, scale: f32) -> [i32; GROUP] {
+    let mut codes = [0; GROUP];
+    for lane in 0..GROUP {
+        let root = root::<LEVELS>(values[lane].abs(), scale);
+        let code = nearest(root + dither[lane]).clamp(0, LEVELS);
+        codes[lane] = if values[lane] < 0.0 { -code } else { code };
+    }
+    codes
+}
+
+#[inline(always)]
+fn positive<const LEVELS: i32>(values: &Values, dither: &Values, scale: f32) -> [i32; GROUP] {
+    let mut codes = [0; GROUP];
+    for lane in 0..GROUP {
+        let root = root::<LEVELS>(values[lane], scale);
+        codes[lane] = nearest(root - 1.0 + dither[lane]).clamp(0, LEVELS - 1);
+    }
+    codes
+}
+
+#[inline(always)]
+fn root<const LEVELS: i32>(magnitude: f32, scale: f32) -> f32 {
+    LEVELS as f32 * (magnitude / scale).sqrt()
+}
+
+/// The nearest integer of a number above -2; 0 if it is none, as where all of a group are zero.
+#[inline(always)]
+fn nearest(value: f32) -> i32 {
+    // Towards zero it rounds in one instruction.
+    (value + 2.5) as i32 - 2
+}
+
+#[inline(always)]
+fn signed_bytes(codes: &[u8]) -> [i32; GROUP] {
+    let mut roots = [0; GROUP];
+    for lane in 0..GROUP {
+        roots[lane] = i32::from(codes[lane] as i8);
+    }
+    roots
+}
+
+#[inline(always)]
+fn positive_bytes(codes: &[u8]) -> [i32; GROUP] {
+    let mut roots = [0; GROUP];
+    for lane in 0..GROUP {
+        roots[lane] = i32::from(codes[lane]) + 1;
+    }
+    roots
+}
+
+#[inline(always)]
+fn signed_nibbles(codes: &[u8]) -> [i32; GROUP] {
+    let mut roots = [0; GROUP];
+    for (lane, root) in roots.iter_mut().enumerate() {
+        *root = (i32::from(nibble(codes, lane)) << 28) >> 28;
+    }
+    roots
+}
+
+#[inline(always)]
+fn positive_nibbles(codes: &[u8]) -> [i32; GROUP] {
+    let mut roots = [0; GROUP];
+    for (lane, root) in roots.iter_mut().enumerate() {
+        *root = i32::from(nibble(codes, lane)) + 1;
+    }
+    roots
+}
+
+/// The first half of a group is in the lower halves of its bytes.
+#[inline(always)]
+fn nibble(codes: &[u8], lane: usize) -> u8 {
+    match lane < GROUP / 2 {
+        true => codes[lane] & 0xf,
+        false => codes[lane - GROUP / 2] >> 4,
+    }
+}
+
+#[inline(always)]
+fn write(width: Width, codes: &mut [u8], values: [i32; GROUP]) {
+    match width {
+        Width::Eight => {
+            for lane in 0..GROUP {
+                codes[lane] = values[lane] as u8;
+            }
+        }
+        Width::Four => {
+            for lane in 0..GROUP / 2 {
+                let [low, high] = [values[lane], values[lane + GROUP / 2]];
+                codes[lane] = (low & 0xf | (high & 0xf) << 4) as u8;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CODINGS: [(Coding, f64); 4] = [
+        (coding(Root::Signed, Width::Eight), 127.0),
+        (coding(Root::Signed, Width::Four), 7.0),
+        (coding(Root::Positive, Width::Eight), 256.0),
+        (coding(Root::Positive, Width::Four), 16.0),
+    ];
+
+    const fn coding(root: Root, width: Width) -> Coding {
+        Coding { root, width }
+    }
+
+    /// A group of any numbers that this coding is for: of either sign or none, near to each other or not.
+    fn group(coding: Coding) -> impl Strategy<Value = Values> {
+        let number = (-30..30_i32, -1.0..1.0_f32, prop::bool::weighted(0.2));
+        let numbers = prop::collection::vec(number, GROUP);
+        (numbers, 0..3_i32).prop_map(move |(numbers, spread)| {
+            let mut values = [0.0; GROUP];
+            for (value, (exponent, mantissa, is_zero)) in values.iter_mut().zip(numbers) {
+                let number = mantissa * 10_f32.powi(exponent * spread / 2);
+                *value = match coding.root {
+                    _ if is_zero => 0.0,
+                    Root::Signed => number,
+                    Root::Positive => number.abs(),
+                };
+            }
+            values
+        })
+    }
+
+    /// The codes of a group, as numbers.
+    fn codes(coding: Coding, bytes: &[u8]) -> Vec<i32> {
+        let code = |lane| match (coding.root, coding.width) {
+            (Root::Signed, Width::Eight) => i32::from(bytes[lane] as i8),
+            (Root::Positive, Width::Eight) => i32::from(bytes[lane]),
+            (root, Width::Four) => {
+                let both = bytes[lane % 32];
+                let code = i32::from(if lane < 32 { both & 15 } else { both >> 4 });
+                if root == Root::Signed && code > 7 {
+                    code - 16
+                } else {
+                    code
+                }
+            }
+        };
+        (0..GROUP).map(code).collect()
+    }
+
+    /// What a code stands for, by the formula.
+    fn formula(coding: Coding, levels: f64, code: i32, scale: f32) -> f64 {
+        let code = f64::from(code);
+        let root = match coding.root {
+            Root::Signed => code,
+            Root::Positive => code + 1.0,
+        };
+        root * root.abs() / (levels * levels) * f64::from(scale)
+    }
+
+    proptest! {
+        #[test]
+        fn codes_are_those_of_the_formula_in_f64(
+            (index, values, dither) in (0..4_usize).prop_flat_map(|index| {
+                (Just(index), group(CODINGS[index].0), -0.49..0.49_f32)
+            }),
+        ) {
+            let (coding, levels) = CODINGS[index];
+            let mut bytes = vec![0; coding.width.group_bytes()];
+            let scale = coding.encode(&values, &[dither; GROUP], &mut bytes);
+            prop_assert_eq!(scale, values.iter().fold(0.0, |most, x| f32::max(most, x.abs())));
+            let decoded = coding.decode(&bytes, scale);
+            for (lane, code) in codes(coding, &bytes).into_iter().enumerate() {
+                let x = f64::from(values[lane]);
+                let stands_for = formula(coding, levels, code, scale);
+                let error = (f64::from(decoded[lane]) - stands_for).abs();
+                prop_assert!(error <= 1e-6 * stands_for.abs() + 1e-38);
+                if scale == 0.0 {
+                    prop_assert_eq!(code, 0);
+                    continue;
+                }
+                let root = levels * (x.abs() / f64::from(scale)).sqrt();
+                let (exact, lowest, highest) = match coding.root {
+                    Root::Signed => (root + f64::from(dither), 0, levels as i32),
+                    Root::Positive => (root - 1.0 + f64::from(dither), 0, levels as i32 - 1),
+                };
+                let code = if coding.root == Root::Signed && x < 0.0 { -code } else { code };
+                let nearest = exact.clamp(f64::from(lowest), f64::from(highest));
+                prop_assert!((f64::from(code) - nearest).abs() <= 0.5001, "{code} for {exact}");
+            }
+        }
+
+        #[test]
+        fn what_was_decoded_gets_its_codes_again(
+            index in 0..4_usize,
+            codes in prop::collection::vec(any::<u8>(), GROUP),
+            scale in (-20..30_i32, 1.0..10.0_f32),
+        ) {
+            let (coding, _) = CODINGS[index];
+            let scale = scale.1 * 10_f32.powi(scale.0);
+            let mut before = codes[..coding.width.group_bytes()].to_vec();
+            // The largest of the group has the largest code, and no code is below its least.
+            match (coding.root, coding.width) {
+                (Root::Signed, Width::Eight) => {
+                    before[7] = 127;
+                    before.iter_mut().filter(|code| **code == 128).for_each(|code| *code = 0);
+                }
+                (Root::Signed, Width::Four) => {
+                    before.iter_mut().filter(|both| **both & 15 == 8).for_each(|both| *both &= 240);
+                    before.iter_mut().filter(|both| **both >> 4 == 8).for_each(|both| *both &= 15);
+                    before[7] = 7;
+                }
+                (Root::Positive, _) => before[7] = 255,
+            }
+            let values = coding.decode(&before, scale);
+            let mut after = vec![0; before.len()];
+            let scale_after = coding.encode(&values, &[0.0; GROUP], &mut after);
+            prop_assert_eq!(scale_after, scale);
+            prop_assert_eq!(after, before);
+        }
+    }
+
+    #[test]
+    fn a_group_with_a_number_that_is_not_finite_hides_nothing() {
+        for (coding, _) in CODINGS {
+            for wrong in [f32::NAN, f32::INFINITY, -f32::INFINITY] {
+                let mut values = [1.0; GROUP];
+                values[40] = wrong;
+                let mut bytes = vec![0; coding.width.group_bytes()];
+                let scale = coding.encode(&values, &[0.0; GROUP], &mut bytes);
+                let decoded = coding.decode(&bytes, scale);
+                assert!(decoded.iter().all(|value| value.is_nan()), "{coding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros_and_small_second_moments_do_not_become_any() {
+        for (coding, _) in CODINGS {
+            let mut bytes = vec![0; coding.width.group_bytes()];
+            let scale = coding.encode(&[0.0; GROUP], &[0.4; GROUP], &mut bytes);
+            assert_eq!(coding.decode(&bytes, scale), [0.0; GROUP]);
+            let mut values = [0.0; GROUP];
+            values[3] = 1e-8;
+            let scale = coding.encode(&values, &[-0.4; GROUP], &mut bytes);
+            let decoded = coding.decode(&bytes, scale);
+            assert_eq!(decoded[3], 1e-8);
+            assert_eq!(decoded[4] > 0.0, coding.root == Root::Positive);
+        }
+    }
+}

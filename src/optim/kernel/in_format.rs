@@ -1,0 +1,209 @@
+use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
+
+use super::super::call;
+use super::super::format::{Coding, LowBits, Noise, PackedState, StateTensor, Weight};
+use super::super::rule::{Rule, RuleVisitor, UpdateRule};
+use super::fit;
+#[cfg(feature = "flex")]
+use super::flex;
+use super::groups::{GradientSource, Groups, StateSlice, Weights};
+
+/// Applies `rule` to the elements of a weight and of its states, in f32 whatever they are stored in: group by group,
+/// in one pass, on the processor. A buffer with one owner is written in place on `flex`; other devices are read and
+/// written.
+///
+/// # Panics
+///
+/// If an operand does not fit the weight, or there is no such format of it; nothing is written then.
+pub(crate) fn update_in_format<const D: usize, const S: usize>(
+    rule: Rule,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: [StateTensor<D>; S],
+    noise: Noise,
+) -> (Weight<D>, [StateTensor<D>; S]) {
+    let Weight {
+        value,
+        format,
+        low_bits,
+    } = weight;
+    fit::check_formats(&value, format, &gradient, &states)
+        .unwrap_or_else(|error| panic!("{error}"));
+    call::give_up_reserve();
+    let device = value.device();
+    let mut value = value.into_data();
+    let mut low = low_bits.map(|low| low.words.into_data());
+    let mut open = states.map(OpenState::of);
+    let words = low.as_mut().map(elements::<u32>).unwrap_or_default();
+    let weights = match value.dtype() {
+        DType::F32 => Weights::F32(elements(&mut value)),
+        DType::F16 => Weights::F16(elements(&mut value)),
+        _ => Weights::in_format(format, elements(&mut value), words),
+    };
+    let pass = Pass {
+        weights,
+        states: open.iter_mut().map(OpenState::slice).collect(),
+        gradient: OpenGradient::of(gradient),
+        noise,
+    };
+    rule.accept(S, pass);
+    let value = closed(value, &device);
+    call::renew_reserve(&value);
+    let low_bits = low.map(|words| LowBits {
+        words: closed_words(words, &device),
+        format,
+    });
+    let weight = Weight {
+        value,
+        format,
+        low_bits,
+    };
+    (weight, open.map(|state| state.closed(&device)))
+}
+
+/// The pass over memory, as soon as the type of the rule is known.
+struct Pass<'a> {
+    weights: Weights<'a>,
+    states: Vec<StateSlice<'a>>,
+    gradient: OpenGradient,
+    noise: Noise,
+}
+
+impl RuleVisitor for Pass<'_> {
+    type Output = ();
+
+    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) {
+        let mut states = self.states.into_iter();
+        let states = std::array::from_fn(|_| states.next().expect("a rule knows its states"));
+        let groups = Groups::new(self.weights, states);
+        match &self.gradient {
+            #[cfg(feature = "flex")]
+            OpenGradient::Flex(gradient) => {
+                flex::update_groups(&rule, groups, gradient, self.noise);
+            }
+            OpenGradient::Read(gradient) => each(&rule, groups, gradient, self.noise),
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+use flex::each_group as each;
+
+#[cfg(not(feature = "flex"))]
+fn each<const S: usize>(
+    rule: &impl UpdateRule<S>,
+    groups: Groups<'_, S>,
+    gradient: &impl GradientSource,
+    noise: Noise,
+) {
+    groups.update(rule, gradient, noise);
+}
+
+/// A gradient that can be read group by group.
+enum OpenGradient {
+    /// As it lies in memory: a view is not copied.
+    #[cfg(feature = "flex")]
+    Flex(burn::backend::flex::FlexTensor),
+    Read(Vec<f32>),
+}
+
+impl OpenGradient {
+    fn of<const D: usize>(gradient: Tensor<D>) -> Self {
+        #[cfg(feature = "flex")]
+        {
+            use burn::backend::{BackendTensor, DispatchTensorKind};
+            let kind = gradient.clone().into_dispatch().kind;
+            if let DispatchTensorKind::Flex(BackendTensor::Float(gradient)) = kind {
+                return Self::Flex(gradient);
+            }
+        }
+        Self::Read(gradient.into_data().iter::<f32>().collect())
+    }
+}
+
+impl GradientSource for Vec<f32> {
+    #[inline(always)]
+    fn read(&self, start: usize, into: &mut [f32]) {
+        into.copy_from_slice(&self[start..start + into.len()]);
+    }
+}
+
+/// A state that can be written.
+enum OpenState {
+    Full(TensorData),
+    Packed {
+        coding: Coding,
+        shape: Shape,
+        codes: TensorData,
+        scales: TensorData,
+    },
+}
+
+impl OpenState {
+    fn of<const D: usize>(state: StateTensor<D>) -> Self {
+        match state {
+            StateTensor::Full(state) => Self::Full(state.into_data()),
+            StateTensor::Packed(packed) => {
+                let PackedState {
+                    codes,
+                    scales,
+                    coding,
+                    shape,
+                } = packed;
+                Self::Packed {
+                    coding,
+                    shape,
+                    codes: codes.into_data(),
+                    scales: scales.into_data(),
+                }
+            }
+        }
+    }
+
+    fn slice(&mut self) -> StateSlice<'_> {
+        match self {
+            Self::Full(state) => StateSlice::Full(elements(state)),
+            Self::Packed {
+                coding,
+                codes,
+                scales,
+                ..
+            } => StateSlice::Packed {
+                coding: *coding,
+                codes: bytemuck::cast_slice_mut(elements::<u32>(codes)),
+                scales: elements(scales),
+            },
+        }
+    }
+
+    fn closed<const D: usize>(self, device: &Device) -> StateTensor<D> {
+        match self {
+            Self::Full(state) => StateTensor::Full(closed(state, device)),
+            Self::Packed {
+                coding,
+                shape,
+                codes,
+                scales,
+            } => StateTensor::Packed(PackedState {
+                codes: closed_words(codes, device),
+                scales: closed(scales, device),
+                coding,
+                shape,
+            }),
+        }
+    }
+}
+
+/// The elements of `data`, which are of that type.
+fn elements<E: Element>(data: &mut TensorData) -> &mut [E] {
+    data.as_mut_slice().expect("the type was looked at")
+}
+
+fn closed<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    let dtype = data.dtype();
+    Tensor::from_data(data, (device, dtype))
+}
+
+fn closed_words(words: TensorData, device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(words, (device, DType::U32))
+}

@@ -1,0 +1,188 @@
+//! What makes formats of fewer bits fail: gradients that are mostly zero, tiny gradients, tiny learning rates; and
+//! what must not be hidden.
+
+use burn::module::{ModuleMapper, Param};
+use burn::tensor::{TensorData, bf16};
+
+use super::*;
+
+on_every_cpu_backend!(
+    gradients_that_are_mostly_zero_stay_finite_and_move,
+    tiny_gradients_move_as_in_f32,
+    tiny_learning_rates_move_as_in_f32,
+    what_is_not_finite_is_passed_on,
+    small_parameters_keep_full_states,
+);
+
+/// A weight of 64 x 72 elements that is all there is.
+fn weight(device: &Device, dtype: FloatDType) -> Linear {
+    let linear = LinearConfig::new(64, 72).with_bias(false).init(device);
+    cast(linear, dtype)
+}
+
+fn step(fused: &mut FusedOptimizer<Linear>, rate: f64, gradient: &Tensor<2>) {
+    fused.step(rate, |model| {
+        let value = model.weight.val();
+        let gradient = gradient.clone().cast(FloatDType::from(value.dtype()));
+        (value * gradient).sum()
+    });
+}
+
+fn numbers(model: &Linear) -> Vec<f64> {
+    model.weight.val().into_data().iter::<f64>().collect()
+}
+
+fn adamw(states: StateFormat, weights: WeightFormat, epsilon: f32) -> ModuleOptimizer {
+    let config = optim::AdamWConfig::new().with_weight_decay(0.0);
+    let config = config.with_epsilon(epsilon).with_state_format(states);
+    config.with_weight_format(weights).init()
+}
+
+/// How far all weights have moved, together, since `before`.
+fn moved(before: &[f64], after: &[f64]) -> f64 {
+    let moved = before.iter().zip(after).map(|(a, b)| (a - b).abs());
+    moved.sum()
+}
+
+struct Rounded;
+
+impl ModuleMapper for Rounded {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        let device = value.device();
+        let rounded = value.into_data().convert::<bf16>().convert::<f32>();
+        let value = Tensor::from_data(rounded, &device).require_grad();
+        Param::from_mapped_value(id, value, mapper)
+    }
+}
+
+/// Trains in f32 and in each of the formats in which updates below a 256th of the weight count, with the same
+/// gradients. Returns how far they move, in multiples of f32.
+fn in_multiples_of_f32(
+    device: &Device,
+    rate: f64,
+    epsilon: f32,
+    steps: usize,
+    gradient: impl Fn(usize) -> Tensor<2>,
+) -> Vec<(String, f64)> {
+    let initial = weight(device, FloatDType::F32);
+    // The numbers of bf16, for all to start from.
+    let initial = initial.map(&mut Rounded);
+    let train = |states, weights, dtype| {
+        let model = cast(initial.clone(), dtype);
+        let before = numbers(&model);
+        let mut fused = FusedOptimizer::new(model, adamw(states, weights, epsilon));
+        for index in 0..steps {
+            step(&mut fused, rate, &gradient(index));
+        }
+        let after = numbers(&fused.full_precision_model());
+        assert!(
+            after.iter().all(|x| x.is_finite()),
+            "{states:?} {weights:?}"
+        );
+        moved(&before, &after)
+    };
+    let f32 = train(StateFormat::Full, WeightFormat::Plain, FloatDType::F32);
+    let mut found = Vec::new();
+    for states in [StateFormat::Bits8, StateFormat::Bits4] {
+        for (weights, dtype) in [
+            (WeightFormat::Plain, FloatDType::F32),
+            (WeightFormat::Split24, FloatDType::BF16),
+            (WeightFormat::Split32, FloatDType::BF16),
+        ] {
+            if !device.supports_dtype(dtype) {
+                continue;
+            }
+            let moved = train(states, weights, dtype);
+            found.push((format!("{states:?} {weights:?} {dtype:?}"), moved / f32));
+        }
+    }
+    found
+}
+
+fn gradients_that_are_mostly_zero_stay_finite_and_move(device: &Device) {
+    let inner = device.clone().inner();
+    let gradient = |index: usize| {
+        let random = Tensor::<2>::random([64, 72], Distribution::Normal(0.0, 1.0), &inner);
+        let rare = Tensor::<2>::random([64, 72], Distribution::Default, &inner);
+        let gradient = random.mask_fill(rare.greater_elem(0.02), 0.0);
+        let spike = 10_f32.powi(index as i32 % 7 - 3);
+        Tensor::from_inner(gradient * spike)
+    };
+    let gradients: Vec<_> = (0..60).map(gradient).collect();
+    for (name, moved) in in_multiples_of_f32(device, 1e-3, 1e-8, 60, |i| gradients[i].clone()) {
+        assert!((0.3..3.0).contains(&moved), "{name}: {moved} of f32");
+    }
+}
+
+fn tiny_gradients_move_as_in_f32(device: &Device) {
+    let inner = device.clone().inner();
+    let gradient = |_| {
+        let random = Tensor::<2>::random([64, 72], Distribution::Normal(0.0, 1e-8), &inner);
+        Tensor::from_inner(random)
+    };
+    let gradients: Vec<_> = (0..30).map(gradient).collect();
+    for (name, moved) in in_multiples_of_f32(device, 1e-3, 1e-12, 30, |i| gradients[i].clone()) {
+        let near = if name.contains("Bits8") {
+            0.98..1.02
+        } else {
+            0.7..1.3
+        };
+        assert!(near.contains(&moved), "{name}: {moved} of f32");
+    }
+}
+
+fn tiny_learning_rates_move_as_in_f32(device: &Device) {
+    let ones = Tensor::<2>::ones([64, 72], &device.clone().inner());
+    let gradient = Tensor::from_inner(ones);
+    for (name, moved) in in_multiples_of_f32(device, 1e-7, 1e-8, 50, |_| gradient.clone()) {
+        let near = if name.contains("Bits8") {
+            0.9..1.1
+        } else {
+            0.7..1.3
+        };
+        assert!(near.contains(&moved), "{name}: {moved} of f32");
+    }
+}
+
+fn what_is_not_finite_is_passed_on(device: &Device) {
+    for wrong in [f32::NAN, f32::INFINITY] {
+        for (states, weights, dtype) in formats(device) {
+            for (name, optimizer) in optimizers(states, weights) {
+                let mut fused = FusedOptimizer::new(weight(device, dtype), optimizer);
+                let mut gradient = vec![1.0; 64 * 72];
+                gradient[77] = wrong;
+                let data = TensorData::new(gradient, [64, 72]);
+                let bad = Tensor::from_inner(Tensor::<2>::from_data(data, &device.clone().inner()));
+                let good = Tensor::from_inner(Tensor::ones([64, 72], &device.clone().inner()));
+                step(&mut fused, RATE, &bad);
+                step(&mut fused, RATE, &good);
+                let after = numbers(&fused.model());
+                let name = format!("{name} {states:?} {weights:?} {dtype:?} {wrong}");
+                // The sign of infinity is an ordinary one.
+                if !(name.starts_with("Lion") && wrong == f32::INFINITY)
+                    || states != StateFormat::Full
+                {
+                    assert!(!after[77].is_finite() || name.starts_with("Lion"), "{name}");
+                }
+                // Other groups are as ever.
+                assert!(after[300].is_finite(), "{name}");
+            }
+        }
+    }
+}
+
+fn small_parameters_keep_full_states(device: &Device) {
+    let model = || LinearConfig::new(8, 8).init(device);
+    let initial: Linear = model();
+    let x = Tensor::<2>::ones([2, 8], device);
+    let train = |states| {
+        let optimizer = optim::AdamWConfig::new().with_state_format(states).init();
+        let mut fused = FusedOptimizer::new(copy(&initial, model), optimizer);
+        for _ in 0..5 {
+            fused.step(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean());
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(StateFormat::Full), &train(StateFormat::Bits4));
+}

@@ -1,0 +1,105 @@
+//! Formats that can't be are refused by name, and nothing is lost.
+
+use backburn::FusedError;
+
+use super::*;
+
+/// What a step says when it panics. The parameter that it names has its value.
+fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
+    let before = weights(&fused.model());
+    let step = std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())));
+    let panic = std::panic::catch_unwind(step).map(drop).unwrap_err();
+    let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+    let after = weights(&fused.model());
+    let named = before
+        .iter()
+        .zip(&after)
+        .filter(|((path, _), _)| text.contains(path));
+    let named: Vec<_> = named.collect();
+    assert_eq!(named.len(), 1, "{text}");
+    assert_eq!(named[0].0, named[0].1);
+    text
+}
+
+on_every_cpu_backend!(
+    formats_of_bf16_refuse_other_types,
+    double_precision_has_no_states_in_few_bits,
+    a_type_that_the_device_has_not,
+    states_in_few_bits_take_no_micro_batches,
+);
+
+fn formats_of_bf16_refuse_other_types(device: &Device) {
+    for format in [
+        WeightFormat::Stochastic,
+        WeightFormat::Split24,
+        WeightFormat::Split32,
+    ] {
+        for (name, optimizer) in optimizers(StateFormat::Full, format) {
+            let mut fused = FusedOptimizer::new(Network::init(device), optimizer);
+            let text = message(&mut fused, &batches(device, FloatDType::F32)[0]);
+            for part in [&format!("{format:?}"), "F32", "second.", "cast"] {
+                assert!(text.contains(part), "{name}: {text}");
+            }
+        }
+    }
+}
+
+fn double_precision_has_no_states_in_few_bits(device: &Device) {
+    let model = cast(Network::init(device), FloatDType::F64);
+    let optimizer = optim::AdamConfig::new().with_state_format(StateFormat::Bits8);
+    let mut fused = FusedOptimizer::new(model, optimizer.init());
+    let text = message(&mut fused, &batches(device, FloatDType::F64)[0]);
+    assert!(
+        text.contains("F64") && text.contains("StateFormat"),
+        "{text}"
+    );
+}
+
+fn a_type_that_the_device_has_not(device: &Device) {
+    let cast = backburn::try_cast(Network::init(device), FloatDType::BF16);
+    match device.supports_dtype(FloatDType::BF16) {
+        true => drop(cast.unwrap()),
+        false => assert!(matches!(
+            cast,
+            Err(FusedError::FloatTypeNotSupported { .. })
+        )),
+    }
+}
+
+#[test]
+fn low_bits_are_not_dropped() {
+    let device = &Device::flex().autodiff();
+    let with = |format| optim::AdamWConfig::new().with_weight_format(format).init();
+    let model = cast(Network::init(device), FloatDType::BF16);
+    let batches = batches(device, FloatDType::BF16);
+    let mut fused = FusedOptimizer::new(model, with(WeightFormat::Split24));
+    fused.step(RATE, |model| model.loss(batches[0].clone()));
+    for format in [WeightFormat::Plain, WeightFormat::Stochastic] {
+        let mut other = FusedOptimizer::new(fused.model(), with(format));
+        other.load_record(fused.to_record());
+        let text = message(&mut other, &batches[1]);
+        assert!(text.contains("low bits"), "{text}");
+    }
+    // An optimizer that does not know them would.
+    let stock = burn::optim::AdamWConfig::new().init();
+    let error = FusedOptimizer::new(fused.model(), stock).try_load_record(fused.to_record());
+    let error = error.unwrap_err();
+    assert!(
+        matches!(error, FusedError::RecordOfAnotherOptimizer { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("low_bits"), "{error}");
+    // More bits hold fewer.
+    let before = weights(&fused.full_precision_model());
+    let mut wider = FusedOptimizer::new(fused.model(), with(WeightFormat::Split32));
+    wider.load_record(fused.to_record());
+    wider.step(0.0, |model| model.loss(batches[1].clone()));
+    assert_eq!(weights(&wider.full_precision_model()), before);
+}
+
+fn states_in_few_bits_take_no_micro_batches(device: &Device) {
+    let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    let fused = FusedOptimizer::try_accumulating_in_state(Network::init(device), optimizer.build());
+    let error = fused.map(drop).unwrap_err().to_string();
+    assert!(error.contains("few bits"), "{error}");
+}

@@ -1,0 +1,207 @@
+//! Weights and optimizer states in fewer bits: fused training equals the stock loop with the same optimizer, and
+//! nothing is lost that the format does not give up.
+
+mod hostile;
+mod misuse;
+mod records;
+mod weights;
+
+use backburn::optim::{self, StateFormat, WeightFormat};
+use backburn::{FusedOptimizer, GlobalNormClippingConfig, cast};
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::ModuleOptimizer;
+use burn::optim::momentum::MomentumConfig;
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+
+use crate::backends::on_every_cpu_backend;
+use crate::compare::*;
+
+const RATE: f64 = 1e-2;
+
+/// Two layers with weights of more elements than a small parameter has, one of them no multiple of a group.
+#[derive(Module, Debug)]
+struct Network {
+    first: Linear,
+    norm: BatchNorm,
+    second: Linear,
+}
+
+impl Network {
+    fn init(device: &Device) -> Self {
+        Self {
+            first: LinearConfig::new(61, 71).init(device),
+            norm: BatchNormConfig::new(71).init(device),
+            second: LinearConfig::new(71, 64).init(device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let hidden = self.first.forward(x).tanh();
+        self.second.forward(hidden).powi_scalar(2).mean()
+    }
+}
+
+/// The formats, with the float types of the weights that they are for, as far as the device has them.
+fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
+    let mut formats = Vec::new();
+    for states in [StateFormat::Bits8, StateFormat::Bits4] {
+        formats.push((states, WeightFormat::Plain, FloatDType::F32));
+        formats.push((states, WeightFormat::Plain, FloatDType::F16));
+    }
+    for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
+        for weights in [
+            WeightFormat::Plain,
+            WeightFormat::Stochastic,
+            WeightFormat::Split24,
+            WeightFormat::Split32,
+        ] {
+            formats.push((states, weights, FloatDType::BF16));
+        }
+    }
+    formats.retain(|(_, _, dtype)| device.supports_dtype(*dtype));
+    formats
+}
+
+fn optimizers(states: StateFormat, weights: WeightFormat) -> Vec<(&'static str, ModuleOptimizer)> {
+    let adam = optim::AdamConfig::new().with_state_format(states);
+    let adamw = optim::AdamWConfig::new().with_state_format(states);
+    let sgd = optim::SgdConfig::new().with_state_format(states);
+    let lion = optim::LionConfig::new().with_state_format(states);
+    let momentum = MomentumConfig::new().with_dampening(0.3);
+    vec![
+        ("Adam", adam.with_weight_format(weights).init()),
+        (
+            "AdamW with AMSGrad",
+            adamw
+                .clone()
+                .with_amsgrad(true)
+                .with_weight_format(weights)
+                .init(),
+        ),
+        (
+            "AdamW, cautious",
+            adamw
+                .with_weight_decay(0.1)
+                .with_cautious_weight_decay(true)
+                .with_weight_format(weights)
+                .init(),
+        ),
+        ("Sgd", sgd.clone().with_weight_format(weights).init()),
+        (
+            "Sgd with momentum",
+            sgd.with_momentum(Some(momentum))
+                .with_weight_format(weights)
+                .init(),
+        ),
+        ("Lion", lion.with_weight_format(weights).init()),
+    ]
+}
+
+fn batches(device: &Device, dtype: FloatDType) -> Vec<Tensor<2>> {
+    let draw = || Tensor::<2>::random([5, 61], Distribution::Default, &device.clone().inner());
+    let batches = (0..6).map(|_| draw().cast(dtype));
+    batches.map(Tensor::from_inner).collect()
+}
+
+on_every_cpu_backend!(
+    fused_equals_stock_in_every_format,
+    all_policies_work_with_formats,
+    a_model_can_be_trained_on_in_another_format,
+);
+
+fn fused_equals_stock_in_every_format(device: &Device) {
+    for (states, weights, dtype) in formats(device) {
+        let initial = cast(Network::init(device), dtype);
+        let copy = || copy(&initial, || cast(Network::init(device), dtype));
+        let batches = batches(device, dtype);
+        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+        for (name, optimizer) in optimizers(states, weights) {
+            let stock = train_stock(copy(), &mut optimizer.clone(), 4, RATE, loss);
+            let mut fused = FusedOptimizer::new(copy(), optimizer);
+            train_fused(&mut fused, 4, RATE, loss);
+            let context = format!("{name}, {states:?}, {weights:?}, {dtype:?}");
+            println!("{context}");
+            assert_equal_weights(&stock, &fused.model());
+            assert_changed(&initial, &fused.model(), |path| !path.starts_with("norm"));
+        }
+    }
+}
+
+/// Accumulation, exact clipping and a batch of hooks, against a loop with Burn alone.
+fn all_policies_work_with_formats(device: &Device) {
+    let (dtype, weights) = match device.supports_dtype(FloatDType::BF16) {
+        true => (FloatDType::BF16, WeightFormat::Split24),
+        false => (FloatDType::F32, WeightFormat::Plain),
+    };
+    let optimizer = optim::AdamWConfig::new()
+        .with_state_format(StateFormat::Bits8)
+        .with_weight_format(weights)
+        .init();
+    let initial = cast(Network::init(device), dtype);
+    let copy = || copy(&initial, || cast(Network::init(device), dtype));
+    let batches = batches(device, dtype);
+    let mut stock = copy();
+    let mut stepped = optimizer.clone();
+    for pair in batches.chunks(2) {
+        let mut sum = burn::optim::GradientsAccumulator::new();
+        for batch in pair {
+            let gradients = stock.loss(batch.clone()).backward();
+            let gradients = burn::optim::GradientsParams::from_grads(gradients, &stock);
+            sum.accumulate(&stock, gradients);
+        }
+        stock = stepped.step(RATE, stock, sum.grads());
+    }
+    let mut fused = FusedOptimizer::new(copy(), optimizer.clone());
+    for pair in batches.chunks(2) {
+        for batch in pair {
+            fused.accumulate(|model| model.loss(batch.clone()));
+        }
+        fused.step_accumulated(RATE);
+    }
+    assert_equal_weights(&stock, &fused.model());
+
+    // A norm that is never reached changes nothing; one that is does.
+    let clipped = |norm: f64| {
+        let config = GlobalNormClippingConfig::Exact(norm);
+        let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).with_clipping(config);
+        for batch in &batches {
+            fused.step_repeatable(RATE, |model| model.loss(batch.clone()));
+        }
+        fused.model()
+    };
+    let mut free = FusedOptimizer::new(copy(), optimizer.clone());
+    for batch in &batches {
+        free.step(RATE, |model| model.loss(batch.clone()));
+    }
+    assert_equal_weights(&free.model(), &clipped(1e9));
+    assert_changed(&free.model(), &clipped(1e-3), |path| {
+        !path.starts_with("norm")
+    });
+}
+
+/// From f32 to 8 bits, to 4, to full states again: each step goes on from the numbers of the one before.
+fn a_model_can_be_trained_on_in_another_format(device: &Device) {
+    let batches = batches(device, FloatDType::F32);
+    let config = |states| optim::AdamWConfig::new().with_state_format(states);
+    let start = config(StateFormat::Full).init();
+    let mut fused = FusedOptimizer::new(Network::init(device), start);
+    fused.step(RATE, |model| model.loss(batches[0].clone()));
+    for (step, states) in [StateFormat::Bits8, StateFormat::Bits4, StateFormat::Full]
+        .into_iter()
+        .enumerate()
+    {
+        let record = fused.to_record();
+        let model = fused.model();
+        fused = FusedOptimizer::new(model, config(states).init());
+        fused.load_record(record);
+        fused.step(RATE, |model| model.loss(batches[step + 1].clone()));
+    }
+    let record = fused.to_record();
+    let plain = burn::optim::AdamWConfig::new().init();
+    let mut stock = FusedOptimizer::new(fused.model(), plain);
+    stock.load_record(record);
+    stock.step(RATE, |model| model.loss(batches[4].clone()));
+    fused.step(RATE, |model| model.loss(batches[4].clone()));
+    assert_equal_weights(&stock.model(), &fused.model());
+}

@@ -1,0 +1,98 @@
+//! Records of states in formats: in the form of stock Burn, or compact.
+
+use backburn::optim::compact_records;
+use burn::optim::OptimizerRecord;
+use burn::tensor::Bytes;
+
+use super::*;
+
+on_every_cpu_backend!(
+    a_run_resumes_at_any_step_to_the_bit,
+    a_stock_loop_resumes_to_the_bit,
+    stock_burn_goes_on_from_a_record_in_its_form,
+);
+
+fn saved(record: OptimizerRecord) -> Bytes {
+    record.into_bytes().unwrap().shared()
+}
+
+fn loaded(bytes: &Bytes) -> OptimizerRecord {
+    OptimizerRecord::from_bytes(bytes.clone()).unwrap()
+}
+
+fn a_run_resumes_at_any_step_to_the_bit(device: &Device) {
+    for (states, weights, dtype) in formats(device) {
+        let batches = batches(device, dtype);
+        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+        for (name, optimizer) in optimizers(states, weights) {
+            let model = cast(Network::init(device), dtype);
+            let mut fused = FusedOptimizer::new(model, optimizer.clone());
+            let mut resumed = Vec::new();
+            for step in 0..4 {
+                fused.step(RATE, |model| loss(model, step));
+                resumed
+                    .iter_mut()
+                    .for_each(|resumed: &mut FusedOptimizer<Network>| {
+                        resumed.step(RATE, |model| loss(model, step));
+                    });
+                let full = saved(fused.to_record());
+                let compact = saved(compact_records(|| fused.to_record()));
+                if states != StateFormat::Full && !name.ends_with("Sgd") {
+                    assert!(compact.len() < full.len(), "{name}");
+                }
+                for bytes in [full, compact] {
+                    let mut again = FusedOptimizer::new(fused.model(), optimizer.clone());
+                    again.try_load_record(loaded(&bytes)).unwrap();
+                    resumed.push(again);
+                }
+            }
+            for resumed in resumed {
+                assert_equal_weights(&fused.model(), &resumed.model());
+                assert_equal_weights(
+                    &fused.full_precision_model(),
+                    &resumed.full_precision_model(),
+                );
+            }
+        }
+    }
+}
+
+fn a_stock_loop_resumes_to_the_bit(device: &Device) {
+    let (states, weights, dtype) = *formats(device).last().unwrap();
+    let config = optim::AdamWConfig::new()
+        .with_state_format(states)
+        .with_weight_format(weights);
+    let batches = batches(device, dtype);
+    let step = |model: Network, optimizer: &mut ModuleOptimizer, step: usize| {
+        let gradients = model.loss(batches[step].clone()).backward();
+        let gradients = burn::optim::GradientsParams::from_grads(gradients, &model);
+        optimizer.step(RATE, model, gradients)
+    };
+    let mut optimizer = config.init();
+    let mut model = cast(Network::init(device), dtype);
+    for index in 0..3 {
+        model = step(model, &mut optimizer, index);
+    }
+    let bytes = saved(optimizer.to_record());
+    let mut again = config.init().load_record(loaded(&bytes));
+    let resumed = step(model.clone(), &mut again, 3);
+    assert_equal_weights(&step(model, &mut optimizer, 3), &resumed);
+}
+
+/// The moments of stock Burn are what the codes stand for.
+fn stock_burn_goes_on_from_a_record_in_its_form(device: &Device) {
+    let batches = batches(device, FloatDType::F32);
+    let ours = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    let mut fused = FusedOptimizer::new(Network::init(device), ours.init());
+    fused.step(RATE, |model| model.loss(batches[0].clone()));
+    let bytes = saved(fused.to_record());
+    let with = |optimizer: ModuleOptimizer| {
+        let mut fused = FusedOptimizer::new(fused.model(), optimizer);
+        fused.try_load_record(loaded(&bytes)).unwrap();
+        fused.step(RATE, |model| model.loss(batches[1].clone()));
+        fused.model()
+    };
+    let stock = with(burn::optim::AdamWConfig::new().init());
+    let full = with(optim::AdamWConfig::new().init());
+    assert_equal_weights(&stock, &full);
+}

@@ -1,0 +1,95 @@
+//! What weights in bf16 keep beside their bits, on the backend of the processor that has them.
+
+use burn::module::{ModuleMapper, Param};
+use burn::tensor::DType;
+
+use super::*;
+
+on_every_cpu_backend!(cast_leaves_running_statistics_and_what_is_in_training);
+
+/// A gradient that does not depend on the weights, and that both types hold.
+fn linear_loss(model: &Network, factors: &[Tensor<2>; 2]) -> Tensor<1> {
+    let dtype = FloatDType::from(model.first.weight.val().dtype());
+    let [first, second] = factors.clone().map(|factor| factor.cast(dtype));
+    (model.first.weight.val() * first).sum() + (model.second.weight.val() * second).sum()
+}
+
+#[test]
+fn thirty_two_bits_follow_f32_to_the_bit() {
+    let device = Device::flex().autodiff();
+    let model = cast(Network::init(&device), FloatDType::BF16);
+    let wide = cast(model.clone(), FloatDType::F32);
+    let factor = |shape: [usize; 2]| {
+        let random = Tensor::<2>::random(shape, Distribution::Default, &device.clone().inner());
+        let random = random.sub_scalar(0.4).cast(FloatDType::BF16);
+        Tensor::from_inner(random.cast(FloatDType::F32))
+    };
+    let config = optim::AdamWConfig::new().with_weight_decay(0.1);
+    let mut exact = FusedOptimizer::new(wide, config.clone().init());
+    let split = config.with_weight_format(WeightFormat::Split32).init();
+    let mut split = FusedOptimizer::new(model, split);
+    for step in 0..200 {
+        let factors = [factor([61, 71]), factor([71, 64])];
+        let rate = RATE / (1.0 + step as f64);
+        exact.step(rate, |model| linear_loss(model, &factors));
+        split.step(rate, |model| linear_loss(model, &factors));
+    }
+    assert_equal_weights(&exact.model(), &split.full_precision_model());
+    // The model computes with the nearest bf16.
+    let rounded = cast(exact.model(), FloatDType::BF16);
+    assert_equal_weights(&rounded, &split.model());
+}
+
+/// Adds a number to every weight of the first layer.
+struct Shift(f32);
+
+impl ModuleMapper for Shift {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        let trained = value.is_require_grad();
+        let value = Tensor::from_inner(value.inner() + self.0).set_require_grad(trained);
+        Param::from_mapped_value(id, value, mapper)
+    }
+}
+
+#[test]
+fn low_bits_of_other_weights_count_as_nothing() {
+    let device = &Device::flex().autodiff();
+    let config = optim::AdamWConfig::new();
+    for format in [WeightFormat::Split24, WeightFormat::Split32] {
+        let optimizer = config.clone().with_weight_format(format).init();
+        let model = cast(Network::init(device), FloatDType::BF16);
+        let batches = batches(device, FloatDType::BF16);
+        let mut fused = FusedOptimizer::new(model, optimizer);
+        fused.step(RATE, |model| model.loss(batches[0].clone()));
+        let joined = fused.full_precision_model();
+        let plain = cast(fused.model(), FloatDType::F32);
+        assert_changed(&plain, &joined, |path| !path.starts_with("norm"));
+
+        // Set from outside: what is trained is what was set.
+        fused.change_model(|model| model.map(&mut Shift(0.5)));
+        let plain = cast(fused.model(), FloatDType::F32);
+        assert_equal_weights(&plain, &fused.full_precision_model());
+    }
+}
+
+fn cast_leaves_running_statistics_and_what_is_in_training(device: &Device) {
+    let model = Network::init(device);
+    let twin = model.clone();
+    let frozen = Network {
+        second: model.second.clone().no_grad(),
+        ..model
+    };
+    let model = cast(frozen, FloatDType::F64);
+    let dtype = |tensor: Tensor<1>| tensor.dtype();
+    assert_eq!(dtype(model.norm.running_mean.value()), DType::F32);
+    assert_eq!(dtype(model.norm.running_var.value()), DType::F32);
+    assert_eq!(model.norm.running_var.value().shape().num_elements(), 71);
+    assert_eq!(dtype(model.norm.gamma.val()), DType::F64);
+    assert_eq!(model.first.weight.val().dtype(), DType::F64);
+    assert!(model.first.weight.is_require_grad());
+    assert_eq!(model.second.weight.val().dtype(), DType::F64);
+    assert!(!model.second.weight.is_require_grad());
+    assert_eq!(model.first.weight.id, twin.first.weight.id);
+    assert_eq!(twin.first.weight.val().dtype(), DType::F32);
+}
