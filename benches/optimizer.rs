@@ -56,6 +56,16 @@ fn main() {
         ours::AdamWConfig::new().build(),
         elements,
     );
+    // Against Burn's in f32. A state takes 17 bytes for 16 elements.
+    row(
+        "AdamW, 8 bits",
+        16,
+        stock::AdamWConfig::new().build(),
+        ours::AdamWConfig::new()
+            .with_state_format(ours::StateFormat::Bits8)
+            .build(),
+        elements,
+    );
     row(
         "AdamW, AMSGrad",
         36,

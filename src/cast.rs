@@ -10,6 +10,9 @@ use crate::tap::lift;
 /// `model` with its float parameters in another type, one after the other: there is never more than one of them in
 /// both. Integers, booleans and the running statistics of normalization layers are left alone.
 ///
+/// Burn's `BatchNorm` can't compute in another type than that of its statistics: cast the layers beside it
+/// (`model.layer = cast(model.layer, ..)`), and the activations on the way.
+///
 /// A model that has just been made is created in that type: its parameters are drawn when they are first looked at.
 ///
 /// ```

@@ -281,12 +281,19 @@ fn recomputed_blocks_keep_their_inputs_and_release_their_gradients() {
 #[test]
 fn a_single_pass_allocates_nothing_of_the_size_of_the_parameter() {
     use backburn::optim::{AdamConfig, AdamWConfig, LionConfig, SgdConfig};
+    use backburn::optim::{StateFormat, WeightFormat};
     use burn::optim::Optimizer;
     use burn::optim::momentum::MomentumConfig;
+    use burn::tensor::FloatDType;
 
     fn allocated(optimizer: impl Optimizer) -> usize {
+        allocated_in(FloatDType::F32, optimizer)
+    }
+
+    fn allocated_in(dtype: FloatDType, optimizer: impl Optimizer) -> usize {
         let device = Device::flex();
-        let tensor = || Tensor::<1>::random([1 << 20], Distribution::Default, &device);
+        let random = || Tensor::<1>::random([1 << 20], Distribution::Default, &device);
+        let tensor = || random().cast(dtype);
         // The first step makes the state.
         let (parameter, state) = optimizer.step(0.1, tensor(), tensor(), None);
         let gradient = tensor();
@@ -303,6 +310,30 @@ fn a_single_pass_allocates_nothing_of_the_size_of_the_parameter() {
         allocated(AdamWConfig::new().with_amsgrad(true).build()),
         allocated(SgdConfig::new().with_momentum(momentum).build()),
         allocated(LionConfig::new().build()),
+        allocated(
+            AdamWConfig::new()
+                .with_state_format(StateFormat::Bits8)
+                .build(),
+        ),
+        allocated(
+            LionConfig::new()
+                .with_state_format(StateFormat::Bits4)
+                .build(),
+        ),
+        allocated_in(
+            FloatDType::BF16,
+            AdamConfig::new()
+                .with_state_format(StateFormat::Bits8)
+                .with_weight_format(WeightFormat::Split24)
+                .build(),
+        ),
+        allocated_in(
+            FloatDType::BF16,
+            AdamWConfig::new()
+                .with_amsgrad(true)
+                .with_weight_format(WeightFormat::Split32)
+                .build(),
+        ),
     ] {
         // A parameter is 4 MB; threads that start take a little.
         assert!(allocated < 100_000, "{allocated} bytes");
@@ -369,4 +400,86 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
         leaked.iter().all(|bytes| *bytes < 4096),
         "{leaked:?} bytes after 20 failures"
     );
+}
+
+#[test]
+fn a_model_is_cast_one_parameter_at_a_time() {
+    use burn::tensor::FloatDType;
+
+    let _alone = ALONE.lock();
+    let (depth, width) = (6, 128);
+    let largest = 4 * 4 * width * width;
+    let mut cast = None;
+    let needed = peak(|| {
+        // Parameters are drawn when they are first looked at.
+        let model = Mlp::init(depth, width, &device());
+        cast = Some(backburn::cast(model, FloatDType::BF16));
+    });
+    let parameters = 2 * cast.unwrap().num_params();
+    assert!(parameters > 4 * largest);
+    assert!(
+        needed < parameters + largest + 100_000,
+        "{needed} bytes for {parameters}, and {largest}"
+    );
+}
+
+#[test]
+fn a_training_in_formats_holds_what_the_formats_take() {
+    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+    use burn::tensor::FloatDType;
+
+    let _alone = ALONE.lock();
+    let width = 128;
+    for (states, weights, bytes) in [
+        // Weight and low bits, their marks, codes and scales of two moments.
+        (
+            StateFormat::Bits8,
+            WeightFormat::Split24,
+            2.0 + 1.0 + 4.0 / 64.0 + 2.0 * 68.0 / 64.0,
+        ),
+        (
+            StateFormat::Bits8,
+            WeightFormat::Stochastic,
+            2.0 + 2.0 * 68.0 / 64.0,
+        ),
+        (
+            StateFormat::Bits4,
+            WeightFormat::Stochastic,
+            2.0 + 2.0 * 36.0 / 64.0,
+        ),
+        (
+            StateFormat::Full,
+            WeightFormat::Split32,
+            4.0 + 4.0 / 64.0 + 8.0,
+        ),
+    ] {
+        let x = x(width).inner().cast(FloatDType::BF16);
+        let x = Tensor::from_inner(x);
+        let optimizer = AdamWConfig::new()
+            .with_state_format(states)
+            .with_weight_format(weights);
+        let model = backburn::cast(Mlp::init(2, width, &device()), FloatDType::BF16);
+        let parameters = model.num_params() as f64;
+        let mut fused = FusedOptimizer::new(model, optimizer.init());
+        let mut after = |steps: usize| {
+            for _ in 0..steps {
+                fused.step(1e-3, |model| model.loss(x.clone()));
+            }
+            BYTES.current_usage()
+        };
+        let start = after(10);
+        let end = after(500);
+        assert!(
+            end < start + 16 * 500,
+            "{states:?}, {weights:?}: {} bytes more",
+            end - start
+        );
+        drop(fused);
+        let held = (end - BYTES.current_usage()) as f64 / parameters;
+        // Biases have full states; what is kept about each parameter is small.
+        assert!(
+            (bytes..bytes + 0.3).contains(&held),
+            "{states:?}, {weights:?}: {held}"
+        );
+    }
 }

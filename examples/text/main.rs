@@ -5,11 +5,14 @@
 //! cargo run --release --example text                  # learns some sonnets
 //! cargo run --release --example text -- --budget 300  # the table, in MB
 //! cargo run --release --example text -- --within 150  # no more layers recomputed than that takes
+//! cargo run --release --example text -- --states 8    # optimizer states in 8 bits
 //! ```
 
 #[path = "../shared/backend.rs"]
 mod backend;
 mod budget;
+#[path = "../shared/formats.rs"]
+mod formats;
 mod model;
 #[path = "../shared/offload.rs"]
 mod offload;
@@ -27,6 +30,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use peak_alloc::PeakAlloc;
 
 use backend::Backend;
+use formats::Formats;
 use model::TransformerConfig;
 use offload::Waiting;
 use technique::{Place, Technique};
@@ -55,6 +59,9 @@ struct Options {
     /// What waits in host memory while the device computes.
     #[arg(long, value_enum, conflicts_with_all = ["budget", "within"])]
     offload: Option<Waiting>,
+
+    #[command(flatten)]
+    formats: Formats,
 
     /// Bytes that the model sees at once.
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
@@ -104,6 +111,7 @@ fn main() -> Result<()> {
     let place = Place {
         backend: options.device,
         offload: options.offload,
+        formats: options.formats,
     };
     let device = options.technique.device(place);
     let checkpointing = match options.within {

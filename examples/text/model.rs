@@ -9,6 +9,7 @@ use burn::nn::transformer::{
 };
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 
 /// Every byte is a token.
 pub const VOCABULARY: usize = 256;
@@ -76,9 +77,11 @@ impl Transformer {
         let length = length - 1;
         let logits = self.forward(text.clone().narrow(1, 0, length));
         let next = text.narrow(1, 1, length).reshape([batch * length]);
+        // In f32, whatever the weights are in: probabilities need it.
+        let logits = logits.reshape([batch * length, VOCABULARY]);
         CrossEntropyLossConfig::new()
             .init(&logits.device())
-            .forward(logits.reshape([batch * length, VOCABULARY]), next)
+            .forward(logits.cast(FloatDType::F32), next)
     }
 
     /// Tells of every byte what comes next.

@@ -6,6 +6,7 @@ use burn::prelude::*;
 use clap::ValueEnum;
 
 use crate::backend::Backend;
+use crate::formats::Formats;
 use crate::model::{Transformer, TransformerConfig};
 use crate::offload::Waiting;
 
@@ -22,19 +23,21 @@ pub enum Technique {
     Block,
 }
 
-/// Where the model computes, and what waits in host memory meanwhile.
+/// Where the model computes, what waits in host memory meanwhile, and what all is kept in.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub backend: Backend,
     pub offload: Option<Waiting>,
+    pub formats: Formats,
 }
 
 impl Default for Place {
-    /// All of it on the CPU.
+    /// All of it on the CPU, in f32.
     fn default() -> Self {
         Self {
             backend: Backend::Flex,
             offload: None,
+            formats: Formats::default(),
         }
     }
 }
@@ -43,8 +46,15 @@ impl Default for Place {
 pub type Step = Box<dyn FnMut(Tensor<2, Int>, f64) -> Tensor<1>>;
 
 /// What all techniques train with.
-pub fn optimizer() -> ModuleOptimizer {
-    AdamWConfig::new().with_weight_decay(0.01).init()
+pub fn optimizer(formats: Formats) -> ModuleOptimizer {
+    match formats.are_full() {
+        true => AdamWConfig::new().with_weight_decay(0.01).init(),
+        false => backburn::optim::AdamWConfig::new()
+            .with_weight_decay(0.01)
+            .with_state_format(formats.of_states())
+            .with_weight_format(formats.of_weights())
+            .init(),
+    }
 }
 
 impl Technique {
@@ -71,7 +81,8 @@ impl Technique {
             (Self::Stock, _) | (_, None) => config.init(&device),
             (_, Some(_)) => config.init(&self.device(Place::default())),
         };
-        let mut optimizer = optimizer();
+        let model = place.formats.cast(model);
+        let mut optimizer = optimizer(place.formats);
         if self == Self::Stock {
             let mut model = Some(model);
             return Box::new(move |batch, rate| {

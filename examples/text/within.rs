@@ -5,6 +5,7 @@ use backburn::memory::MemoryRecorder;
 use backburn::{FusedOptimizer, GradientCheckpointingConfig};
 use burn::prelude::*;
 
+use crate::formats::Formats;
 use crate::model::TransformerConfig;
 use crate::technique::{Place, Technique, optimizer};
 
@@ -18,7 +19,7 @@ pub fn choose(
 ) -> Result<GradientCheckpointingConfig> {
     let config = config.clone().with_recompute_layers(true);
     let model = config.init(&Technique::Block.device(Place::default()));
-    let mut fused = FusedOptimizer::new(model, optimizer());
+    let mut fused = FusedOptimizer::new(model, optimizer(Formats::default()));
     // The first step allocates the state of the optimizer.
     fused.step(0.0, |model| model.loss(batch.clone()));
     let recorder = MemoryRecorder::start()?;

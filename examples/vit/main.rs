@@ -11,6 +11,8 @@ mod backend;
 mod clipping;
 mod compare;
 mod data;
+#[path = "../shared/formats.rs"]
+mod formats;
 mod gradient_checkpointing;
 mod model;
 #[path = "../shared/offload.rs"]

@@ -7,6 +7,7 @@ use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 
 /// The size of a vision transformer.
 #[derive(Config, Debug)]
@@ -132,6 +133,9 @@ impl Vit {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [batch, ..] = images.dims();
 
+        // In the float type of the weights, whatever the images are in.
+        let dtype = self.patch_embedding.weight.val().dtype();
+        let images = images.cast(FloatDType::from(dtype));
         let patches = self.patch_embedding.forward(images);
         let patches = patches.flatten::<3>(2, 3).swap_dims(1, 2);
         let [_, _, dim] = patches.dims();

@@ -2,12 +2,15 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
+use backburn::optim as ours;
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
 };
 use clap::{Parser, ValueEnum};
 
 use crate::backend::Backend;
+use crate::formats::Formats;
 use crate::gradient_checkpointing::GradientCheckpointing;
 use crate::offload::Waiting;
 use crate::preset::Preset;
@@ -58,6 +61,9 @@ pub struct Options {
     /// What waits in host memory while the device computes (in fused training).
     #[arg(long, value_enum)]
     pub offload: Option<Waiting>,
+
+    #[command(flatten)]
+    pub formats: Formats,
 
     /// Seed of the weights, the order of the images and the dropout.
     #[arg(long, default_value_t = 42)]
@@ -125,7 +131,38 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    pub fn init(self) -> ModuleOptimizer {
+    /// The optimizer, for weights and states in these formats.
+    pub fn init(self, formats: Formats) -> Result<ModuleOptimizer> {
+        if formats.are_full() {
+            return Ok(self.burns());
+        }
+        let (states, weights) = (formats.of_states(), formats.of_weights());
+        Ok(match self {
+            Self::AdamW => ours::AdamWConfig::new()
+                .with_weight_decay(0.05)
+                .with_state_format(states)
+                .with_weight_format(weights)
+                .init(),
+            Self::Adam => ours::AdamConfig::new()
+                .with_state_format(states)
+                .with_weight_format(weights)
+                .init(),
+            Self::Sgd => ours::SgdConfig::new()
+                .with_state_format(states)
+                .with_weight_format(weights)
+                .init(),
+            Self::Lion => ours::LionConfig::new()
+                .with_state_format(states)
+                .with_weight_format(weights)
+                .init(),
+            Self::AdaGrad | Self::Adafactor => {
+                bail!("--states and --weights are for adamw, adam, sgd and lion")
+            }
+        })
+    }
+
+    /// Burn's own.
+    fn burns(self) -> ModuleOptimizer {
         match self {
             Self::AdamW => AdamWConfig::new().with_weight_decay(0.05).init(),
             Self::Adam => AdamConfig::new().init(),

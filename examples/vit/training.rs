@@ -16,6 +16,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
 use burn::train::{
     ClassificationOutput, InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainOutput,
@@ -31,7 +32,8 @@ use crate::options::Options;
 
 impl Vit {
     fn classify(&self, batch: Batch) -> ClassificationOutput {
-        let output = self.forward(batch.images);
+        // In f32, whatever the weights are in: probabilities need it.
+        let output = self.forward(batch.images).cast(FloatDType::F32);
         let loss = CrossEntropyLossConfig::new()
             .init(&output.device())
             .forward(output.clone(), batch.labels.clone());
@@ -106,7 +108,8 @@ pub fn run(
         Some(_) => Device::flex().autodiff(),
     };
     let model = config.init(&home).try_load_file(initial)?;
-    let optimizer = options.optimizer.init();
+    let model = options.formats.cast(model);
+    let optimizer = options.optimizer.init(options.formats)?;
     let scheduler = scheduler(options, data)?;
 
     let training = Training {

@@ -7,6 +7,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Tensor;
 use burn_pack::Reader;
 
+use crate::optim::compact_records;
 use crate::policy::Update;
 
 pub use offload::OffloadEstimate;
@@ -108,7 +109,8 @@ fn state<const D: usize>(
     stepped
         .result
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    state_bytes(update.to_record(), id)
+    // As it is kept, and not as stock Burn would record it.
+    state_bytes(compact_records(|| update.to_record()), id)
 }
 
 impl ModuleVisitor for Measure<'_> {

@@ -35,6 +35,34 @@ fn the_state_is_that_of_the_optimizer(device: &Device) {
     assert!((1..BYTES).contains(&factored.optimizer_state));
 }
 
+#[test]
+fn states_in_formats_count_as_they_are_kept() {
+    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+    use burn::tensor::FloatDType;
+
+    let device = Device::flex().autodiff();
+    let linear = || LinearConfig::new(128, 128).with_bias(false).init(&device);
+    let model = backburn::cast(vec![linear(), linear()], FloatDType::BF16);
+    let elements = 2 * 128 * 128;
+    for (states, weights, per_group) in [
+        (StateFormat::Bits8, WeightFormat::Plain, 2 * 68),
+        (StateFormat::Bits4, WeightFormat::Plain, 2 * 36),
+        (StateFormat::Bits8, WeightFormat::Split24, 2 * 68 + 68),
+        (StateFormat::Full, WeightFormat::Split32, 8 * 64 + 132),
+    ] {
+        let optimizer = AdamWConfig::new()
+            .with_state_format(states)
+            .with_weight_format(weights);
+        let estimate = MemoryEstimate::new(&model, &optimizer.init());
+        assert_eq!(estimate.parameters, 2 * elements);
+        assert_eq!(
+            estimate.optimizer_state,
+            elements / 64 * per_group,
+            "{states:?} {weights:?}"
+        );
+    }
+}
+
 fn groups_have_the_state_of_their_optimizer(device: &Device) {
     let group = ParamGroup::from_predicate("0.");
     let optimizer = AdamConfig::new().init();

@@ -2,7 +2,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::low_bits::LowBits;
 use super::root::Root;
-use super::state::{StateFormat, StateTensor};
+use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
 use super::weight::WeightFormat;
 
 /// The formats of an optimizer.
@@ -24,7 +24,16 @@ impl Formats {
     pub(crate) fn are_plain_for<const D: usize>(self, parameter: &Tensor<D>) -> bool {
         let elements = parameter.shape().num_elements();
         let is_full = self.state.coding(Root::Signed, elements).is_none();
-        is_full && self.weight == WeightFormat::Plain
+        is_full && self.weight_format(parameter) == WeightFormat::Plain
+    }
+
+    /// The format of this weight: a small one that was left in f32 (a norm, a bias) has all its bits.
+    fn weight_format<const D: usize>(self, parameter: &Tensor<D>) -> WeightFormat {
+        let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
+        match is_small && parameter.dtype() == DType::F32 {
+            true => WeightFormat::Plain,
+            false => self.weight,
+        }
     }
 
     /// Why a state in this format can't take the gradients of micro-batches one by one.
@@ -74,7 +83,7 @@ impl Formats {
         parameter: Tensor<D>,
         low_bits: Option<LowBits>,
     ) -> Weight<D> {
-        let format = self.weight;
+        let format = self.weight_format(&parameter);
         let (value, low_bits) = match low_bits {
             // Without a format of bf16 there is nothing to keep: another type is refused later.
             None => {

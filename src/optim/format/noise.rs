@@ -38,9 +38,9 @@ fn hash(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// The lower or upper half of random bits, as a dither: evenly between -1/2 and 1/2, and neither.
+/// Twelve random bits as a dither: evenly between -1/2 and 1/2, and no nearer to them than a rounding error.
 #[inline(always)]
-pub(crate) fn dither(half: u32) -> f32 {
+pub(crate) fn dither(bits: u32) -> f32 {
     // An i32 on the way: it converts in one instruction.
-    (((half & 0xffff) as i32) as f32 + 0.5) * (1.0 / 65536.0) - 0.5
+    (((bits & 0xfff) as i32) as f32 + 0.5) * (1.0 / 4096.0) - 0.5
 }

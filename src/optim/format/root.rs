@@ -109,20 +109,21 @@ fn scale(values: &Values) -> f32 {
 /// What signed roots, on the scale of the codes, stand for.
 #[inline(always)]
 fn decoded<const LEVELS: i32>(roots: [i32; GROUP], scale: f32) -> Values {
-    let levels = (LEVELS * LEVELS) as f32;
+    // The square of the largest root times this is one, exactly.
+    let part = 1.0 / (LEVELS * LEVELS) as f32;
     let mut values = [0.0; GROUP];
     for lane in 0..GROUP {
         let root = roots[lane] as f32;
-        values[lane] = root * root.abs() / levels * scale;
+        values[lane] = root * root.abs() * part * scale;
     }
     values
 }
 
 #[inline(always)]
 fn signed<const LEVELS: i32>(values: &Values, dither: &Values, scale: f32) -> [i32; GROUP] {
-    let mut codes = [0; GROUP];
+    let (inverse, mut codes) = (1.0 / scale, [0; GROUP]);
     for lane in 0..GROUP {
-        let root = root::<LEVELS>(values[lane].abs(), scale);
+        let root = root::<LEVELS>(values[lane].abs(), inverse);
         let code = nearest(root + dither[lane]).clamp(0, LEVELS);
         codes[lane] = if values[lane] < 0.0 { -code } else { code };
     }
@@ -131,17 +132,17 @@ fn signed<const LEVELS: i32>(values: &Values, dither: &Values, scale: f32) -> [i
 
 #[inline(always)]
 fn positive<const LEVELS: i32>(values: &Values, dither: &Values, scale: f32) -> [i32; GROUP] {
-    let mut codes = [0; GROUP];
+    let (inverse, mut codes) = (1.0 / scale, [0; GROUP]);
     for lane in 0..GROUP {
-        let root = root::<LEVELS>(values[lane], scale);
+        let root = root::<LEVELS>(values[lane], inverse);
         codes[lane] = nearest(root - 1.0 + dither[lane]).clamp(0, LEVELS - 1);
     }
     codes
 }
 
 #[inline(always)]
-fn root<const LEVELS: i32>(magnitude: f32, scale: f32) -> f32 {
-    LEVELS as f32 * (magnitude / scale).sqrt()
+fn root<const LEVELS: i32>(magnitude: f32, inverse: f32) -> f32 {
+    LEVELS as f32 * (magnitude * inverse).sqrt()
 }
 
 /// The nearest integer of a number above -2; 0 if it is none, as where all of a group are zero.

@@ -4,7 +4,8 @@ use burn::tensor::bf16;
 /// What a weight in bf16 has beside the 8 bits of its mantissa; formulas on the bits of the f32.
 ///
 /// Updates are computed in f32 in every format. A weight in f32 has all bits, so the formats are for weights in bf16
-/// ([`cast`](crate::cast)).
+/// ([`cast`](crate::cast)); parameters in f32 of fewer than 4096 elements beside them (norms, biases) are stepped as
+/// they are.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum WeightFormat {
     /// Nothing: it is rounded to the nearest. Updates below a 256th of the weight are lost.

@@ -3,6 +3,7 @@ use std::fmt::{Display, Formatter};
 use burn::tensor::{DType, Device, Shape, Tensor};
 
 use super::super::format::{StateTensor, WeightFormat};
+use crate::device::is_cubecl;
 
 /// What can't be updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -17,6 +18,11 @@ pub(super) enum Unfit {
         found: String,
         parameter: String,
     },
+    #[error(
+        "{0} has no kernel for weights or optimizer states in formats: use `StateFormat::Full` and \
+         `WeightFormat::Plain` there. Nothing was written"
+    )]
+    Device(String),
     #[error(
         "there is no `StateFormat` but `Full` for parameters in {0:?}: use them in f32, f16 or bf16. Nothing \
          was written"
@@ -66,6 +72,9 @@ pub(super) fn check_formats<const D: usize>(
     states: &[StateTensor<D>],
 ) -> Result<(), Unfit> {
     let dtype = parameter.dtype();
+    if is_cubecl(&parameter.device()) {
+        return Err(Unfit::Device(format!("{:?}", parameter.device())));
+    }
     if format != WeightFormat::Plain && dtype != DType::BF16 {
         return Err(Unfit::WeightFormat { format, dtype });
     }

@@ -1,5 +1,6 @@
 //! What the tests of launched trainings share: a small regression on a curve, and its runs.
 
+mod formats;
 mod gradient_checkpointing;
 mod launch;
 mod offload;
@@ -22,7 +23,7 @@ use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Relu};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
@@ -54,8 +55,12 @@ impl Regression {
     }
 
     fn output(&self, batch: Points) -> RegressionOutput {
-        let x = self.norm.forward(self.input.forward(batch.x));
+        // In the type of the weights, but for the norm: its statistics are in f32.
+        let dtype = FloatDType::from(self.input.weight.val().dtype());
+        let x = self.input.forward(batch.x.cast(dtype));
+        let x = self.norm.forward(x.cast(FloatDType::F32)).cast(dtype);
         let output = self.output.forward(Relu::new().forward(x));
+        let output = output.cast(FloatDType::F32);
         let loss = (output.clone() - batch.y.clone()).powi_scalar(2).mean();
         RegressionOutput::new(loss, output, batch.y)
     }

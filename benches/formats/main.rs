@@ -1,0 +1,178 @@
+//! Training with weights and optimizer states in fewer bits: bytes, time and quality.
+//!
+//! ```sh
+//! cargo bench --bench formats              # bytes and time
+//! cargo bench --bench formats -- quality   # bits per byte of a held-out text
+//! ```
+//!
+//! The first table takes an MLP of 25 million parameters and a transformer of 6 million through every mode, in stock
+//! Burn's loop and fused, each in a process of its own: bytes a parameter at rest after a step, without activations
+//! and gradients; the most bytes at once in multiples of the parameters' bytes in f32 (P); and the time of a step in
+//! multiples of the fused one in f32 (the fastest of ten steps).
+
+mod mode;
+#[path = "../network/mod.rs"]
+mod network;
+mod quality;
+#[path = "../../examples/text/model.rs"]
+mod transformer;
+
+use std::process::Command;
+use std::time::Instant;
+
+use backburn::FusedOptimizer;
+use backburn::memory::keep_pages;
+use burn::optim::GradientsParams;
+use burn::prelude::*;
+use burn::tensor::Distribution;
+use peak_alloc::PeakAlloc;
+
+use mode::{MODES, Mode};
+use network::{Mlp, Network};
+use transformer::{Transformer, TransformerConfig, VOCABULARY};
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+const STEPS: usize = 10;
+const RATE: f64 = 1e-4;
+const NETWORKS: [&str; 2] = [
+    "MLP 12 x (512, 2048), batch 16",
+    "transformer 8 x 256, 4 x 64 bytes",
+];
+const LOOPS: [&str; 2] = ["stock", "fused"];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with("--"))
+        .collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["quality"] => quality::print(),
+        [network, training, mode] => {
+            let measured = measure(network, training == &"fused", Mode::named(mode));
+            println!("{} {} {}", measured.at_rest, measured.peak, measured.time);
+        }
+        _ => print(),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Measured {
+    /// Bytes a parameter.
+    at_rest: f64,
+    /// In multiples of the parameters' bytes in f32.
+    peak: f64,
+    /// Of a step, in seconds.
+    time: f64,
+}
+
+fn print() {
+    println!("| | | | bytes a parameter | peak (P) | of stock in f32 | time of a step |");
+    println!("|---|---|---|---:|---:|---:|---:|");
+    for network in NETWORKS {
+        let stock = row(network, "stock", MODES[0].name);
+        let fused = row(network, "fused", MODES[0].name);
+        for mode in MODES {
+            for training in LOOPS {
+                let found = match (mode.name == MODES[0].name, training) {
+                    (true, "stock") => stock,
+                    (true, _) => fused,
+                    _ => row(network, training, mode.name),
+                };
+                println!(
+                    "| {network} | {} | {training} | {:.3} | {:.2} | {:.2} | {:.2} |",
+                    mode.name,
+                    found.at_rest,
+                    found.peak,
+                    found.peak / stock.peak,
+                    found.time / fused.time
+                );
+            }
+        }
+    }
+}
+
+/// Measured in a process of its own.
+fn row(network: &str, training: &str, mode: &str) -> Measured {
+    let mut process = Command::new(std::env::current_exe().expect("a program"));
+    let output = process.args([network, training, mode]).output();
+    let output = output.expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<f64> = text.split_whitespace().flat_map(str::parse).collect();
+    match numbers.as_slice() {
+        [at_rest, peak, time] => Measured {
+            at_rest: *at_rest,
+            peak: *peak,
+            time: *time,
+        },
+        _ => panic!(
+            "{network}, {training}, {mode}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ),
+    }
+}
+
+fn measure(network: &str, fused: bool, mode: Mode) -> Measured {
+    keep_pages();
+    let device = Device::flex().autodiff();
+    if network == NETWORKS[0] {
+        let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
+        let input = mode.input(input);
+        let model = || mode.cast(Mlp::init(&device));
+        return train(model, mode, fused, |model| model.loss(input.clone()));
+    }
+    let config = TransformerConfig::new(64).with_dropout(0.0);
+    let uniform = Distribution::Uniform(0.0, VOCABULARY as f64);
+    let text = Tensor::<2, Int>::random([4, 65], uniform, &device.clone().inner());
+    let model = || mode.cast(config.init(&device));
+    train(model, mode, fused, |model: &Transformer| {
+        model.loss(text.clone())
+    })
+}
+
+/// Trains the model that `init` makes.
+fn train<M: Module>(
+    init: impl FnOnce() -> M,
+    mode: Mode,
+    fused: bool,
+    loss: impl Fn(&M) -> Tensor<1>,
+) -> Measured {
+    let before = BYTES.current_usage();
+    let model = init();
+    let parameters = model.num_params() as f64;
+    let mut optimizer = mode.optimizer();
+    let mut step: Box<dyn FnMut()> = match fused {
+        true => {
+            let mut fused = FusedOptimizer::new(model, optimizer);
+            Box::new(move || drop(fused.step(RATE, |model| loss(model))))
+        }
+        false => {
+            let mut model = Some(model);
+            Box::new(move || {
+                let current = model.take().expect("the step before has put it back");
+                let gradients = loss(&current).backward();
+                let gradients = GradientsParams::from_grads(gradients, &current);
+                model = Some(optimizer.step(RATE, current, gradients));
+            })
+        }
+    };
+    step();
+    BYTES.reset_peak_usage();
+    let mut fastest = f64::INFINITY;
+    for _ in 0..STEPS {
+        let begun = Instant::now();
+        step();
+        fastest = fastest.min(begun.elapsed().as_secs_f64());
+    }
+    let peak = (BYTES.peak_usage() - before) as f64;
+    let after = BYTES.current_usage();
+    // Model and optimizer go with it; what threads keep for themselves stays.
+    drop(step);
+    Measured {
+        at_rest: (after - BYTES.current_usage()) as f64 / parameters,
+        peak: peak / (4.0 * parameters),
+        time: fastest,
+    }
+}

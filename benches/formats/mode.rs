@@ -1,0 +1,92 @@
+//! The ways to keep weights and states that are compared.
+
+use backburn::cast;
+use backburn::optim::{AdamWConfig, LionConfig, StateFormat, WeightFormat};
+use burn::optim::ModuleOptimizer;
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+
+/// A way to train.
+#[derive(Clone, Copy)]
+pub struct Mode {
+    pub name: &'static str,
+    dtype: FloatDType,
+    optimizer: fn() -> ModuleOptimizer,
+}
+
+pub const MODES: [Mode; 9] = [
+    mode("f32", FloatDType::F32, || {
+        adamw(StateFormat::Full, WeightFormat::Plain)
+    }),
+    mode("8-bit states", FloatDType::F32, || {
+        adamw(StateFormat::Bits8, WeightFormat::Plain)
+    }),
+    mode("4-bit states", FloatDType::F32, || {
+        adamw(StateFormat::Bits4, WeightFormat::Plain)
+    }),
+    mode("bf16 + 16 bits", FloatDType::BF16, || {
+        adamw(StateFormat::Full, WeightFormat::Split32)
+    }),
+    mode("bf16 + 8 bits, 8-bit states", FloatDType::BF16, || {
+        adamw(StateFormat::Bits8, WeightFormat::Split24)
+    }),
+    mode("bf16 stochastic, 8-bit states", FloatDType::BF16, || {
+        adamw(StateFormat::Bits8, WeightFormat::Stochastic)
+    }),
+    mode("bf16 stochastic, 4-bit states", FloatDType::BF16, || {
+        adamw(StateFormat::Bits4, WeightFormat::Stochastic)
+    }),
+    mode("bf16 stochastic, 8-bit Lion", FloatDType::BF16, || {
+        LionConfig::new()
+            .with_weight_decay(0.01)
+            .with_state_format(StateFormat::Bits8)
+            .with_weight_format(WeightFormat::Stochastic)
+            .init()
+    }),
+    mode("bf16, Burn's AdamW", FloatDType::BF16, || {
+        burn::optim::AdamWConfig::new()
+            .with_weight_decay(0.01)
+            .init()
+    }),
+];
+
+const fn mode(name: &'static str, dtype: FloatDType, optimizer: fn() -> ModuleOptimizer) -> Mode {
+    Mode {
+        name,
+        dtype,
+        optimizer,
+    }
+}
+
+fn adamw(states: StateFormat, weights: WeightFormat) -> ModuleOptimizer {
+    AdamWConfig::new()
+        .with_weight_decay(0.01)
+        .with_state_format(states)
+        .with_weight_format(weights)
+        .init()
+}
+
+impl Mode {
+    pub fn named(name: &str) -> Self {
+        let mode = MODES.into_iter().find(|mode| mode.name == name);
+        mode.unwrap_or_else(|| panic!("there is no mode `{name}`"))
+    }
+
+    pub fn is_lion(self) -> bool {
+        self.name.ends_with("Lion")
+    }
+
+    /// `model` with the weights that it is trained in.
+    pub fn cast<M: Module>(self, model: M) -> M {
+        cast(model, self.dtype)
+    }
+
+    /// `input` in the type of the weights.
+    pub fn input<const D: usize>(self, input: Tensor<D>) -> Tensor<D> {
+        Tensor::from_inner(input.inner().cast(self.dtype))
+    }
+
+    pub fn optimizer(self) -> ModuleOptimizer {
+        (self.optimizer)()
+    }
+}

@@ -1,0 +1,84 @@
+//! Weights and optimizer states in fewer bits, to choose from on a command line.
+
+use backburn::optim::{StateFormat, WeightFormat};
+use burn::module::Module;
+use burn::tensor::FloatDType;
+use clap::{Args, ValueEnum};
+
+/// What the model and the optimizer are kept in.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Formats {
+    /// How the optimizer keeps its states.
+    #[arg(long, value_enum, default_value_t = States::Full)]
+    pub states: States,
+
+    /// How the weights are kept.
+    #[arg(long, value_enum, default_value_t = Weights::F32)]
+    pub weights: Weights,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum States {
+    /// In f32.
+    Full,
+    /// In 8 bits.
+    #[value(name = "8")]
+    Eight,
+    /// In 4 bits.
+    #[value(name = "4")]
+    Four,
+}
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    F32,
+    /// In bf16, with 16 more bits in the optimizer state.
+    Split32,
+    /// In bf16, with 8 more bits in the optimizer state.
+    Split24,
+    /// In bf16, rounded at random.
+    Stochastic,
+    /// In bf16, rounded to the nearest.
+    Bf16,
+}
+
+impl Default for Formats {
+    fn default() -> Self {
+        Self {
+            states: States::Full,
+            weights: Weights::F32,
+        }
+    }
+}
+
+impl Formats {
+    /// Whether all of it is in f32.
+    pub fn are_full(self) -> bool {
+        self.states == States::Full && self.weights == Weights::F32
+    }
+
+    pub fn of_states(self) -> StateFormat {
+        match self.states {
+            States::Full => StateFormat::Full,
+            States::Eight => StateFormat::Bits8,
+            States::Four => StateFormat::Bits4,
+        }
+    }
+
+    pub fn of_weights(self) -> WeightFormat {
+        match self.weights {
+            Weights::F32 | Weights::Bf16 => WeightFormat::Plain,
+            Weights::Stochastic => WeightFormat::Stochastic,
+            Weights::Split24 => WeightFormat::Split24,
+            Weights::Split32 => WeightFormat::Split32,
+        }
+    }
+
+    /// `model` in the type of its weights.
+    pub fn cast<M: Module>(self, model: M) -> M {
+        match self.weights {
+            Weights::F32 => model,
+            _ => backburn::cast(model, FloatDType::BF16),
+        }
+    }
+}
