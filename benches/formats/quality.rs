@@ -96,7 +96,7 @@ fn from_scratch(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transfor
     let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(3);
     let model = config.with_heads(4).with_dropout(0.0).init(device);
     // Lion is used with a tenth of the rate, as its authors advise.
-    let rate = if mode.is_lion() { 5e-4 } else { 5e-3 };
+    let rate = if mode.is_lion() { 2e-4 } else { 2e-3 };
     train(mode, mode.cast(model), text, STEPS, rate, seed)
 }
 

@@ -4,7 +4,6 @@
 use std::any::Any;
 use std::cell::RefCell;
 
-#[derive(Default)]
 struct Call {
     more_to_come: bool,
     reserve: Option<Box<dyn Any>>,
@@ -12,12 +11,13 @@ struct Call {
 }
 
 thread_local! {
-    static CALL: RefCell<Call> = const { RefCell::new(Call { more_to_come: false, reserve: None, in_place: false }) };
+    /// None where nobody listens, as in a stock loop.
+    static CALL: RefCell<Option<Call>> = const { RefCell::new(None) };
 }
 
 /// A call of an optimizer's step on this thread, until it is dropped.
 pub(crate) struct StepCall {
-    before: Call,
+    before: Option<Call>,
 }
 
 impl StepCall {
@@ -32,36 +32,37 @@ impl StepCall {
             in_place: false,
         };
         Self {
-            before: CALL.replace(call),
+            before: CALL.replace(Some(call)),
         }
     }
 
     /// Whether the optimizer has given the reserve up.
     pub(crate) fn writes_in_place(&self) -> bool {
-        CALL.with_borrow(|call| call.in_place)
+        CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.in_place))
     }
 
     /// The reserve, unless the optimizer has given it up and has not come to the end.
     pub(crate) fn take_reserve<T: 'static>(&self) -> Option<T> {
-        let reserve = CALL.with_borrow_mut(|call| call.reserve.take())?;
+        let reserve = CALL.with_borrow_mut(|call| call.as_mut()?.reserve.take())?;
         reserve.downcast().ok().map(|reserve| *reserve)
     }
 }
 
 impl Drop for StepCall {
     fn drop(&mut self) {
-        CALL.set(std::mem::take(&mut self.before));
+        CALL.set(self.before.take());
     }
 }
 
 /// Whether more gradients of the group follow; without a caller that says so, each is the last.
 pub(super) fn more_to_come() -> bool {
-    CALL.with_borrow(|call| call.more_to_come)
+    CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.more_to_come))
 }
 
 /// From here on the step does not fail: the parameter can be written in place.
 pub(super) fn give_up_reserve() {
     let before = CALL.with_borrow_mut(|call| {
+        let call = call.as_mut()?;
         call.in_place = true;
         call.reserve.take()
     });
@@ -71,9 +72,9 @@ pub(super) fn give_up_reserve() {
 /// The parameter has been written: what has called this optimizer may fail yet.
 pub(super) fn renew_reserve<T: Any + Clone>(parameter: &T) {
     let reserve: Box<dyn Any> = Box::new(parameter.clone());
-    let before = CALL.with_borrow_mut(|call| match call.in_place {
-        true => call.reserve.replace(reserve),
-        false => Some(reserve),
+    let before = CALL.with_borrow_mut(|call| match call {
+        Some(call) if call.in_place => call.reserve.replace(reserve),
+        _ => Some(reserve),
     });
     drop(before);
 }
