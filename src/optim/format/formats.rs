@@ -27,10 +27,15 @@ impl Formats {
         is_full && self.weight_format(parameter) == WeightFormat::Plain
     }
 
+    /// Whether this weight is kept as it is by any format: it is small, and in f32.
+    pub(crate) fn is_whole<const D: usize>(self, parameter: &Tensor<D>) -> bool {
+        let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
+        is_small && parameter.dtype() == DType::F32
+    }
+
     /// The format of this weight: a small one that was left in f32 (a norm, a bias) has all its bits.
     fn weight_format<const D: usize>(self, parameter: &Tensor<D>) -> WeightFormat {
-        let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
-        match is_small && parameter.dtype() == DType::F32 {
+        match self.is_whole(parameter) {
             true => WeightFormat::Plain,
             false => self.weight,
         }
@@ -106,6 +111,14 @@ impl Formats {
 }
 
 impl<const D: usize> Weight<D> {
+    /// The trained weight, in f32.
+    pub(crate) fn in_full(&self) -> Tensor<D> {
+        match self.low_bits.clone() {
+            Some(low_bits) => low_bits.joined(self.value.clone()),
+            None => self.value.clone().cast(FloatDType::F32),
+        }
+    }
+
     /// A full state of this number.
     pub(crate) fn blank_state(&self, fill: f32) -> Tensor<D> {
         full(&self.value, fill)

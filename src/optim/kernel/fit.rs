@@ -64,7 +64,22 @@ pub(super) fn check<const D: usize>(
     Ok(())
 }
 
-/// The same where weight or states are in a format; states are in f32, or in codes of it.
+/// Refuses a weight that can't be in `format`.
+pub(super) fn check_format<const D: usize>(
+    parameter: &Tensor<D>,
+    format: WeightFormat,
+) -> Result<(), Unfit> {
+    let (device, dtype) = (parameter.device(), parameter.dtype());
+    if is_cubecl(&device) {
+        return Err(Unfit::Device(format!("{device:?}")));
+    }
+    match format != WeightFormat::Plain && dtype != DType::BF16 {
+        true => Err(Unfit::WeightFormat { format, dtype }),
+        false => Ok(()),
+    }
+}
+
+/// As [`check`], where weight or states are in a format; states are in f32, or in codes of it.
 pub(super) fn check_formats<const D: usize>(
     parameter: &Tensor<D>,
     format: WeightFormat,
@@ -72,12 +87,7 @@ pub(super) fn check_formats<const D: usize>(
     states: &[StateTensor<D>],
 ) -> Result<(), Unfit> {
     let dtype = parameter.dtype();
-    if is_cubecl(&parameter.device()) {
-        return Err(Unfit::Device(format!("{:?}", parameter.device())));
-    }
-    if format != WeightFormat::Plain && dtype != DType::BF16 {
-        return Err(Unfit::WeightFormat { format, dtype });
-    }
+    check_format(parameter, format)?;
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Unfit::StateFormat(dtype));
     }

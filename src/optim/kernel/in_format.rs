@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
+use num_traits::Float;
 
 use super::super::call;
 use super::super::format::{Coding, LowBits, Noise, PackedState, StateTensor, Weight};
@@ -22,13 +23,44 @@ pub(crate) fn update_in_format<const D: usize, const S: usize>(
     states: [StateTensor<D>; S],
     noise: Noise,
 ) -> (Weight<D>, [StateTensor<D>; S]) {
+    fit::check_formats(&weight.value, weight.format, &gradient, &states)
+        .unwrap_or_else(|error| panic!("{error}"));
+    run(weight, gradient, states, noise, |pass| rule.accept(S, pass))
+}
+
+/// The weight with these numbers, in f32, in its format.
+pub(crate) fn set_in_format<const D: usize>(
+    weight: Weight<D>,
+    numbers: Tensor<D>,
+    noise: Noise,
+) -> Weight<D> {
+    run(weight, numbers, [], noise, |pass| pass.visit::<0>(Set)).0
+}
+
+/// Takes a weight to what comes in the place of its gradient.
+#[derive(Clone, Copy)]
+struct Set;
+
+impl UpdateRule<0> for Set {
+    #[inline(always)]
+    fn update<F: Float>(&self, _weight: F, number: F, []: [F; 0]) -> (F, [F; 0]) {
+        (number, [])
+    }
+}
+
+/// Opens the operands, lets `update` pass over them, and closes them again.
+fn run<const D: usize, const S: usize>(
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: [StateTensor<D>; S],
+    noise: Noise,
+    update: impl FnOnce(Pass<'_>),
+) -> (Weight<D>, [StateTensor<D>; S]) {
     let Weight {
         value,
         format,
         low_bits,
     } = weight;
-    fit::check_formats(&value, format, &gradient, &states)
-        .unwrap_or_else(|error| panic!("{error}"));
     call::give_up_reserve();
     let device = value.device();
     let mut value = value.into_data();
@@ -40,13 +72,12 @@ pub(crate) fn update_in_format<const D: usize, const S: usize>(
         DType::F16 => Weights::F16(elements(&mut value)),
         _ => Weights::in_format(format, elements(&mut value), words),
     };
-    let pass = Pass {
+    update(Pass {
         weights,
         states: open.iter_mut().map(OpenState::slice).collect(),
         gradient: OpenGradient::of(gradient),
         noise,
-    };
-    rule.accept(S, pass);
+    });
     let value = closed(value, &device);
     call::renew_reserve(&value);
     let low_bits = low.map(|words| LowBits {

@@ -5,6 +5,7 @@ mod hostile;
 mod misuse;
 mod records;
 mod weights;
+mod wrapped;
 
 use backburn::optim::{self, StateFormat, WeightFormat};
 use backburn::{FusedOptimizer, GlobalNormClippingConfig, cast};

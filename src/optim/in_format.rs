@@ -1,0 +1,131 @@
+use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, Weight, WeightFormat};
+use super::kernel;
+
+/// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
+///
+/// The optimizer gets the weight and its gradient in f32, and computes in that, states included. The new weight is
+/// rounded at random or split, as the format says. For the time of an update there is the parameter in f32; the
+/// optimizers of [`backburn::optim`](super) do without.
+///
+/// ```
+/// use backburn::optim::{InFormat, WeightFormat};
+/// use backburn::{FusedOptimizer, cast};
+/// use burn::optim::{AdafactorConfig, ModuleOptimizer};
+/// # use burn::{nn::LinearConfig, tensor::{Device, FloatDType}};
+/// # let device = Device::flex().autodiff();
+///
+/// // Two bytes a parameter, and a row and a column of states.
+/// let optimizer = InFormat::new(AdafactorConfig::new().build(), WeightFormat::Stochastic);
+/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16);
+/// let fused = FusedOptimizer::new(model, ModuleOptimizer::from(optimizer));
+/// ```
+///
+/// # Panics
+///
+/// In a step, if the parameter is not in bf16; one in f32 of fewer than 4096 elements is stepped as it is.
+#[derive(Clone, Debug)]
+pub struct InFormat<O> {
+    optimizer: O,
+    format: WeightFormat,
+}
+
+impl<O> InFormat<O> {
+    /// `optimizer`, for weights in `format`.
+    pub fn new(optimizer: O, format: WeightFormat) -> Self {
+        Self { optimizer, format }
+    }
+
+    fn formats(&self) -> Formats {
+        Formats {
+            state: StateFormat::Full,
+            weight: self.format,
+        }
+    }
+}
+
+/// State of [`InFormat`]: that of the optimizer, with the low bits of the weight beside it if there are any.
+#[derive(Clone, Debug)]
+pub struct InFormatState<S, const D: usize> {
+    /// That of the optimizer, if it has one.
+    pub state: Option<S>,
+    /// The number of steps.
+    pub time: usize,
+    /// What the weight in bf16 lacks.
+    pub low_bits: Option<LowBits>,
+}
+
+impl<O: Optimizer> Optimizer for InFormat<O> {
+    type State<const D: usize> = InFormatState<O::State<D>, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let (state, time, low_bits) = match state {
+            Some(state) => (state.state, state.time, state.low_bits),
+            None => (None, 0, None),
+        };
+        let time = time + 1;
+        self.formats().keeps(low_bits.as_ref());
+        if self.formats().is_whole(&parameter) {
+            let (parameter, state) = self.optimizer.step(lr, parameter, gradient, state);
+            let state = InFormatState {
+                state,
+                time,
+                low_bits,
+            };
+            return (parameter, Some(state));
+        }
+        kernel::check_weight(&parameter, self.format);
+        let weight = self.formats().weight(parameter, low_bits);
+        let gradient = gradient.cast(FloatDType::F32);
+        let before = weight.in_full();
+        let (after, state) = self.optimizer.step(lr, before, gradient, state);
+        let Weight {
+            value, low_bits, ..
+        } = kernel::set_in_format(weight, after, Noise::of_step(time));
+        let state = InFormatState {
+            state,
+            time,
+            low_bits,
+        };
+        (value, Some(state))
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        InFormatState {
+            state: state.state.map(|state| O::to_device(state, device)),
+            time: state.time,
+            low_bits: state.low_bits.map(|low| low.on_device(device)),
+        }
+    }
+}
+
+/// Under the names of the optimizer's own.
+impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        if let Some(state) = &self.state {
+            state.state_flatten(prefix, sink);
+        }
+        RecordedFormat::of::<D>([], self.time).flatten(prefix, sink);
+        if let Some(low) = &self.low_bits {
+            low.flatten::<D>(prefix, sink);
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let format = RecordedFormat::unflatten(prefix, source);
+        let low_bits = LowBits::unflatten(prefix, source, device);
+        Some(Self {
+            state: S::state_unflatten(prefix, source, device),
+            time: format.time,
+            low_bits,
+        })
+    }
+}

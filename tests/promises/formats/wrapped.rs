@@ -1,0 +1,151 @@
+//! Weights in formats around any optimizer of Burn's.
+
+use backburn::optim::{InFormat, compact_records};
+use burn::optim::{
+    AdaGradConfig, AdafactorConfig, AdamWConfig, LambConfig, MuonConfig, OptimizerRecord,
+    RmsPropConfig, SgdConfig,
+};
+use burn::tensor::{Distribution, Tensor};
+
+use super::*;
+
+/// Calls a function with optimizers of Burn's, in a format and as they are.
+macro_rules! for_every_optimizer {
+    ($format:expr, $check:ident($($argument:expr),*)) => {
+        for_every_optimizer!(@ $format, $check, ($($argument),*),
+            AdafactorConfig::new(), AdaGradConfig::new(), AdamWConfig::new(), LambConfig::new(),
+            MuonConfig::new(), RmsPropConfig::new(), SgdConfig::new())
+    };
+    (@ $format:expr, $check:ident, $arguments:tt, $($config:expr),*) => {
+        $(for_every_optimizer!(@one $format, $check, $arguments, $config);)*
+    };
+    (@one $format:expr, $check:ident, ($($argument:expr),*), $config:expr) => {
+        $check(
+            stringify!($config),
+            InFormat::new($config.build(), $format).into(),
+            ModuleOptimizer::from($config.build()),
+            $($argument),*
+        )
+    };
+}
+
+const FORMATS: [WeightFormat; 4] = [
+    WeightFormat::Plain,
+    WeightFormat::Stochastic,
+    WeightFormat::Split24,
+    WeightFormat::Split32,
+];
+
+/// Weights only: Muon steps no vectors.
+fn model() -> Vec<Linear> {
+    let device = Device::flex().autodiff();
+    let linear = |_| LinearConfig::new(48, 48).with_bias(false).init(&device);
+    cast((0..2).map(linear).collect(), FloatDType::BF16)
+}
+
+fn loss(model: &[Linear], x: &Tensor<2>) -> Tensor<1> {
+    let output = model
+        .iter()
+        .fold(x.clone(), |x, linear| linear.forward(x).tanh());
+    output.powi_scalar(2).mean()
+}
+
+fn inputs() -> Vec<Tensor<2>> {
+    let draw = || Tensor::<2>::random([4, 48], Distribution::Default, &Device::flex());
+    let inputs = (0..5).map(|_| draw().cast(FloatDType::BF16));
+    inputs.map(Tensor::from_inner).collect()
+}
+
+fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: ModuleOptimizer) {
+    let (initial, inputs) = (model(), inputs());
+    let loss = |model: &Vec<Linear>, step: usize| loss(model, &inputs[step]);
+    let stock = train_stock(copy(&initial, model), &mut wrapped.clone(), 5, RATE, loss);
+    let mut fused = FusedOptimizer::new(copy(&initial, model), wrapped.clone());
+    train_fused(&mut fused, 2, RATE, loss);
+    // Resumed in the middle, from either form.
+    for compact in [false, true] {
+        let record = match compact {
+            true => compact_records(|| fused.to_record()),
+            false => fused.to_record(),
+        };
+        let bytes = record.into_bytes().unwrap();
+        let record = OptimizerRecord::from_bytes(bytes).unwrap();
+        let mut resumed = FusedOptimizer::new(fused.model(), wrapped.clone());
+        resumed.try_load_record(record).unwrap();
+        for step in 2..5 {
+            resumed.step(RATE, |model| loss(model, step));
+        }
+        println!("{name}, resumed");
+        assert_equal_weights(&stock, &resumed.model());
+    }
+    assert_changed(&initial, &stock, |_| true);
+}
+
+#[test]
+fn fused_equals_stock_and_resumes_for_every_optimizer() {
+    for format in FORMATS {
+        for_every_optimizer!(format, assert_fused_equals_stock());
+    }
+}
+
+/// With gradients that do not depend on the weights.
+fn assert_follows_f32(name: &str, wrapped: ModuleOptimizer, plain: ModuleOptimizer) {
+    let initial = model();
+    let factors: Vec<Tensor<2>> = (0..20)
+        .map(|_| {
+            let normal = Distribution::Normal(0.0, 1.0);
+            let random = Tensor::<2>::random([48, 48], normal, &Device::flex());
+            Tensor::from_inner(random.cast(FloatDType::BF16))
+        })
+        .collect();
+    let loss = |model: &Vec<Linear>, step: usize| {
+        let values = model.iter().map(|linear| linear.weight.val());
+        let sums = values.map(|value| {
+            let dtype = FloatDType::from(value.dtype());
+            (value * factors[step].clone().cast(dtype)).sum()
+        });
+        sums.reduce(|a, b| a + b).unwrap()
+    };
+    let mut split = FusedOptimizer::new(copy(&initial, model), wrapped);
+    let mut exact = FusedOptimizer::new(cast(initial, FloatDType::F32), plain);
+    train_fused(&mut split, 20, RATE, loss);
+    train_fused(&mut exact, 20, RATE, loss);
+    println!("{name}");
+    assert_equal_weights(&exact.model(), &split.full_precision_model());
+}
+
+#[test]
+fn with_thirty_two_bits_every_optimizer_follows_f32_to_the_bit() {
+    for_every_optimizer!(WeightFormat::Split32, assert_follows_f32());
+}
+
+#[test]
+fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are() {
+    let device = Device::flex().autodiff();
+    let format = WeightFormat::Stochastic;
+    let optimizer = || InFormat::new(AdafactorConfig::new().build(), format).into();
+    let x = Tensor::<2>::ones([2, 80], &device);
+    let step = |model: Linear| {
+        let mut fused = FusedOptimizer::<Linear>::new(model, optimizer());
+        let step = || {
+            fused.step(RATE, |model| model.forward(x.clone()).mean());
+            fused.model()
+        };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(step))
+    };
+    let large = LinearConfig::new(80, 80).init(&device);
+    let panic = step(large).map(drop).unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert!(
+        text.contains("Stochastic") && text.contains("`weight`"),
+        "{text}"
+    );
+    let small: Linear = LinearConfig::new(80, 8).init(&device);
+    let stock = AdafactorConfig::new().init();
+    let mut plain = FusedOptimizer::new(
+        copy(&small, || LinearConfig::new(80, 8).init(&device)),
+        stock,
+    );
+    plain.step(RATE, |model| model.forward(x.clone()).mean());
+    assert_equal_weights(&plain.model(), &step(small).unwrap());
+}
