@@ -97,6 +97,11 @@ struct MemoryDocs;
 #[doc = include_str!("../docs/policies.md")]
 struct PolicyDocs;
 
+/// And those in that of the formats.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/formats.md")]
+struct FormatDocs;
+
 /// And the one in that of the techniques.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/techniques.md")]

@@ -1,8 +1,8 @@
 //! The ways to keep weights and states that are compared.
 
 use backburn::cast;
-use backburn::optim::{AdamWConfig, LionConfig, StateFormat, WeightFormat};
-use burn::optim::ModuleOptimizer;
+use backburn::optim::{AdamWConfig, InFormat, LionConfig, StateFormat, WeightFormat};
+use burn::optim::{Adafactor, AdafactorConfig, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 
@@ -14,7 +14,7 @@ pub struct Mode {
     optimizer: fn() -> ModuleOptimizer,
 }
 
-pub const MODES: [Mode; 9] = [
+pub const MODES: [Mode; 11] = [
     mode("f32", FloatDType::F32, || {
         adamw(StateFormat::Full, WeightFormat::Plain)
     }),
@@ -43,6 +43,12 @@ pub const MODES: [Mode; 9] = [
             .with_weight_format(WeightFormat::Stochastic)
             .init()
     }),
+    mode("f32, Adafactor", FloatDType::F32, || {
+        ModuleOptimizer::from(adafactor())
+    }),
+    mode("bf16 stochastic, Adafactor", FloatDType::BF16, || {
+        InFormat::new(adafactor(), WeightFormat::Stochastic).into()
+    }),
     mode("bf16, Burn's AdamW", FloatDType::BF16, || {
         burn::optim::AdamWConfig::new()
             .with_weight_decay(0.01)
@@ -64,6 +70,15 @@ fn adamw(states: StateFormat, weights: WeightFormat) -> ModuleOptimizer {
         .with_state_format(states)
         .with_weight_format(weights)
         .init()
+}
+
+/// With the learning rate of AdamW.
+fn adafactor() -> Adafactor {
+    AdafactorConfig::new()
+        .with_relative_step(false)
+        .with_scale_parameter(false)
+        .with_weight_decay(0.01)
+        .build()
 }
 
 impl Mode {

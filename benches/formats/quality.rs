@@ -21,8 +21,9 @@ const FINE_TUNING_RATE: f64 = 1e-5;
 /// Bytes at the end of the text.
 const HELD_OUT: usize = 16_384;
 
-/// Prints two tables: trained from scratch, and fine-tuned from a model that was trained in f32.
-pub fn print() {
+/// Prints a table: trained from scratch, and fine-tuned from a model that was trained in f32, for the modes with this in
+/// their name.
+pub fn print(part: &str) {
     let device = Device::flex().autodiff();
     let parts = Parts::read();
     let measured = |model: &Transformer| held_out(model, &parts.held_out);
@@ -36,7 +37,8 @@ pub fn print() {
     let trained: Vec<Transformer> = (0..SEEDS)
         .map(|seed| from_scratch(MODES[0], seed, &parts.training, &device))
         .collect();
-    for mode in MODES {
+    let chosen = |mode: &Mode| mode.name == MODES[0].name || mode.name.contains(part);
+    for mode in MODES.into_iter().filter(chosen) {
         let mut found = [Vec::new(), Vec::new()];
         for (seed, trained) in trained.iter().enumerate() {
             let seed = seed as u64;

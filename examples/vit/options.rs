@@ -155,9 +155,11 @@ impl Optimizer {
                 .with_state_format(states)
                 .with_weight_format(weights)
                 .init(),
-            Self::AdaGrad | Self::Adafactor => {
-                bail!("--states and --weights are for adamw, adam, sgd and lion")
+            Self::AdaGrad | Self::Adafactor if states != ours::StateFormat::Full => {
+                bail!("--states is for adamw, adam, sgd and lion")
             }
+            Self::AdaGrad => ours::InFormat::new(AdaGradConfig::new().build(), weights).into(),
+            Self::Adafactor => ours::InFormat::new(AdafactorConfig::new().build(), weights).into(),
         })
     }
 
