@@ -16,7 +16,7 @@ thread_local! {
 
 /// Lets `save` write the records of optimizer states as they are kept, in codes, instead of in f32.
 ///
-/// Stock Burn can't read such a record, and starts the states anew without a word; [`backburn::optim`](super) resumes
+/// Stock Burn can't read such a record, and starts the states anew without a word; [`backburn::optim`](crate::optim) resumes
 /// from both to the bit.
 ///
 /// ```
