@@ -86,18 +86,32 @@ fn running_statistics<M: Module>(model: &M) -> HashSet<ParamId> {
         return HashSet::new();
     }
     let ids: HashSet<ParamId> = resting.0.keys().copied().collect();
-    drop(model.clone().map(&mut Empty(&ids)));
     let mut emptied = Emptied {
         among: &ids,
         found: HashSet::new(),
     };
-    model.visit(&mut emptied);
-    let statistics = emptied.found;
-    drop(model.clone().map(&mut PutBack {
-        statistics: &statistics,
-        values: resting.0,
-    }));
-    statistics
+    {
+        let _put_back = PutBack {
+            model,
+            values: resting.0,
+        };
+        drop(model.clone().map(&mut Empty(&ids)));
+        model.visit(&mut emptied);
+    }
+    emptied.found
+}
+
+/// Puts the values back into the statistics that have none, when dropped.
+struct PutBack<'a, M: Module> {
+    model: &'a M,
+    values: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl<M: Module> Drop for PutBack<'_, M> {
+    fn drop(&mut self) {
+        let values = std::mem::take(&mut self.values);
+        drop(self.model.clone().map(&mut Fill(values)));
+    }
 }
 
 /// The values that are there and not in training.
@@ -144,17 +158,15 @@ impl ModuleVisitor for Emptied<'_> {
     }
 }
 
-struct PutBack<'a> {
-    statistics: &'a HashSet<ParamId>,
-    values: HashMap<ParamId, Box<dyn Any>>,
-}
+/// Fills what has no element.
+struct Fill(HashMap<ParamId, Box<dyn Any>>);
 
-impl ModuleMapper for PutBack<'_> {
+impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.statistics.contains(&param.id) {
+        if !param.is_initialized() || param.lazy_shape().num_elements() > 0 {
             return param;
         }
-        match self.values.remove(&param.id).map(|value| value.downcast()) {
+        match self.0.remove(&param.id).map(|value| value.downcast()) {
             Some(Ok(value)) => {
                 let (id, _nothing, mapper) = param.consume();
                 Param::from_mapped_value(id, *value, mapper)

@@ -8,7 +8,7 @@ use burn::tensor::{Bytes, Shape, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
 use crate::error::FusedError;
-use crate::optim::{WeightFormat, compact_records, is_compact, is_hint, low_bits_named};
+use crate::optim::{WeightFormat, compact_records, expected, is_compact, is_hint, low_bits_named};
 use crate::policy::KEEPER_ID;
 
 /// The scalar in which Burn's `ModuleOptimizer::to_record` keeps the rank of a parameter.
@@ -160,6 +160,21 @@ impl State {
                     state: self.name_in_state(&tensor.name).to_string(),
                     expected: shape.to_vec(),
                     found: tensor.shape.to_vec(),
+                });
+            }
+        }
+        for (name, scalar) in &self.scalars {
+            let name = self.name_in_state(name);
+            let Some(expected) = expected(name, shape) else {
+                continue;
+            };
+            let found = usize::try_from(*scalar).unwrap_or_default();
+            if found != expected {
+                return Err(FusedError::RecordShape {
+                    path: path.to_string(),
+                    state: name.to_string(),
+                    expected: shape.to_vec(),
+                    found: vec![found],
                 });
             }
         }

@@ -4,6 +4,7 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{self, AdamState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
+use super::call;
 use super::format::{Formats, StateFormat, WeightFormat};
 use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
@@ -82,8 +83,10 @@ impl Optimizer for Adam {
         gradient: Tensor<D>,
         state: Option<MomentsState<D>>,
     ) -> (Tensor<D>, Option<MomentsState<D>>) {
-        self.formats()
-            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         if !kernel::covers(&parameter) && self.formats().are_plain_for(&parameter) {
             let state = state.map(|state| AdamState {
                 momentum: state.into_full(),
@@ -112,6 +115,18 @@ impl Adam {
         }
     }
 
+    fn check_step<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&MomentsState<D>>,
+    ) -> Result<(), kernel::Unfit> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let moments = state.map(|state| [&state.moment_1, &state.moment_2]);
+        let moments = moments.into_iter().flatten();
+        kernel::check_step(self.formats(), parameter, gradient, moments, low_bits)
+    }
+
     /// The hyperparameters of a step, worked out in the precision in which Burn does.
     fn rule(&self, learning_rate: LearningRate, time: usize) -> rule::Adam {
         let config = &self.config;
@@ -137,6 +152,16 @@ impl AccumulateInState for Adam {
         let decays =
             decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`");
         decays.or(self.formats().refusal())
+    }
+
+    fn refuses<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&MomentsState<D>>,
+    ) -> Option<String> {
+        let checked = self.check_step(parameter, gradient, state);
+        checked.err().map(|reason| reason.to_string())
     }
 
     fn step_micro_batch<const D: usize>(

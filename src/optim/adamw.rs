@@ -3,6 +3,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{self, AdamWState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
+use super::call;
 use super::format::{Formats, StateFormat, WeightFormat};
 use super::in_state::{AccumulateInState, MicroBatch};
 use super::kernel;
@@ -87,8 +88,10 @@ impl Optimizer for AdamW {
         gradient: Tensor<D>,
         state: Option<MomentsState<D>>,
     ) -> (Tensor<D>, Option<MomentsState<D>>) {
-        self.formats()
-            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         if !kernel::covers(&parameter) && self.formats().are_plain_for(&parameter) {
             let state = state.map(|state| AdamWState {
                 momentum: state.into_full(),
@@ -114,6 +117,16 @@ impl AccumulateInState for AdamW {
         let cautious = self.config.cautious_weight_decay;
         let cautious = cautious.then_some("cautious weight decay looks at the whole update");
         cautious.or(self.formats().refusal())
+    }
+
+    fn refuses<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&MomentsState<D>>,
+    ) -> Option<String> {
+        let checked = self.check_step(parameter, gradient, state);
+        checked.err().map(|reason| reason.to_string())
     }
 
     fn step_micro_batch<const D: usize>(
@@ -142,6 +155,18 @@ impl AdamW {
             state: self.config.state_format,
             weight: self.config.weight_format,
         }
+    }
+
+    fn check_step<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&MomentsState<D>>,
+    ) -> Result<(), kernel::Unfit> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let moments = state.map(|state| [&state.moment_1, &state.moment_2]);
+        let moments = moments.into_iter().flatten();
+        kernel::check_step(self.formats(), parameter, gradient, moments, low_bits)
     }
 
     /// The hyperparameters of a step, worked out in the precision in which Burn does.

@@ -3,11 +3,13 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::fmt::Display;
 
 struct Call {
     more_to_come: bool,
     reserve: Option<Box<dyn Any>>,
     in_place: bool,
+    refusal: Option<String>,
 }
 
 thread_local! {
@@ -30,6 +32,7 @@ impl StepCall {
             more_to_come,
             reserve,
             in_place: false,
+            refusal: None,
         };
         Self {
             before: CALL.replace(Some(call)),
@@ -39,6 +42,11 @@ impl StepCall {
     /// Whether the optimizer has given the reserve up.
     pub(crate) fn writes_in_place(&self) -> bool {
         CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.in_place))
+    }
+
+    /// Why the optimizer has not stepped, and has given back what it got.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        CALL.with_borrow_mut(|call| call.as_mut()?.refusal.take())
     }
 
     /// The reserve, unless the optimizer has given it up and has not come to the end.
@@ -57,6 +65,31 @@ impl Drop for StepCall {
 /// Whether more gradients of the group follow; without a caller that says so, each is the last.
 pub(super) fn more_to_come() -> bool {
     CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.more_to_come))
+}
+
+/// The step is refused: parameter and state are given back as they are.
+///
+/// # Panics
+///
+/// Where nobody listens, as in a stock loop.
+pub(super) fn refuse(reason: impl Display) {
+    let reason = reason.to_string();
+    CALL.with_borrow_mut(|call| match call {
+        Some(call) => call.refusal = Some(reason),
+        None => panic!("{reason}"),
+    });
+}
+
+/// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.
+pub(super) fn unheard<R>(step: impl FnOnce() -> R) -> R {
+    struct Before(Option<Call>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            CALL.set(self.0.take());
+        }
+    }
+    let _before = Before(CALL.take());
+    step()
 }
 
 /// From here on the step does not fail: the parameter can be written in place.

@@ -1,6 +1,7 @@
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
+use super::call;
 use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, Weight, WeightFormat};
 use super::kernel;
 
@@ -67,12 +68,22 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         gradient: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let formats = self.formats();
+        let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
+        let checked = kernel::check_step(formats, &parameter, &gradient, [], low_bits);
+        let checked = checked.and_then(|()| match formats.is_whole(&parameter) {
+            true => Ok(()),
+            false => kernel::check_bf16(&parameter, self.format),
+        });
+        if let Err(reason) = checked {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         let (state, time, low_bits) = match state {
             Some(state) => (state.state, state.time, state.low_bits),
             None => (None, 0, None),
         };
         let time = time + 1;
-        self.formats().keeps(low_bits.as_ref());
         if self.formats().is_whole(&parameter) {
             let (parameter, state) = self.optimizer.step(lr, parameter, gradient, state);
             let state = InFormatState {
@@ -82,11 +93,12 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
             };
             return (parameter, Some(state));
         }
-        kernel::check_weight(&parameter, self.format);
         let weight = self.formats().weight(parameter, low_bits);
         let gradient = gradient.cast(FloatDType::F32);
         let before = weight.in_full();
-        let (after, state) = self.optimizer.step(lr, before, gradient, state);
+        // It is told nothing about the weight, and nothing of the caller's goes with it.
+        let step = || self.optimizer.step(lr, before, gradient, state);
+        let (after, state) = call::unheard(step);
         let Weight {
             value, low_bits, ..
         } = kernel::set_in_format(weight, after, Noise::of_step(time));
@@ -113,17 +125,21 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
         if let Some(state) = &self.state {
             state.state_flatten(prefix, sink);
         }
-        RecordedFormat::of::<D>([], self.time).flatten(prefix, sink);
+        let format = RecordedFormat::of::<D>([], self.time);
+        format.wrapping(self.state.is_some()).flatten(prefix, sink);
         if let Some(low) = &self.low_bits {
             low.flatten::<D>(prefix, sink);
         }
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let format = RecordedFormat::unflatten(prefix, source);
-        let low_bits = LowBits::unflatten(prefix, source, device);
-        Some(Self {
-            state: S::state_unflatten(prefix, source, device),
+        let format = RecordedFormat::unflatten(prefix, source)?;
+        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
+        let state = S::state_unflatten(prefix, source, device);
+        // All or nothing.
+        let is_whole = state.is_some() || !format.wraps;
+        is_whole.then_some(Self {
+            state,
             time: format.time,
             low_bits,
         })

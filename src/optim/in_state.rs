@@ -30,6 +30,15 @@ pub trait AccumulateInState: Optimizer + sealed::Sealed {
     #[doc(hidden)]
     fn refusal(&self) -> Option<&'static str>;
 
+    /// Why this step can't be, if it can't.
+    #[doc(hidden)]
+    fn refuses<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&Self::State<D>>,
+    ) -> Option<String>;
+
     /// Takes one gradient into the state, and steps the parameter if it is the last of its group.
     #[doc(hidden)]
     fn step_micro_batch<const D: usize>(
@@ -116,6 +125,11 @@ impl<O: AccumulateInState> Optimizer for InState<O> {
         gradient: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let inner = state.as_ref().map(|state| &state.state);
+        if let Some(reason) = self.optimizer.refuses(&parameter, &gradient, inner) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         let (state, begun) = match state {
             Some(GroupState { state, begun }) => (Some(state), begun),
             None => (None, None),

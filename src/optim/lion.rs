@@ -5,6 +5,7 @@ use burn::optim::{
 };
 use burn::tensor::{Device, Tensor};
 
+use super::call;
 use super::format::{
     Formats, LowBits, Noise, RecordedFormat, Root, StateFormat, StateTensor, Weight, WeightFormat,
 };
@@ -97,8 +98,10 @@ impl Optimizer for Lion {
         gradient: Tensor<D>,
         state: Option<LionState<D>>,
     ) -> (Tensor<D>, Option<LionState<D>>) {
-        self.formats()
-            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         if !self.formats().are_plain_for(&parameter) {
             let (parameter, state) = self.step_in_format(lr, parameter, gradient, state);
             return (parameter, Some(state));
@@ -135,6 +138,17 @@ impl Lion {
             state: self.config.state_format,
             weight: self.config.weight_format,
         }
+    }
+
+    fn check_step<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&LionState<D>>,
+    ) -> Result<(), kernel::Unfit> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let momentum = state.map(|state| &state.momentum);
+        kernel::check_step(self.formats(), parameter, gradient, momentum, low_bits)
     }
 
     fn step_in_format<const D: usize>(
@@ -194,8 +208,8 @@ impl<const D: usize> RecordState for LionState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let format = RecordedFormat::unflatten(prefix, source);
-        let low_bits = LowBits::unflatten(prefix, source, device);
+        let format = RecordedFormat::unflatten(prefix, source)?;
+        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
         let momentum =
             StateTensor::unflatten(prefix, "momentum", Root::Signed, &format, source, device)?;
         Some(Self {

@@ -1,7 +1,7 @@
 use burn::optim::{AdaptiveMomentumState, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
-use super::format::{Formats, LowBits, Noise, RecordedFormat, Root, StateTensor, Weight};
+use super::format::{Formats, LowBits, Noise, RecordedFormat, Root, StateTensor, Weight, loaded};
 use super::kernel::{self, update_in_format};
 use super::rule::Rule;
 
@@ -72,8 +72,8 @@ impl<const D: usize> RecordState for MomentsState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let format = RecordedFormat::unflatten(prefix, source);
-        let low_bits = LowBits::unflatten(prefix, source, device);
+        let format = RecordedFormat::unflatten(prefix, source)?;
+        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
         let moments = format!("{prefix}.momentum");
         let time = source.take_scalar(&moments, "time")?.try_into().ok()?;
         let mut moment =
@@ -85,7 +85,7 @@ impl<const D: usize> RecordState for MomentsState<D> {
             time,
             moment_1,
             moment_2,
-            max_moment_2: max.map(|max| Tensor::from_data(max, device)),
+            max_moment_2: max.map(|max| loaded(max, device)),
             low_bits,
         })
     }

@@ -5,6 +5,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
+use super::call;
 use super::format::{
     Formats, LowBits, Noise, RecordedFormat, Root, StateFormat, StateTensor, Weight, WeightFormat,
 };
@@ -86,8 +87,10 @@ impl Optimizer for Sgd {
         gradient: Tensor<D>,
         state: Option<SgdState<D>>,
     ) -> (Tensor<D>, Option<SgdState<D>>) {
-        self.formats()
-            .keeps(state.as_ref().and_then(|state| state.low_bits.as_ref()));
+        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         if !self.formats().are_plain_for(&parameter) {
             let fresh = velocity(&state).is_none();
             let rule = self.rule(lr, fresh);
@@ -130,6 +133,16 @@ impl AccumulateInState for Sgd {
         refusal.or(self.formats().refusal())
     }
 
+    fn refuses<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&SgdState<D>>,
+    ) -> Option<String> {
+        let checked = self.check_step(parameter, gradient, state);
+        checked.err().map(|reason| reason.to_string())
+    }
+
     fn step_micro_batch<const D: usize>(
         &self,
         lr: LearningRate,
@@ -155,10 +168,25 @@ impl AccumulateInState for Sgd {
 
 impl Sgd {
     fn formats(&self) -> Formats {
+        let state = match self.config.momentum {
+            Some(_) => self.config.state_format,
+            None => StateFormat::Full,
+        };
         Formats {
-            state: self.config.state_format,
+            state,
             weight: self.config.weight_format,
         }
+    }
+
+    fn check_step<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&SgdState<D>>,
+    ) -> Result<(), kernel::Unfit> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let momentum = state.and_then(|state| state.velocity.as_ref());
+        kernel::check_step(self.formats(), parameter, gradient, momentum, low_bits)
     }
 
     fn step_in_format<const D: usize>(
@@ -268,8 +296,8 @@ impl<const D: usize> RecordState for SgdState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let format = RecordedFormat::unflatten(prefix, source);
-        let low_bits = LowBits::unflatten(prefix, source, device);
+        let format = RecordedFormat::unflatten(prefix, source)?;
+        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
         let momentum = format!("{prefix}.momentum");
         let (leaf, root) = ("velocity", Root::Signed);
         let velocity = StateTensor::unflatten(&momentum, leaf, root, &format, source, device);

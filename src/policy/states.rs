@@ -7,6 +7,8 @@ use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 
+use crate::optim::is_compact;
+
 /// What is in records.
 #[derive(Default)]
 struct Contents {
@@ -66,6 +68,13 @@ pub(super) fn split(record: OptimizerRecord) -> HashMap<ParamId, Bytes> {
     let states = states.into_iter();
     let states = states.map(|(id, state)| (ParamId::from(id), state.write().shared()));
     states.collect()
+}
+
+/// Whether there are states in codes in a record.
+pub(super) fn holds_codes(record: &Bytes) -> bool {
+    let mut all = Contents::default();
+    all.add(record.clone());
+    all.tensors.iter().any(|tensor| is_compact(&tensor.name))
 }
 
 /// A record as bytes.

@@ -9,9 +9,9 @@ use burn::tensor::{Bytes, Device, Tensor};
 
 use super::backup::Backup;
 use super::keeper::KEEPER_ID;
-use super::states::{joined, split, written};
+use super::states::{holds_codes, joined, split, written};
 use crate::offload::Placement;
-use crate::optim::StepCall;
+use crate::optim::{StepCall, compact_records, records_are_compact};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -67,7 +67,8 @@ impl Update {
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
         if self.placement.as_ref().is_some_and(|p| p.states_wait()) {
-            let mut states = split(self.optimizer.to_record());
+            let record = compact_records(|| self.optimizer.to_record());
+            let mut states = split(record);
             let of_policies = states.remove(&ParamId::from(KEEPER_ID));
             self.waiting = states;
             self.optimizer = self.with_states(of_policies);
@@ -98,8 +99,16 @@ impl Update {
             return record;
         }
         let spares = self.spares.values().map(|spare| written(spare.to_record()));
-        let waiting = self.waiting.values().cloned();
+        let waiting = self.waiting.values().map(|state| self.asked_for(state));
         joined([written(record)].into_iter().chain(spares).chain(waiting))
+    }
+
+    /// The record of a state that waits, in the form that was asked for: it waits as it is kept, in codes.
+    fn asked_for(&self, state: &Bytes) -> Bytes {
+        match holds_codes(state) && !records_are_compact() {
+            true => written(self.with_states([state.clone()]).to_record()),
+            false => state.clone(),
+        }
     }
 
     /// Keeps the states of `parameters` for the pass that begins: those of optimizers that can panic in the
@@ -164,7 +173,10 @@ impl Update {
             Ok(value) => Stepped {
                 value: Some(value),
                 in_place: call.writes_in_place(),
-                result: Ok(()),
+                result: match call.refusal() {
+                    Some(reason) => Err(Box::new(reason)),
+                    None => Ok(()),
+                },
             },
             Err(panic) => {
                 // A state that waits is that of before.
@@ -183,8 +195,8 @@ impl Update {
     /// Keeps the state of one parameter, for which it is to wait on the host or not.
     fn keep(&mut self, id: ParamId, optimizer: ModuleOptimizer, waits: bool) {
         if waits {
-            let state = written(optimizer.to_record()).shared();
-            self.waiting.insert(id, state);
+            let state = compact_records(|| written(optimizer.to_record()));
+            self.waiting.insert(id, state.shared());
         } else {
             self.waiting.remove(&id);
             self.spares.insert(id, optimizer);

@@ -20,10 +20,14 @@ pub(crate) struct Weight<const D: usize> {
 }
 
 impl Formats {
-    /// Whether this parameter and its states are kept as Burn keeps them.
+    /// Whether this parameter and its states are kept as Burn keeps them. (Beside states in few bits, the full ones
+    /// of small parameters in half types are in f32.)
     pub(crate) fn are_plain_for<const D: usize>(self, parameter: &Tensor<D>) -> bool {
         let elements = parameter.shape().num_elements();
-        let is_full = self.state.coding(Root::Signed, elements).is_none();
+        let is_full = match parameter.dtype() {
+            DType::F32 | DType::F64 => self.state.coding(Root::Signed, elements).is_none(),
+            _ => self.state == StateFormat::Full,
+        };
         is_full && self.weight_format(parameter) == WeightFormat::Plain
     }
 
@@ -34,7 +38,7 @@ impl Formats {
     }
 
     /// The format of this weight: a small one that was left in f32 (a norm, a bias) has all its bits.
-    fn weight_format<const D: usize>(self, parameter: &Tensor<D>) -> WeightFormat {
+    pub(crate) fn weight_format<const D: usize>(self, parameter: &Tensor<D>) -> WeightFormat {
         match self.is_whole(parameter) {
             true => WeightFormat::Plain,
             false => self.weight,
@@ -64,25 +68,7 @@ impl Formats {
         }
     }
 
-    /// Refuses to drop low bits of a weight.
-    ///
-    /// # Panics
-    ///
-    /// If there are some, and the format of the weight keeps none.
-    pub(crate) fn keeps(self, low_bits: Option<&LowBits>) {
-        let format = self.weight;
-        assert!(
-            low_bits.is_none() || format.low_bytes() > 0,
-            "the optimizer state holds low bits of the weight, which `WeightFormat::{format:?}` would drop: use the \
-             format that it was written with, or start from the model in full precision"
-        );
-    }
-
-    /// `parameter` with what it lacks.
-    ///
-    /// # Panics
-    ///
-    /// If it has low bits, and the format keeps none.
+    /// `parameter` with what it lacks. Its low bits are those of a step that was not refused.
     pub(crate) fn weight<const D: usize>(
         self,
         parameter: Tensor<D>,
@@ -97,10 +83,9 @@ impl Formats {
                 (parameter, none)
             }
             Some(low_bits) if low_bits.format == format => (parameter, Some(low_bits)),
-            Some(low_bits) => {
-                self.keeps(Some(&low_bits));
-                LowBits::split(low_bits.joined(parameter), format)
-            }
+            // A weight that is not in bf16 lacks nothing.
+            Some(_) if parameter.dtype() != DType::BF16 => (parameter, None),
+            Some(low_bits) => LowBits::split(low_bits.joined(parameter), format),
         };
         Weight {
             value,

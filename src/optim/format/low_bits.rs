@@ -12,7 +12,12 @@ pub struct LowBits {
     /// The low bits of all groups, each filled up, then the marks, in words of 32 bits: every device has that type.
     pub(crate) words: Tensor<1, Int>,
     pub(crate) format: WeightFormat,
+    /// Of the parameter.
+    pub(crate) elements: usize,
 }
+
+/// Half of the last of 24 bits, in the place of random ones.
+const TO_THE_NEAREST: [u32; GROUP] = [0x80; GROUP];
 
 /// The low bits of some groups.
 pub(crate) struct LowSlice<'a> {
@@ -28,6 +33,21 @@ impl LowBits {
         (format.low_bytes() > 0).then(|| Self {
             words: words(),
             format,
+            elements,
+        })
+    }
+
+    /// Those in a record, if they are as many as they should be.
+    pub(crate) fn of_record(
+        words: TensorData,
+        format: WeightFormat,
+        elements: usize,
+        device: &Device,
+    ) -> Option<Self> {
+        (words.num_elements() == self::words(format, elements)).then(|| Self {
+            words: Tensor::from_data(words, (device, DType::U32)),
+            format,
+            elements,
         })
     }
 
@@ -69,7 +89,7 @@ impl LowBits {
         {
             let mut filled = [0.0; GROUP];
             filled[..values.len()].copy_from_slice(values);
-            low.store(group, high, &filled, &[0x80; GROUP]);
+            low.store(group, high, &filled, &TO_THE_NEAREST);
         }
         let length = words.len();
         let high = Tensor::from_data(TensorData::new(high, shape), (&device, DType::BF16));
@@ -77,6 +97,7 @@ impl LowBits {
         let low = (format.low_bytes() > 0).then(|| Self {
             words: words(),
             format,
+            elements: values.len(),
         });
         (high, low)
     }
@@ -118,6 +139,7 @@ impl<'a> LowSlice<'a> {
     }
 
     /// Those of the groups before the one of this number, and of the others.
+    #[cfg(feature = "flex")]
     pub(crate) fn split_at(self, group: usize) -> [Self; 2] {
         let (bytes_left, bytes_right) = self.bytes.split_at_mut(group * GROUP * self.width);
         let (marks_left, marks_right) = self.marks.split_at_mut(group);

@@ -16,7 +16,9 @@ pub use low_bits::LowBits;
 pub(crate) use low_bits::LowSlice;
 pub(crate) use noise::{Noise, dither};
 pub use record::compact_records;
-pub(crate) use record::{RecordedFormat, is_compact, is_hint, low_bits_named};
+pub(crate) use record::{
+    RecordedFormat, expected, is_compact, is_hint, loaded, low_bits_named, records_are_compact,
+};
 pub(crate) use root::{Coding, GROUP, Root, Values};
 pub use state::{PackedState, StateFormat, StateTensor};
 pub use weight::WeightFormat;

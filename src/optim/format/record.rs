@@ -6,7 +6,7 @@ use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
 use super::low_bits::LowBits;
-use super::root::{Coding, Root, Width};
+use super::root::{Coding, GROUP, Root, Width};
 use super::state::{PackedState, StateTensor};
 use super::weight::WeightFormat;
 
@@ -44,12 +44,20 @@ pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
     save()
 }
 
+/// Whether the records that are written now are to be compact.
+pub(crate) fn records_are_compact() -> bool {
+    COMPACT.get()
+}
+
+/// What this version can't read.
+pub(crate) struct Unreadable;
+
 /// The names of what stock Burn does not know.
 const FORMAT: &str = "format";
 
 /// Whether stock Burn does without what has this name in a state, and loses nothing.
 pub(crate) fn is_hint(name: &str) -> bool {
-    [STATE_BITS, TIME]
+    [STATE_BITS, TIME, WRAPS]
         .iter()
         .any(|hint| name == format!("{FORMAT}.{hint}"))
 }
@@ -62,7 +70,26 @@ pub(crate) fn is_compact(name: &str) -> bool {
 const STATE_BITS: &str = "state_bits";
 const TIME: &str = "time";
 const LOW_BITS: &str = "low_bits";
+const WRAPS: &str = "wraps";
 const WEIGHT_BITS: &str = "weight_bits";
+const ELEMENTS: &str = "elements";
+
+/// What the scalar of this name in a state must be for a parameter of `shape`, if it tells about that.
+pub(crate) fn expected(name: &str, shape: &Shape) -> Option<usize> {
+    if name == format!("{FORMAT}.{ELEMENTS}") {
+        return Some(shape.num_elements());
+    }
+    let (_, dim) = name.rsplit_once(".dim_")?;
+    shape.get(dim.parse::<usize>().ok()?).copied()
+}
+
+/// A state in the type of its record: Burn would take it to the default type of the device.
+pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    match data.dtype() {
+        DType::F32 => Tensor::from_data(data, (device, DType::F32)),
+        _ => Tensor::from_data(data, device),
+    }
+}
 
 impl Width {
     fn bits(self) -> usize {
@@ -103,7 +130,7 @@ impl<const D: usize> StateTensor<D> {
         device: &Device,
     ) -> Option<Self> {
         if let Some(data) = source.take_tensor(prefix, leaf) {
-            let state = Tensor::from_data(data, device);
+            let state = loaded(data, device);
             let coding = format.width.map(|width| Coding { root, width });
             return Some(Self::Full(state).conformed(coding));
         }
@@ -145,7 +172,10 @@ impl<const D: usize> PackedState<D> {
         let shape = Shape::from(dims.collect::<Option<Vec<usize>>>()?);
         let codes = flat(source.take_tensor(prefix, "codes")?);
         let scales = flat(source.take_tensor(prefix, "scales")?);
-        Some(Self {
+        let groups = shape.num_elements().div_ceil(GROUP);
+        let words = groups * coding.width.group_bytes() / 4;
+        let fits = [codes.num_elements(), scales.num_elements()] == [words, groups];
+        fits.then(|| Self {
             codes: Tensor::from_data(codes, (device, DType::U32)),
             scales: Tensor::from_data(scales, (device, DType::F32)),
             coding,
@@ -160,6 +190,8 @@ pub(crate) struct RecordedFormat {
     width: Option<Width>,
     /// The number of steps, where the optimizer's own state has none.
     pub(crate) time: usize,
+    /// Whether there is the state of another optimizer.
+    pub(crate) wraps: bool,
 }
 
 impl RecordedFormat {
@@ -175,7 +207,12 @@ impl RecordedFormat {
         Self {
             width: packed,
             time,
+            wraps: false,
         }
+    }
+
+    pub(crate) fn wrapping(self, wraps: bool) -> Self {
+        Self { wraps, ..self }
     }
 
     pub(crate) fn flatten(&self, prefix: &str, sink: &mut StateSink) {
@@ -183,17 +220,24 @@ impl RecordedFormat {
         if let Some(width) = self.width {
             sink.push_scalar(&prefix, STATE_BITS, width.bits().into());
         }
+        if self.wraps {
+            sink.push_scalar(&prefix, WRAPS, true.into());
+        }
         if self.time > 0 {
             sink.push_scalar(&prefix, TIME, self.time.into());
         }
     }
 
-    pub(crate) fn unflatten(prefix: &str, source: &mut StateSource) -> Self {
+    /// What the record says, if this version knows it.
+    pub(crate) fn unflatten(prefix: &str, source: &mut StateSource) -> Option<Self> {
         let prefix = format!("{prefix}.{FORMAT}");
-        Self {
-            width: scalar(source, &prefix, STATE_BITS).and_then(Width::of_bits),
-            time: scalar(source, &prefix, TIME).unwrap_or_default(),
-        }
+        let width = match scalar(source, &prefix, STATE_BITS) {
+            Some(bits) => Some(Width::of_bits(bits)?),
+            None => None,
+        };
+        let time = scalar(source, &prefix, TIME).unwrap_or_default();
+        let wraps = source.take_scalar(&prefix, WRAPS).is_some();
+        Some(Self { width, time, wraps })
     }
 }
 
@@ -202,6 +246,7 @@ impl LowBits {
         let prefix = format!("{prefix}.{FORMAT}");
         let bits = 16 + 8 * self.format.low_bytes();
         sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
+        sink.push_scalar(&prefix, ELEMENTS, self.elements.into());
         sink.push_tensor(
             &prefix,
             LOW_BITS,
@@ -209,18 +254,26 @@ impl LowBits {
         );
     }
 
+    /// Those in a record, if there are some: an error if they can't be read.
     pub(crate) fn unflatten(
         prefix: &str,
         source: &mut StateSource,
         device: &Device,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, Unreadable> {
         let prefix = format!("{prefix}.{FORMAT}");
-        let format = split_of(scalar(source, &prefix, WEIGHT_BITS)?)?;
-        let words = flat(source.take_tensor(&prefix, LOW_BITS)?);
-        Some(Self {
-            words: Tensor::from_data(words, (device, DType::U32)),
-            format,
-        })
+        let Some(bits) = scalar(source, &prefix, WEIGHT_BITS) else {
+            return Ok(None);
+        };
+        let read = || {
+            let format = split_of(bits)?;
+            let elements = scalar(source, &prefix, ELEMENTS)?;
+            let words = flat(source.take_tensor(&prefix, LOW_BITS)?);
+            Self::of_record(words, format, elements, device)
+        };
+        match { read }() {
+            Some(low_bits) => Ok(Some(low_bits)),
+            None => Err(Unreadable),
+        }
     }
 }
 

@@ -90,7 +90,7 @@ impl Coding {
     }
 }
 
-/// The largest magnitude, or not a number if one is not finite.
+/// The largest magnitude: not a number if one is not finite, zero if it is less than the least normal number.
 #[inline(always)]
 fn scale(values: &Values) -> f32 {
     // Magnitudes are ordered as their bits are, with those that are not finite above all.
@@ -99,10 +99,13 @@ fn scale(values: &Values) -> f32 {
         largest = i32::max(largest, (value.to_bits() & 0x7fff_ffff) as i32);
     }
     let largest = f32::from_bits(largest as u32);
-    if largest.is_finite() {
-        largest
-    } else {
+    if !largest.is_finite() {
         f32::NAN
+    } else if largest < f32::MIN_POSITIVE {
+        // It has no inverse.
+        0.0
+    } else {
+        largest
     }
 }
 

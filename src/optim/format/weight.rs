@@ -105,7 +105,8 @@ pub(crate) fn mark(weights: &[bf16]) -> u32 {
     let mut factor = 0x9e37_79b9_u32;
     for weight in weights {
         sum = sum.wrapping_add(u32::from(weight.to_bits()).wrapping_mul(factor));
-        factor = factor.wrapping_add(0x3c6e_f372);
+        // Factors in a row would let small changes add up to nothing.
+        factor = factor.wrapping_mul(0x2c1b_3c6d);
     }
     sum
 }
@@ -189,11 +190,23 @@ mod tests {
 
     #[test]
     fn a_changed_weight_changes_the_mark() {
-        let weights: Vec<bf16> = (0..64).map(|i| bf16::from_f32(i as f32 / 7.0)).collect();
+        let weights: Vec<bf16> = (1..65).map(|i| bf16::from_f32(i as f32 / 7.0)).collect();
         for index in 0..64 {
             let mut changed = weights.clone();
             changed[index] = bf16::from_f32(changed[index].to_f32() + 0.5);
             assert_ne!(mark(&changed), mark(&weights), "{index}");
+        }
+        // Many small changes, as those of a neighbouring checkpoint.
+        let mut seed = 1_u32;
+        for _ in 0..20_000 {
+            let nudged: Vec<bf16> = weights
+                .iter()
+                .map(|weight| {
+                    seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    bf16::from_bits(weight.to_bits() + 1 - ((seed >> 24) & 2) as u16)
+                })
+                .collect();
+            assert_ne!(mark(&nudged), mark(&weights));
         }
         let mut swapped = weights.clone();
         swapped.swap(3, 4);

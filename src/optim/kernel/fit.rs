@@ -2,12 +2,12 @@ use std::fmt::{Display, Formatter};
 
 use burn::tensor::{DType, Device, Shape, Tensor};
 
-use super::super::format::{StateTensor, WeightFormat};
+use super::super::format::{Formats, LowBits, StateTensor, WeightFormat};
 use crate::device::is_cubecl;
 
 /// What can't be updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(super) enum Unfit {
+pub(in crate::optim) enum Unfit {
     /// A gradient or an optimizer state that can't be used element by element with its parameter.
     #[error(
         "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. Nothing \
@@ -20,9 +20,15 @@ pub(super) enum Unfit {
     },
     #[error(
         "{0} has no kernel for weights or optimizer states in formats: use `StateFormat::Full` and \
-         `WeightFormat::Plain` there. Nothing was written"
+         `WeightFormat::Plain` there, or `Offload::Updates` with `min_elements` 0, which steps all parameters on the \
+         host. Nothing was written"
     )]
     Device(String),
+    #[error(
+        "the optimizer state holds low bits of the weight, which `WeightFormat::{0:?}` would drop: use the format \
+         that it was written with, or start from the model in full precision. Nothing was written"
+    )]
+    LowBits(WeightFormat),
     #[error(
         "there is no `StateFormat` but `Full` for parameters in {0:?}: use them in f32, f16 or bf16. Nothing \
          was written"
@@ -64,11 +70,20 @@ pub(super) fn check<const D: usize>(
     Ok(())
 }
 
-/// Refuses a weight that can't be in `format`.
-pub(super) fn check_format<const D: usize>(
+/// Refuses a weight that is not in bf16, around which another optimizer would step in f32.
+pub(in crate::optim) fn check_bf16<const D: usize>(
     parameter: &Tensor<D>,
     format: WeightFormat,
 ) -> Result<(), Unfit> {
+    check_format(parameter, format)?;
+    match parameter.dtype() {
+        DType::BF16 => Ok(()),
+        dtype => Err(Unfit::WeightFormat { format, dtype }),
+    }
+}
+
+/// Refuses a weight that can't be in `format`.
+fn check_format<const D: usize>(parameter: &Tensor<D>, format: WeightFormat) -> Result<(), Unfit> {
     let (device, dtype) = (parameter.device(), parameter.dtype());
     if is_cubecl(&device) {
         return Err(Unfit::Device(format!("{device:?}")));
@@ -79,30 +94,48 @@ pub(super) fn check_format<const D: usize>(
     }
 }
 
-/// As [`check`], where weight or states are in a format; states are in f32, or in codes of it.
-pub(super) fn check_formats<const D: usize>(
+/// Refuses a step in `formats` whose operands don't fit, or that would lose something.
+pub(in crate::optim) fn check_step<'a, const D: usize>(
+    formats: Formats,
     parameter: &Tensor<D>,
-    format: WeightFormat,
     gradient: &Tensor<D>,
-    states: &[StateTensor<D>],
+    states: impl IntoIterator<Item = &'a StateTensor<D>>,
+    low_bits: Option<&LowBits>,
 ) -> Result<(), Unfit> {
-    let dtype = parameter.dtype();
+    let (shape, dtype) = (parameter.shape(), parameter.dtype());
+    let format = formats.weight_format(parameter);
+    if let Some(low_bits) = low_bits
+        && dtype == DType::BF16
+    {
+        if format.low_bytes() == 0 {
+            return Err(Unfit::LowBits(format));
+        }
+        if low_bits.elements != shape.num_elements() {
+            return Err(Unfit::Operand {
+                operand: "low bits",
+                found: format!("of {} elements", low_bits.elements),
+                parameter: format!("{:?}", shape.as_slice()),
+            });
+        }
+    }
+    if formats.are_plain_for(parameter) {
+        return Ok(());
+    }
     check_format(parameter, format)?;
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Unfit::StateFormat(dtype));
     }
     check(parameter, gradient, &[])?;
-    let expected = parameter.shape();
     for state in states {
         let found = match state {
             StateTensor::Full(state) => state.shape(),
             StateTensor::Packed(packed) => packed.shape.clone(),
         };
-        if found != expected {
+        if found != shape {
             return Err(Unfit::Operand {
                 operand: "optimizer state",
                 found: format!("{:?}", found.as_slice()),
-                parameter: format!("{:?}", expected.as_slice()),
+                parameter: format!("{:?}", shape.as_slice()),
             });
         }
     }

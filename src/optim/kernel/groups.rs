@@ -67,6 +67,7 @@ impl<'a> Weights<'a> {
         }
     }
 
+    #[cfg(feature = "flex")]
     fn split_at(self, middle: usize) -> [Self; 2] {
         fn both<'a, T, R>(
             slice: &'a mut [T],
@@ -139,6 +140,7 @@ impl<'a> Weights<'a> {
 }
 
 impl StateSlice<'_> {
+    #[cfg(feature = "flex")]
     fn split_at(self, middle: usize) -> [Self; 2] {
         match self {
             Self::Full(state) => {
@@ -188,6 +190,15 @@ impl StateSlice<'_> {
         }
     }
 
+    /// Whether the codes of a group stand for no numbers.
+    #[inline(always)]
+    fn is_broken(&self, group: usize) -> bool {
+        match self {
+            Self::Full(_) => false,
+            Self::Packed { scales, .. } => scales[group].is_nan(),
+        }
+    }
+
     #[inline(always)]
     fn store(&mut self, group: usize, length: usize, values: &Values, dithers: &Values) {
         match self {
@@ -222,6 +233,7 @@ impl<'a, const S: usize> Groups<'a, S> {
     }
 
     /// Two halves; `middle` is a multiple of a group.
+    #[cfg(feature = "flex")]
     pub(super) fn split_at(self, middle: usize) -> [Self; 2] {
         let mut halves = self.states.map(|state| state.split_at(middle).map(Some));
         let mut take = |half: usize| {
@@ -266,8 +278,10 @@ impl<'a, const S: usize> Groups<'a, S> {
             }
             let mut weights = self.weights.load(start, length);
             let mut rows = [[0.0; GROUP]; S];
+            let mut is_broken = false;
             for (row, state) in rows.iter_mut().zip(&self.states) {
                 *row = state.load(group, length);
+                is_broken |= state.is_broken(group);
             }
             for lane in 0..GROUP {
                 let mut column = [0.0; S];
@@ -280,6 +294,10 @@ impl<'a, const S: usize> Groups<'a, S> {
                     // What fills up a last group has no scale of its own.
                     rows[state][lane] = if lane < length { column[state] } else { 0.0 };
                 }
+            }
+            if is_broken {
+                // Lion takes a sign, and what is no number has none.
+                weights = [f32::NAN; GROUP];
             }
             for (index, (row, state)) in rows.iter().zip(&mut self.states).enumerate() {
                 let mut dithers = [0.0; GROUP];

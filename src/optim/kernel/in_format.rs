@@ -4,7 +4,6 @@ use num_traits::Float;
 use super::super::call;
 use super::super::format::{Coding, LowBits, Noise, PackedState, StateTensor, Weight};
 use super::super::rule::{Rule, RuleVisitor, UpdateRule};
-use super::fit;
 #[cfg(feature = "flex")]
 use super::flex;
 use super::groups::{GradientSource, Groups, StateSlice, Weights};
@@ -13,9 +12,7 @@ use super::groups::{GradientSource, Groups, StateSlice, Weights};
 /// in one pass, on the processor. A buffer with one owner is written in place on `flex`; other devices are read and
 /// written.
 ///
-/// # Panics
-///
-/// If an operand does not fit the weight, or there is no such format of it; nothing is written then.
+/// The operands fit each other ([`fit::check_step`]).
 pub(crate) fn update_in_format<const D: usize, const S: usize>(
     rule: Rule,
     weight: Weight<D>,
@@ -23,9 +20,10 @@ pub(crate) fn update_in_format<const D: usize, const S: usize>(
     states: [StateTensor<D>; S],
     noise: Noise,
 ) -> (Weight<D>, [StateTensor<D>; S]) {
-    fit::check_formats(&weight.value, weight.format, &gradient, &states)
-        .unwrap_or_else(|error| panic!("{error}"));
-    run(weight, gradient, states, noise, |pass| rule.accept(S, pass))
+    call::give_up_reserve();
+    let (weight, states) = run(weight, gradient, states, noise, |pass| rule.accept(S, pass));
+    call::renew_reserve(&weight.value);
+    (weight, states)
 }
 
 /// The weight with these numbers, in f32, in its format.
@@ -61,12 +59,12 @@ fn run<const D: usize, const S: usize>(
         format,
         low_bits,
     } = weight;
-    call::give_up_reserve();
     let device = value.device();
     let mut value = value.into_data();
-    let mut low = low_bits.map(|low| low.words.into_data());
+    let mut low = low_bits.map(|low| (low.words.into_data(), low.elements));
     let mut open = states.map(OpenState::of);
-    let words = low.as_mut().map(elements::<u32>).unwrap_or_default();
+    let words = low.as_mut().map(|(words, _)| elements::<u32>(words));
+    let words = words.unwrap_or_default();
     let weights = match value.dtype() {
         DType::F32 => Weights::F32(elements(&mut value)),
         DType::F16 => Weights::F16(elements(&mut value)),
@@ -79,10 +77,10 @@ fn run<const D: usize, const S: usize>(
         noise,
     });
     let value = closed(value, &device);
-    call::renew_reserve(&value);
-    let low_bits = low.map(|words| LowBits {
+    let low_bits = low.map(|(words, elements)| LowBits {
         words: closed_words(words, &device),
         format,
+        elements,
     });
     let weight = Weight {
         value,

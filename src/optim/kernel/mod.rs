@@ -15,10 +15,10 @@ use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::call;
-use super::format::WeightFormat;
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
+pub(super) use fit::{Unfit, check_bf16, check_step};
 pub(super) use in_format::{set_in_format, update_in_format};
 pub(crate) use known_step::try_kernel;
 
@@ -32,15 +32,6 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
         DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
         _ => false,
     }
-}
-
-/// Refuses a weight that can't be in `format`.
-///
-/// # Panics
-///
-/// Then.
-pub(super) fn check_weight<const D: usize>(parameter: &Tensor<D>, format: WeightFormat) {
-    fit::check_format(parameter, format).unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Applies `rule` to the elements of `parameter` and of its `states`, and returns them. A buffer with

@@ -18,6 +18,10 @@ fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     let named: Vec<_> = named.collect();
     assert_eq!(named.len(), 1, "{text}");
     assert_eq!(named[0].0, named[0].1);
+    // Nor does it cost the state: the same step is refused again.
+    let step = std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())));
+    let again = std::panic::catch_unwind(step).map(drop).unwrap_err();
+    assert_eq!(again.downcast_ref::<String>(), Some(&text));
     text
 }
 
@@ -80,6 +84,17 @@ fn low_bits_are_not_dropped() {
         let text = message(&mut other, &batches[1]);
         assert!(text.contains("low bits"), "{text}");
     }
+    // Accumulating in the state would, too.
+    let plain = optim::AdamWConfig::new().build();
+    let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain);
+    in_state.load_record(fused.to_record());
+    let text = message(&mut in_state, &batches[1]);
+    assert!(text.contains("low bits"), "{text}");
+    // The model in full precision lacks nothing.
+    let batches_in_full = self::batches(device, FloatDType::F32);
+    let mut full = FusedOptimizer::new(fused.full_precision_model(), with(WeightFormat::Plain));
+    full.load_record(fused.to_record());
+    full.step(RATE, |model| model.loss(batches_in_full[1].clone()));
     // An optimizer that does not know them would.
     let stock = burn::optim::AdamWConfig::new().init();
     let error = FusedOptimizer::new(fused.model(), stock).try_load_record(fused.to_record());
@@ -102,4 +117,41 @@ fn states_in_few_bits_take_no_micro_batches(device: &Device) {
     let fused = FusedOptimizer::try_accumulating_in_state(Network::init(device), optimizer.build());
     let error = fused.map(drop).unwrap_err().to_string();
     assert!(error.contains("few bits"), "{error}");
+}
+
+/// Of a weight of this shape, with a step behind it.
+fn trained(shape: [usize; 2], optimizer: &ModuleOptimizer) -> FusedOptimizer<Linear> {
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(shape[0], shape[1])
+        .with_bias(false)
+        .init(&device);
+    let mut fused = FusedOptimizer::new(cast(model, FloatDType::BF16), optimizer.clone());
+    let x = Tensor::<2>::ones([2, shape[0]], &Device::flex()).cast(FloatDType::BF16);
+    fused.step(RATE, |model| model.forward(Tensor::from_inner(x)).mean());
+    fused
+}
+
+#[test]
+fn records_of_another_shape_are_refused_and_the_state_is_that_of_before() {
+    for (_, optimizer) in optimizers(StateFormat::Bits8, WeightFormat::Split24) {
+        for shapes in [[[64, 64], [64, 128]], [[64, 128], [64, 64]]] {
+            let [donor, mut fused] = shapes.map(|shape| trained(shape, &optimizer));
+            // The same parameter, by its id.
+            fused.change_model(|mut model| {
+                model.weight =
+                    burn::module::Param::initialized(donor.model().weight.id, model.weight.val());
+                model
+            });
+            let before = fused.to_record().into_bytes().unwrap();
+            for record in [
+                optim::compact_records(|| donor.to_record()),
+                donor.to_record(),
+            ] {
+                let error = fused.try_load_record(record).unwrap_err();
+                assert!(matches!(error, FusedError::RecordShape { .. }), "{error}");
+            }
+            let after = fused.to_record().into_bytes().unwrap();
+            assert_eq!(&before[..], &after[..]);
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod wrapped;
 
 use backburn::optim::{self, StateFormat, WeightFormat};
 use backburn::{FusedOptimizer, GlobalNormClippingConfig, cast};
+use backburn::{Offload, OffloadConfig, OffloadHost};
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::ModuleOptimizer;
@@ -109,6 +110,7 @@ on_every_cpu_backend!(
     fused_equals_stock_in_every_format,
     all_policies_work_with_formats,
     a_model_can_be_trained_on_in_another_format,
+    formats_and_offload_go_together,
 );
 
 fn fused_equals_stock_in_every_format(device: &Device) {
@@ -205,4 +207,46 @@ fn a_model_can_be_trained_on_in_another_format(device: &Device) {
     stock.step(RATE, |model| model.loss(batches[4].clone()));
     fused.step(RATE, |model| model.loss(batches[4].clone()));
     assert_equal_weights(&stock.model(), &fused.model());
+}
+
+/// Codes wait on the host as they are, or are updated there.
+fn formats_and_offload_go_together(device: &Device) {
+    let host = match device.clone().inner() == Device::flex() {
+        true => OffloadHost::NdArray,
+        false => OffloadHost::Flex,
+    };
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device, FloatDType::F32);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    for (name, optimizer) in optimizers(StateFormat::Bits8, WeightFormat::Plain) {
+        let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
+        train_fused(&mut plain, 4, RATE, loss);
+        for offload in [Offload::States, Offload::Updates] {
+            let config = OffloadConfig::new(offload)
+                .with_host(host)
+                .with_min_elements(10);
+            let fused = FusedOptimizer::new(copy(), optimizer.clone());
+            let mut fused = fused.with_offload(config, device);
+            train_fused(&mut fused, 2, RATE, loss);
+            // A record is in stock form, unless it is asked for otherwise.
+            let full = fused.to_record().into_bytes().unwrap();
+            let compact = optim::compact_records(|| fused.to_record())
+                .into_bytes()
+                .unwrap();
+            assert!(
+                name.ends_with("Sgd") || compact.len() < full.len(),
+                "{name}"
+            );
+            for record in [full, compact] {
+                let record = burn::optim::OptimizerRecord::from_bytes(record).unwrap();
+                fused.try_load_record(record).unwrap();
+            }
+            for step in 2..4 {
+                fused.step(RATE, |model| loss(model, step));
+            }
+            println!("{name}, {offload:?}");
+            assert_equal_weights(&plain.model(), &fused.model());
+        }
+    }
 }
