@@ -8,7 +8,9 @@ use burn::tensor::{Bytes, Shape, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
 use crate::error::FusedError;
-use crate::optim::{WeightFormat, compact_records, expected, is_compact, is_hint, low_bits_named};
+use crate::optim::{
+    WeightFormat, compact_records, expected, is_compact, low_bits_named, stock_can_ignore,
+};
 use crate::policy::KEEPER_ID;
 
 /// The scalar in which Burn's `ModuleOptimizer::to_record` keeps the rank of a parameter.
@@ -189,7 +191,7 @@ impl State {
             let names = tensors.chain(state.scalars.keys());
             let names = names.map(|name| state.name_in_state(name).to_string());
             names
-                .filter(|name| name != RANK && !is_hint(name))
+                .filter(|name| name != RANK && !stock_can_ignore(name))
                 .collect()
         };
         let mut writer = Writer::new(self.tensors.clone());

@@ -44,7 +44,9 @@ pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use call::StepCall;
 pub use format::{LowBits, PackedState, StateFormat, StateTensor, WeightFormat, compact_records};
-pub(crate) use format::{expected, is_compact, is_hint, low_bits_named, records_are_compact};
+pub(crate) use format::{
+    expected, is_compact, low_bits_named, records_are_compact, stock_can_ignore,
+};
 pub use in_format::{InFormat, InFormatState};
 pub use in_state::AccumulateInState;
 pub(crate) use in_state::InState;

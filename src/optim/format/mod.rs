@@ -17,7 +17,8 @@ pub(crate) use low_bits::LowSlice;
 pub(crate) use noise::{Noise, dither};
 pub use record::compact_records;
 pub(crate) use record::{
-    RecordedFormat, expected, is_compact, is_hint, loaded, low_bits_named, records_are_compact,
+    RecordedFormat, expected, is_compact, loaded, low_bits_named, records_are_compact,
+    stock_can_ignore,
 };
 pub(crate) use root::{Coding, GROUP, Root, Values};
 pub use state::{PackedState, StateFormat, StateTensor};

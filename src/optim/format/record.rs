@@ -10,6 +10,15 @@ use super::root::{Coding, GROUP, Root, Width};
 use super::state::{PackedState, StateTensor};
 use super::weight::WeightFormat;
 
+/// What stock Burn does not know, under this name in a state.
+const FORMAT: &str = "format";
+const STATE_BITS: &str = "state_bits";
+const TIME: &str = "time";
+const WRAPS: &str = "wraps";
+const LOW_BITS: &str = "low_bits";
+const WEIGHT_BITS: &str = "weight_bits";
+const ELEMENTS: &str = "elements";
+
 thread_local! {
     static COMPACT: Cell<bool> = const { Cell::new(false) };
 }
@@ -52,11 +61,8 @@ pub(crate) fn records_are_compact() -> bool {
 /// What this version can't read.
 pub(crate) struct Unreadable;
 
-/// The names of what stock Burn does not know.
-const FORMAT: &str = "format";
-
 /// Whether stock Burn does without what has this name in a state, and loses nothing.
-pub(crate) fn is_hint(name: &str) -> bool {
+pub(crate) fn stock_can_ignore(name: &str) -> bool {
     [STATE_BITS, TIME, WRAPS]
         .iter()
         .any(|hint| name == format!("{FORMAT}.{hint}"))
@@ -66,13 +72,6 @@ pub(crate) fn is_hint(name: &str) -> bool {
 pub(crate) fn is_compact(name: &str) -> bool {
     name.ends_with(".codes")
 }
-
-const STATE_BITS: &str = "state_bits";
-const TIME: &str = "time";
-const LOW_BITS: &str = "low_bits";
-const WRAPS: &str = "wraps";
-const WEIGHT_BITS: &str = "weight_bits";
-const ELEMENTS: &str = "elements";
 
 /// What the scalar of this name in a state must be for a parameter of `shape`, if it tells about that.
 pub(crate) fn expected(name: &str, shape: &Shape) -> Option<usize> {

@@ -6,8 +6,8 @@ mod extension;
 mod fit;
 #[cfg(feature = "flex")]
 mod flex;
+mod formatted;
 mod groups;
-mod in_format;
 mod known_step;
 mod plain;
 
@@ -19,7 +19,7 @@ use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
 pub(super) use fit::{Unfit, check_bf16, check_step};
-pub(super) use in_format::{set_in_format, update_in_format};
+pub(super) use formatted::{set_in_format, update_in_format};
 pub(crate) use known_step::try_kernel;
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.

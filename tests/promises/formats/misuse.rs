@@ -155,3 +155,13 @@ fn records_of_another_shape_are_refused_and_the_state_is_that_of_before() {
         }
     }
 }
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_device_without_kernels_is_refused_on_wgpu() {
+    let device = Device::wgpu(Default::default()).autodiff();
+    let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    let mut fused = FusedOptimizer::new(Network::init(&device), optimizer.init());
+    let text = message(&mut fused, &batches(&device, FloatDType::F32)[0]);
+    assert!(text.contains("StateFormat::Full"), "{text}");
+}
