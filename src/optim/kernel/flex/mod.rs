@@ -1,12 +1,17 @@
-use burn::backend::flex::{FlexTensor, Layout};
-use burn::tensor::{DType, Element, bf16, f16};
-use bytemuck::Pod;
-use num_traits::{Float, Zero};
+//! The single pass on `flex`.
+
+mod gradient;
+mod groups;
+
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, bf16, f16};
+use num_traits::Zero;
 use pulp::Arch;
 
-use super::super::format::{GROUP, Noise};
 use super::super::rule::{Rule, RuleVisitor, UpdateRule};
-use super::groups::{GradientSource, Groups};
+use gradient::{Gradient, Stored, gather};
+
+pub(super) use groups::{each_group, update_groups};
 
 /// Elements that are computed together, in registers.
 const LANES: usize = 16;
@@ -223,147 +228,3 @@ fn store<E: Stored, const N: usize>(to: &mut [E], start: usize, values: [E::Comp
         to[lane] = E::store(values[lane]);
     }
 }
-
-/// A gradient as it lies in memory.
-enum Gradient<'a, E> {
-    Dense(&'a [E]),
-    Strided {
-        storage: &'a [E],
-        layout: &'a Layout,
-    },
-}
-
-impl<'a, E: Stored> Gradient<'a, E> {
-    fn new(tensor: &'a FlexTensor) -> Self {
-        match tensor.as_slice() {
-            Some(elements) => Self::Dense(elements),
-            None => Self::Strided {
-                storage: tensor.storage(),
-                layout: tensor.layout(),
-            },
-        }
-    }
-}
-
-/// Copies the elements from the `start`-th on, in the order of the shape.
-fn gather<E: Copy>(storage: &[E], layout: &Layout, start: usize, to: &mut [E]) {
-    let shape = layout.shape();
-    let mut index = vec![0; shape.num_dims()];
-    let mut rest = start;
-    for dim in (0..index.len()).rev() {
-        index[dim] = rest % shape[dim];
-        rest /= shape[dim];
-    }
-    for element in to {
-        *element = storage[layout.index(&index)];
-        for dim in (0..index.len()).rev() {
-            index[dim] += 1;
-            if index[dim] < shape[dim] {
-                break;
-            }
-            index[dim] = 0;
-        }
-    }
-}
-
-/// Updates groups of elements in formats, with a gradient of any float type.
-pub(super) fn update_groups<const S: usize>(
-    rule: &impl UpdateRule<S>,
-    groups: Groups<'_, S>,
-    gradient: &FlexTensor,
-    noise: Noise,
-) {
-    match gradient.dtype() {
-        DType::F32 => each_group(rule, groups, &Gradient::<f32>::new(gradient), noise),
-        DType::F16 => each_group(rule, groups, &Gradient::<f16>::new(gradient), noise),
-        DType::BF16 => each_group(rule, groups, &Gradient::<bf16>::new(gradient), noise),
-        dtype => panic!("there are no formats for gradients of type {dtype:?}"),
-    }
-}
-
-/// Updates groups, on several threads if they are many.
-pub(super) fn each_group<const S: usize, R: UpdateRule<S>>(
-    rule: &R,
-    groups: Groups<'_, S>,
-    gradient: &impl GradientSource,
-    noise: Noise,
-) {
-    let length = groups.len();
-    if length > GRAIN {
-        let [left, right] = groups.split_at((length / 2).next_multiple_of(GROUP));
-        rayon::join(
-            || each_group(rule, left, gradient, noise),
-            || each_group(rule, right, gradient, noise),
-        );
-        return;
-    }
-    Arch::new().dispatch(RunGroups(rule, groups, gradient, noise));
-}
-
-/// The inner loop, compiled for what the processor can do.
-struct RunGroups<'a, R, G, const S: usize>(&'a R, Groups<'a, S>, &'a G, Noise);
-
-impl<R: UpdateRule<S>, G: GradientSource, const S: usize> pulp::NullaryFnOnce
-    for RunGroups<'_, R, G, S>
-{
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let Self(rule, groups, gradient, noise) = self;
-        groups.update(rule, gradient, noise);
-    }
-}
-
-impl<E: Stored<Computed = f32>> GradientSource for Gradient<'_, E> {
-    #[inline(always)]
-    fn read(&self, start: usize, into: &mut [f32]) {
-        match self {
-            Self::Dense(all) => {
-                let from = &all[start..start + into.len()];
-                for lane in 0..into.len() {
-                    into[lane] = from[lane].load();
-                }
-            }
-            Self::Strided { storage, layout } => {
-                let mut group = [E::zeroed(); GROUP];
-                let group = &mut group[..into.len()];
-                gather(storage, layout, start, group);
-                for lane in 0..into.len() {
-                    into[lane] = group[lane].load();
-                }
-            }
-        }
-    }
-}
-
-/// An element as it is stored and as it is computed with.
-trait Stored: Element + Pod + Send + Sync {
-    type Computed: Float;
-
-    fn load(self) -> Self::Computed;
-    fn store(value: Self::Computed) -> Self;
-}
-
-macro_rules! stored {
-    ($stored:ty, $computed:ty, $load:expr, $store:expr) => {
-        impl Stored for $stored {
-            type Computed = $computed;
-
-            #[inline(always)]
-            fn load(self) -> $computed {
-                $load(self)
-            }
-
-            #[inline(always)]
-            fn store(value: $computed) -> Self {
-                $store(value)
-            }
-        }
-    };
-}
-
-stored!(f64, f64, |value| value, |value| value);
-stored!(f32, f32, |value| value, |value| value);
-stored!(f16, f32, f16::to_f32, f16::from_f32);
-stored!(bf16, f32, bf16::to_f32, bf16::from_f32);
