@@ -14,7 +14,7 @@ pub struct Mode {
     optimizer: fn() -> ModuleOptimizer,
 }
 
-pub const MODES: [Mode; 11] = [
+pub const MODES: [Mode; 12] = [
     mode("f32", FloatDType::F32, || {
         adamw(StateFormat::Full, WeightFormat::Plain)
     }),
@@ -36,12 +36,11 @@ pub const MODES: [Mode; 11] = [
     mode("bf16 stochastic, 4-bit states", FloatDType::BF16, || {
         adamw(StateFormat::Bits4, WeightFormat::Stochastic)
     }),
+    mode("f32, Lion", FloatDType::F32, || {
+        lion(StateFormat::Full, WeightFormat::Plain)
+    }),
     mode("bf16 stochastic, 8-bit Lion", FloatDType::BF16, || {
-        LionConfig::new()
-            .with_weight_decay(0.01)
-            .with_state_format(StateFormat::Bits8)
-            .with_weight_format(WeightFormat::Stochastic)
-            .init()
+        lion(StateFormat::Bits8, WeightFormat::Stochastic)
     }),
     mode("f32, Adafactor", FloatDType::F32, || {
         ModuleOptimizer::from(adafactor())
@@ -66,6 +65,14 @@ const fn mode(name: &'static str, dtype: FloatDType, optimizer: fn() -> ModuleOp
 
 fn adamw(states: StateFormat, weights: WeightFormat) -> ModuleOptimizer {
     AdamWConfig::new()
+        .with_weight_decay(0.01)
+        .with_state_format(states)
+        .with_weight_format(weights)
+        .init()
+}
+
+fn lion(states: StateFormat, weights: WeightFormat) -> ModuleOptimizer {
+    LionConfig::new()
         .with_weight_decay(0.01)
         .with_state_format(states)
         .with_weight_format(weights)
