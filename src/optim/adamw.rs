@@ -88,7 +88,7 @@ impl Optimizer for AdamW {
         gradient: Tensor<D>,
         state: Option<MomentsState<D>>,
     ) -> (Tensor<D>, Option<MomentsState<D>>) {
-        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+        if let Some(reason) = self.refuses(&parameter, &gradient, state.as_ref()) {
             call::refuse(reason);
             return (parameter, state);
         }
@@ -125,8 +125,9 @@ impl AccumulateInState for AdamW {
         gradient: &Tensor<D>,
         state: Option<&MomentsState<D>>,
     ) -> Option<String> {
-        let checked = self.check_step(parameter, gradient, state);
-        checked.err().map(|reason| reason.to_string())
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let moments = state.into_iter().flat_map(MomentsState::moments);
+        kernel::refusal(self.formats(), parameter, gradient, moments, low_bits)
     }
 
     fn step_micro_batch<const D: usize>(
@@ -155,18 +156,6 @@ impl AdamW {
             state: self.config.state_format,
             weight: self.config.weight_format,
         }
-    }
-
-    fn check_step<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&MomentsState<D>>,
-    ) -> Result<(), kernel::Unfit> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let moments = state.map(|state| [&state.moment_1, &state.moment_2]);
-        let moments = moments.into_iter().flatten();
-        kernel::check_step(self.formats(), parameter, gradient, moments, low_bits)
     }
 
     /// The hyperparameters of a step, worked out in the precision in which Burn does.

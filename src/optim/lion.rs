@@ -98,7 +98,11 @@ impl Optimizer for Lion {
         gradient: Tensor<D>,
         state: Option<LionState<D>>,
     ) -> (Tensor<D>, Option<LionState<D>>) {
-        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+        let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
+        let momentum = state.as_ref().map(|state| &state.momentum);
+        let formats = self.formats();
+        let refusal = kernel::refusal(formats, &parameter, &gradient, momentum, low_bits);
+        if let Some(reason) = refusal {
             call::refuse(reason);
             return (parameter, state);
         }
@@ -138,17 +142,6 @@ impl Lion {
             state: self.config.state_format,
             weight: self.config.weight_format,
         }
-    }
-
-    fn check_step<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&LionState<D>>,
-    ) -> Result<(), kernel::Unfit> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let momentum = state.map(|state| &state.momentum);
-        kernel::check_step(self.formats(), parameter, gradient, momentum, low_bits)
     }
 
     fn step_in_format<const D: usize>(

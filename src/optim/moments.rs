@@ -22,6 +22,11 @@ pub struct MomentsState<const D: usize> {
 }
 
 impl<const D: usize> MomentsState<D> {
+    /// The states that a format is for.
+    pub(super) fn moments(&self) -> [&StateTensor<D>; 2] {
+        [&self.moment_1, &self.moment_2]
+    }
+
     /// Burn's own state, in full.
     pub(super) fn into_full(self) -> AdaptiveMomentumState<D> {
         AdaptiveMomentumState {
@@ -65,7 +70,7 @@ impl<const D: usize> RecordState for MomentsState<D> {
         if let Some(max) = &self.max_moment_2 {
             sink.push_tensor(&moments, "max_moment_2", max.to_data());
         }
-        RecordedFormat::of([&self.moment_1, &self.moment_2], 0).flatten(prefix, sink);
+        RecordedFormat::of(self.moments(), 0).flatten(prefix, sink);
         if let Some(low) = &self.low_bits {
             low.flatten::<D>(prefix, sink);
         }

@@ -87,7 +87,7 @@ impl Optimizer for Sgd {
         gradient: Tensor<D>,
         state: Option<SgdState<D>>,
     ) -> (Tensor<D>, Option<SgdState<D>>) {
-        if let Err(reason) = self.check_step(&parameter, &gradient, state.as_ref()) {
+        if let Some(reason) = self.refuses(&parameter, &gradient, state.as_ref()) {
             call::refuse(reason);
             return (parameter, state);
         }
@@ -139,8 +139,9 @@ impl AccumulateInState for Sgd {
         gradient: &Tensor<D>,
         state: Option<&SgdState<D>>,
     ) -> Option<String> {
-        let checked = self.check_step(parameter, gradient, state);
-        checked.err().map(|reason| reason.to_string())
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let velocity = state.and_then(|state| state.velocity.as_ref());
+        kernel::refusal(self.formats(), parameter, gradient, velocity, low_bits)
     }
 
     fn step_micro_batch<const D: usize>(
@@ -176,17 +177,6 @@ impl Sgd {
             state,
             weight: self.config.weight_format,
         }
-    }
-
-    fn check_step<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&SgdState<D>>,
-    ) -> Result<(), kernel::Unfit> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let momentum = state.and_then(|state| state.velocity.as_ref());
-        kernel::check_step(self.formats(), parameter, gradient, momentum, low_bits)
     }
 
     fn step_in_format<const D: usize>(

@@ -76,7 +76,6 @@ impl Formats {
     ) -> Weight<D> {
         let format = self.weight_format(&parameter);
         let (value, low_bits) = match low_bits {
-            // Without a format of bf16 there is nothing to keep: another type is refused later.
             None => {
                 let (elements, device) = (parameter.shape().num_elements(), parameter.device());
                 let none = LowBits::none(format, elements, &device);

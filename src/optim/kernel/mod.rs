@@ -15,10 +15,11 @@ use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::call;
+use super::format::{Formats, LowBits, StateTensor};
 use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
-pub(super) use fit::{Unfit, check_bf16, check_step};
+pub(super) use fit::{check_bf16, check_step};
 pub(super) use formatted::{set_in_format, update_in_format};
 pub(crate) use known_step::try_kernel;
 
@@ -32,6 +33,18 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
         DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
         _ => false,
     }
+}
+
+/// Why a step in `formats` can't be, or would lose something.
+pub(super) fn refusal<'a, const D: usize>(
+    formats: Formats,
+    parameter: &Tensor<D>,
+    gradient: &Tensor<D>,
+    states: impl IntoIterator<Item = &'a StateTensor<D>>,
+    low_bits: Option<&LowBits>,
+) -> Option<String> {
+    let checked = check_step(formats, parameter, gradient, states, low_bits);
+    checked.err().map(|reason| reason.to_string())
 }
 
 /// Applies `rule` to the elements of `parameter` and of its `states`, and returns them. A buffer with
