@@ -7,7 +7,7 @@ use crate::optim;
 /// Returns what was found where it is another.
 pub(super) fn run(device: &Device, dtype: FloatDType) -> Result<(), String> {
     by_burn(device, dtype)?;
-    optim::try_kernel(device, dtype)
+    optim::try_kernels(device, dtype)
 }
 
 /// By kernels of Burn. The numbers are such that every float type has them and their results.

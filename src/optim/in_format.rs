@@ -95,7 +95,7 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         }
         let weight = self.formats().weight(parameter, low_bits);
         let gradient = gradient.cast(FloatDType::F32);
-        let before = weight.in_full();
+        let before = kernel::in_full(&weight);
         // It is told nothing about the weight, and nothing of the caller's goes with it.
         let step = || self.optimizer.step(lr, before, gradient, state);
         let (after, state) = call::unheard(step);

@@ -50,7 +50,7 @@ pub(crate) use format::{
 pub use in_format::{InFormat, InFormatState};
 pub use in_state::AccumulateInState;
 pub(crate) use in_state::InState;
-pub(crate) use kernel::try_kernel;
+pub(crate) use kernel::try_kernels;
 pub use lion::{Lion, LionConfig, LionState};
 pub use moments::MomentsState;
 pub use sgd::{Sgd, SgdConfig, SgdState};

@@ -44,25 +44,4 @@ macro_rules! on_every_backend {
     };
 }
 
-/// The same for what has no kernel on a GPU.
-macro_rules! on_every_cpu_backend {
-    ($($test:ident),* $(,)?) => {
-        mod flex {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::flex().autodiff());
-            })*
-        }
-
-        #[allow(deprecated)] // Burn 0.22 still ships it.
-        mod ndarray {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::ndarray().autodiff());
-            })*
-        }
-    };
-}
-
 pub(crate) use on_every_backend;
-pub(crate) use on_every_cpu_backend;

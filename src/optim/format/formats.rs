@@ -95,14 +95,6 @@ impl Formats {
 }
 
 impl<const D: usize> Weight<D> {
-    /// The trained weight, in f32.
-    pub(crate) fn in_full(&self) -> Tensor<D> {
-        match self.low_bits.clone() {
-            Some(low_bits) => low_bits.joined(self.value.clone()),
-            None => self.value.clone().cast(FloatDType::F32),
-        }
-    }
-
     /// A full state of this number.
     pub(crate) fn blank_state(&self, fill: f32) -> Tensor<D> {
         full(&self.value, fill)

@@ -16,6 +16,12 @@ impl Noise {
         }
     }
 
+    /// What tells the step from others.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn salt(self) -> u32 {
+        self.salt
+    }
+
     /// 32 random bits for the element of this index, whose gradient tells parameters from one another.
     #[inline(always)]
     pub(crate) fn bits(self, index: u32, gradient: f32) -> u32 {

@@ -91,13 +91,6 @@ pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Tenso
 }
 
 impl Width {
-    fn bits(self) -> usize {
-        match self {
-            Self::Four => 4,
-            Self::Eight => 8,
-        }
-    }
-
     fn of_bits(bits: usize) -> Option<Self> {
         match bits {
             4 => Some(Self::Four),

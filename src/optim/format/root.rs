@@ -21,7 +21,7 @@ pub(crate) const GROUP: usize = 64;
 pub(crate) type Values = [f32; GROUP];
 
 /// What is known of the sign of a state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Root {
     /// A first moment.
     Signed,
@@ -30,13 +30,20 @@ pub(crate) enum Root {
 }
 
 /// Bits of a code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Width {
     Four,
     Eight,
 }
 
 impl Width {
+    pub(crate) const fn bits(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
     /// Bytes of the codes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
         match self {
@@ -47,13 +54,24 @@ impl Width {
 }
 
 /// What codes stand for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Coding {
     pub(crate) root: Root,
     pub(crate) width: Width,
 }
 
 impl Coding {
+    /// `L` of the formulas.
+    #[cfg(feature = "cubecl")]
+    pub(crate) const fn levels(self) -> i32 {
+        match (self.root, self.width) {
+            (Root::Signed, Width::Eight) => 127,
+            (Root::Signed, Width::Four) => 7,
+            (Root::Positive, Width::Eight) => 256,
+            (Root::Positive, Width::Four) => 16,
+        }
+    }
+
     /// The numbers that `codes` stand for.
     #[inline(always)]
     pub(crate) fn decode(self, codes: &[u8], scale: f32) -> Values {

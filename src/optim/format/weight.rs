@@ -6,7 +6,7 @@ use burn::tensor::bf16;
 /// Updates are computed in f32 in every format. A weight in f32 has all bits, so the formats are for weights in bf16
 /// ([`cast`](crate::cast)); parameters in f32 of fewer than 4096 elements beside them (norms, biases) are stepped as
 /// they are.
-#[derive(Config, Copy, Debug, PartialEq, Eq)]
+#[derive(Config, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightFormat {
     /// Nothing: it is rounded to the nearest. Updates below a 256th of the weight are lost.
     Plain,

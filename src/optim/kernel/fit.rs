@@ -1,9 +1,8 @@
 use std::fmt::{Display, Formatter};
 
-use burn::tensor::{DType, Device, Shape, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
 use super::super::format::{Formats, LowBits, StateTensor, WeightFormat};
-use crate::device::is_cubecl;
 
 /// What can't be updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -19,12 +18,6 @@ pub(in crate::optim) enum Unfit {
         parameter: String,
     },
     #[error(
-        "{0} has no kernel for weights or optimizer states in formats: use `StateFormat::Full` and \
-         `WeightFormat::Plain` there, or `Offload::Updates` with `min_elements` 0, which steps all parameters on the \
-         host. Nothing was written"
-    )]
-    Device(String),
-    #[error(
         "the optimizer state holds low bits of the weight, which `WeightFormat::{0:?}` would drop: use the format \
          that it was written with, or start from the model in full precision. Nothing was written"
     )]
@@ -39,6 +32,14 @@ pub(in crate::optim) enum Unfit {
          `backburn::cast(model, FloatDType::BF16)`, or `WeightFormat::Plain`. Nothing was written"
     )]
     WeightFormat { format: WeightFormat, dtype: DType },
+    #[error(
+        "`WeightFormat::{format:?}` is for parameters in bf16, which {device} does not have: use \
+         `WeightFormat::Plain` there. Nothing was written"
+    )]
+    NoBf16 {
+        format: WeightFormat,
+        device: String,
+    },
 }
 
 /// What all operands of a step share.
@@ -85,12 +86,15 @@ pub(in crate::optim) fn check_bf16<const D: usize>(
 /// Refuses a weight that can't be in `format`.
 fn check_format<const D: usize>(parameter: &Tensor<D>, format: WeightFormat) -> Result<(), Unfit> {
     let (device, dtype) = (parameter.device(), parameter.dtype());
-    if is_cubecl(&device) {
-        return Err(Unfit::Device(format!("{device:?}")));
+    if format == WeightFormat::Plain || dtype == DType::BF16 {
+        return Ok(());
     }
-    match format != WeightFormat::Plain && dtype != DType::BF16 {
+    match device.supports_dtype(FloatDType::BF16) {
         true => Err(Unfit::WeightFormat { format, dtype }),
-        false => Ok(()),
+        false => Err(Unfit::NoBf16 {
+            format,
+            device: format!("{device:?}"),
+        }),
     }
 }
 

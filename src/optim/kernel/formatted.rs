@@ -1,18 +1,20 @@
-use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
-use num_traits::Float;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::super::call;
-use super::super::format::{Coding, LowBits, Noise, PackedState, StateTensor, Weight};
-use super::super::rule::{Rule, RuleVisitor, UpdateRule};
-#[cfg(feature = "flex")]
-use super::flex;
-use super::groups::{GradientSource, Groups, StateSlice, Weights};
+use super::super::format::{Noise, StateTensor, Weight};
+use super::super::rule::Rule;
+#[cfg(feature = "cubecl")]
+use super::group_extension;
+use super::group_step::{GroupStep, GroupUpdate};
+use super::host;
+#[cfg(feature = "cubecl")]
+use crate::device::is_cubecl;
 
 /// Applies `rule` to the elements of a weight and of its states, in f32 whatever they are stored in: group by group,
-/// in one pass, on the processor. A buffer with one owner is written in place on `flex`; other devices are read and
-/// written.
+/// in one pass. CubeCL devices have a kernel for it; of all others the processor does it, in place on `flex` where a
+/// buffer has one owner.
 ///
-/// The operands fit each other ([`fit::check_step`]).
+/// The operands fit each other ([`fit::check_step`](super::fit::check_step)).
 pub(crate) fn update_in_format<const D: usize, const S: usize>(
     rule: Rule,
     weight: Weight<D>,
@@ -21,7 +23,12 @@ pub(crate) fn update_in_format<const D: usize, const S: usize>(
     noise: Noise,
 ) -> (Weight<D>, [StateTensor<D>; S]) {
     call::give_up_reserve();
-    let (weight, states) = run(weight, gradient, states, noise, |pass| rule.accept(S, pass));
+    let step = GroupStep {
+        update: GroupUpdate::Rule(rule),
+        format: weight.format,
+        noise,
+    };
+    let (weight, states) = update_groups(step, weight, gradient, states);
     call::renew_reserve(&weight.value);
     (weight, states)
 }
@@ -32,207 +39,35 @@ pub(crate) fn set_in_format<const D: usize>(
     numbers: Tensor<D>,
     noise: Noise,
 ) -> Weight<D> {
-    run(weight, numbers, [], noise, |pass| pass.visit::<0>(Set)).0
+    let step = GroupStep {
+        update: GroupUpdate::Set,
+        format: weight.format,
+        noise,
+    };
+    update_groups(step, weight, numbers, []).0
 }
 
-/// Takes a weight to what comes in the place of its gradient.
-#[derive(Clone, Copy)]
-struct Set;
-
-impl UpdateRule<0> for Set {
-    #[inline(always)]
-    fn update<F: Float>(&self, _weight: F, number: F, []: [F; 0]) -> (F, [F; 0]) {
-        (number, [])
+/// The trained weight, in f32.
+pub(crate) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
+    let value = weight.value.clone();
+    match weight.low_bits.clone() {
+        None => value.cast(FloatDType::F32),
+        #[cfg(feature = "cubecl")]
+        Some(low_bits) if is_cubecl(&value.device()) => group_extension::joined(value, low_bits),
+        Some(low_bits) => low_bits.joined(value),
     }
 }
 
-/// Opens the operands, lets `update` pass over them, and closes them again.
-fn run<const D: usize, const S: usize>(
+/// Takes `step` where the operands are.
+pub(super) fn update_groups<const D: usize, const S: usize>(
+    step: GroupStep,
     weight: Weight<D>,
     gradient: Tensor<D>,
     states: [StateTensor<D>; S],
-    noise: Noise,
-    update: impl FnOnce(Pass<'_>),
 ) -> (Weight<D>, [StateTensor<D>; S]) {
-    let Weight {
-        value,
-        format,
-        low_bits,
-    } = weight;
-    let device = value.device();
-    let mut value = value.into_data();
-    let mut low = low_bits.map(|low| (low.words.into_data(), low.elements));
-    let mut open = states.map(OpenState::of);
-    let words = low.as_mut().map(|(words, _)| elements::<u32>(words));
-    let words = words.unwrap_or_default();
-    let weights = match value.dtype() {
-        DType::F32 => Weights::F32(elements(&mut value)),
-        DType::F16 => Weights::F16(elements(&mut value)),
-        _ => Weights::in_format(format, elements(&mut value), words),
-    };
-    update(Pass {
-        weights,
-        states: open.iter_mut().map(OpenState::slice).collect(),
-        gradient: OpenGradient::of(gradient),
-        noise,
-    });
-    let value = closed(value, &device);
-    let low_bits = low.map(|(words, elements)| LowBits {
-        words: closed_words(words, &device),
-        format,
-        elements,
-    });
-    let weight = Weight {
-        value,
-        format,
-        low_bits,
-    };
-    (weight, open.map(|state| state.closed(&device)))
-}
-
-/// The pass over memory, as soon as the type of the rule is known.
-struct Pass<'a> {
-    weights: Weights<'a>,
-    states: Vec<StateSlice<'a>>,
-    gradient: OpenGradient,
-    noise: Noise,
-}
-
-impl RuleVisitor for Pass<'_> {
-    type Output = ();
-
-    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) {
-        let mut states = self.states.into_iter();
-        let states = std::array::from_fn(|_| states.next().expect("a rule knows its states"));
-        let groups = Groups::new(self.weights, states);
-        match &self.gradient {
-            #[cfg(feature = "flex")]
-            OpenGradient::Flex(gradient) => {
-                flex::update_groups(&rule, groups, gradient, self.noise);
-            }
-            OpenGradient::Read(gradient) => each(&rule, groups, gradient, self.noise),
-        }
+    #[cfg(feature = "cubecl")]
+    if is_cubecl(&weight.value.device()) {
+        return group_extension::update(step, weight, gradient, states);
     }
-}
-
-#[cfg(feature = "flex")]
-use flex::each_group as each;
-
-#[cfg(not(feature = "flex"))]
-fn each<const S: usize>(
-    rule: &impl UpdateRule<S>,
-    groups: Groups<'_, S>,
-    gradient: &impl GradientSource,
-    noise: Noise,
-) {
-    groups.update(rule, gradient, noise);
-}
-
-/// A gradient that can be read group by group.
-enum OpenGradient {
-    /// As it lies in memory: a view is not copied.
-    #[cfg(feature = "flex")]
-    Flex(burn::backend::flex::FlexTensor),
-    Read(Vec<f32>),
-}
-
-impl OpenGradient {
-    fn of<const D: usize>(gradient: Tensor<D>) -> Self {
-        #[cfg(feature = "flex")]
-        {
-            use burn::backend::{BackendTensor, DispatchTensorKind};
-            let kind = gradient.clone().into_dispatch().kind;
-            if let DispatchTensorKind::Flex(BackendTensor::Float(gradient)) = kind {
-                return Self::Flex(gradient);
-            }
-        }
-        Self::Read(gradient.into_data().iter::<f32>().collect())
-    }
-}
-
-impl GradientSource for Vec<f32> {
-    #[inline(always)]
-    fn read(&self, start: usize, into: &mut [f32]) {
-        into.copy_from_slice(&self[start..start + into.len()]);
-    }
-}
-
-/// A state that can be written.
-enum OpenState {
-    Full(TensorData),
-    Packed {
-        coding: Coding,
-        shape: Shape,
-        codes: TensorData,
-        scales: TensorData,
-    },
-}
-
-impl OpenState {
-    fn of<const D: usize>(state: StateTensor<D>) -> Self {
-        match state {
-            StateTensor::Full(state) => Self::Full(state.into_data()),
-            StateTensor::Packed(packed) => {
-                let PackedState {
-                    codes,
-                    scales,
-                    coding,
-                    shape,
-                } = packed;
-                Self::Packed {
-                    coding,
-                    shape,
-                    codes: codes.into_data(),
-                    scales: scales.into_data(),
-                }
-            }
-        }
-    }
-
-    fn slice(&mut self) -> StateSlice<'_> {
-        match self {
-            Self::Full(state) => StateSlice::Full(elements(state)),
-            Self::Packed {
-                coding,
-                codes,
-                scales,
-                ..
-            } => StateSlice::Packed {
-                coding: *coding,
-                codes: bytemuck::cast_slice_mut(elements::<u32>(codes)),
-                scales: elements(scales),
-            },
-        }
-    }
-
-    fn closed<const D: usize>(self, device: &Device) -> StateTensor<D> {
-        match self {
-            Self::Full(state) => StateTensor::Full(closed(state, device)),
-            Self::Packed {
-                coding,
-                shape,
-                codes,
-                scales,
-            } => StateTensor::Packed(PackedState {
-                codes: closed_words(codes, device),
-                scales: closed(scales, device),
-                coding,
-                shape,
-            }),
-        }
-    }
-}
-
-/// The elements of `data`, which are of that type.
-fn elements<E: Element>(data: &mut TensorData) -> &mut [E] {
-    data.as_mut_slice().expect("the type was looked at")
-}
-
-fn closed<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
-    let dtype = data.dtype();
-    Tensor::from_data(data, (device, dtype))
-}
-
-fn closed_words(words: TensorData, device: &Device) -> Tensor<1, Int> {
-    Tensor::from_data(words, (device, DType::U32))
+    host::update(step, weight, gradient, states)
 }

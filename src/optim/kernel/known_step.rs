@@ -1,37 +1,102 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
+use super::super::format::{LowBits, Noise, Root, StateFormat, StateTensor, Weight, WeightFormat};
 use super::super::rule::{AdamW, Moments, Rule};
-use super::{covers, plain, update};
+use super::group_step::{GroupStep, GroupUpdate};
+use super::{covers, formatted, host, in_full, plain, update};
 
-/// A step of AdamW on four elements, by the kernel of `device` and by the plain rule, which uses the device for
-/// storage alone. Returns what the kernel has computed where it is another.
-pub(crate) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
-    let tensor = |elements: [f64; 4]| -> Tensor<1> {
-        Tensor::from_data(elements, (device, DType::from(dtype)))
-    };
-    let parameter = tensor([0.5, -1.0, 2.0, 0.25]);
-    if !covers(&parameter) {
+/// A step of AdamW by the kernels of `device`, in full and in formats, and by what uses the device for storage alone.
+/// Returns what a kernel has computed where it is another.
+pub(crate) fn try_kernels(device: &Device, dtype: FloatDType) -> Result<(), String> {
+    let nothing = Tensor::<1>::empty([0], (device, DType::from(dtype)));
+    if !covers(&nothing) {
         return Ok(());
     }
-    let operands = || {
-        let gradient = tensor([1.0, -0.5, 0.25, 2.0]);
-        let states = [[0.25, 0.5, -0.5, 1.0], [1.0, 0.25, 0.0625, 4.0]];
-        (gradient, states.map(tensor))
-    };
-    let rule = Rule::AdamW(AdamW::<false> {
+    try_full(device, dtype)?;
+    match dtype {
+        FloatDType::F64 => Ok(()),
+        _ => try_groups(device, dtype),
+    }
+}
+
+fn known_rule() -> Rule {
+    Rule::AdamW(AdamW::<false> {
         moments: Moments::new(0.5, 0.75),
         learning_rate: 0.125,
         decay: 0.5,
         correction_1: 0.5,
         correction_2: 0.25,
         epsilon: 0.0,
-    });
+    })
+}
+
+/// Four elements, with full states.
+fn try_full(device: &Device, dtype: FloatDType) -> Result<(), String> {
+    let tensor = |elements: [f64; 4]| -> Tensor<1> {
+        Tensor::from_data(elements, (device, DType::from(dtype)))
+    };
+    let parameter = tensor([0.5, -1.0, 2.0, 0.25]);
+    let operands = || {
+        let gradient = tensor([1.0, -0.5, 0.25, 2.0]);
+        let states = [[0.25, 0.5, -0.5, 1.0], [1.0, 0.25, 0.0625, 4.0]];
+        (gradient, states.map(tensor))
+    };
     let (gradient, states) = operands();
-    let expected = plain::update(rule, parameter.clone(), gradient, states.into());
+    let expected = plain::update(known_rule(), parameter.clone(), gradient, states.into());
     let (gradient, states) = operands();
-    let found = update(rule, parameter, gradient, states);
+    let found = update(known_rule(), parameter, gradient, states);
     let found = std::iter::once(found.0).chain(found.1);
-    let expected = std::iter::once(expected.0).chain(expected.1);
+    compare("", found, std::iter::once(expected.0).chain(expected.1))
+}
+
+/// Two groups, of which one is not filled up, with states in 8 bits, and low bits where the weight is in bf16.
+fn try_groups(device: &Device, dtype: FloatDType) -> Result<(), String> {
+    const ELEMENTS: usize = 70;
+    let tensor = |step: f32| -> Tensor<1> {
+        let element = |index| ((index % 8) as f32 - 3.5) * step;
+        let elements: Vec<f32> = (0..ELEMENTS).map(element).collect();
+        Tensor::from_data(&elements[..], (device, DType::from(dtype)))
+    };
+    let format = match dtype {
+        FloatDType::BF16 => WeightFormat::Split24,
+        _ => WeightFormat::Plain,
+    };
+    let operands = || {
+        let weight = Weight {
+            value: tensor(0.5),
+            format,
+            low_bits: LowBits::none(format, ELEMENTS, device),
+        };
+        let state = |root| {
+            let coding = StateFormat::Bits8.coding(root, usize::MAX);
+            StateTensor::blank(&weight.value, coding.expect("it is not small"))
+        };
+        let states = [Root::Signed, Root::Positive].map(state);
+        (weight, tensor(0.25), states)
+    };
+    let step = GroupStep {
+        update: GroupUpdate::Rule(known_rule()),
+        format,
+        noise: Noise::of_step(1),
+    };
+    let (weight, gradient, states) = operands();
+    let (weight, states) = host::update(step, weight, gradient, states);
+    let weight = match weight.low_bits {
+        Some(low) => low.joined(weight.value),
+        None => weight.value,
+    };
+    let expected = std::iter::once(weight).chain(states.map(StateTensor::full));
+    let (weight, gradient, states) = operands();
+    let (weight, states) = formatted::update_groups(step, weight, gradient, states);
+    let found = std::iter::once(in_full(&weight)).chain(states.map(StateTensor::full));
+    compare(" in formats", found, expected)
+}
+
+fn compare(
+    what: &str,
+    found: impl Iterator<Item = Tensor<1>>,
+    expected: impl Iterator<Item = Tensor<1>>,
+) -> Result<(), String> {
     for (operand, (found, expected)) in ["parameter", "first moment", "second moment"]
         .iter()
         .zip(found.zip(expected))
@@ -41,7 +106,7 @@ pub(crate) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), Strin
         let near = |(a, b): (f64, f64)| (a - b).abs() <= 0.02 * (1.0 + b.abs());
         if !found.iter::<f64>().zip(expected.iter::<f64>()).all(near) {
             return Err(format!(
-                "a step of AdamW gave the {operand} {found} instead of {expected}"
+                "a step of AdamW{what} gave the {operand} {found} instead of {expected}"
             ));
         }
     }

@@ -7,8 +7,16 @@ mod fit;
 #[cfg(feature = "flex")]
 mod flex;
 mod formatted;
+#[cfg(feature = "cubecl")]
+mod group_extension;
+#[cfg(feature = "cubecl")]
+mod group_operands;
+mod group_step;
 mod groups;
+mod host;
 mod known_step;
+#[cfg(all(test, feature = "wgpu"))]
+mod on_wgpu;
 mod plain;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
@@ -20,8 +28,8 @@ use super::rule::Rule;
 use extension::{Operands, SinglePass};
 
 pub(super) use fit::{check_bf16, check_step};
-pub(super) use formatted::{set_in_format, update_in_format};
-pub(crate) use known_step::try_kernel;
+pub(super) use formatted::{in_full, set_in_format, update_in_format};
+pub(crate) use known_step::try_kernels;
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.
 pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {

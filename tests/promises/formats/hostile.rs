@@ -6,7 +6,7 @@ use burn::tensor::{TensorData, bf16};
 
 use super::*;
 
-on_every_cpu_backend!(
+on_every_backend!(
     gradients_that_are_mostly_zero_stay_finite_and_move,
     tiny_gradients_move_as_in_f32,
     tiny_learning_rates_move_as_in_f32,

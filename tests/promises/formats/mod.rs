@@ -1,6 +1,7 @@
 //! Weights and optimizer states in fewer bits: fused training equals the stock loop with the same optimizer, and
 //! nothing is lost that the format does not give up.
 
+mod devices;
 mod hostile;
 mod misuse;
 mod records;
@@ -16,7 +17,7 @@ use burn::optim::ModuleOptimizer;
 use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
-use crate::backends::on_every_cpu_backend;
+use crate::backends::on_every_backend;
 use crate::compare::*;
 
 const RATE: f64 = 1e-2;
@@ -107,7 +108,7 @@ fn batches(device: &Device, dtype: FloatDType) -> Vec<Tensor<2>> {
     batches.map(Tensor::from_inner).collect()
 }
 
-on_every_cpu_backend!(
+on_every_backend!(
     fused_equals_stock_in_every_format,
     all_policies_work_with_formats,
     a_model_can_be_trained_on_in_another_format,
@@ -247,7 +248,20 @@ fn formats_and_offload_go_together(device: &Device) {
                 fused.step(RATE, |model| loss(model, step));
             }
             println!("{name}, {offload:?}");
-            assert_equal_weights(&plain.model(), &fused.model());
+            match (offload, is_exact(device)) {
+                // What the host rounds otherwise than the device has other random numbers from then on.
+                (Offload::Updates, false) => assert_within(&plain.model(), &fused.model(), 0.1),
+                _ => assert_equal_weights(&plain.model(), &fused.model()),
+            }
+        }
+    }
+}
+
+/// Panics if a weight differs by more than this part of what four steps move it.
+fn assert_within(expected: &Network, found: &Network, part: f64) {
+    for ((path, expected), (_, found)) in weights(expected).iter().zip(&weights(found)) {
+        for (a, b) in expected.iter::<f64>().zip(found.iter::<f64>()) {
+            assert!((a - b).abs() <= part * 4.0 * RATE, "{path}: {b} for {a}");
         }
     }
 }

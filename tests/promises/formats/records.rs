@@ -6,7 +6,7 @@ use burn::tensor::Bytes;
 
 use super::*;
 
-on_every_cpu_backend!(
+on_every_backend!(
     a_run_resumes_at_any_step_to_the_bit,
     a_stock_loop_resumes_to_the_bit,
     stock_burn_goes_on_from_a_record_in_its_form,

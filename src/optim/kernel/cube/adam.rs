@@ -1,12 +1,12 @@
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-use super::Launch;
 use super::kernel::{Updated, VectorRule};
+use super::launch::Launch;
 use super::moments::{Moments, launched, penalized};
 use crate::optim::rule;
 
-pub(super) fn launch(rule: rule::Adam, launch: Launch) {
+pub(super) fn launch(rule: rule::Adam, launch: impl Launch) {
     let options = AdamOptionsLaunch::new(
         launched(rule.moments, &launch),
         launch.scalar(rule.penalty.unwrap_or_default()),

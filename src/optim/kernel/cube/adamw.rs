@@ -1,12 +1,12 @@
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-use super::Launch;
 use super::kernel::{Updated, VectorRule};
+use super::launch::Launch;
 use super::moments::{Moments, launched};
 use crate::optim::rule;
 
-pub(super) fn launch<const CAUTIOUS: bool>(rule: rule::AdamW<CAUTIOUS>, launch: Launch) {
+pub(super) fn launch<const CAUTIOUS: bool>(rule: rule::AdamW<CAUTIOUS>, launch: impl Launch) {
     let options = AdamWOptionsLaunch::new(
         launched(rule.moments, &launch),
         launch.scalar(rule.decay),

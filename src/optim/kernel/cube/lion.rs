@@ -1,12 +1,12 @@
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-use super::Launch;
 use super::kernel::{Updated, VectorRule};
+use super::launch::Launch;
 use super::moments::average;
 use crate::optim::rule;
 
-pub(super) fn launch(rule: rule::Lion, launch: Launch) {
+pub(super) fn launch(rule: rule::Lion, launch: impl Launch) {
     let options = LionOptionsLaunch::new(
         launch.scalar(rule.beta_1),
         launch.scalar(rule.rest_1),

@@ -2,7 +2,9 @@
 
 mod adam;
 mod adamw;
+mod groups;
 mod kernel;
+mod launch;
 mod lion;
 mod moments;
 mod sgd;
@@ -19,7 +21,9 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Rule;
+pub(super) use groups::{join as join_groups, update as update_groups};
 use kernel::VectorRule;
+use launch::Launch;
 
 /// Applies `rule` to every element.
 pub(super) fn update(
@@ -33,14 +37,7 @@ pub(super) fn update(
     }
     let parameter = writable(parameter);
     let states: Vec<_> = states.into_iter().map(writable).collect();
-    let launch = Launch::new(&parameter, gradient, &states);
-    match rule {
-        Rule::Adam(rule) => adam::launch(rule, launch),
-        Rule::AdamW(rule) => adamw::launch(rule, launch),
-        Rule::CautiousAdamW(rule) => adamw::launch(rule, launch),
-        Rule::Lion(rule) => lion::launch(rule, launch),
-        Rule::Sgd(rule) => sgd::launch(rule, launch),
-    }
+    launch::start(rule, Elements::new(&parameter, gradient, &states));
     (parameter, states)
 }
 
@@ -79,8 +76,8 @@ fn is_divided_by(tensor: &CubeTensor, size: VectorSize) -> bool {
         && rows.into_iter().all(|stride| stride.is_multiple_of(size))
 }
 
-/// What the kernel is launched with.
-struct Launch<'a> {
+/// What the kernel for all elements is launched with.
+struct Elements<'a> {
     client: Client,
     cube_count: CubeCount,
     cube_dim: CubeDim,
@@ -93,7 +90,7 @@ struct Launch<'a> {
     states: &'a [CubeTensor],
 }
 
-impl<'a> Launch<'a> {
+impl<'a> Elements<'a> {
     fn new(parameter: &'a CubeTensor, gradient: CubeTensor, states: &'a [CubeTensor]) -> Self {
         let client = parameter.client.clone();
         let length = parameter.meta.num_elements();
@@ -123,13 +120,13 @@ impl<'a> Launch<'a> {
             states,
         }
     }
+}
 
-    /// A hyperparameter.
+impl Launch for Elements<'_> {
     fn scalar(&self, value: f64) -> InputScalar {
         InputScalar::new(value, self.types[1])
     }
 
-    /// Starts the kernel.
     fn start<R: VectorRule>(self, options: RuntimeArg<R::Options>) {
         let states = self
             .states

@@ -1,10 +1,10 @@
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-use super::Launch;
+use super::launch::Launch;
 use crate::optim::rule;
 
-pub(super) fn launched(moments: rule::Moments, launch: &Launch) -> MomentsLaunch {
+pub(super) fn launched(moments: rule::Moments, launch: &impl Launch) -> MomentsLaunch {
     MomentsLaunch::new(
         launch.scalar(moments.beta_1),
         launch.scalar(moments.rest_1),

@@ -1,12 +1,12 @@
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 
-use super::Launch;
 use super::kernel::{Updated, VectorRule};
+use super::launch::Launch;
 use super::moments::{average, penalized};
 use crate::optim::rule;
 
-pub(super) fn launch(rule: rule::Sgd, launch: Launch) {
+pub(super) fn launch(rule: rule::Sgd, launch: impl Launch) {
     let options = SgdOptionsLaunch::new(
         launch.scalar(rule.penalty.unwrap_or_default()),
         launch.scalar(rule.momentum),

@@ -1,0 +1,254 @@
+//! The kernel for weights and states in formats: a group of elements at a time.
+
+mod block;
+mod group;
+mod kernel;
+mod noise;
+mod state;
+mod weight;
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, cubecl};
+use cubecl::calculate_cube_count_elemwise;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+
+use super::super::super::format::{GROUP, WeightFormat};
+use super::super::group_operands::{GroupOperands, GroupState, GroupWeight};
+use super::super::group_step::{GroupStep, GroupUpdate};
+use super::kernel::{Updated, VectorRule};
+use super::launch::{self, Launch};
+use super::{is_divided_by, writable};
+use block::{BLOCK, BLOCKS};
+use kernel::Units;
+use state::PackedLaunch;
+use weight::LowLaunch;
+
+type Operands = GroupOperands<CubeBackend>;
+type State = GroupState<CubeBackend>;
+
+/// Takes a step with every group.
+pub(in crate::optim::kernel) fn update(
+    step: GroupStep,
+    gradient: CubeTensor,
+    operands: Operands,
+) -> Operands {
+    let (weight, states) = operands.into_parts();
+    let (weight, low) = match weight {
+        GroupWeight::Whole(weight) => (weight, None),
+        GroupWeight::Split(weight, low) => (weight, Some(writable(low))),
+    };
+    let weight = writable(weight);
+    let states: Vec<State> = states.into_iter().map(writable_state).collect();
+    if weight.meta.num_elements() > 0 {
+        let launch = Groups {
+            shape: Shape::of(
+                &weight,
+                [&gradient]
+                    .into_iter()
+                    .chain(states.iter().filter_map(full)),
+            ),
+            step,
+            weight: &weight,
+            low: low.as_ref(),
+            gradient,
+            states: &states,
+        };
+        match step.update {
+            GroupUpdate::Rule(rule) => launch::start(rule, launch),
+            GroupUpdate::Set => launch.start::<Set>(()),
+        }
+    }
+    let weight = match low {
+        None => GroupWeight::Whole(weight),
+        Some(low) => GroupWeight::Split(weight, low),
+    };
+    Operands::new(weight, states)
+}
+
+/// The trained weights, in f32.
+pub(in crate::optim::kernel) fn join(
+    weight: CubeTensor,
+    low: CubeTensor,
+    format: WeightFormat,
+) -> CubeTensor {
+    let (client, device, shape) = (&weight.client, &weight.device, weight.meta.shape());
+    let joined = empty_device_dtype(client.clone(), device.clone(), shape.clone(), DType::F32);
+    if weight.meta.num_elements() == 0 {
+        return joined;
+    }
+    let shape = Shape::of(&weight, [&joined]);
+    let low = LowLaunch::new(low.into_linear_view(), format);
+    let stored = dtype_to_storage_type(weight.dtype);
+    // SAFETY: the tensors have one shape; each is read or written through a view of its own strides, in vectors that
+    // divide its rows, and within its bounds. The new one has one owner.
+    unsafe {
+        kernel::join_groups::launch_unchecked(
+            &weight.client.clone(),
+            shape.cube_count,
+            shape.cube_dim,
+            shape.address_type,
+            shape.vector_size,
+            weight.into_linear_view(),
+            low,
+            joined.clone().into_linear_view(),
+            shape.units,
+            stored,
+        );
+    }
+    joined
+}
+
+/// How a kernel for groups is launched.
+struct Shape {
+    cube_count: CubeCount,
+    cube_dim: CubeDim,
+    address_type: AddressType,
+    vector_size: VectorSize,
+    units: Units,
+}
+
+/// What the kernel that updates groups is launched with.
+struct Groups<'a> {
+    shape: Shape,
+    step: GroupStep,
+    weight: &'a CubeTensor,
+    low: Option<&'a CubeTensor>,
+    gradient: CubeTensor,
+    states: &'a [State],
+}
+
+impl Shape {
+    /// For a weight with others of its shape.
+    fn of<'t>(
+        weight: &'t CubeTensor,
+        others: impl IntoIterator<Item = &'t CubeTensor> + Clone,
+    ) -> Self {
+        let tensors = || [weight].into_iter().chain(others.clone());
+        let client = &weight.client;
+        // Where they lie otherwise, element by element.
+        let in_blocks = tensors().all(|tensor| is_divided_by(tensor, BLOCK));
+        let groups = weight.meta.num_elements().div_ceil(GROUP);
+        let (units, cube_dim) = part(client, groups);
+        let address_type = tensors().map(CubeTensor::required_address_type).max();
+        Self {
+            cube_count: calculate_cube_count_elemwise(client, groups * units.group, cube_dim),
+            cube_dim,
+            address_type: address_type.unwrap_or_default(),
+            vector_size: if in_blocks { BLOCK } else { 1 },
+            units,
+        }
+    }
+}
+
+/// A unit for every block, in cubes of four groups; on a device that has smaller cubes (CPUs) one for every group.
+fn part(client: &Client, groups: usize) -> (Units, CubeDim) {
+    const CUBE: usize = 4 * BLOCKS;
+    if client.properties().hardware.max_units_per_cube as usize >= CUBE {
+        let units = Units {
+            group: BLOCKS,
+            cube: CUBE,
+        };
+        return (units, CubeDim::new_1d(CUBE as u32));
+    }
+    let cube_dim = CubeDim::new(client, groups);
+    let units = Units {
+        group: 1,
+        cube: cube_dim.num_elems() as usize,
+    };
+    (units, cube_dim)
+}
+
+fn writable_state(state: State) -> State {
+    match state {
+        State::Full(state) => State::Full(writable(state)),
+        State::Packed {
+            codes,
+            scales,
+            coding,
+        } => State::Packed {
+            codes: writable(codes),
+            scales: writable(scales),
+            coding,
+        },
+    }
+}
+
+fn full(state: &State) -> Option<&CubeTensor> {
+    match state {
+        State::Full(state) => Some(state),
+        State::Packed { .. } => None,
+    }
+}
+
+fn packed(state: &State) -> Option<PackedLaunch> {
+    match state {
+        State::Full(_) => None,
+        State::Packed {
+            codes,
+            scales,
+            coding,
+        } => Some(PackedLaunch::new(
+            codes.clone().into_linear_view(),
+            scales.clone().into_linear_view(),
+            *coding,
+        )),
+    }
+}
+
+impl Launch for Groups<'_> {
+    fn scalar(&self, value: f64) -> InputScalar {
+        InputScalar::new(value, dtype_to_storage_type(DType::F32))
+    }
+
+    fn start<R: VectorRule>(self, options: RuntimeArg<R::Options>) {
+        let format = self.step.format;
+        let low = self.low.cloned();
+        let low = low.map(|low| LowLaunch::new(low.into_linear_view(), format));
+        let full = self.states.iter().filter_map(full);
+        let types = [self.weight.dtype, self.gradient.dtype].map(dtype_to_storage_type);
+        // SAFETY: weight, gradient and full states have one shape, codes, scales and low bits a place for every
+        // group; each is read and written through a view of its own strides, in vectors that divide its rows, and
+        // within its bounds; those written have dense rows that don't overlap, and one owner. All units of a cube
+        // come to the same barriers: what decides is known when the kernel is compiled.
+        unsafe {
+            kernel::update_groups::launch_unchecked::<R>(
+                &self.weight.client,
+                self.shape.cube_count,
+                self.shape.cube_dim,
+                self.shape.address_type,
+                self.shape.vector_size,
+                self.gradient.into_linear_view(),
+                self.weight.clone().into_linear_view(),
+                low.into_iter().collect(),
+                self.states.iter().filter_map(packed).collect(),
+                full.map(|state| state.clone().into_linear_view()).collect(),
+                options,
+                self.step.noise.salt(),
+                format,
+                self.shape.units,
+                types,
+            );
+        }
+    }
+}
+
+/// Takes a weight to what comes in the place of its gradient.
+struct Set;
+
+#[cube]
+impl VectorRule for Set {
+    type Options = ();
+
+    fn update<C: Float, N: Size>(
+        _parameter: Vector<C, N>,
+        number: Vector<C, N>,
+        _states: &Sequence<Vector<C, N>>,
+        _options: &(),
+    ) -> Updated<C, N> {
+        (number, Sequence::new())
+    }
+}

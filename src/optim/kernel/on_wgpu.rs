@@ -1,0 +1,360 @@
+//! The kernel for groups against the pass of the processor. Where it computes in bf16, f32 stands in: wgpu has none.
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+use super::super::format::{
+    Coding, GROUP, LowBits, Noise, PackedState, Root, StateFormat, StateTensor, Weight,
+    WeightFormat,
+};
+use super::super::rule::{Adam, AdamW, Lion, Moments, Rule, Sgd};
+use super::group_step::{GroupStep, GroupUpdate};
+use super::{group_extension, host};
+
+const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
+const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
+
+fn rules() -> [(Rule, &'static [Root]); 6] {
+    let moments = Moments::new(0.9, 0.999);
+    let adamw = AdamW::<false> {
+        moments,
+        learning_rate: 0.01,
+        decay: 0.99,
+        correction_1: 0.3,
+        correction_2: 0.01,
+        epsilon: 1e-5,
+    };
+    let cautious = AdamW::<true> {
+        moments,
+        learning_rate: 0.01,
+        decay: 0.01,
+        correction_1: 0.3,
+        correction_2: 0.01,
+        epsilon: 1e-5,
+    };
+    let adam = Adam {
+        moments,
+        learning_rate: 0.01,
+        penalty: Some(0.1),
+        correction: 0.3,
+        epsilon: 1e-5,
+    };
+    let lion = Lion {
+        beta_1: 0.9,
+        beta_2: 0.99,
+        rest_1: 0.1,
+        rest_2: 0.01,
+        learning_rate: 0.01,
+        decay: 0.99,
+    };
+    let sgd = Sgd {
+        learning_rate: 0.01,
+        penalty: None,
+        momentum: 0.9,
+        rest: 0.5,
+        nesterov: true,
+    };
+    [
+        (Rule::AdamW(adamw), &[Root::Signed, Root::Positive]),
+        (
+            Rule::CautiousAdamW(cautious),
+            &[Root::Signed, Root::Positive],
+        ),
+        // AMSGrad.
+        (
+            Rule::Adam(adam),
+            &[Root::Signed, Root::Positive, Root::Positive],
+        ),
+        (Rule::Lion(lion), &[Root::Signed]),
+        (Rule::Sgd(sgd), &[Root::Signed]),
+        (Rule::Sgd(sgd), &[]),
+    ]
+}
+
+fn wgpu() -> Device {
+    Device::wgpu(Default::default())
+}
+
+/// Numbers of either sign over four orders of magnitude, some of them zero.
+fn numbers(shape: [usize; 2], seed: u32) -> Tensor<2> {
+    let noise = Noise::of_step(seed as usize);
+    let number = |index: usize| {
+        let bits = noise.bits(index as u32, 1.0);
+        let magnitude =
+            10.0_f32.powi(-((bits >> 24) as i32 % 5)) * (bits & 0xffff) as f32 / 65536.0;
+        let sign = if bits >> 20 & 1 == 0 { 1.0 } else { -1.0 };
+        if bits >> 16 & 0xf == 0 {
+            0.0
+        } else {
+            sign * magnitude
+        }
+    };
+    let numbers = (0..shape[0] * shape[1]).map(number).collect::<Vec<_>>();
+    Tensor::from_data(TensorData::new(numbers, shape), &Device::flex())
+}
+
+fn state(root: Root, coding: Option<Coding>, shape: [usize; 2], seed: u32) -> StateTensor<2> {
+    let state = numbers(shape, seed);
+    let state = match root {
+        Root::Signed => state,
+        Root::Positive => state.clone() * state,
+    };
+    match coding {
+        Some(coding) => StateTensor::Packed(PackedState::encoded(state, coding)),
+        None => StateTensor::Full(state),
+    }
+}
+
+fn whole(value: Tensor<2>) -> Weight<2> {
+    Weight {
+        value,
+        format: WeightFormat::Plain,
+        low_bits: None,
+    }
+}
+
+fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
+    let value = numbers(shape, 5);
+    let (value, low_bits) = match format {
+        WeightFormat::Stochastic => (value.cast(FloatDType::BF16), None),
+        _ => LowBits::split(value, format),
+    };
+    Weight {
+        value,
+        format,
+        low_bits,
+    }
+}
+
+fn step(update: GroupUpdate, format: WeightFormat) -> GroupStep {
+    GroupStep {
+        update,
+        format,
+        noise: Noise::of_step(3),
+    }
+}
+
+fn elements(tensor: Tensor<2>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// The same on the device, with its weight in f32.
+fn there(weight: &Weight<2>) -> Weight<2> {
+    let value = weight.value.clone().cast(FloatDType::F32);
+    Weight {
+        value: value.to_device(&wgpu()),
+        format: weight.format,
+        low_bits: weight.low_bits.clone().map(|low| low.on_device(&wgpu())),
+    }
+}
+
+/// From there.
+fn back(weight: Weight<2>) -> Weight<2> {
+    let value = weight.value.to_device(&Device::flex());
+    let value = match weight.format {
+        WeightFormat::Plain => value,
+        _ => {
+            let rounded = value.clone().cast(FloatDType::BF16);
+            let exact = rounded.clone().cast(FloatDType::F32).into_data();
+            assert_eq!(exact, value.into_data(), "what is stored is no bf16");
+            rounded
+        }
+    };
+    Weight {
+        value,
+        format: weight.format,
+        low_bits: weight.low_bits.map(|low| low.on_device(&Device::flex())),
+    }
+}
+
+fn in_full(weight: Weight<2>) -> Vec<f32> {
+    elements(match weight.low_bits {
+        Some(low) => low.joined(weight.value),
+        None => weight.value.cast(FloatDType::F32),
+    })
+}
+
+/// Up to this part of the larger of two numbers.
+fn assert_near(found: &[f32], expected: &[f32], part: f32, context: &str) {
+    for (index, (a, b)) in found.iter().zip(expected).enumerate() {
+        let largest = a.abs().max(b.abs());
+        assert!(
+            (a - b).abs() <= part * largest + 1e-9,
+            "{context}: {a} for {b} at {index}"
+        );
+    }
+}
+
+/// The numbers of both, of which a few may have the code beside that of the other.
+fn assert_same_state(found: StateTensor<2>, expected: StateTensor<2>, context: &str) {
+    let packed = |state: StateTensor<2>| match state {
+        StateTensor::Full(state) => Err(elements(state)),
+        StateTensor::Packed(packed) => {
+            let codes: Vec<u32> = packed.codes.into_data().iter::<u32>().collect();
+            let scales: Vec<f32> = packed.scales.into_data().iter::<f32>().collect();
+            Ok((codes, scales))
+        }
+    };
+    match (packed(found), packed(expected)) {
+        (Err(found), Err(expected)) => assert_near(&found, &expected, 1e-6, context),
+        (Ok((codes, scales)), Ok((expected, others))) => {
+            assert_near(&scales, &others, 1e-6, context);
+            let differ = codes.iter().zip(&expected).filter(|(a, b)| a != b).count();
+            assert!(
+                differ <= codes.len() / 200,
+                "{context}: {differ} of {} words",
+                codes.len()
+            );
+        }
+        _ => panic!("{context}: not the same form"),
+    }
+}
+
+fn check<const S: usize>(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
+    let context = format!("{rule:?} {states:?} {shape:?}");
+    let states: [StateTensor<2>; S] = std::array::from_fn(|index| {
+        // The maximum of AMSGrad is full.
+        let coding = states
+            .coding(roots[index], usize::MAX)
+            .filter(|_| index < 2);
+        state(roots[index], coding, shape, index as u32)
+    });
+    let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
+    let step = step(GroupUpdate::Rule(rule), WeightFormat::Plain);
+    let on_device = states.clone().map(|state| state.on_device(&wgpu()));
+    let (found, found_states) = group_extension::update(
+        step,
+        there(&whole(weight.clone())),
+        gradient.clone().to_device(&wgpu()),
+        on_device,
+    );
+    let (expected, expected_states) = host::update(step, whole(weight), gradient, states);
+    assert_near(&in_full(back(found)), &in_full(expected), 1e-5, &context);
+    for (found, expected) in found_states.into_iter().zip(expected_states) {
+        assert_same_state(found.on_device(&Device::flex()), expected, &context);
+    }
+}
+
+#[test]
+fn steps_are_those_of_the_processor_on_wgpu() {
+    for shape in SHAPES {
+        for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
+            for (rule, roots) in rules() {
+                match roots.len() {
+                    0 => check::<0>(rule, roots, states, shape),
+                    1 => check::<1>(rule, roots, states, shape),
+                    2 => check::<2>(rule, roots, states, shape),
+                    _ => check::<3>(rule, roots, states, shape),
+                }
+            }
+        }
+    }
+}
+
+/// Numbers of all kinds: infinite, none, too small and too large for bf16.
+fn hostile(shape: [usize; 2]) -> Tensor<2> {
+    let mut numbers = elements(numbers(shape, 11));
+    let odd = [
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::from_bits(0xff80_0001),
+        f32::MAX,
+        f32::MIN,
+        f32::MIN_POSITIVE,
+        -0.0,
+    ];
+    for (index, number) in odd.into_iter().enumerate() {
+        numbers[index * 131 + 3] = number;
+    }
+    Tensor::from_data(TensorData::new(numbers, shape), &Device::flex())
+}
+
+fn bits(numbers: Vec<f32>) -> Vec<u32> {
+    numbers.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
+    let set = |format| step(GroupUpdate::Set, format);
+    for shape in SHAPES {
+        for format in [WeightFormat::Stochastic, SPLITS[0], SPLITS[1]] {
+            let weight = in_format(shape, format);
+            let numbers = hostile(shape);
+            let (found, []) = group_extension::update(
+                set(format),
+                there(&weight),
+                numbers.clone().to_device(&wgpu()),
+                [],
+            );
+            let (expected, []) = host::update(set(format), weight, numbers, []);
+            let on_device = found.low_bits.clone().map(|low| {
+                let joined = group_extension::joined(found.value.clone(), low);
+                elements(joined)
+            });
+            let expected = bits(in_full(expected));
+            // The marks are right, too: what belongs to other weights counts as nothing.
+            assert_eq!(bits(in_full(back(found))), expected, "{format:?} {shape:?}");
+            if let Some(on_device) = on_device {
+                assert_eq!(bits(on_device), expected, "{format:?} {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
+    for shape in SHAPES {
+        for format in SPLITS {
+            let (rule, roots) = rules()[0];
+            let weight = in_format(shape, format);
+            let coding = |root| StateFormat::Bits8.coding(root, usize::MAX);
+            let states: [_; 2] = std::array::from_fn(|index| {
+                state(roots[index], coding(roots[index]), shape, index as u32)
+            });
+            let step = step(GroupUpdate::Rule(rule), format);
+            let gradient = numbers(shape, 8);
+            let on_device = states.clone().map(|state| state.on_device(&wgpu()));
+            let there = there(&weight);
+            let (found, _) = group_extension::update(
+                step,
+                there,
+                gradient.clone().to_device(&wgpu()),
+                on_device,
+            );
+            let (expected, _) = host::update(step, weight, gradient, states);
+            let (found, expected) = (in_full(back(found)), in_full(expected));
+            // The last of 24 bits may be another, from a number that is a trace larger.
+            let part = match format {
+                WeightFormat::Split24 => 4e-5,
+                _ => 1e-5,
+            };
+            assert_near(&found, &expected, part, &format!("{format:?} {shape:?}"));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
+    let shape = [10, 500];
+    for states in [StateFormat::Bits8, StateFormat::Bits4] {
+        let (rule, roots) = rules()[3];
+        let coding = states.coding(roots[0], usize::MAX);
+        let state = StateTensor::blank(&numbers(shape, 1).to_device(&wgpu()), coding.unwrap());
+        let mut gradient = elements(numbers(shape, 2));
+        gradient[GROUP * 3 + 5] = f32::NAN;
+        let gradient = TensorData::new(gradient, shape);
+        let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
+        let step = step(GroupUpdate::Rule(rule), WeightFormat::Plain);
+        let weight = whole(numbers(shape, 1).to_device(&wgpu()));
+        let (weight, state) = group_extension::update(step, weight, gradient, [state]);
+        let gradient = numbers(shape, 4).to_device(&wgpu());
+        let (weight, _) = group_extension::update(step, weight, gradient, state);
+        for (index, value) in in_full(back(weight)).into_iter().enumerate() {
+            assert_eq!(
+                value.is_nan(),
+                index / GROUP == 3,
+                "{states:?} {index} {value}"
+            );
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Steps from gradients that are given: every backend takes them as `flex` does.
+
+use burn::optim::GradientsParams;
+
+use super::*;
+
+on_every_backend!(steps_are_those_of_flex);
+
+/// Two layers of numbers, so that nothing but an optimizer computes.
+fn layers(device: &Device, dtype: FloatDType) -> Vec<Linear> {
+    // Blocks of elements in rows, and rows that no block divides.
+    let shapes = [[64, 96], [71, 61]];
+    let layer = |(seed, shape): (usize, [usize; 2])| {
+        let mut layer = LinearConfig::new(shape[0], shape[1]).init(device);
+        let bias = layer.bias.take().expect("there is one by default");
+        layer.weight = layer.weight.map(|_| numbers(shape, seed, device));
+        let bias = bias.map(|_| numbers([1, shape[1]], seed + 10, device).squeeze_dim(0));
+        layer.bias = Some(bias);
+        layer
+    };
+    let layers: Vec<Linear> = shapes.into_iter().enumerate().map(layer).collect();
+    cast(layers, dtype)
+}
+
+/// The same numbers on every device.
+fn numbers(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
+    let waves =
+        Tensor::<1, burn::tensor::Int>::arange(0..(shape[0] * shape[1]) as i64, &Device::flex());
+    let waves = waves.float().mul_scalar(0.7 + seed as f32).sin();
+    let numbers = waves.powi_scalar(3).reshape(shape).into_data();
+    Tensor::from_data(numbers, device)
+}
+
+fn trained(
+    mut optimizer: ModuleOptimizer,
+    device: &Device,
+    dtype: FloatDType,
+) -> Vec<(String, burn::tensor::TensorData)> {
+    let mut model = layers(device, dtype);
+    for step in 0..3 {
+        let mut gradients = GradientsParams::new();
+        for (index, layer) in model.iter().enumerate() {
+            let seed = 20 * (step + 1) + index;
+            let gradient = |shape| numbers(shape, seed, &device.clone().inner()).mul_scalar(0.01);
+            let shape = layer.weight.dims();
+            gradients.register(layer.weight.id, gradient(shape).cast(dtype));
+            let bias = layer.bias.as_ref().expect("there is one");
+            let gradient = gradient([1, shape[1]]).cast(dtype);
+            gradients.register(bias.id, gradient.squeeze_dim::<1>(0));
+        }
+        model = optimizer.step(RATE, model, gradients);
+    }
+    weights(&model)
+}
+
+fn steps_are_those_of_flex(device: &Device) {
+    // All steps before the first comparison: a device that computes nothing is given all kernels.
+    let mut steps = Vec::new();
+    for (states, weights, dtype) in formats(device) {
+        let mut optimizers = optimizers(states, weights);
+        // Where Burn computes, numbers differ in their last bit, and so do the random ones that are made of them.
+        let is_rounded_the_same = weights != WeightFormat::Stochastic;
+        if (states, dtype) == (StateFormat::Full, FloatDType::BF16) && is_rounded_the_same {
+            let adamw = burn::optim::AdamWConfig::new().build();
+            let wrapped = optim::InFormat::new(adamw, weights);
+            optimizers.push(("AdamW of Burn's", wrapped.into()));
+        }
+        for (name, optimizer) in optimizers {
+            let found = trained(optimizer.clone(), device, dtype);
+            let expected = trained(optimizer, &Device::flex().autodiff(), dtype);
+            let context = format!("{name}, {states:?}, {weights:?}, {dtype:?}");
+            steps.push((context, found, expected));
+        }
+    }
+    for (context, found, expected) in steps {
+        for ((path, found), (_, expected)) in found.iter().zip(&expected) {
+            let mut others = 0;
+            for (a, b) in found.iter::<f64>().zip(expected.iter::<f64>()) {
+                let distance = (a - b).abs();
+                others += usize::from(distance > 1e-4 * RATE + 1e-5 * b.abs());
+                // The next bf16, and a code beside.
+                let is_near = distance <= 0.2 * RATE + 0.01 * b.abs();
+                assert!(is_near, "{context}, {path}: {a} for {b}");
+            }
+            // Where numbers that differ in their last bit are rounded.
+            let all = found.num_elements();
+            assert!(
+                others <= 1 + all / 100,
+                "{context}, {path}: {others} of {all}"
+            );
+        }
+    }
+}
