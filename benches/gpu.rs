@@ -13,7 +13,7 @@
 //! back, that is the same.
 //!
 //! The second steps one large parameter with every optimizer of [`backburn::optim`]: bytes moved a second, and that
-//! in parts of a copy on the device in the same rounds.
+//! in parts of a copy on the device in the same rounds. Some keep states, and a weight, in formats.
 
 mod network;
 
@@ -25,7 +25,7 @@ use backburn::{FusedOptimizer, check_device, optim as ours};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, Optimizer};
 use burn::prelude::*;
-use burn::tensor::{Distribution, FloatDType};
+use burn::tensor::{DType, Distribution, FloatDType};
 use clap::Parser;
 
 use network::vit::VitConfig;
@@ -230,30 +230,50 @@ impl Bandwidth {
 
     fn print(&self) {
         let momentum = Some(MomentumConfig::new());
-        self.row("AdamW", 28, ours::AdamWConfig::new().build());
+        self.row("AdamW", 28.0, ours::AdamWConfig::new().build());
         self.row(
             "AdamW, AMSGrad",
-            36,
+            36.0,
             ours::AdamWConfig::new().with_amsgrad(true).build(),
         );
-        self.row("Adam", 28, ours::AdamConfig::new().build());
+        self.row("Adam", 28.0, ours::AdamConfig::new().build());
         self.row(
             "SGD, momentum",
-            20,
+            20.0,
             ours::SgdConfig::new().with_momentum(momentum).build(),
         );
-        self.row("SGD", 12, ours::SgdConfig::new().build());
-        self.row("Lion", 20, ours::LionConfig::new().build());
+        self.row("SGD", 12.0, ours::SgdConfig::new().build());
+        self.row("Lion", 20.0, ours::LionConfig::new().build());
+        // With a scale in f32 for every 64 elements, and a mark for their low bits.
+        for (name, states, bytes) in [
+            ("AdamW, 8-bit states", ours::StateFormat::Bits8, 16.25),
+            ("AdamW, 4-bit states", ours::StateFormat::Bits4, 14.25),
+        ] {
+            let config = ours::AdamWConfig::new().with_state_format(states);
+            self.row(name, bytes, config.build());
+        }
+        if self.device.supports_dtype(FloatDType::BF16) {
+            let config = ours::AdamWConfig::new()
+                .with_state_format(ours::StateFormat::Bits8)
+                .with_weight_format(ours::WeightFormat::Split24);
+            let name = "AdamW, bf16 + 8 bits, 8-bit states";
+            self.row_in(FloatDType::BF16, name, 12.375, config.build());
+        }
     }
 
-    fn row(&self, name: &str, bytes: usize, optimizer: impl Optimizer) {
-        let gradient = Tensor::<1>::ones([self.elements], &self.device);
+    fn row(&self, name: &str, bytes: f64, optimizer: impl Optimizer) {
+        self.row_in(FloatDType::F32, name, bytes, optimizer);
+    }
+
+    /// `bytes` are those that a step moves for an element.
+    fn row_in(&self, dtype: FloatDType, name: &str, bytes: f64, optimizer: impl Optimizer) {
+        let gradient = Tensor::<1>::ones([self.elements], (&self.device, DType::from(dtype)));
         let mut state = Some((gradient.clone().mul_scalar(0.5), None));
         let seconds = timed(&self.device, || {
             let (parameter, moments) = state.take().expect("the step before has put it back");
             state = Some(optimizer.step(LEARNING_RATE, parameter, gradient.clone(), moments));
         });
-        let moved = (bytes * self.elements) as f64 / seconds;
+        let moved = bytes * self.elements as f64 / seconds;
         println!(
             "| {name} | {bytes} | {:.0} | {:.2} |",
             moved / 1e9,

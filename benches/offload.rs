@@ -149,7 +149,7 @@ fn measure(way: &str, depth: usize) -> Measured {
         None | Some(Offload::States) => tracked,
         _ => Device::flex().autodiff(),
     };
-    let model = Mlp::of_depth(depth, &home).with_recompute_blocks(in_blocks);
+    let model = Mlp::of_size(depth, 512, &home).with_recompute_blocks(in_blocks);
     assert_eq!(4 * model.num_params(), parameters(depth));
     let mut step: Box<dyn FnMut()> = match way {
         "stock" => stock(model, input, peaks.clone()),

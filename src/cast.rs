@@ -66,20 +66,28 @@ impl ModuleMapper for Cast {
 
 /// `value` in another type, and a leaf if it was one.
 fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
-    if value.dtype() == dtype.into() {
-        return value;
+    match value.dtype() == dtype.into() {
+        true => value,
+        false => leaf(value, |value| value.cast(dtype)),
     }
+}
+
+/// What `make` makes of `value`, outside of autodiff, and a leaf if that was one.
+pub(crate) fn leaf<const D: usize>(
+    value: Tensor<D>,
+    make: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
     if !value.is_autodiff() {
-        return value.cast(dtype);
+        return make(value);
     }
     let requires_grad = value.is_require_grad();
     let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-    lift(value.inner().cast(dtype), strategy).set_require_grad(requires_grad)
+    lift(make(value.inner()), strategy).set_require_grad(requires_grad)
 }
 
 /// The running statistics among the parameters of `model`: clones share them, so what is put into those of a clone
 /// shows in the model.
-fn running_statistics<M: Module>(model: &M) -> HashSet<ParamId> {
+pub(crate) fn running_statistics<M: Module>(model: &M) -> HashSet<ParamId> {
     let mut resting = Resting::default();
     model.visit(&mut resting);
     if resting.0.is_empty() {

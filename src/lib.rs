@@ -50,6 +50,7 @@ mod error;
 mod estimate;
 mod fused;
 mod gradient_checkpointing;
+mod load;
 mod loss;
 pub mod memory;
 mod offload;
@@ -73,6 +74,7 @@ pub use gradient_checkpointing::{
     Activations, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,
 };
+pub use load::load_record_in;
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use pass::{StepContext, scale_loss};

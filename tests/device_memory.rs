@@ -1,4 +1,4 @@
-//! What gradient checkpointing does to the memory of a device.
+//! What gradient checkpointing and formats do to the memory of a device.
 //!
 //! A process of its own: it reads all that the pools of the device hold.
 
@@ -7,6 +7,7 @@
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
+use backburn::optim::{AdamWConfig, StateFormat};
 use backburn::{FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
@@ -85,4 +86,39 @@ fn blocks_are_chosen_for_a_budget_of_the_device() {
     let (peak, least) = (peak(&chosen), peak(&all));
     assert!(peak <= least + extra, "{peak} bytes, {least} at least");
     assert_eq!(chosen.blocks.len(), DEPTH - kept);
+}
+
+/// Bytes that a weight and the states of AdamW take on the device after a step, in multiples of the weight's.
+fn at_rest(states: StateFormat) -> f64 {
+    const WIDTH: usize = 1024;
+    let device = Device::wgpu(Default::default()).autodiff();
+    let before = in_use(&device);
+    let model = LinearConfig::new(WIDTH, WIDTH)
+        .with_bias(false)
+        .init(&device);
+    let optimizer = AdamWConfig::new().with_state_format(states).init();
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    for _ in 0..2 {
+        let x = Tensor::<2>::ones([2, WIDTH], &device);
+        fused.step(1e-3, |model| model.forward(x).mean());
+        device.sync().unwrap();
+    }
+    let parameter = (4 * WIDTH * WIDTH) as f64;
+    (in_use(&device) - before) as f64 / parameter
+}
+
+#[test]
+fn states_take_the_bytes_of_their_format_on_the_device() {
+    let _alone = ALONE.lock();
+    let full = at_rest(StateFormat::Full);
+    let bits8 = at_rest(StateFormat::Bits8);
+    let bits4 = at_rest(StateFormat::Bits4);
+    println!("{full} {bits8} {bits4}");
+    // Codes, and a scale in f32 for every 64.
+    for (found, expected) in [(full, 3.0), (bits8, 1.53125), (bits4, 1.28125)] {
+        assert!(
+            (expected..expected + 0.05).contains(&found),
+            "{found} P for {expected}"
+        );
+    }
 }

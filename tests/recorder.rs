@@ -365,3 +365,31 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
         );
     }
 }
+
+#[test]
+fn weights_and_states_in_formats_are_recorded_as_what_they_take() {
+    use backburn::cast;
+    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+    use burn::tensor::FloatDType;
+
+    let _alone = ALONE.lock();
+    let device = device();
+    let model = cast(init(&device), FloatDType::BF16);
+    let elements = DEPTH * WIDTH * WIDTH;
+    let optimizer = AdamWConfig::new()
+        .with_state_format(StateFormat::Bits8)
+        .with_weight_format(WeightFormat::Split24);
+    let x = Tensor::from_inner(x(&device).inner().cast(FloatDType::BF16));
+    let mut fused = FusedOptimizer::new(model, optimizer.init());
+    let recorder = MemoryRecorder::start().unwrap();
+    for _ in 0..STEPS {
+        fused.step(1e-3, |model| loss(model, x.clone()));
+    }
+    let timeline = recorder.finish().unwrap();
+    let last = timeline.samples.last().unwrap().bytes;
+    assert_near(last.parameters, 2 * elements, 0.03);
+    // Two codes and low bits of a byte each, two scales and a mark of four bytes for every 64; full moments of the
+    // biases; and some 4 KB a parameter for what holds the tensors.
+    let state = 3 * elements + 12 * elements / 64 + DEPTH * WIDTH * 9 + 2 * DEPTH * 4096;
+    assert_near(last.optimizer_state, state, 0.03);
+}

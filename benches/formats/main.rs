@@ -6,7 +6,7 @@
 //! cargo bench --bench formats -- quality Adafactor   # the modes with this in their name
 //! ```
 //!
-//! The first table takes an MLP of 25 million parameters and a transformer of 6 million through every mode, in stock
+//! The first table takes an MLP of 100 million parameters and a transformer of 6 million through every mode, in stock
 //! Burn's loop and fused, each in a process of its own: bytes a parameter at rest after a step, without activations
 //! and gradients; the most bytes at once in multiples of the parameters' bytes in f32 (P); and the time of a step in
 //! multiples of the fused one in f32 (the fastest of ten steps).
@@ -38,7 +38,7 @@ static BYTES: PeakAlloc = PeakAlloc;
 const STEPS: usize = 10;
 const RATE: f64 = 1e-4;
 const NETWORKS: [&str; 2] = [
-    "MLP 12 x (512, 2048), batch 16",
+    "MLP 12 x (1024, 4096), batch 16",
     "transformer 8 x 256, 4 x 64 bytes",
 ];
 const LOOPS: [&str; 2] = ["stock", "fused"];
@@ -120,9 +120,9 @@ fn measure(network: &str, fused: bool, mode: Mode) -> Measured {
     keep_pages();
     let device = Device::flex().autodiff();
     if network == NETWORKS[0] {
-        let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
+        let input = Tensor::<2>::random([16, 1024], Distribution::Default, &device);
         let input = mode.input(input);
-        let model = || mode.cast(Mlp::init(&device));
+        let model = || mode.cast(Mlp::of_size(12, 1024, &device));
         return train(model, mode, fused, |model| model.loss(input.clone()));
     }
     let config = TransformerConfig::new(64).with_dropout(0.0);

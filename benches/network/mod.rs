@@ -25,14 +25,14 @@ pub struct Mlp {
 
 impl Mlp {
     pub fn init(device: &Device) -> Self {
-        Self::of_depth(12, device)
+        Self::of_size(12, 512, device)
     }
 
-    /// The same with another number of blocks.
-    pub fn of_depth(depth: usize, device: &Device) -> Self {
+    /// The same with another number of blocks of another width.
+    pub fn of_size(depth: usize, width: usize, device: &Device) -> Self {
         let block = || {
-            let expand = LinearConfig::new(512, 2048).init(device);
-            let contract = LinearConfig::new(2048, 512).init(device);
+            let expand = LinearConfig::new(width, 4 * width).init(device);
+            let contract = LinearConfig::new(4 * width, width).init(device);
             (expand, contract)
         };
         Self {

@@ -139,6 +139,30 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(self)
     }
 
+    /// Adds up the gradients of micro-batches in f32 where those of a parameter are in bf16 or f16; the sum is
+    /// rounded once, when it is used. Such a buffer takes 4 bytes an element. Without it sums are in the type of the
+    /// gradients, as those of Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_with_full_precision_accumulation`](Self::try_with_full_precision_accumulation) returns.
+    #[must_use]
+    pub fn with_full_precision_accumulation(self) -> Self {
+        self.try_with_full_precision_accumulation()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`with_full_precision_accumulation`](Self::with_full_precision_accumulation).
+    ///
+    /// # Errors
+    ///
+    /// If gradients are accumulated in the optimizer state, which is no buffer.
+    pub fn try_with_full_precision_accumulation(mut self) -> Result<Self, FusedError> {
+        self.policies.set_accumulation_in_full_precision()?;
+        Ok(self)
+    }
+
     /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
     /// it.
     #[must_use]

@@ -3,25 +3,14 @@
 use std::any::Any;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 use crate::device::Written;
 use crate::error::FusedError;
-use crate::policy::{Plan, Update, is_finite};
+use crate::policy::{self, Goal, Plan, Update, is_finite};
 use crate::slot::{Inventory, Role};
 use crate::tap::lift;
-
-/// The sum of gradients of parameters of `module`.
-pub(super) fn sum<M: Module>(
-    module: &M,
-    gradients: impl IntoIterator<Item = GradientsParams>,
-) -> GradientsParams {
-    let mut sum = GradientsAccumulator::new();
-    let gradients = gradients.into_iter();
-    gradients.for_each(|gradients| sum.accumulate(module, gradients));
-    sum.grads()
-}
 
 /// The gradients of parameters of `module` once more, where these are; the tensors are shared.
 pub(super) fn copy<M: Module>(module: &M, gradients: &GradientsParams) -> GradientsParams {
@@ -44,6 +33,49 @@ impl ModuleVisitor for Copy<'_> {
             let device = param.base().device().inner();
             self.copied.register(param.id, gradient.to_device(&device));
         }
+    }
+}
+
+/// The gradients of a pass with what was accumulated of those before, which stays as it is. What goes on being
+/// accumulated is in the type of the sums, the rest in that of the parameters.
+pub(super) fn accumulated<M: Module>(
+    module: &M,
+    plan: &Plan,
+    sums: &GradientsParams,
+    gradients: GradientsParams,
+) -> GradientsParams {
+    let mut add = Add {
+        plan,
+        sums,
+        gradients,
+    };
+    module.visit(&mut add);
+    add.gradients
+}
+
+struct Add<'a> {
+    plan: &'a Plan,
+    sums: &'a GradientsParams,
+    gradients: GradientsParams,
+}
+
+impl ModuleVisitor for Add<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let goes_on = self.plan.goal == Goal::Accumulate;
+        let sum = self.sums.get::<D>(param.id);
+        let gradient = self.gradients.remove::<D>(param.id);
+        let device = param.base().device().inner();
+        let total = match (sum, gradient) {
+            (None, None) => return,
+            (Some(sum), None) if goes_on => sum,
+            // No gradient has come in the last pass: the sum is all there is.
+            (Some(sum), None) => policy::in_type(sum.to_device(&device), param.base().dtype()),
+            (None, Some(gradient)) if goes_on => self.plan.accumulation.begin(gradient),
+            (None, Some(gradient)) => gradient,
+            (Some(sum), Some(gradient)) if goes_on => policy::added(&sum, gradient),
+            (Some(sum), Some(gradient)) => policy::total(&sum, gradient),
+        };
+        self.gradients.register(param.id, total);
     }
 }
 

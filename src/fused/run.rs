@@ -175,13 +175,10 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<(), FusedError> {
         let module = &self.form.module;
         let inventory = self.form.inventory();
-        let accumulated = self.retained_gradients.get_mut();
-        let gradients = match accumulated.is_empty() {
-            true => gradients,
-            false => retained::sum(module, [retained::copy(module, accumulated), gradients]),
-        };
+        let sums = self.retained_gradients.get_mut();
+        let gradients = retained::accumulated(module, plan, sums, gradients);
         if plan.goal == Goal::Accumulate {
-            *accumulated = gradients;
+            *sums = gradients;
             return Ok(());
         }
         let arrived = gradients.len();

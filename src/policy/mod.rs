@@ -4,6 +4,7 @@
 //! kind ([`hook`]). Then it meets the goal of the pass: it is added to a buffer, dropped, or used
 //! ([`update`]). [`plan`] puts a pass together from the policies of the optimizer.
 
+mod accumulation;
 mod anomaly;
 mod backup;
 mod clip;
@@ -20,6 +21,7 @@ mod states;
 mod statistics;
 mod update;
 
+pub(crate) use accumulation::{add, added, in_type, total};
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use burn::module::ParamGroup;
 
+use super::accumulation::Accumulation;
 use super::backup::StateBackup;
 use super::clip::GlobalNormClippingConfig;
 use super::compare::{Compare, CompareLater, Unconfirmed};
@@ -33,6 +34,7 @@ pub(crate) struct Policies {
     hooks: Hooks,
     /// Whether gradients go into the optimizer state when they are accumulated.
     in_state: bool,
+    accumulation: Accumulation,
     state: PolicyState,
     pub(crate) state_backup: StateBackup,
 }
@@ -55,6 +57,11 @@ impl Policies {
 
     pub(crate) fn set_in_state(&mut self) {
         self.in_state = true;
+    }
+
+    pub(crate) fn set_accumulation_in_full_precision(&mut self) -> Result<(), FusedError> {
+        self.accumulation = Accumulation::InFullPrecision;
+        self.check()
     }
 
     pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
@@ -88,7 +95,12 @@ impl Policies {
     fn check(&self) -> Result<(), FusedError> {
         let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
         let overflow = self.scaling.as_ref().map(LossScaler::overflow);
+        let in_buffer = self.accumulation == Accumulation::InFullPrecision;
         let reason = match (self.in_state, overflow) {
+            (true, _) if in_buffer => {
+                "gradients that go into the optimizer state are in no buffer whose precision could be \
+                 chosen: use one of the two"
+            }
             (true, _) if exact => {
                 "exact clipping needs the norm of the summed gradients, and those that went into \
                  the optimizer state are gone: use `GlobalNormClippingConfig::Lagged`, or accumulate in \
@@ -155,6 +167,7 @@ impl Policies {
         let mut plan = Plan {
             goal,
             scale,
+            accumulation: self.accumulation,
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
@@ -193,6 +206,7 @@ pub(crate) struct Plan {
     /// More gradients follow before the parameters move: those of this pass go into the optimizer
     /// state only.
     pub(crate) goes_on: bool,
+    pub(crate) accumulation: Accumulation,
     measure: Option<Arc<Measure>>,
     overflow: Option<Arc<LeaveNotFinite>>,
     compare: Option<Arc<CompareLater>>,

@@ -13,7 +13,7 @@ use crate::device::{self, moved};
 use crate::error::FusedError;
 use crate::memory::{self, Category};
 use crate::pass::Pass;
-use crate::policy::Goal;
+use crate::policy::{self, Goal};
 
 impl<const D: usize> ParameterSlot<D> {
     /// Does with the gradient of a pass what the pass is for.
@@ -47,7 +47,7 @@ impl<const D: usize> ParameterSlot<D> {
         }
         let gradient = match &self.state.lock().accumulated {
             // In the buffer of the gradient: the sum stays until the pass has ended well.
-            Accumulated::Sum(sum) => added(gradient, sum),
+            Accumulated::Sum(sum) => policy::total(sum, gradient),
             _ => gradient,
         };
         self.spend(pass, gradient);
@@ -84,13 +84,17 @@ impl<const D: usize> ParameterSlot<D> {
             _ => None,
         };
         let (sum, before) = if let Some(before) = kept {
-            (lay_by(added(gradient, &before)), Before::Kept(before))
+            (
+                lay_by(policy::added(&before, gradient)),
+                Before::Kept(before),
+            )
         } else if let Accumulated::Sum(sum) =
             std::mem::replace(&mut state.accumulated, Accumulated::Nothing)
         {
-            (sum.add(gradient), Before::Overwritten)
+            (policy::add(*sum, gradient), Before::Overwritten)
         } else {
-            (lay_by(gradient), Before::Nothing)
+            let first = pass.plan.accumulation.begin(gradient);
+            (lay_by(first), Before::Nothing)
         };
         state.accumulated = Accumulated::Nothing;
         let sum = Box::new(sum);
@@ -184,12 +188,6 @@ impl<const D: usize> ParameterSlot<D> {
         }
         (Tensor::from_dispatch(value), Some(copied))
     }
-}
-
-/// A gradient with the sum of those before it, in the buffer of the gradient.
-fn added<const D: usize>(gradient: Tensor<D>, sum: &Tensor<D>) -> Tensor<D> {
-    let sum = sum.clone().to_device(&gradient.device());
-    gradient.add(sum)
 }
 
 /// Whether all elements are zero; waits for the device.

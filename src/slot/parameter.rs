@@ -13,7 +13,7 @@ use super::{Slot, SlotReport};
 use crate::device::{Written, moved};
 use crate::memory::{self, Category};
 use crate::pass::{Pass, Session};
-use crate::policy::Goal;
+use crate::policy::{self, Goal};
 use crate::tap::lift;
 
 /// The slot of a parameter of rank `D`.
@@ -182,8 +182,9 @@ impl<const D: usize> Slot for ParameterSlot<D> {
             return;
         }
         if let Some(sum) = sum {
-            let device = self.value().device();
-            self.spend(pass, sum.to_device(&device));
+            let value = self.value();
+            let sum = policy::in_type(sum.to_device(&value.device()), value.dtype());
+            self.spend(pass, sum);
         } else if begun && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing);
@@ -247,7 +248,7 @@ impl<const D: usize> Slot for ParameterSlot<D> {
 
     fn accumulated_is_finite(&self) -> bool {
         match &self.state.lock().accumulated {
-            Accumulated::Sum(sum) => crate::policy::is_finite(sum),
+            Accumulated::Sum(sum) => policy::is_finite(sum),
             _ => true,
         }
     }

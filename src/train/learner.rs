@@ -120,6 +120,17 @@ impl<M: LearnerModel> FusedLearner<M> {
         self.chosen(|policies| policies.set_scaling(scaling))
     }
 
+    /// Adds up the gradients of micro-batches in f32, as
+    /// [`FusedOptimizer::with_full_precision_accumulation`](crate::FusedOptimizer::with_full_precision_accumulation).
+    ///
+    /// # Panics
+    ///
+    /// As that.
+    #[must_use]
+    pub fn with_full_precision_accumulation(self) -> Self {
+        self.chosen(Policies::set_accumulation_in_full_precision)
+    }
+
     /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
     /// it. If a hook stops the step, the training ends with its error.
     #[must_use]

@@ -25,7 +25,6 @@ pub(crate) fn update_in_format<const D: usize, const S: usize>(
     call::give_up_reserve();
     let step = GroupStep {
         update: GroupUpdate::Rule(rule),
-        format: weight.format,
         noise,
     };
     let (weight, states) = update_groups(step, weight, gradient, states);
@@ -41,7 +40,6 @@ pub(crate) fn set_in_format<const D: usize>(
 ) -> Weight<D> {
     let step = GroupStep {
         update: GroupUpdate::Set,
-        format: weight.format,
         noise,
     };
     update_groups(step, weight, numbers, []).0

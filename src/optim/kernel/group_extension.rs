@@ -13,11 +13,12 @@ use super::group_step::GroupStep;
 /// The pass over groups as an operation of a backend.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Fusion: cfg(feature = "fusion"))]
 pub(crate) trait GroupPass: Backend {
-    /// Takes `step` with every group.
-    #[fusion(meta = |_gradient, operands, _step| operands.clone())]
+    /// Takes `step` with every group of a weight in `format`.
+    #[fusion(meta = |_gradient, operands, _format, _step| operands.clone())]
     fn update_groups(
         gradient: FloatTensor<Self>,
         #[extension_type] operands: GroupOperands<Self>,
+        format: WeightFormat,
         step: GroupStep,
     ) -> GroupOperands<Self>;
 
@@ -34,9 +35,10 @@ impl GroupPass for CubeBackend {
     fn update_groups(
         gradient: FloatTensor<Self>,
         operands: GroupOperands<Self>,
+        format: WeightFormat,
         step: GroupStep,
     ) -> GroupOperands<Self> {
-        cube::update_groups(step, gradient, operands)
+        cube::update_groups(step, format, gradient, operands)
     }
 
     fn join(
@@ -75,7 +77,7 @@ pub(super) fn update<const D: usize, const S: usize>(
         },
     });
     let operands = GroupOperands::new(weight, states);
-    let updated = Dispatch::update_groups(gradient.into_dispatch(), operands, step);
+    let updated = Dispatch::update_groups(gradient.into_dispatch(), operands, format, step);
     let (weight, states) = updated.into_parts();
     let (value, low_bits) = match weight {
         GroupWeight::Whole(value) => (value, None),

@@ -1,11 +1,10 @@
-use super::super::format::{Noise, WeightFormat};
+use super::super::format::Noise;
 use super::super::rule::Rule;
 
 /// A step of a weight and its states in formats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupStep {
     pub(crate) update: GroupUpdate,
-    pub(crate) format: WeightFormat,
     pub(crate) noise: Noise,
 }
 

@@ -76,7 +76,6 @@ fn try_groups(device: &Device, dtype: FloatDType) -> Result<(), String> {
     };
     let step = GroupStep {
         update: GroupUpdate::Rule(known_rule()),
-        format,
         noise: Noise::of_step(1),
     };
     let (weight, gradient, states) = operands();

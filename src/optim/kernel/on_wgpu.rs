@@ -125,10 +125,9 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
     }
 }
 
-fn step(update: GroupUpdate, format: WeightFormat) -> GroupStep {
+fn step(update: GroupUpdate) -> GroupStep {
     GroupStep {
         update,
-        format,
         noise: Noise::of_step(3),
     }
 }
@@ -219,7 +218,7 @@ fn check<const S: usize>(rule: Rule, roots: &[Root], states: StateFormat, shape:
         state(roots[index], coding, shape, index as u32)
     });
     let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
-    let step = step(GroupUpdate::Rule(rule), WeightFormat::Plain);
+    let step = step(GroupUpdate::Rule(rule));
     let on_device = states.clone().map(|state| state.on_device(&wgpu()));
     let (found, found_states) = group_extension::update(
         step,
@@ -275,18 +274,18 @@ fn bits(numbers: Vec<f32>) -> Vec<u32> {
 
 #[test]
 fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
-    let set = |format| step(GroupUpdate::Set, format);
+    let set = step(GroupUpdate::Set);
     for shape in SHAPES {
         for format in [WeightFormat::Stochastic, SPLITS[0], SPLITS[1]] {
             let weight = in_format(shape, format);
             let numbers = hostile(shape);
             let (found, []) = group_extension::update(
-                set(format),
+                set,
                 there(&weight),
                 numbers.clone().to_device(&wgpu()),
                 [],
             );
-            let (expected, []) = host::update(set(format), weight, numbers, []);
+            let (expected, []) = host::update(set, weight, numbers, []);
             let on_device = found.low_bits.clone().map(|low| {
                 let joined = group_extension::joined(found.value.clone(), low);
                 elements(joined)
@@ -311,7 +310,7 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
             let states: [_; 2] = std::array::from_fn(|index| {
                 state(roots[index], coding(roots[index]), shape, index as u32)
             });
-            let step = step(GroupUpdate::Rule(rule), format);
+            let step = step(GroupUpdate::Rule(rule));
             let gradient = numbers(shape, 8);
             let on_device = states.clone().map(|state| state.on_device(&wgpu()));
             let there = there(&weight);
@@ -344,7 +343,7 @@ fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
         gradient[GROUP * 3 + 5] = f32::NAN;
         let gradient = TensorData::new(gradient, shape);
         let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
-        let step = step(GroupUpdate::Rule(rule), WeightFormat::Plain);
+        let step = step(GroupUpdate::Rule(rule));
         let weight = whole(numbers(shape, 1).to_device(&wgpu()));
         let (weight, state) = group_extension::update(step, weight, gradient, [state]);
         let gradient = numbers(shape, 4).to_device(&wgpu());

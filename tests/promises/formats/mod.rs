@@ -1,8 +1,10 @@
 //! Weights and optimizer states in fewer bits: fused training equals the stock loop with the same optimizer, and
 //! nothing is lost that the format does not give up.
 
+mod accumulation;
 mod devices;
 mod hostile;
+mod loading;
 mod misuse;
 mod records;
 mod weights;

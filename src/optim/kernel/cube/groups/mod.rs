@@ -33,6 +33,7 @@ type State = GroupState<CubeBackend>;
 /// Takes a step with every group.
 pub(in crate::optim::kernel) fn update(
     step: GroupStep,
+    format: WeightFormat,
     gradient: CubeTensor,
     operands: Operands,
 ) -> Operands {
@@ -52,6 +53,7 @@ pub(in crate::optim::kernel) fn update(
                     .chain(states.iter().filter_map(full)),
             ),
             step,
+            format,
             weight: &weight,
             low: low.as_ref(),
             gradient,
@@ -115,6 +117,7 @@ struct Shape {
 struct Groups<'a> {
     shape: Shape,
     step: GroupStep,
+    format: WeightFormat,
     weight: &'a CubeTensor,
     low: Option<&'a CubeTensor>,
     gradient: CubeTensor,
@@ -205,7 +208,7 @@ impl Launch for Groups<'_> {
     }
 
     fn start<R: VectorRule>(self, options: RuntimeArg<R::Options>) {
-        let format = self.step.format;
+        let format = self.format;
         let low = self.low.cloned();
         let low = low.map(|low| LowLaunch::new(low.into_linear_view(), format));
         let full = self.states.iter().filter_map(full);

@@ -2,6 +2,8 @@
 //!
 //! A process of its own: it counts every allocated byte.
 
+mod formats;
+
 use std::sync::Mutex;
 
 use backburn::{
@@ -400,79 +402,4 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
         leaked.iter().all(|bytes| *bytes < 4096),
         "{leaked:?} bytes after 20 failures"
     );
-}
-
-#[test]
-fn a_model_is_cast_one_parameter_at_a_time() {
-    use burn::tensor::FloatDType;
-
-    let _alone = ALONE.lock();
-    let (depth, width) = (6, 128);
-    let largest = 4 * 4 * width * width;
-    let mut cast = None;
-    let needed = peak(|| {
-        // Parameters are drawn when they are first looked at.
-        let model = Mlp::init(depth, width, &device());
-        cast = Some(backburn::cast(model, FloatDType::BF16));
-    });
-    let parameters = 2 * cast.unwrap().num_params();
-    assert!(parameters > 4 * largest);
-    assert!(
-        needed < parameters + largest + 100_000,
-        "{needed} bytes for {parameters}, and {largest}"
-    );
-}
-
-#[test]
-fn weights_and_states_take_the_bytes_of_their_formats() {
-    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-    use burn::optim::Optimizer;
-    use burn::tensor::FloatDType;
-
-    let _alone = ALONE.lock();
-    let device = Device::flex();
-    let elements = 1 << 14;
-    let random = || Tensor::<1>::random([elements], Distribution::Default, &device);
-    for (states, weights, per_group) in [
-        // Weights and low bits, their marks, codes and scales of two moments.
-        (
-            StateFormat::Bits8,
-            WeightFormat::Split24,
-            3 * 64 + 4 + 2 * 68,
-        ),
-        (
-            StateFormat::Bits8,
-            WeightFormat::Stochastic,
-            2 * 64 + 2 * 68,
-        ),
-        (
-            StateFormat::Bits4,
-            WeightFormat::Stochastic,
-            2 * 64 + 2 * 36,
-        ),
-        (
-            StateFormat::Full,
-            WeightFormat::Split32,
-            4 * 64 + 4 + 8 * 64,
-        ),
-    ] {
-        let optimizer = AdamWConfig::new()
-            .with_state_format(states)
-            .with_weight_format(weights)
-            .build();
-        let mut parameter = random().cast(FloatDType::BF16);
-        let mut state = None;
-        for _ in 0..3 {
-            let gradient = random().cast(FloatDType::BF16);
-            (parameter, state) = optimizer.step(0.1, parameter, gradient, state);
-        }
-        let before = BYTES.current_usage();
-        drop((parameter, state));
-        let held = before - BYTES.current_usage();
-        let expected = elements / 64 * per_group;
-        assert!(
-            (expected..expected + 4000).contains(&held),
-            "{states:?}, {weights:?}: {held} bytes, {expected} expected"
-        );
-    }
 }

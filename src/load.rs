@@ -1,0 +1,69 @@
+use std::collections::HashSet;
+
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::cast::{leaf, running_statistics};
+
+/// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
+///
+/// They are read one after the other: beside what is loaded, there is never more than one of them, in the type of the
+/// record. Burn's `load_record` keeps the type of the record, and
+/// [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that is in `dtype` already, of which each
+/// parameter is still there while the one in its place is read. Integers, booleans and the running statistics of
+/// normalization layers keep their types, as in [`cast`](crate::cast()).
+///
+/// ```
+/// use backburn::load_record_in;
+/// use burn::module::Module;
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{DType, Device, FloatDType};
+///
+/// let device = Device::flex().autodiff();
+/// # let record = LinearConfig::new(64, 64).init(&device).into_record();
+/// // let record = ModuleRecord::load("model.bpk")?;
+/// let model = LinearConfig::new(64, 64).init(&device);
+/// let model = load_record_in(model, record, FloatDType::BF16)?;
+/// assert_eq!(model.weight.val().dtype(), DType::BF16);
+/// # Ok::<(), burn::store::RecordError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Module::try_load_record`], and if a parameter is missing, whatever the record allows: nothing else would be
+/// left of it. To load a part of a model, [`cast`](crate::cast()) it first, and load with `cast_to_module_dtype`.
+///
+/// # Panics
+///
+/// If a device of the model can't compute in `dtype`; [`check_device`](crate::check_device) tells.
+pub fn load_record_in<M: Module>(
+    model: M,
+    record: ModuleRecord,
+    dtype: FloatDType,
+) -> Result<M, RecordError> {
+    let statistics = running_statistics(&model);
+    let hollow = model.map(&mut Hollow { dtype, statistics });
+    let record = record.cast_to_module_dtype();
+    hollow.try_load_record(record.allow_partial(false).validate(true))
+}
+
+/// Leaves views of one element in the place of parameters, of their shapes and in another type.
+struct Hollow {
+    dtype: FloatDType,
+    statistics: HashSet<ParamId>,
+}
+
+impl ModuleMapper for Hollow {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.statistics.contains(&param.id) {
+            return param;
+        }
+        let (id, value, mapper) = param.consume();
+        let hollow = leaf(value, |value| {
+            let element = Tensor::<D>::zeros([1; D], (&value.device(), self.dtype.into()));
+            element.expand(value.shape())
+        });
+        Param::from_mapped_value(id, hollow, mapper)
+    }
+}

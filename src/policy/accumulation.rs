@@ -1,0 +1,47 @@
+use burn::tensor::{DType, FloatDType, Tensor};
+
+/// The float type in which gradients are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Accumulation {
+    /// That of the parameter, as Burn's accumulator does.
+    #[default]
+    AsParameter,
+    /// f32 for half types.
+    InFullPrecision,
+}
+
+impl Accumulation {
+    /// The sum of the first gradient.
+    pub(crate) fn begin<const D: usize>(self, gradient: Tensor<D>) -> Tensor<D> {
+        match (self, gradient.dtype()) {
+            (Self::InFullPrecision, DType::F16 | DType::BF16) => gradient.cast(FloatDType::F32),
+            _ => gradient,
+        }
+    }
+}
+
+/// A sum with one gradient more, in the buffer of the sum.
+pub(crate) fn add<const D: usize>(sum: Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
+    let gradient = in_type(gradient, sum.dtype());
+    sum.add(gradient)
+}
+
+/// The same for a sum that stays as it is, in the buffer of the gradient.
+pub(crate) fn added<const D: usize>(sum: &Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
+    let sum = sum.clone().to_device(&gradient.device());
+    in_type(gradient, sum.dtype()).add(sum)
+}
+
+/// The whole gradient: the last one with the sum of those before, in the type of its parameter.
+pub(crate) fn total<const D: usize>(sum: &Tensor<D>, last: Tensor<D>) -> Tensor<D> {
+    let dtype = last.dtype();
+    in_type(added(sum, last), dtype)
+}
+
+/// `tensor` in this type.
+pub(crate) fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
+    match tensor.dtype() == dtype {
+        true => tensor,
+        false => tensor.cast(FloatDType::from(dtype)),
+    }
+}

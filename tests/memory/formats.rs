@@ -1,0 +1,115 @@
+//! Models in fewer bytes: how they come to be, and what they hold.
+
+use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+use backburn::{cast, load_record_in};
+use burn::optim::Optimizer;
+use burn::store::ModuleRecord;
+use burn::tensor::{DType, FloatDType};
+
+use super::*;
+
+const DEPTH: usize = 6;
+const WIDTH: usize = 256;
+/// Bytes of the largest parameter in f32.
+const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;
+
+fn in_bf16() -> Mlp {
+    // Parameters are drawn when they are first looked at.
+    cast(Mlp::init(DEPTH, WIDTH, &device()), FloatDType::BF16)
+}
+
+/// Panics unless `make` needs no more than the model, its largest parameter in f32, and change.
+fn assert_one_at_a_time(make: impl FnOnce() -> Mlp) {
+    let mut model = None;
+    let needed = peak(|| model = Some(make()));
+    let model = model.unwrap();
+    assert_eq!(model.layers[0].expand.weight.val().dtype(), DType::BF16);
+    let parameters = 2 * model.num_params();
+    assert!(parameters > 4 * LARGEST);
+    assert!(
+        needed < parameters + LARGEST + 150_000,
+        "{needed} bytes for {parameters}, and {LARGEST}"
+    );
+}
+
+#[test]
+fn a_model_is_cast_one_parameter_at_a_time() {
+    let _alone = ALONE.lock();
+    assert_one_at_a_time(in_bf16);
+}
+
+#[test]
+fn a_file_in_f32_is_loaded_into_a_model_in_bf16_one_parameter_at_a_time() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.bpk");
+    let saved = Mlp::init(DEPTH, WIDTH, &device());
+    saved.clone().save_file(&file).unwrap();
+    let expected = cast(saved.clone(), FloatDType::BF16).layers[3]
+        .contract
+        .clone();
+    drop(saved);
+    let mut last = None;
+    assert_one_at_a_time(|| {
+        let record = ModuleRecord::load(&file).unwrap();
+        let model = Mlp::init(DEPTH, WIDTH, &device());
+        let loaded = load_record_in(model, record, FloatDType::BF16).unwrap();
+        last = Some(loaded.layers[3].contract.clone());
+        loaded
+    });
+    let loaded = last.unwrap();
+    assert_eq!(
+        loaded.weight.val().into_data(),
+        expected.weight.val().into_data()
+    );
+}
+
+#[test]
+fn weights_and_states_take_the_bytes_of_their_formats() {
+    let _alone = ALONE.lock();
+    let device = Device::flex();
+    let elements = 1 << 14;
+    let random = || Tensor::<1>::random([elements], Distribution::Default, &device);
+    for (states, weights, per_group) in [
+        // Weights and low bits, their marks, codes and scales of two moments.
+        (
+            StateFormat::Bits8,
+            WeightFormat::Split24,
+            3 * 64 + 4 + 2 * 68,
+        ),
+        (
+            StateFormat::Bits8,
+            WeightFormat::Stochastic,
+            2 * 64 + 2 * 68,
+        ),
+        (
+            StateFormat::Bits4,
+            WeightFormat::Stochastic,
+            2 * 64 + 2 * 36,
+        ),
+        (
+            StateFormat::Full,
+            WeightFormat::Split32,
+            4 * 64 + 4 + 8 * 64,
+        ),
+    ] {
+        let optimizer = AdamWConfig::new()
+            .with_state_format(states)
+            .with_weight_format(weights)
+            .build();
+        let mut parameter = random().cast(FloatDType::BF16);
+        let mut state = None;
+        for _ in 0..3 {
+            let gradient = random().cast(FloatDType::BF16);
+            (parameter, state) = optimizer.step(0.1, parameter, gradient, state);
+        }
+        let before = BYTES.current_usage();
+        drop((parameter, state));
+        let held = before - BYTES.current_usage();
+        let expected = elements / 64 * per_group;
+        assert!(
+            (expected..expected + 4000).contains(&held),
+            "{states:?}, {weights:?}: {held} bytes, {expected} expected"
+        );
+    }
+}

@@ -1,0 +1,154 @@
+//! Gradients in bf16 that are added up in f32.
+
+use burn::module::{Lora, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+
+use super::*;
+
+/// Sums in f32 of the gradients of a model, by hand.
+#[derive(Default)]
+struct Sums(GradientsParams);
+
+impl Sums {
+    fn add(&mut self, model: &Network, gradients: &GradientsParams) {
+        model.visit(&mut Add(self, gradients));
+    }
+
+    /// The gradients of a step.
+    fn rounded(mut self, model: &Network) -> GradientsParams {
+        model.visit(&mut Round(&mut self));
+        self.0
+    }
+}
+
+struct Add<'a>(&'a mut Sums, &'a GradientsParams);
+
+impl ModuleVisitor for Add<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.1.get::<D>(param.id) else {
+            return;
+        };
+        let gradient = gradient.cast(FloatDType::F32);
+        let sum = match self.0.0.remove::<D>(param.id) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        self.0.0.register(param.id, sum);
+    }
+}
+
+struct Round<'a>(&'a mut Sums);
+
+impl ModuleVisitor for Round<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(sum) = self.0.0.remove::<D>(param.id) {
+            let rounded = sum.cast(FloatDType::BF16);
+            self.0.0.register(param.id, rounded);
+        }
+    }
+}
+
+/// Of the last micro-batch of a group, the second layer gets no gradient.
+fn loss(model: &Network, batches: &[Tensor<2>], micro_batch: usize) -> Tensor<1> {
+    let x = batches[micro_batch].clone();
+    match micro_batch % 3 {
+        2 => model.first.forward(x).powi_scalar(2).sum(),
+        _ => model.loss(x),
+    }
+}
+
+fn assert_equals_sums_in_f32(init: impl Fn() -> Network, retained: usize) {
+    let device = Device::flex().autodiff();
+    let batches = batches(&device, FloatDType::BF16);
+    let config = optim::AdamWConfig::new().with_weight_format(WeightFormat::Split24);
+    for optimizer in [
+        config.clone().init(),
+        config.with_state_format(StateFormat::Bits8).init(),
+        burn::optim::SgdConfig::new().init(),
+    ] {
+        let initial = init();
+        let copy = || copy(&initial, &init);
+        let mut stock = copy();
+        let mut stepped = optimizer.clone();
+        let fused = FusedOptimizer::new(copy(), optimizer);
+        let mut fused = fused.with_full_precision_accumulation();
+        assert_eq!(fused.num_retained(), retained);
+        for group in 0..2 {
+            let mut sums = Sums::default();
+            for micro_batch in 3 * group..3 * group + 3 {
+                let gradients = loss(&stock, &batches, micro_batch).backward();
+                sums.add(&stock, &GradientsParams::from_grads(gradients, &stock));
+            }
+            let gradients = sums.rounded(&stock);
+            stock = stepped.step(RATE, stock, gradients);
+            for micro_batch in 3 * group..3 * group + 2 {
+                fused.accumulate(|model| loss(model, &batches, micro_batch));
+            }
+            // A clone goes on with the sums.
+            fused = fused.clone();
+            fused.step(RATE, |model| loss(model, &batches, 3 * group + 2));
+        }
+        assert_equal_weights(&stock, &fused.model());
+    }
+}
+
+#[test]
+fn sums_in_full_precision_equal_those_of_a_loop_with_burn_alone() {
+    let device = Device::flex().autodiff();
+    let init = || cast(Network::init(&device), FloatDType::BF16);
+    assert_equals_sums_in_f32(init, 0);
+}
+
+#[test]
+fn sums_of_retained_gradients_are_in_full_precision_too() {
+    let device = Device::flex().autodiff();
+    let init = || {
+        let model = Network::init(&device)
+            .apply_lora(Lora::new(2, 4.0))
+            .unfreeze();
+        cast(model, FloatDType::BF16)
+    };
+    assert_equals_sums_in_f32(init, 2);
+}
+
+/// 256 small gradients after a large one: in bf16 none of them counts.
+#[test]
+fn small_gradients_count_in_full_precision() {
+    let device = Device::flex().autodiff();
+    let model = cast(
+        LinearConfig::new(64, 64).with_bias(false).init(&device),
+        FloatDType::BF16,
+    );
+    let moved = |fused: FusedOptimizer<Linear>| {
+        let mut fused = fused;
+        let before = fused.model().weight.val().inner().cast(FloatDType::F32);
+        let loss = |model: &Linear, factor: f32| (model.weight.val() * factor).sum();
+        fused.accumulate(|model| loss(model, 1.0));
+        for _ in 0..255 {
+            fused.accumulate(|model| loss(model, 1.0 / 512.0));
+        }
+        fused.step(1.0, |model| loss(model, 1.0 / 512.0));
+        let after = fused.model().weight.val().inner().cast(FloatDType::F32);
+        (before - after).mean().into_scalar::<f32>()
+    };
+    let fused = || FusedOptimizer::new(model.clone(), burn::optim::SgdConfig::new().init());
+    let in_bf16 = moved(fused());
+    let in_f32 = moved(fused().with_full_precision_accumulation());
+    assert!((in_bf16 - 1.0).abs() < 0.01, "{in_bf16}");
+    assert!((in_f32 - 1.5).abs() < 0.01, "{in_f32}");
+}
+
+#[test]
+fn there_is_no_precision_to_choose_where_there_is_no_buffer() {
+    let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+    let optimizer = optim::AdamWConfig::new().build();
+    let fused = FusedOptimizer::accumulating_in_state(model, optimizer);
+    let error = fused
+        .try_with_full_precision_accumulation()
+        .map(drop)
+        .unwrap_err();
+    assert!(
+        matches!(error, backburn::FusedError::Combination { .. }),
+        "{error}"
+    );
+}
