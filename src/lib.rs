@@ -104,6 +104,11 @@ struct PolicyDocs;
 #[doc = include_str!("../docs/formats.md")]
 struct FormatDocs;
 
+/// And the one in that of several devices.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/devices.md")]
+struct DeviceDocs;
+
 /// And the one in that of the techniques.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/techniques.md")]

@@ -7,6 +7,7 @@ mod in_state;
 mod range;
 mod resume;
 mod scaling;
+mod several_devices;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
