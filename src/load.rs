@@ -9,7 +9,7 @@ use crate::cast::{leaf, running_statistics};
 /// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
 ///
 /// They are read one after the other: beside what is loaded, there is never more than one of them, in the type of the
-/// record. Burn's `load_record` keeps the type of the record, and
+/// record, or as it is drawn when the model is made (each is, as always). Burn's `load_record` keeps the type of the record, and
 /// [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that is in `dtype` already, of which each
 /// parameter is still there while the one in its place is read. Integers, booleans and the running statistics of
 /// normalization layers keep their types, as in [`cast`](crate::cast()).
@@ -59,11 +59,16 @@ impl ModuleMapper for Hollow {
         if self.statistics.contains(&param.id) {
             return param;
         }
-        let (id, value, mapper) = param.consume();
-        let hollow = leaf(value, |value| {
-            let element = Tensor::<D>::zeros([1; D], (&value.device(), self.dtype.into()));
+        let dtype = self.dtype;
+        let hollow = move |value: Tensor<D>| {
+            let element = Tensor::<D>::zeros([1; D], (&value.device(), dtype.into()));
             element.expand(value.shape())
-        });
-        Param::from_mapped_value(id, hollow, mapper)
+        };
+        if !param.is_initialized() {
+            // It still knows the shape in which it is recorded: that of a layer in columns is another.
+            return param.init_mapper(hollow);
+        }
+        let (id, value, mapper) = param.consume();
+        Param::from_mapped_value(id, leaf(value, hollow), mapper)
     }
 }

@@ -1,4 +1,4 @@
-//! Loads an optimizer record, checked against the model and the optimizer that it is loaded for.
+//! Optimizer records: read, and loaded, checked against the model and the optimizer that it is loaded for.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,6 +33,12 @@ pub(crate) fn load<M: Module>(
     }
     let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
     Ok(optimizer.clone().load_record(record))
+}
+
+/// The same with all that it holds in host memory.
+pub(crate) fn read_at_once(record: OptimizerRecord) -> OptimizerRecord {
+    let bytes = record.into_bytes().expect("Burn writes its own record");
+    OptimizerRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }
 
 /// The parameters in training of which `optimizer` has no state, with their paths. Refuses states that

@@ -15,7 +15,6 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-#[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
@@ -209,9 +208,14 @@ impl<M: Module> FusedOptimizer<M> {
         self
     }
 
-    /// The state of the optimizer as Burn records it.
+    /// The state of the optimizer as Burn records it, and as it is now: a record of Burn's from a CubeCL device is read
+    /// when it is saved, and shows what has been written in place by then.
     pub fn to_record(&self) -> OptimizerRecord {
-        self.session.update().to_record()
+        let record = self.session.update().to_record();
+        match self.form.module.devices().iter().any(is_cubecl) {
+            true => record::read_at_once(record),
+            false => record,
+        }
     }
 
     /// Loads the state of the optimizer.

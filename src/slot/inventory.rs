@@ -75,6 +75,24 @@ impl Inventory {
             if entry.role != Role::Frozen {
                 device::check(device, dtype)?;
             }
+            let waits = |placement: &Placement| match entry.role {
+                Role::Released => placement.rests_on_host(entry.elements),
+                Role::Retained => false,
+                Role::Frozen => placement.frozen_waits(entry.elements),
+            };
+            if let Some(placement) = placement
+                && waits(placement)
+                && !placement.host().supports_dtype(entry.dtype)
+            {
+                return Err(FusedError::Offload {
+                    reason: format!(
+                        "parameter `{}` is {:?}, which the host {:?} does not have: use `OffloadHost::Flex`",
+                        entry.path,
+                        entry.dtype,
+                        placement.host()
+                    ),
+                });
+            }
             if let Some(placement) = placement
                 && placement.state_waits(entry.elements)
                 && entry.role != Role::Frozen

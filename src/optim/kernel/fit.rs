@@ -9,8 +9,8 @@ use super::super::format::{Formats, LowBits, StateTensor, WeightFormat};
 pub(in crate::optim) enum Unfit {
     /// A gradient or an optimizer state that can't be used element by element with its parameter.
     #[error(
-        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. Nothing \
-         was written"
+        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The \
+         parameter was not stepped"
     )]
     Operand {
         operand: &'static str,
@@ -19,22 +19,22 @@ pub(in crate::optim) enum Unfit {
     },
     #[error(
         "the optimizer state holds low bits of the weight, which `WeightFormat::{0:?}` would drop: use the format \
-         that it was written with, or start from the model in full precision. Nothing was written"
+         that it was written with, or start from the model in full precision. The parameter was not stepped"
     )]
     LowBits(WeightFormat),
     #[error(
-        "there is no `StateFormat` but `Full` for parameters in {0:?}: use them in f32, f16 or bf16. Nothing \
-         was written"
+        "there is no `StateFormat` but `Full` for parameters in {0:?}: use them in f32, f16 or bf16. \
+         This one was not stepped"
     )]
     StateFormat(DType),
     #[error(
         "`WeightFormat::{format:?}` is for parameters in bf16, and this one is in {dtype:?}: use \
-         `backburn::cast(model, FloatDType::BF16)`, or `WeightFormat::Plain`. Nothing was written"
+         `backburn::cast(model, FloatDType::BF16)`, or `WeightFormat::Plain`. The parameter was not stepped"
     )]
     WeightFormat { format: WeightFormat, dtype: DType },
     #[error(
         "`WeightFormat::{format:?}` is for parameters in bf16, which {device} does not have: use \
-         `WeightFormat::Plain` there. Nothing was written"
+         `WeightFormat::Plain` there. The parameter was not stepped"
     )]
     NoBf16 {
         format: WeightFormat,

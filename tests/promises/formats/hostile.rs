@@ -12,6 +12,7 @@ on_every_backend!(
     tiny_learning_rates_move_as_in_f32,
     what_is_not_finite_is_passed_on,
     small_parameters_keep_full_states,
+    infinite_weights_stay_what_they_are_without_a_penalty,
 );
 
 /// A weight of 64 x 72 elements that is all there is.
@@ -193,4 +194,25 @@ fn small_parameters_in_bf16_have_states_in_f32() {
     let estimate = backburn::MemoryEstimate::new(&model, &optimizer.init());
     assert_eq!(estimate.parameters, 2 * (64 + 8));
     assert_eq!(estimate.optimizer_state, 2 * 4 * (64 + 8));
+}
+
+/// Nothing is multiplied that is not there.
+fn infinite_weights_stay_what_they_are_without_a_penalty(device: &Device) {
+    for states in [StateFormat::Full, StateFormat::Bits8] {
+        let config = optim::SgdConfig::new().with_state_format(states);
+        let mut optimizer = config.init();
+        let mut layer = LinearConfig::new(64, 64).with_bias(false).init(device);
+        for gradient in [f32::INFINITY, 1.0] {
+            let gradient = Tensor::<2>::full([64, 64], gradient, &device.clone().inner());
+            let mut gradients = burn::optim::GradientsParams::new();
+            gradients.register(layer.weight.id, gradient);
+            layer = optimizer.step(RATE, layer, gradients);
+        }
+        let weights = layer.weight.val().into_data();
+        assert!(
+            weights
+                .iter::<f32>()
+                .all(|weight| weight == f32::NEG_INFINITY)
+        );
+    }
 }

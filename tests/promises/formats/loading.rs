@@ -2,6 +2,7 @@
 
 use backburn::load_record_in;
 use burn::module::{Lora, ParamGroup};
+use burn::nn::LinearLayout;
 use burn::store::RecordError;
 
 use super::*;
@@ -50,6 +51,16 @@ fn adapters_and_frozen_weights_are_loaded_as_such() {
         )
     };
     assert_eq!(counts(loaded), counts(init()));
+}
+
+#[test]
+fn layers_in_columns_are_loaded() {
+    let device = Device::flex().autodiff();
+    let config = LinearConfig::new(6, 12).with_layout(LinearLayout::Col);
+    let saved = config.init(&device);
+    let record = saved.clone().into_record();
+    let loaded = load_record_in(config.init(&device), record, FloatDType::BF16).unwrap();
+    assert_eq!(weights(&loaded), weights(&cast(saved, FloatDType::BF16)));
 }
 
 /// Whatever the record allows: a view of one element would be left in its place.

@@ -3,13 +3,13 @@ use cubecl::prelude::*;
 
 use super::kernel::{Updated, VectorRule};
 use super::launch::Launch;
-use super::moments::{Moments, launched, penalized};
+use super::moments::{Moments, Penalty, launched, launched_penalty};
 use crate::optim::rule;
 
 pub(super) fn launch(rule: rule::Adam, launch: impl Launch) {
     let options = AdamOptionsLaunch::new(
         launched(rule.moments, &launch),
-        launch.scalar(rule.penalty.unwrap_or_default()),
+        launched_penalty(rule.penalty, &launch),
         launch.scalar(rule.correction),
         launch.scalar(rule.epsilon),
         launch.scalar(rule.learning_rate),
@@ -22,7 +22,7 @@ struct Adam;
 #[derive(CubeLaunch, CubeType)]
 struct AdamOptions {
     moments: Moments,
-    penalty: InputScalar,
+    penalty: Penalty,
     correction: InputScalar,
     epsilon: InputScalar,
     learning_rate: InputScalar,
@@ -38,7 +38,7 @@ impl VectorRule for Adam {
         states: &Sequence<Vector<C, N>>,
         options: &AdamOptions,
     ) -> Updated<C, N> {
-        let gradient = penalized::<C, N>(parameter, gradient, &options.penalty);
+        let gradient = options.penalty.add::<C, N>(parameter, gradient);
         let states = options.moments.update::<C, N>(gradient, states);
         let moment_1 = *states.index(0);
         let moment_2 = *states.index(comptime!(states.len() - 1));

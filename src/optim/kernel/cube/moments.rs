@@ -54,12 +54,34 @@ pub(super) fn average<C: Float, N: Size>(
     before * Vector::new(beta.get::<C>()) + value * Vector::new(rest.get::<C>())
 }
 
-/// The gradient with the L2 penalty.
+/// An L2 penalty, if there is one.
+#[derive(CubeLaunch, CubeType)]
+pub(super) struct Penalty {
+    rate: InputScalar,
+    /// Without it, a parameter that is infinite must not be multiplied by zero.
+    #[cube(comptime)]
+    is_there: bool,
+}
+
+pub(super) fn launched_penalty(penalty: Option<f64>, launch: &impl Launch) -> PenaltyLaunch {
+    PenaltyLaunch::new(
+        launch.scalar(penalty.unwrap_or_default()),
+        penalty.is_some(),
+    )
+}
+
 #[cube]
-pub(super) fn penalized<C: Float, N: Size>(
-    parameter: Vector<C, N>,
-    gradient: Vector<C, N>,
-    penalty: &InputScalar,
-) -> Vector<C, N> {
-    parameter * Vector::new(penalty.get::<C>()) + gradient
+impl Penalty {
+    /// The gradient with the penalty.
+    pub(super) fn add<C: Float, N: Size>(
+        &self,
+        parameter: Vector<C, N>,
+        gradient: Vector<C, N>,
+    ) -> Vector<C, N> {
+        if comptime!(self.is_there) {
+            parameter * Vector::new(self.rate.get::<C>()) + gradient
+        } else {
+            gradient
+        }
+    }
 }

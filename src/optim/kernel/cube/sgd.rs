@@ -3,12 +3,12 @@ use cubecl::prelude::*;
 
 use super::kernel::{Updated, VectorRule};
 use super::launch::Launch;
-use super::moments::{average, penalized};
+use super::moments::{Penalty, average, launched_penalty};
 use crate::optim::rule;
 
 pub(super) fn launch(rule: rule::Sgd, launch: impl Launch) {
     let options = SgdOptionsLaunch::new(
-        launch.scalar(rule.penalty.unwrap_or_default()),
+        launched_penalty(rule.penalty, &launch),
         launch.scalar(rule.momentum),
         launch.scalar(rule.rest),
         launch.scalar(rule.learning_rate),
@@ -21,7 +21,7 @@ struct Sgd;
 
 #[derive(CubeLaunch, CubeType)]
 struct SgdOptions {
-    penalty: InputScalar,
+    penalty: Penalty,
     momentum: InputScalar,
     rest: InputScalar,
     learning_rate: InputScalar,
@@ -40,7 +40,7 @@ impl VectorRule for Sgd {
         states: &Sequence<Vector<C, N>>,
         options: &SgdOptions,
     ) -> Updated<C, N> {
-        let gradient = penalized::<C, N>(parameter, gradient, &options.penalty);
+        let gradient = options.penalty.add::<C, N>(parameter, gradient);
         let mut updated = Sequence::new();
         let direction = if comptime!(states.len() == 1) {
             let before = *states.index(0);

@@ -14,6 +14,8 @@ pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
 /// What makes any number that is not finite none.
 pub(super) const QUIET: u32 = 0x0040_0000;
 const LEAST_NORMAL: u32 = 0x0080_0000;
+/// 2 to the power of 125.
+const HUGE: u32 = 0x7e00_0000;
 
 /// A state in codes.
 #[derive(CubeType, CubeLaunch)]
@@ -75,12 +77,16 @@ impl Packed {
         let is_normal = is_finite && largest >= LEAST_NORMAL;
         // What is no number is made from one that is not known: compilers refuse a constant that is none.
         let broken = f32::reinterpret(largest | comptime!(INFINITE | QUIET));
-        let normal = select(is_normal, f32::reinterpret(largest), 0.0);
+        let number = select(is_normal, f32::reinterpret(largest), 1.0);
+        let normal = select(is_normal, number, 0.0);
         let scale = select(is_finite, normal, broken);
-        let inverse = select(is_normal, 1.0 / normal, 0.0);
+        // The inverse of the largest numbers is less than the least normal one, which a device may take for zero.
+        let part = select(largest >= HUGE, 0.25, 1.0);
+        let inverse = select(is_normal, 1.0 / (number * part), 0.0);
         #[unroll(blocks == 1)]
         for own in 0..blocks {
-            words[own] = packed(codes(values[own], dithers[own], inverse, coding));
+            let values = values[own] * Block::new(part);
+            words[own] = packed(codes(values, dithers[own], inverse, coding));
         }
         if comptime!(coding.width.bits() == 8) {
             #[unroll(blocks == 1)]
