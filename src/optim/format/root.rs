@@ -10,7 +10,7 @@
 //!
 //! with a dither `d` between -1/2 and 1/2. There is no positive code for zero: what is divided by the root of a second
 //! moment stays finite. Without a dither, a number that was decoded gets its code again, and its group the scale.
-//! A group with a number that is not finite is none of numbers as a whole, so nothing is hidden.
+//! A group with a number that is not finite is NaN as a whole, so nothing is hidden.
 
 // Plain loops: closures are compiled for any processor, and these run in the inner loop of a kernel.
 
@@ -108,7 +108,7 @@ impl Coding {
     }
 }
 
-/// The largest magnitude: not a number if one is not finite, zero if it is less than the least normal number.
+/// The largest magnitude: NaN if one is not finite, zero if it is less than the least normal number.
 #[inline(always)]
 fn scale(values: &Values) -> f32 {
     // Magnitudes are ordered as their bits are, with those that are not finite above all.

@@ -190,7 +190,7 @@ impl StateSlice<'_> {
         }
     }
 
-    /// Whether the codes of a group stand for no numbers.
+    /// Whether the codes of a group stand for NaN.
     #[inline(always)]
     fn is_broken(&self, group: usize) -> bool {
         match self {
@@ -296,7 +296,7 @@ impl<'a, const S: usize> Groups<'a, S> {
                 }
             }
             if is_broken {
-                // Lion takes a sign, and what is no number has none.
+                // Lion takes a sign, and NaN has none.
                 weights = [f32::NAN; GROUP];
             }
             for (index, (row, state)) in rows.iter().zip(&mut self.states).enumerate() {

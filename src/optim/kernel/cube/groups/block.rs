@@ -4,7 +4,7 @@ use cubecl::std::tensor::layout::Coords1d;
 use cubecl::std::tensor::layout::linear::LinearViewMut;
 use cubecl::std::tensor::{ViewOperations, ViewOperationsExpand};
 
-use super::super::super::super::format::GROUP;
+use crate::optim::format::GROUP;
 
 /// Elements of a block: their codes of 8 bits are a word.
 pub(super) const BLOCK: usize = 4;

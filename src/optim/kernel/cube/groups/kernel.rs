@@ -3,13 +3,13 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::super::super::super::format::{GROUP, WeightFormat};
 use super::super::kernel::VectorRule;
 use super::block::{BLOCK, Block, lanes, read, write};
 use super::group::Group;
 use super::noise;
 use super::state::{INFINITE, Packed, QUIET};
 use super::weight::{Low, stochastic};
+use crate::optim::format::{GROUP, WeightFormat};
 
 /// How the work is parted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,14 +55,7 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
         }
     }
 
-    let mut is_broken = false;
-    #[unroll]
-    for state in 0..packed.len() {
-        is_broken = is_broken || packed.index(state).is_broken(&group);
-    }
-    // Lion takes a sign, and what is no number has none.
-    let broken = select(is_broken, comptime!(INFINITE | QUIET).runtime(), 0u32);
-
+    let broken = broken_bits(&packed, &group);
     let mut random = Array::<Block<u32>>::new(blocks);
     let mut states = Sequence::<Array<Block<f32>>>::new();
     #[unroll]
@@ -91,9 +84,7 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
         let bits = Block::<u32>::reinterpret(value) | Block::new(broken);
         values[own] = Block::<f32>::reinterpret(bits);
         // What fills up a last group has no scale of its own.
-        let first = block * BLOCK;
-        let rest = u32::cast_from(select(first < elements, elements - first, 0).min(BLOCK));
-        let is_there = lanes().less_than(&Block::new(rest));
+        let is_there = are_there(block, elements);
         #[unroll]
         for state in 0..after.len() {
             states.index_mut(state)[own] =
@@ -126,20 +117,40 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
     #[unroll(blocks == 1)]
     for own in 0..blocks {
         let block = group.block(own);
-        let random = noise::more(random[own]);
+        let more = noise::more(random[own]);
         if comptime!(format == WeightFormat::Stochastic) {
-            values[own] = stochastic(values[own], random);
+            values[own] = stochastic(values[own], more);
         }
         if comptime!(low.len() == 1) {
             values[own] = low
                 .index_mut(0usize)
-                .split(block, values[own], random, groups);
+                .split(block, values[own], more, groups);
         }
         write::<F, N>(&mut weights, block, values[own]);
     }
     if comptime!(low.len() == 1) {
         low.index_mut(0usize).mark(&mut group, &values, groups);
     }
+}
+
+/// Bits that make NaN of every weight of a group if one of its states is, and change none if not: Lion takes a sign,
+/// and NaN has none.
+#[cube]
+fn broken_bits(packed: &Sequence<Packed>, group: &Group) -> u32 {
+    let mut is_broken = false;
+    #[unroll]
+    for state in 0..packed.len() {
+        is_broken = is_broken || packed.index(state).is_broken(group);
+    }
+    select(is_broken, comptime!(INFINITE | QUIET).runtime(), 0u32)
+}
+
+/// Which elements of a block a parameter of so many has.
+#[cube]
+fn are_there(block: usize, elements: usize) -> Vector<bool, Const<BLOCK>> {
+    let first = block * BLOCK;
+    let rest = u32::cast_from(select(first < elements, elements - first, 0).min(BLOCK));
+    lanes().less_than(&Block::new(rest))
 }
 
 /// The trained weights, in f32.

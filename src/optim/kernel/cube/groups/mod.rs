@@ -16,12 +16,12 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::super::super::format::{GROUP, WeightFormat};
 use super::super::group_operands::{GroupOperands, GroupState, GroupWeight};
 use super::super::group_step::{GroupStep, GroupUpdate};
 use super::kernel::{Updated, VectorRule};
 use super::launch::{self, Launch};
 use super::{is_divided_by, writable};
+use crate::optim::format::{GROUP, WeightFormat};
 use block::{BLOCK, BLOCKS};
 use kernel::Units;
 use state::PackedLaunch;
@@ -46,7 +46,7 @@ pub(in crate::optim::kernel) fn update(
     let states: Vec<State> = states.into_iter().map(writable_state).collect();
     if weight.meta.num_elements() > 0 {
         let launch = Groups {
-            shape: Shape::of(
+            grid: Grid::of(
                 &weight,
                 [&gradient]
                     .into_iter()
@@ -82,7 +82,7 @@ pub(in crate::optim::kernel) fn join(
     if weight.meta.num_elements() == 0 {
         return joined;
     }
-    let shape = Shape::of(&weight, [&joined]);
+    let grid = Grid::of(&weight, [&joined]);
     let low = LowLaunch::new(low.into_linear_view(), format);
     let stored = dtype_to_storage_type(weight.dtype);
     // SAFETY: the tensors have one shape; each is read or written through a view of its own strides, in vectors that
@@ -90,22 +90,22 @@ pub(in crate::optim::kernel) fn join(
     unsafe {
         kernel::join_groups::launch_unchecked(
             &weight.client.clone(),
-            shape.cube_count,
-            shape.cube_dim,
-            shape.address_type,
-            shape.vector_size,
+            grid.cube_count,
+            grid.cube_dim,
+            grid.address_type,
+            grid.vector_size,
             weight.into_linear_view(),
             low,
             joined.clone().into_linear_view(),
-            shape.units,
+            grid.units,
             stored,
         );
     }
     joined
 }
 
-/// How a kernel for groups is launched.
-struct Shape {
+/// The cubes of a kernel for groups, and how wide it reads.
+struct Grid {
     cube_count: CubeCount,
     cube_dim: CubeDim,
     address_type: AddressType,
@@ -115,7 +115,7 @@ struct Shape {
 
 /// What the kernel that updates groups is launched with.
 struct Groups<'a> {
-    shape: Shape,
+    grid: Grid,
     step: GroupStep,
     format: WeightFormat,
     weight: &'a CubeTensor,
@@ -124,7 +124,7 @@ struct Groups<'a> {
     states: &'a [State],
 }
 
-impl Shape {
+impl Grid {
     /// For a weight with others of its shape.
     fn of<'t>(
         weight: &'t CubeTensor,
@@ -135,7 +135,7 @@ impl Shape {
         // Where they lie otherwise, element by element.
         let in_blocks = tensors().all(|tensor| is_divided_by(tensor, BLOCK));
         let groups = weight.meta.num_elements().div_ceil(GROUP);
-        let (units, cube_dim) = part(client, groups);
+        let (units, cube_dim) = units(client, groups);
         let address_type = tensors().map(CubeTensor::required_address_type).max();
         Self {
             cube_count: calculate_cube_count_elemwise(client, groups * units.group, cube_dim),
@@ -148,7 +148,7 @@ impl Shape {
 }
 
 /// A unit for every block, in cubes of four groups; on a device that has smaller cubes (CPUs) one for every group.
-fn part(client: &Client, groups: usize) -> (Units, CubeDim) {
+fn units(client: &Client, groups: usize) -> (Units, CubeDim) {
     const CUBE: usize = 4 * BLOCKS;
     if client.properties().hardware.max_units_per_cube as usize >= CUBE {
         let units = Units {
@@ -220,10 +220,10 @@ impl Launch for Groups<'_> {
         unsafe {
             kernel::update_groups::launch_unchecked::<R>(
                 &self.weight.client,
-                self.shape.cube_count,
-                self.shape.cube_dim,
-                self.shape.address_type,
-                self.shape.vector_size,
+                self.grid.cube_count,
+                self.grid.cube_dim,
+                self.grid.address_type,
+                self.grid.vector_size,
                 self.gradient.into_linear_view(),
                 self.weight.clone().into_linear_view(),
                 low.into_iter().collect(),
@@ -232,7 +232,7 @@ impl Launch for Groups<'_> {
                 options,
                 self.step.noise.salt(),
                 format,
-                self.shape.units,
+                self.grid.units,
                 types,
             );
         }

@@ -4,14 +4,14 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::LinearViewMut;
 
-use super::super::super::super::format::{Coding, Root};
 use super::block::{BLOCKS, Block, packed, signed, unpacked};
 use super::group::Group;
+use crate::optim::format::{Coding, Root};
 
 /// Above those of all finite magnitudes.
 pub(super) const INFINITE: u32 = 0x7f80_0000;
 pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
-/// What makes any number that is not finite none.
+/// Makes NaN of infinity.
 pub(super) const QUIET: u32 = 0x0040_0000;
 const LEAST_NORMAL: u32 = 0x0080_0000;
 /// 2 to the power of 125.
@@ -51,7 +51,7 @@ impl Packed {
         root * root.abs() * Block::new(part) * Block::new(scale)
     }
 
-    /// Whether the codes of the group stand for no numbers.
+    /// Whether the codes of the group stand for NaN.
     pub(super) fn is_broken(&self, group: &Group) -> bool {
         let scale = u32::reinterpret(self.scales.read_checked(group.index));
         scale & MAGNITUDE > INFINITE
@@ -75,7 +75,7 @@ impl Packed {
         let largest = group.max();
         let is_finite = largest < INFINITE;
         let is_normal = is_finite && largest >= LEAST_NORMAL;
-        // What is no number is made from one that is not known: compilers refuse a constant that is none.
+        // Compilers refuse a constant that is NaN.
         let broken = f32::reinterpret(largest | comptime!(INFINITE | QUIET));
         let number = select(is_normal, f32::reinterpret(largest), 1.0);
         let normal = select(is_normal, number, 0.0);

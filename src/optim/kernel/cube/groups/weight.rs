@@ -4,10 +4,10 @@ use burn_cubecl::cubecl;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::LinearViewMut;
 
-use super::super::super::super::format::WeightFormat;
 use super::block::{BLOCK, BLOCKS, Block, packed, signed, unpacked};
 use super::group::Group;
 use super::state::{INFINITE, MAGNITUDE, QUIET};
+use crate::optim::format::WeightFormat;
 
 /// Weights that are rounded, as numbers that bf16 has, and what they lack.
 pub(super) type Rounded = (Block<f32>, Block<u32>);
@@ -167,7 +167,7 @@ fn split32(values: Block<f32>) -> Rounded {
     numbers(bits, high, low & Block::new(0xffff))
 }
 
-/// What was split, unless it is no number: then it lacks nothing.
+/// What was split, unless it is NaN: then it lacks nothing.
 #[cube]
 fn numbers(bits: Block<u32>, high: Block<u32>, low: Block<u32>) -> Rounded {
     let is_number = (bits & Block::new(MAGNITUDE)).less_equal(&Block::new(INFINITE));
@@ -181,9 +181,9 @@ fn is_finite(bits: Block<u32>) -> Vector<bool, Const<BLOCK>> {
     (bits & Block::new(MAGNITUDE)).less_than(&Block::new(INFINITE))
 }
 
-/// The bits as they are, and the upper half alone says so if they are no number.
+/// The bits as they are; of NaN, the upper half alone says so.
 #[cube]
 fn quiet(bits: Block<u32>) -> Block<u32> {
-    let is_none = (bits & Block::new(MAGNITUDE)).greater_than(&Block::new(INFINITE));
-    select_many(is_none, bits | Block::new(QUIET), bits)
+    let is_nan = (bits & Block::new(MAGNITUDE)).greater_than(&Block::new(INFINITE));
+    select_many(is_nan, bits | Block::new(QUIET), bits)
 }
