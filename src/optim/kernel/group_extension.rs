@@ -2,7 +2,7 @@
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
 
 use super::super::format::{LowBits, PackedState, StateTensor, Weight, WeightFormat};
@@ -23,7 +23,7 @@ pub(crate) trait GroupPass: Backend {
     ) -> GroupOperands<Self>;
 
     /// The trained weights, in f32.
-    #[fusion(dtype = DType::F32, shape = weight.clone())]
+    #[fusion(dtype = burn::tensor::DType::F32, shape = weight.clone())]
     fn join(
         weight: FloatTensor<Self>,
         low: IntTensor<Self>,
