@@ -38,15 +38,21 @@ pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
 ///
 /// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`.
 pub fn try_cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
-    let mut devices = model.devices().into_iter();
-    if let Some(device) = devices.find(|device| !device.supports_dtype(dtype)) {
-        return Err(FusedError::FloatTypeNotSupported {
-            dtype: format!("{dtype:?}"),
-            device: format!("{device:?}"),
-        });
-    }
+    check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);
     Ok(model.map(&mut Cast { dtype, statistics }))
+}
+
+/// Refuses a type in which a device of `model` can't compute.
+pub(crate) fn check_devices<M: Module>(model: &M, dtype: FloatDType) -> Result<(), FusedError> {
+    let mut devices = model.devices().into_iter();
+    match devices.find(|device| !device.supports_dtype(dtype)) {
+        None => Ok(()),
+        Some(device) => Err(FusedError::FloatTypeNotSupported {
+            dtype: format!("{dtype:?}"),
+            device: format!("{device:?}"),
+        }),
+    }
 }
 
 struct Cast {

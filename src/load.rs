@@ -4,15 +4,15 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::cast::{leaf, running_statistics};
+use crate::cast::{check_devices, leaf, running_statistics};
 
 /// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
 ///
 /// They are read one after the other: beside what is loaded, there is never more than one of them, in the type of the
-/// record, or as it is drawn when the model is made (each is, as always). Burn's `load_record` keeps the type of the record, and
-/// [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that is in `dtype` already, of which each
-/// parameter is still there while the one in its place is read. Integers, booleans and the running statistics of
-/// normalization layers keep their types, as in [`cast`](crate::cast()).
+/// record, or as it is drawn when the model is made (each is, as always). Burn's `load_record` keeps the type of the
+/// record, and [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that is in `dtype` already, of
+/// which each parameter is still there while the one in its place is read. Integers, booleans and the running
+/// statistics of normalization layers keep their types, as in [`cast`](crate::cast()).
 ///
 /// ```
 /// use backburn::load_record_in;
@@ -36,12 +36,14 @@ use crate::cast::{leaf, running_statistics};
 ///
 /// # Panics
 ///
-/// If a device of the model can't compute in `dtype`; [`check_device`](crate::check_device) tells.
+/// If a device of the model can't compute in `dtype`, with the message of
+/// [`FusedError::FloatTypeNotSupported`](crate::FusedError::FloatTypeNotSupported).
 pub fn load_record_in<M: Module>(
     model: M,
     record: ModuleRecord,
     dtype: FloatDType,
 ) -> Result<M, RecordError> {
+    check_devices(&model, dtype).unwrap_or_else(|error| panic!("{error}"));
     let statistics = running_statistics(&model);
     let hollow = model.map(&mut Hollow { dtype, statistics });
     let record = record.cast_to_module_dtype();

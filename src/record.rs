@@ -1,4 +1,4 @@
-//! Optimizer records: read, and loaded, checked against the model and the optimizer that it is loaded for.
+//! Optimizer records: read at once, and loaded after a look at the model and the optimizer that they are for.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,7 +37,8 @@ pub(crate) fn load<M: Module>(
 
 /// The same with all that it holds in host memory.
 pub(crate) fn read_at_once(record: OptimizerRecord) -> OptimizerRecord {
-    let bytes = record.into_bytes().expect("Burn writes its own record");
+    let bytes = record.into_bytes();
+    let bytes = bytes.unwrap_or_else(|error| panic!("the optimizer state can't be read: {error}"));
     OptimizerRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }
 

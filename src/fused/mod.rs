@@ -210,6 +210,10 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// The state of the optimizer as Burn records it, and as it is now: a record of Burn's from a CubeCL device is read
     /// when it is saved, and shows what has been written in place by then.
+    ///
+    /// # Panics
+    ///
+    /// If such a device has failed and can't be read, with what it says.
     pub fn to_record(&self) -> OptimizerRecord {
         let record = self.session.update().to_record();
         match self.form.module.devices().iter().any(is_cubecl) {

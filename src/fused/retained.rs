@@ -64,12 +64,14 @@ impl ModuleVisitor for Add<'_> {
         let goes_on = self.plan.goal == Goal::Accumulate;
         let sum = self.sums.get::<D>(param.id);
         let gradient = self.gradients.remove::<D>(param.id);
-        let device = param.base().device().inner();
         let total = match (sum, gradient) {
             (None, None) => return,
             (Some(sum), None) if goes_on => sum,
             // No gradient has come in the last pass: the sum is all there is.
-            (Some(sum), None) => policy::in_type(sum.to_device(&device), param.base().dtype()),
+            (Some(sum), None) => {
+                let value = param.base();
+                policy::in_type(sum.to_device(&value.device().inner()), value.dtype())
+            }
             (None, Some(gradient)) if goes_on => self.plan.accumulation.begin(gradient),
             (None, Some(gradient)) => gradient,
             (Some(sum), Some(gradient)) if goes_on => policy::added(&sum, gradient),

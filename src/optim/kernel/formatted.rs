@@ -7,8 +7,6 @@ use super::super::rule::Rule;
 use super::group_extension;
 use super::group_step::{GroupStep, GroupUpdate};
 use super::host;
-#[cfg(feature = "cubecl")]
-use crate::device::is_cubecl;
 
 /// Applies `rule` to the elements of a weight and of its states, in f32 whatever they are stored in: group by group,
 /// in one pass. CubeCL devices have a kernel for it; of all others the processor does it, in place on `flex` where a
@@ -51,7 +49,9 @@ pub(crate) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     match weight.low_bits.clone() {
         None => value.cast(FloatDType::F32),
         #[cfg(feature = "cubecl")]
-        Some(low_bits) if is_cubecl(&value.device()) => group_extension::joined(value, low_bits),
+        Some(low_bits) if group_extension::covers(&value) => {
+            group_extension::joined(value, low_bits)
+        }
         Some(low_bits) => low_bits.joined(value),
     }
 }
@@ -64,7 +64,7 @@ pub(super) fn update_groups<const D: usize, const S: usize>(
     states: [StateTensor<D>; S],
 ) -> (Weight<D>, [StateTensor<D>; S]) {
     #[cfg(feature = "cubecl")]
-    if is_cubecl(&weight.value.device()) {
+    if group_extension::covers(&weight.value) {
         return group_extension::update(step, weight, gradient, states);
     }
     host::update(step, weight, gradient, states)

@@ -1,7 +1,7 @@
 //! A step with formats on a CubeCL device.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Backend, Dispatch, DispatchTensorKind, backend_extension};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
 
@@ -48,6 +48,12 @@ impl GroupPass for CubeBackend {
     ) -> FloatTensor<Self> {
         cube::join_groups(weight, low, format)
     }
+}
+
+/// Whether `tensor` is on a CubeCL device.
+pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
+    let kind = tensor.clone().into_dispatch().kind;
+    matches!(kind, DispatchTensorKind::Cube(_))
 }
 
 /// Takes `step` on the device of the operands.

@@ -7,7 +7,29 @@ use burn::store::RecordError;
 
 use super::*;
 
-on_every_backend!(what_is_loaded_is_what_would_be_cast);
+on_every_backend!(
+    what_is_loaded_is_what_would_be_cast,
+    a_type_that_the_device_has_not_is_named,
+);
+
+fn a_type_that_the_device_has_not_is_named(device: &Device) {
+    for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
+        let record = Network::init(device).into_record();
+        let load =
+            std::panic::AssertUnwindSafe(|| load_record_in(Network::init(device), record, dtype));
+        match (std::panic::catch_unwind(load), device.supports_dtype(dtype)) {
+            (Ok(loaded), true) => drop(loaded.unwrap()),
+            (Err(panic), false) => {
+                let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+                assert!(
+                    text.contains(&format!("can't compute in {dtype:?}")),
+                    "{text}"
+                );
+            }
+            (loaded, _) => panic!("{dtype:?}: loaded {}", loaded.is_ok()),
+        }
+    }
+}
 
 fn what_is_loaded_is_what_would_be_cast(device: &Device) {
     let dtypes = [FloatDType::BF16, FloatDType::F16, FloatDType::F32];
