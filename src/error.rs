@@ -306,6 +306,38 @@ pub enum FusedError {
         reason: String,
     },
 
+    /// Devices, batches or options that a training on several devices can't work with.
+    #[error("the replicas can't be trained: {reason}")]
+    Replicas {
+        /// Why, and what to do.
+        reason: String,
+    },
+
+    /// One of several ranks can't go on with a step, which has ended on all of them.
+    #[error("rank {rank} ({device}): {error}")]
+    Rank {
+        /// The rank, counted from 0.
+        rank: usize,
+        /// Its device.
+        device: String,
+        /// What ended the step there.
+        error: Box<FusedError>,
+    },
+
+    /// One of several ranks panicked in a step, which has ended on all of them.
+    #[error(
+        "rank {rank} ({device}) panicked, which has ended the step on all ranks: {message}. Parameters whose \
+         gradients had come from all ranks by then are updated, all others unchanged"
+    )]
+    RankPanicked {
+        /// The rank, counted from 0.
+        rank: usize,
+        /// Its device.
+        device: String,
+        /// What the panic says.
+        message: String,
+    },
+
     /// Loss scaling is on, and what runs the backward pass did not scale its loss.
     #[error(
         "loss scaling is on, and the model's `TrainStep::step`, or the closure of \

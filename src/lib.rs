@@ -28,6 +28,7 @@
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
 //! | `pass` | what all slots share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
+//! | `replica` | which of several devices owns a parameter, and how far one may run ahead |
 //! | `offload` | what waits in host memory, and where the model computes |
 //! | `device` | whether a device is there, and computes what it should |
 //! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
@@ -59,17 +60,19 @@ mod pass;
 mod policy;
 mod random;
 mod record;
+mod replica;
 mod report;
 mod slot;
 mod tap;
 #[cfg(feature = "train")]
 pub mod train;
+mod worker;
 
 pub use cast::{cast, try_cast};
 pub use device::check_device;
 pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate};
-pub use fused::FusedOptimizer;
+pub use fused::{FusedOptimizer, FusedReplicas};
 pub use gradient_checkpointing::{
     Activations, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,
@@ -82,6 +85,7 @@ pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
+pub use replica::{Ownership, Sharding};
 pub use report::StepReport;
 
 /// The examples of the README compile and run.

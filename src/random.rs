@@ -109,6 +109,14 @@ pub(crate) fn distinct(devices: Vec<Device>) -> Vec<Device> {
     found
 }
 
+/// The seed of one of several ranks; that of the first is that of one device alone.
+pub(crate) fn of_rank(seed: u64, rank: usize) -> u64 {
+    match rank {
+        0 => seed,
+        rank => mix(seed, u64::MAX - rank as u64),
+    }
+}
+
 /// Another seed for every count: the finalizer of SplitMix64 (Steele et al., 2014).
 pub(crate) fn mix(seed: u64, count: u64) -> u64 {
     let mut z = seed.wrapping_add(count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));

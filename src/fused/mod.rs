@@ -2,9 +2,11 @@ mod backward;
 mod full_precision;
 mod offload;
 mod policies;
+mod replicas;
 mod retained;
 mod run;
 mod step;
+mod work;
 
 use std::collections::HashSet;
 use std::fmt::{Display, Formatter};
@@ -29,6 +31,7 @@ use crate::tap::Census;
 
 #[cfg(feature = "train")]
 pub(crate) use policies::in_state;
+pub use replicas::FusedReplicas;
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
 /// its gradient is complete, and the gradient is released.
@@ -105,8 +108,12 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     fn with_session(model: M, session: Arc<Session>) -> Result<Self, FusedError> {
-        Ok(Self {
-            form: FusedForm::new(model, &session)?,
+        Ok(Self::of(FusedForm::new(model, &session)?, session))
+    }
+
+    fn of(form: FusedForm<M>, session: Arc<Session>) -> Self {
+        Self {
+            form,
             session,
             retained_gradients: Mutex::new(GradientsParams::new()),
             report: StepReport::default(),
@@ -115,7 +122,7 @@ impl<M: Module> FusedOptimizer<M> {
             gradient_checkpointing: GradientCheckpointingConfig::default(),
             unconfirmed: Unconfirmed::default(),
             course: None,
-        })
+        }
     }
 
     /// An ordinary Burn model with the current values: to save, to validate, to keep.
@@ -175,11 +182,21 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.form.module);
         let form = FusedForm::new(change(self.model()), &self.session)?;
+        self.replace_form(form, self.session.clone())?;
+        statistics.forget();
+        Ok(())
+    }
+
+    /// Goes on with a changed model, whose slots are those of `session`; nothing has changed if that can't be.
+    fn replace_form(
+        &mut self,
+        form: FusedForm<M>,
+        session: Arc<Session>,
+    ) -> Result<(), FusedError> {
         self.policies
             .check_retained(form.inventory().count(Role::Retained).0)?;
-        statistics.forget();
         form.slots().copy_groups(self.form.slots());
-        self.form = form;
+        (self.form, self.session) = (form, session);
         self.course = None;
         *self.retained_gradients.get_mut() = GradientsParams::new();
         Ok(())

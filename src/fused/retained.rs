@@ -1,14 +1,16 @@
 //! The gradients of the parameters that are ordinary leaves, retained to the end of the pass.
 
 use std::any::Any;
+use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use crate::device::Written;
+use crate::device::{Written, moved};
 use crate::error::FusedError;
 use crate::policy::{self, Goal, Plan, Update, is_finite};
+use crate::replica::Group;
 use crate::slot::{Inventory, Role};
 use crate::tap::lift;
 
@@ -33,6 +35,98 @@ impl ModuleVisitor for Copy<'_> {
             let device = param.base().device().inner();
             self.copied.register(param.id, gradient.to_device(&device));
         }
+    }
+}
+
+/// Gradients of a pass, one after the other added to what was accumulated before, which stays as it is.
+pub(super) fn sum<M: Module>(
+    module: &M,
+    plan: &Plan,
+    sums: &GradientsParams,
+    mut gradients: Vec<GradientsParams>,
+) -> GradientsParams {
+    let last = gradients.pop().unwrap_or_default();
+    if gradients.is_empty() {
+        return accumulated(module, plan, sums, last);
+    }
+    let mut goes_on = plan.clone();
+    goes_on.goal = Goal::Accumulate;
+    let before = gradients
+        .into_iter()
+        .fold(copy(module, sums), |sums, gradients| {
+            accumulated(module, &goes_on, &sums, gradients)
+        });
+    accumulated(module, plan, &before, last)
+}
+
+/// Gradients by rank, as [`sum`] takes them, on the device of the parameters of `module`: each parameter's in the order
+/// in which `group` adds them up.
+pub(super) fn in_order<M: Module>(
+    module: &M,
+    group: &Group,
+    by_rank: Vec<GradientsParams>,
+) -> Vec<GradientsParams> {
+    let mut order = InOrder {
+        group,
+        turns: by_rank.iter().map(|_| GradientsParams::new()).collect(),
+        by_rank,
+    };
+    module.visit(&mut order);
+    order.turns.retain(|turn| !turn.is_empty());
+    order.turns
+}
+
+struct InOrder<'a> {
+    group: &'a Group,
+    by_rank: Vec<GradientsParams>,
+    turns: Vec<GradientsParams>,
+}
+
+impl ModuleVisitor for InOrder<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let by_rank = self.by_rank.iter_mut();
+        let by_rank = by_rank.map(|gradients| gradients.remove::<D>(param.id));
+        let in_order = self.group.in_order(param.id, by_rank.collect());
+        let device = param.base().device().inner();
+        for (turn, gradient) in self.turns.iter_mut().zip(in_order) {
+            turn.register(param.id, moved(gradient, &device));
+        }
+    }
+}
+
+/// `module` with the values that `first` has for the parameters that are ordinary leaves.
+pub(super) fn take_over<M: Module>(module: M, first: &M, inventory: &Inventory) -> M {
+    let mut values = Values {
+        inventory,
+        found: HashMap::new(),
+    };
+    first.visit(&mut values);
+    module.map(&mut values)
+}
+
+struct Values<'a> {
+    inventory: &'a Inventory,
+    found: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl ModuleVisitor for Values<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.inventory.role(param.id) == Some(Role::Retained) {
+            self.found.insert(param.id, Box::new(param.base().inner()));
+        }
+    }
+}
+
+impl ModuleMapper for Values<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let found = self.found.remove(&param.id);
+        let Some(Ok(found)) = found.map(|found| found.downcast::<Tensor<D>>()) else {
+            return param;
+        };
+        let (id, value, mapper) = param.consume();
+        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+        let value = lift(moved(*found, &value.device().inner()), strategy);
+        Param::from_mapped_value(id, value.require_grad(), mapper)
     }
 }
 

@@ -1,5 +1,6 @@
 //! One pass of a fused optimizer.
 
+use std::collections::HashMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
@@ -7,8 +8,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
-use super::retained;
-use crate::device::{self, Written};
+use super::{retained, work};
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
@@ -43,25 +43,9 @@ impl<M: Module> FusedOptimizer<M> {
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
         let retained = self.form.inventory().retained();
-        let (goal, scale) = (order.plan.goal, order.plan.scale);
-
+        let goal = order.plan.goal;
         let loss = self.run(Closure::Loss, order, |model, pass| {
-            let loss = forward(model);
-            if !loss.has_graph() {
-                return Err(FusedError::LossNotTracked);
-            }
-            device::check_written(&loss.numbers())
-                .map_err(|reason| FusedError::LossNotComputed { reason })?;
-            if let Some(rehearsal) = &pass.rehearsal
-                && !rehearsal.agrees(&loss)
-            {
-                return Err(FusedError::other_passes());
-            }
-            pass.enter_backward();
-            memory::enter(memory::Phase::Backward);
-            let (loss, mut gradients) = loss.go_back(scale);
-            let gradients = GradientsParams::from_params(&mut gradients, model, &retained);
-            Ok((loss, gradients))
+            work::there_and_back(model, pass, &retained, 0, forward)
         })?;
 
         if goal != Goal::Measure {
@@ -90,56 +74,46 @@ impl<M: Module> FusedOptimizer<M> {
         work: impl FnOnce(&M, &Arc<Pass>) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         self.report = StepReport::default();
-        let Order { plan, rehearsal } = order;
-        let session = self.session.clone();
-        let choice = self.gradient_checkpointing.choice();
-        let blocks = session.blocks(choice, rehearsal.as_deref());
+        let plan = order.plan.clone();
         let foresight = self.foresight();
-        let running = session.begin(Pass::new(
-            plan.clone(),
-            blocks,
-            closure,
-            rehearsal,
-            foresight,
-        ));
-        let ending = Ending(self.form.slots().clone());
+        let choice = self.gradient_checkpointing.choice();
+        let running = work::begin(&self.session, closure, order, choice, foresight);
+        let ending = Ending(vec![self.form.slots().clone()]);
         let in_flight = InFlight(self.form.placement());
-        if plan.goal == Goal::Update {
-            let limit = self.policies.state_backup.limit;
-            session.update().back_up(self.form.at_risk(limit));
-        }
+        self.prepare(&plan);
         if memory::is_recording() {
             self.form.slots().iter().for_each(|slot| slot.show());
         }
         memory::enter(memory::Phase::Forward);
-        let (output, gradients) = work(&self.form.module, &running.pass)?;
-        drop(in_flight);
-        let slots = self.form.slots().iter();
-        slots.for_each(|slot| slot.flush(&running.pass));
-        running.pass.check()?;
+        let (output, gradients) = {
+            let _scope = running.pass.enter();
+            let output = work(&self.form.module, &running.pass)?;
+            drop(in_flight);
+            self.form.slots().flush(&running.pass)?;
+            output
+        };
         let mut report = StepReport::default();
         let received = gradients.len();
-        self.use_retained(&plan, gradients, &mut report)?;
+        self.use_retained(&plan, vec![gradients], &mut report)?;
         let ended = ending.well();
         self.learn_course(running.pass.course());
         drop(running);
         self.report_on(ended, received, report);
         if plan.goal == Goal::Update {
-            self.check_written()?;
+            work::check_written([&self.form])?;
         }
         Ok(output)
     }
 
-    /// Refuses values that the device has not computed.
-    fn check_written(&self) -> Result<(), FusedError> {
-        let mut written = Written::new();
-        let slots = self.form.slots().iter();
-        slots.for_each(|slot| slot.ask_written(&mut written));
-        retained::ask_written(&self.form.module, self.form.inventory(), &mut written);
-        written.answer()
+    /// Keeps what an optimizer that panics in the pass could take along.
+    pub(super) fn prepare(&self, plan: &Plan) {
+        if plan.goal == Goal::Update {
+            let limit = self.policies.state_backup.limit;
+            self.session.update().back_up(self.form.at_risk(limit));
+        }
     }
 
-    fn report_on(
+    pub(super) fn report_on(
         &mut self,
         ended: Vec<(ParamId, SlotReport)>,
         retained: usize,
@@ -166,17 +140,18 @@ impl<M: Module> FusedOptimizer<M> {
         self.report = report;
     }
 
-    /// Does with the gradients of the parameters that are ordinary leaves what the pass is for.
-    fn use_retained(
+    /// Does with the gradients of the parameters that are ordinary leaves, in the order of their sum, what the pass
+    /// is for.
+    pub(super) fn use_retained(
         &mut self,
         plan: &Plan,
-        gradients: GradientsParams,
+        gradients: Vec<GradientsParams>,
         report: &mut StepReport,
     ) -> Result<(), FusedError> {
         let module = &self.form.module;
         let inventory = self.form.inventory();
         let sums = self.retained_gradients.get_mut();
-        let gradients = retained::accumulated(module, plan, sums, gradients);
+        let gradients = retained::sum(module, plan, sums, gradients);
         if plan.goal == Goal::Accumulate {
             *sums = gradients;
             return Ok(());
@@ -241,18 +216,29 @@ impl Drop for InFlight {
     }
 }
 
-/// Ends a pass in every slot, when dropped as one that has not ended well.
-struct Ending(Arc<Slots>);
+/// Ends a pass in every slot of every rank, when dropped as one that has not ended well.
+pub(super) struct Ending(pub(super) Vec<Arc<Slots>>);
 
 impl Ending {
-    fn well(self) -> Vec<(ParamId, SlotReport)> {
-        self.0.end(true)
+    /// What has happened to each parameter, on all ranks together.
+    pub(super) fn well(self) -> Vec<(ParamId, SlotReport)> {
+        let mut reports = HashMap::<ParamId, SlotReport>::new();
+        for (id, report) in self.0.iter().flat_map(|slots| slots.end(true)) {
+            let others = reports.remove(&id).unwrap_or_default();
+            reports.insert(id, others.and(report));
+        }
+        reports.into_iter().collect()
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.0.end(false);
+        let ended = self.0.iter().flat_map(|slots| slots.end(false));
+        // All of them, whatever is found.
+        let overwritten = ended.filter(|(_, slot)| slot.overwritten).count() > 0;
+        if let (true, Some(slots)) = (overwritten, self.0.first()) {
+            slots.drop_overwritten();
+        }
         memory::enter(memory::Phase::Other);
     }
 }

@@ -125,6 +125,7 @@ where
         );
         return forward(block, input);
     };
+    let _turn = scope.pass.take_turn();
     let way = match scope.is_in_block() {
         true => Way::RunTwice { index: None },
         false => scope.pass.blocks.next(),

@@ -78,6 +78,7 @@ where
         let (strategy, run) = (self.strategy, self.run);
         let readers = self.readers.clone();
         let recorded = {
+            let _turn = pass.take_turn();
             let _statistics = KeptStatistics::of(&self.block);
             self.record()
         };

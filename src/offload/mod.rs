@@ -2,7 +2,6 @@
 
 mod config;
 mod placement;
-mod worker;
 
 pub use config::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub(crate) use placement::Placement;

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::config::{Offload, OffloadConfig, WaitingBlocks};
-use super::worker::Worker;
 use crate::device::{self, moved};
 use crate::error::FusedError;
 use crate::tap;
+use crate::worker::Worker;
 
 /// Where the parts of a training are, and who moves them.
 pub(crate) struct Placement {

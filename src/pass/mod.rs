@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use crate::error::FusedError;
 use crate::offload::Placement;
 use crate::policy::Plan;
+use crate::replica::Turn;
 use counted::Counted;
 
 pub(crate) use blocks::{BlockChoice, Blocks, Way};
@@ -34,7 +35,7 @@ pub use loss::scale_loss;
 pub(crate) use readers::Readers;
 pub(crate) use rehearsal::Rehearsal;
 pub(crate) use scope::{Entered, Place, Scope};
-pub(crate) use session::Session;
+pub(crate) use session::{Running, Session};
 
 /// A pass, from the closure that computes the loss to the last gradient.
 #[derive(Debug)]
@@ -57,6 +58,8 @@ pub(crate) struct Pass {
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
     course: Mutex<Course>,
     foresight: Option<Arc<dyn Foresight>>,
+    /// If it is that of one of several ranks, which draw random numbers in turns: its turn in the forward pass.
+    turn: Option<Mutex<Option<Turn>>>,
 }
 
 /// What the closure of a pass does.
@@ -147,6 +150,38 @@ impl Pass {
             rehearsal,
             course: Mutex::default(),
             foresight,
+            turn: None,
+        }
+    }
+
+    /// This thread is in the pass until what is returned is dropped.
+    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
+        Scope::of_step(self.clone()).enter()
+    }
+
+    /// The same as the pass of one of several ranks.
+    pub(crate) fn in_turns(mut self) -> Self {
+        self.turn = Some(Mutex::default());
+        self
+    }
+
+    /// Waits for the turn to draw random numbers, where several ranks do.
+    pub(crate) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
+        self.turn.as_ref().map(|_| Turn::take(self))
+    }
+
+    /// Takes the turn for the forward pass.
+    pub(crate) fn begin_turn(self: &Arc<Self>) {
+        if let Some(turn) = &self.turn {
+            let taken = Turn::take(self);
+            *turn.lock() = Some(taken);
+        }
+    }
+
+    /// The forward pass is over.
+    pub(crate) fn end_turn(&self) {
+        if let Some(turn) = &self.turn {
+            turn.lock().take();
         }
     }
 
@@ -156,6 +191,7 @@ impl Pass {
 
     /// The closure has computed its loss.
     pub(crate) fn enter_backward(&self) {
+        self.end_turn();
         *self.stage.lock() = Stage::Backward;
     }
 

@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -18,10 +19,10 @@ pub(crate) struct Rehearsal {
 /// The losses of both passes, where the closure returns them.
 #[derive(Debug)]
 enum Losses {
-    /// That of the first pass, which the second gives to the bit.
-    Read(Mutex<Option<Vec<f64>>>),
-    /// On devices that would have to be waited for.
-    Kept(Mutex<Vec<Squares>>),
+    /// Those of the first pass by rank, which the second gives to the bit.
+    Read(Mutex<BTreeMap<usize, Vec<f64>>>),
+    /// Those of both passes, on devices that would have to be waited for.
+    Kept(Mutex<BTreeMap<usize, Vec<Squares>>>),
 }
 
 impl Rehearsal {
@@ -43,24 +44,33 @@ impl Rehearsal {
         self.random.start();
     }
 
+    /// The seed of the random numbers of both passes.
+    pub(crate) fn seed(&self) -> u64 {
+        self.random.seed
+    }
+
     /// The seed of the blocks of both passes, where none is drawn from the generator that both start.
     pub(super) fn block_seed(&self) -> Option<u64> {
         let kept = matches!(self.losses, Losses::Kept(_));
         kept.then(|| mix(self.random.seed, 0))
     }
 
-    /// Whether the loss is that of the first pass, as far as that can be known now.
-    pub(crate) fn agrees(&self, loss: &impl Loss) -> bool {
+    /// Whether the loss of this rank is that of the first pass, as far as that can be known now.
+    pub(crate) fn agrees(&self, rank: usize, loss: &impl Loss) -> bool {
         let loss = loss.numbers();
         match &self.losses {
             Losses::Kept(losses) => {
-                losses.lock().push(Squares::of(&loss));
+                losses
+                    .lock()
+                    .entry(rank)
+                    .or_default()
+                    .push(Squares::of(&loss));
                 true
             }
             Losses::Read(first) => {
                 let loss: Vec<f64> = loss.into_data().iter::<f64>().collect();
                 let mut first = first.lock();
-                let first = first.get_or_insert_with(|| loss.clone());
+                let first = first.entry(rank).or_insert_with(|| loss.clone());
                 let equal = |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits();
                 first.iter().zip(&loss).all(equal)
             }
@@ -70,10 +80,12 @@ impl Rehearsal {
     /// What is left to be compared when a device is waited for anyway.
     pub(crate) fn unconfirmed(&self) -> Unconfirmed {
         let mut unconfirmed = Unconfirmed::default();
-        if let Losses::Kept(losses) = &self.losses
-            && let [first, second] = &losses.lock()[..]
-        {
-            unconfirmed.push(first.clone(), second.clone());
+        if let Losses::Kept(losses) = &self.losses {
+            for losses in losses.lock().values() {
+                if let [first, second] = &losses[..] {
+                    unconfirmed.push(first.clone(), second.clone());
+                }
+            }
         }
         unconfirmed
     }

@@ -5,22 +5,25 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{BlockChoice, Blocks, Entered, Pass, Rehearsal, Scope, Stage};
+use super::{BlockChoice, Blocks, Pass, Rehearsal, Stage};
 use crate::offload::Placement;
 use crate::policy::Update;
-use crate::random::StepSeeds;
+use crate::random::{StepSeeds, of_rank};
+use crate::replica::Membership;
 use crate::tap::{Census, Clock};
 
 /// What the slots of a model share while it is fused.
 pub(crate) struct Session {
     /// The pass under way.
     pass: Mutex<Option<Arc<Pass>>>,
-    update: Mutex<Update>,
+    update: Arc<Mutex<Update>>,
     clocks: Mutex<Vec<Clock>>,
     census: Mutex<Option<Arc<Census>>>,
     seeds: Arc<StepSeeds>,
     /// Where things are, if something waits on the host.
     placement: Mutex<Option<Arc<Placement>>>,
+    /// Which replica of the model this is, if there are several.
+    membership: Option<Membership>,
 }
 
 impl Session {
@@ -28,16 +31,29 @@ impl Session {
         Self {
             placement: Mutex::new(None),
             pass: Mutex::new(None),
-            update: Mutex::new(Update::new(optimizer)),
+            update: Arc::new(Mutex::new(Update::new(optimizer))),
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
             seeds: Arc::default(),
+            membership: None,
         }
     }
 
-    /// Starts a pass, with its scope on this thread; it ends when what is returned is dropped, by a
-    /// panic too.
-    pub(crate) fn begin(&self, pass: Pass) -> Running<'_> {
+    /// The session of one of several replicas, with the same optimizer.
+    pub(crate) fn of_replica(&self, membership: Membership) -> Self {
+        Self {
+            placement: Mutex::new(None),
+            pass: Mutex::new(None),
+            update: self.update.clone(),
+            clocks: Mutex::new(Vec::new()),
+            census: Mutex::new(None),
+            seeds: Arc::default(),
+            membership: Some(membership),
+        }
+    }
+
+    /// Starts a pass; it ends when what is returned is dropped, by a panic too.
+    pub(crate) fn begin(self: &Arc<Self>, pass: Pass) -> Running {
         let pass = Arc::new(pass);
         *self.pass.lock() = Some(pass.clone());
         if let Some(census) = self.census() {
@@ -45,8 +61,7 @@ impl Session {
             census.take();
         }
         Running {
-            session: self,
-            _scope: Scope::of_step(pass.clone()).enter(),
+            session: self.clone(),
             pass,
         }
     }
@@ -54,12 +69,19 @@ impl Session {
     /// The blocks of a pass that is to begin.
     pub(crate) fn blocks(&self, choice: BlockChoice, rehearsal: Option<&Rehearsal>) -> Blocks {
         let seed = rehearsal.and_then(Rehearsal::block_seed);
+        let rank = self.membership.as_ref().map_or(0, |member| member.rank);
+        let seed = seed.map(|seed| of_rank(seed, rank));
         Blocks::new(choice, self.seeds.clone(), seed)
     }
 
     /// The seed for a step on `device`.
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         self.seeds.next(device)
+    }
+
+    /// Which replica of the model this is, if there are several.
+    pub(crate) fn membership(&self) -> Option<&Membership> {
+        self.membership.as_ref()
     }
 
     pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
@@ -126,13 +148,12 @@ impl std::fmt::Debug for Session {
 }
 
 /// A pass under way.
-pub(crate) struct Running<'a> {
-    session: &'a Session,
+pub(crate) struct Running {
+    session: Arc<Session>,
     pub(crate) pass: Arc<Pass>,
-    _scope: Entered,
 }
 
-impl Drop for Running<'_> {
+impl Drop for Running {
     fn drop(&mut self) {
         self.pass.blocks.end();
         self.session.update.lock().drop_backup();

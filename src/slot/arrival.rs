@@ -32,6 +32,7 @@ impl<const D: usize> GradientSink for Arrival<D> {
                  was carried out of its closure with its graph. Detach it"
             ),
         }
+        self.pass.end_turn();
         let gradient = Tensor::<D>::from_dispatch(gradient);
         memory::show(Category::Gradient, &gradient);
         self.owed.settle();

@@ -13,7 +13,8 @@ use super::restore::{Which, restore};
 use super::{Slot, SlotReport};
 use crate::error::FusedError;
 use crate::offload::{Placement, WaitingBlocks};
-use crate::pass::{Course, Session};
+use crate::pass::{Course, Pass, Session};
+use crate::replica::{Group, Membership};
 
 /// A module in fused form: its trainable values are in slots.
 pub(crate) struct FusedForm<M> {
@@ -36,11 +37,19 @@ impl<M: Module> FusedForm<M> {
     /// Brings `module` into fused form, or says why it can't be.
     pub(crate) fn new(module: M, session: &Arc<Session>) -> Result<Self, FusedError> {
         let placement = session.placement();
-        let inventory = Inventory::take(&module, placement.as_deref())?;
+        let member = session.membership();
+        let device = member.map(Membership::device);
+        let inventory = Inventory::take(&module, placement.as_deref(), device)?;
         let mut frozen = HashMap::new();
-        let module = match &placement {
-            None => module,
-            Some(placement) => {
+        let module = match (&placement, member) {
+            (None, None) => module,
+            (None, Some(member)) => {
+                // The slots see to the others.
+                let released = |id| inventory.role(id) == Some(Role::Released);
+                let device = member.device().clone().autodiff();
+                moved_but_for(module, released, &device)
+            }
+            (Some(placement), _) => {
                 frozen = frozen::waiting(&module, &inventory, placement);
                 let released = |id| inventory.role(id) == Some(Role::Released);
                 let stays = |id| released(id) || frozen.contains_key(&id);
@@ -48,8 +57,8 @@ impl<M: Module> FusedForm<M> {
                 moved_but_for(module, stays, placement.device())
             }
         };
-        let host = placement.as_deref().map(Placement::host);
-        let hollow = hollow(module.clone(), &inventory, host);
+        let rests_on = placement.as_deref().map(Placement::host).or(device);
+        let hollow = hollow(module.clone(), &inventory, rests_on);
         let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
         let bases = adapted.filter_map(|(id, _)| Some(inventory.get(*id)?.path.clone()));
         let bases: Vec<_> = bases.collect();
@@ -206,19 +215,36 @@ impl Slots {
         parameters.for_each(|id| self.0[id].keep_copy());
     }
 
-    /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there
-    /// again, in all slots or, where a sum was overwritten, in none.
+    /// Uses what has come and what was accumulated, as far as the backward pass has not; or goes on with what has
+    /// ended the pass.
+    pub(crate) fn flush(&self, pass: &Arc<Pass>) -> Result<(), FusedError> {
+        self.iter().for_each(|slot| slot.flush(pass));
+        pass.check()
+    }
+
+    /// Ends the pass in every slot. If it has not ended `well`, what had been accumulated before is there again,
+    /// but for sums that were overwritten.
     pub(crate) fn end(&self, well: bool) -> Vec<(ParamId, SlotReport)> {
         let slots = self.0.iter();
-        let ended: Vec<_> = slots.map(|(id, slot)| (*id, slot.end(well))).collect();
-        if !well && ended.iter().any(|(_, slot)| slot.overwritten) {
-            log::error!(
-                "the backward pass of a micro-batch broke off: all accumulated gradients are dropped, \
-                 since some of them hold a part of it"
-            );
-            self.iter().for_each(|slot| slot.drop_accumulated());
+        slots.map(|(id, slot)| (*id, slot.end(well))).collect()
+    }
+
+    /// Forgets all sums, since some are lost.
+    pub(crate) fn drop_overwritten(&self) {
+        log::error!(
+            "the backward pass of a micro-batch broke off: all accumulated gradients are dropped, \
+             since some of them hold a part of it"
+        );
+        self.iter().for_each(|slot| slot.drop_accumulated());
+    }
+
+    /// Lets the slots of all ranks share their parameters.
+    pub(crate) fn meet(ranks: &[Arc<Self>], group: &Arc<Group>) {
+        let Some(first) = ranks.first() else { return };
+        for (id, slot) in &first.0 {
+            let slots: Vec<_> = ranks.iter().map(|slots| slots.0[id].clone()).collect();
+            slot.meet(&slots, group);
         }
-        ended
     }
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.

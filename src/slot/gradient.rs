@@ -35,22 +35,58 @@ impl<const D: usize> ParameterSlot<D> {
             self.state.lock().stage = Stage::Unread;
             return;
         }
-        let gradient = match self.bring_home(gradient) {
-            Ok(gradient) => gradient,
+        if let Some(share) = self.share.get() {
+            return self.share_gradient(share, pass, Some(gradient));
+        }
+        match self.bring_home(gradient) {
+            Ok(gradient) => self.use_gradients(pass, vec![gradient]),
             Err(error) => {
                 pass.stop(error);
-                return self.finish(Outcome::Dropped);
+                self.finish(Outcome::Dropped);
             }
+        }
+    }
+
+    /// Does with the gradients of a parameter, in the order of their sum, what the pass is for. Without any, it may
+    /// be that something was accumulated.
+    pub(super) fn use_gradients(&self, pass: &Arc<Pass>, gradients: Vec<Tensor<D>>) {
+        let mut gradients = gradients.into_iter();
+        let Some(first) = gradients.next() else {
+            return self.use_accumulated(pass);
         };
         if pass.plan.goal == Goal::Accumulate {
-            return self.add(pass, gradient);
+            return self.add(pass, first, gradients);
         }
-        let gradient = match &self.state.lock().accumulated {
+        let dtype = first.dtype();
+        let first = match &self.state.lock().accumulated {
             // In the buffer of the gradient: the sum stays until the pass has ended well.
-            Accumulated::Sum(sum) => policy::total(sum, gradient),
-            _ => gradient,
+            Accumulated::Sum(sum) => policy::added(sum, first),
+            _ => first,
         };
-        self.spend(pass, gradient);
+        let sum = gradients.fold(first, policy::add);
+        self.spend(pass, policy::in_type(sum, dtype));
+    }
+
+    /// Uses what was accumulated for a parameter that has no gradient in this pass.
+    fn use_accumulated(&self, pass: &Arc<Pass>) {
+        if pass.plan.goal == Goal::Accumulate || !pass.admits() {
+            return;
+        }
+        let state = self.state.lock();
+        let sum = match &state.accumulated {
+            Accumulated::Sum(sum) => Some((**sum).clone()),
+            _ => None,
+        };
+        let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
+        drop(state);
+        if let Some(sum) = sum {
+            let value = self.value();
+            let sum = policy::in_type(sum.to_device(&value.device()), value.dtype());
+            self.spend(pass, sum);
+        } else if begun && !pass.plan.goes_on {
+            let nothing = self.value().zeros_like();
+            self.step(pass, nothing);
+        }
     }
 
     /// Refuses the first gradient of the parameter if the device has not computed it: most kernels are launched
@@ -68,19 +104,18 @@ impl<const D: usize> ParameterSlot<D> {
         Ok(())
     }
 
-    /// Adds a gradient to what has been accumulated.
-    fn add(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    /// Adds gradients to what has been accumulated.
+    fn add(&self, pass: &Arc<Pass>, gradient: Tensor<D>, others: impl Iterator<Item = Tensor<D>>) {
         let placement = self.session.placement();
         let lay_by = |sum: Tensor<D>| match &placement {
             Some(placement) => moved(sum, placement.host()),
             None => sum,
         };
+        let can_fail = self.blocks_are_waiting(pass);
         let mut state = self.state.lock();
         let kept = match &state.accumulated {
             // The pass, or the way to the host, could still fail.
-            Accumulated::Sum(sum) if placement.is_some() || pass.blocks.are_waiting() => {
-                Some(sum.clone())
-            }
+            Accumulated::Sum(sum) if placement.is_some() || can_fail => Some(sum.clone()),
             _ => None,
         };
         let (sum, before) = if let Some(before) = kept {
@@ -97,7 +132,7 @@ impl<const D: usize> ParameterSlot<D> {
             (lay_by(first), Before::Nothing)
         };
         state.accumulated = Accumulated::Nothing;
-        let sum = Box::new(sum);
+        let sum = Box::new(others.fold(sum, policy::add));
         state.stage = Stage::Complete(Outcome::Added { sum, before });
     }
 

@@ -39,11 +39,12 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Takes stock of `module` and refuses what can't be trained in fused form, by default where it is.
+    /// Takes stock of `module` and refuses what can't be trained in fused form: on `device`, by default where it is.
     /// Initializes lazy parameters, in module order.
     pub(crate) fn take<M: Module>(
         module: &M,
         placement: Option<&Placement>,
+        device: Option<&Device>,
     ) -> Result<Self, FusedError> {
         device::check_all_there(&module.devices())?;
         let mut clerk = Clerk::default();
@@ -65,7 +66,8 @@ impl Inventory {
                 Some(placement) => placement.compute_dtype(entry.dtype),
                 None => entry.dtype,
             };
-            let device = placement.map_or(&entry.device, Placement::device);
+            let device = placement.map(Placement::device).or(device);
+            let device = device.unwrap_or(&entry.device);
             if entry.role == Role::Released && !tap::covers(device) {
                 return Err(FusedError::BackendNotCovered {
                     device: format!("{device:?}"),
@@ -154,6 +156,13 @@ impl Inventory {
         let entries = self.entries.iter();
         let entries = entries.filter(move |(_, entry)| entry.role == role);
         entries.map(|(id, entry)| (*id, entry.elements))
+    }
+
+    /// The parameters with this role, with their paths and numbers of elements.
+    pub(crate) fn sizes(&self, role: Role) -> Vec<(ParamId, String, usize)> {
+        let entries = self.entries.iter().filter(|(_, entry)| entry.role == role);
+        let sizes = entries.map(|(id, entry)| (*id, entry.path.clone(), entry.elements));
+        sizes.collect()
     }
 
     /// The ids of the parameters that stay ordinary leaves.

@@ -13,6 +13,7 @@ mod gradient;
 mod handle;
 mod home;
 mod inventory;
+mod meeting;
 mod moved;
 mod parameter;
 mod placeholder;
@@ -32,7 +33,7 @@ pub(crate) use foresight::FetchAhead;
 pub(crate) use form::{FusedForm, Slots};
 pub(crate) use frozen::with_frozen;
 pub(crate) use inventory::{Inventory, Role};
-pub(crate) use statistics::KeptStatistics;
+pub(crate) use statistics::{KeptStatistics, with_own_statistics};
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, own_leaf, slotless, with_constants,
     with_own_leaves,
@@ -40,6 +41,7 @@ pub(crate) use tracked::{
 
 use crate::device::Written;
 use crate::pass::Pass;
+use crate::replica::Group;
 
 /// A slot, whatever the rank of its parameter.
 pub(crate) trait Slot: Debug + Send + Sync {
@@ -98,6 +100,9 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// The optimizer state holds such gradients.
     fn begin_group(&self);
 
+    /// Lets this slot and those of the other ranks share their parameter: `slots` has one a rank.
+    fn meet(&self, slots: &[Arc<dyn Slot>], group: &Arc<Group>);
+
     /// Takes over what another slot has accumulated.
     fn copy_accumulated(&self, from: &Arc<dyn Slot>);
 
@@ -119,4 +124,17 @@ pub(crate) struct SlotReport {
     pub(crate) vetoed: bool,
     /// The sum of gradients was overwritten by a new one.
     pub(crate) overwritten: bool,
+}
+
+impl SlotReport {
+    /// What happened to it on two ranks together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            received: self.received || other.received,
+            updated: self.updated || other.updated,
+            copied: self.copied.or(other.copied),
+            vetoed: self.vetoed || other.vetoed,
+            overwritten: self.overwritten || other.overwritten,
+        }
+    }
 }

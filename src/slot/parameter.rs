@@ -1,5 +1,5 @@
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::TensorMetadata;
 use burn::module::ParamId;
@@ -7,13 +7,15 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::home::{Home, Keeps};
+use super::meeting::{Meeting, Share};
 use super::placeholder::Likeness;
 use super::stage::{Accumulated, Expecting, Outcome, Stage};
 use super::{Slot, SlotReport};
 use crate::device::{Written, moved};
 use crate::memory::{self, Category};
 use crate::pass::{Pass, Session};
-use crate::policy::{self, Goal};
+use crate::policy;
+use crate::replica::Group;
 use crate::tap::lift;
 
 /// The slot of a parameter of rank `D`.
@@ -30,12 +32,14 @@ pub(crate) struct ParameterSlot<const D: usize> {
     pub(super) waiting_base: Option<String>,
     /// What the value has in common with that which the model computes with.
     likeness: Likeness,
+    /// If several replicas have the parameter.
+    pub(super) share: OnceLock<Share<D>>,
     pub(super) state: Mutex<State<D>>,
 }
 
 #[derive(Debug)]
 pub(super) struct State<const D: usize> {
-    /// Without autodiff. An update takes it out and puts it back.
+    /// Without autodiff. An update takes it out and puts it back; a rank can be without it, and its owner has it.
     pub(super) value: Option<Tensor<D>>,
     /// What the device computes with, if the value rests on the host.
     pub(super) copy: Option<Tensor<D>>,
@@ -58,9 +62,21 @@ impl<const D: usize> ParameterSlot<D> {
         session: Arc<Session>,
     ) -> Self {
         let placement = session.placement();
-        let likeness = Likeness::of(&value, placement.as_deref());
-        let (home, value) = Home::of(placement, value);
-        let probe = Tensor::<1>::zeros([1], &value.device()).into_dispatch();
+        let mut likeness = Likeness::of(&value, placement.as_deref());
+        let (home, value) = match session.membership() {
+            None => {
+                let (home, value) = Home::of(placement, value);
+                (home, Some(value))
+            }
+            Some(member) => {
+                likeness.device = member.device().clone();
+                let value = member.holds(id).then(|| moved(value, member.device()));
+                (Home::Device, value)
+            }
+        };
+        let rests_on = value.as_ref().map(Tensor::device);
+        let rests_on = rests_on.unwrap_or_else(|| likeness.device.clone());
+        let probe = Tensor::<1>::zeros([1], &rests_on).into_dispatch();
         Self {
             id,
             path: path.to_string(),
@@ -70,8 +86,9 @@ impl<const D: usize> ParameterSlot<D> {
             home,
             waiting_base: None,
             likeness,
+            share: OnceLock::new(),
             state: Mutex::new(State {
-                value: Some(value),
+                value,
                 copy: None,
                 accumulated: Accumulated::Nothing,
                 stage: Stage::Unread,
@@ -89,7 +106,15 @@ impl<const D: usize> ParameterSlot<D> {
     /// The current value without autodiff, as the model computes with it.
     pub(crate) fn plain(&self) -> Tensor<D> {
         self.wait_for_update();
-        self.here(&mut self.state.lock(), Keeps::Copy)
+        let mut state = self.state.lock();
+        if matches!(state.stage, Stage::Complete(_)) && self.share.get().is_some() {
+            panic!(
+                "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
+                 may be stepping it now: read it before the backward pass, or after the step",
+                self.path
+            );
+        }
+        self.here(&mut state, Keeps::Copy)
     }
 
     /// The same as an autodiff constant.
@@ -121,7 +146,8 @@ impl<const D: usize> ParameterSlot<D> {
     }
 
     pub(super) fn held(&self, state: &State<D>) -> Tensor<D> {
-        state.value.clone().unwrap_or_else(|| {
+        let value = state.value.clone().or_else(|| self.value_of_owner());
+        value.unwrap_or_else(|| {
             panic!(
                 "the value of parameter `{}` is gone: its optimizer panicked while it wrote it",
                 self.path
@@ -157,7 +183,9 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     }
 
     fn show(&self) {
-        memory::show(Category::Parameter, &self.value());
+        if let Some(value) = &self.state.lock().value {
+            memory::show(Category::Parameter, value);
+        }
     }
 
     fn flush(&self, pass: &Arc<Pass>) {
@@ -165,34 +193,28 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         let arrived = match &mut state.stage {
             Stage::Complete(_) => return,
             // A use that the loss does not depend on.
-            Stage::Expecting(expecting) => expecting.partial.take(),
+            Stage::Expecting(expecting) => {
+                expecting.tapped = None;
+                expecting.partial.take()
+            }
             Stage::Unread => None,
         };
-        let sum = match &state.accumulated {
-            Accumulated::Sum(sum) => Some((**sum).clone()),
-            _ => None,
-        };
-        let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
-
         if let Some(gradient) = arrived {
             return self.complete(pass, gradient, pass.blocks.have_unused_inputs());
         }
-        if pass.plan.goal == Goal::Accumulate || !pass.admits() {
-            return;
-        }
-        if let Some(sum) = sum {
-            let value = self.value();
-            let sum = policy::in_type(sum.to_device(&value.device()), value.dtype());
-            self.spend(pass, sum);
-        } else if begun && !pass.plan.goes_on {
-            let nothing = self.value().zeros_like();
-            self.step(pass, nothing);
+        match self.share.get() {
+            Some(share) if pass.admits() => self.share_gradient(share, pass, None),
+            Some(_) => {}
+            None => self.use_gradients(pass, Vec::new()),
         }
     }
 
     fn ask_written(&self, written: &mut Written) {
         let state = self.state.lock();
+        if !self.is_owner() && state.value.is_none() {
+            return;
+        }
         written.ask(
             &self.path,
             state.copy.as_ref().unwrap_or(&self.held(&state)),
@@ -234,27 +256,33 @@ impl<const D: usize> Slot for ParameterSlot<D> {
     }
 
     fn bytes(&self) -> usize {
-        let value = self.value();
-        value.shape().num_elements() * value.dtype().size()
+        match &self.home {
+            Home::Device => self.likeness.bytes(),
+            Home::Host(_) => {
+                let value = self.value();
+                value.shape().num_elements() * value.dtype().size()
+            }
+        }
     }
 
     fn is_written_in_place(&self) -> bool {
-        self.state.lock().in_place
+        self.at_owner(|state| state.in_place)
     }
 
     fn has_accumulated(&self) -> bool {
-        !matches!(self.state.lock().accumulated, Accumulated::Nothing)
+        self.at_owner(|state| !matches!(state.accumulated, Accumulated::Nothing))
     }
 
     fn accumulated_is_finite(&self) -> bool {
-        match &self.state.lock().accumulated {
+        self.at_owner(|state| match &state.accumulated {
             Accumulated::Sum(sum) => policy::is_finite(sum),
             _ => true,
-        }
+        })
     }
 
     fn end(&self, well: bool) -> SlotReport {
         self.let_go();
+        self.leave_meeting();
         let mut state = self.state.lock();
         let state = &mut *state;
         let stage = std::mem::take(&mut state.stage);
@@ -277,28 +305,37 @@ impl<const D: usize> Slot for ParameterSlot<D> {
                     state.accumulated = Accumulated::Nothing;
                 }
             }
-            Outcome::Leaving | Outcome::Measured | Outcome::Dropped => {}
+            Outcome::Leaving | Outcome::Shared { .. } | Outcome::Measured | Outcome::Dropped => {}
         }
         report
     }
 
     fn drop_accumulated(&self) {
-        let accumulated = &mut self.state.lock().accumulated;
-        if let Accumulated::Sum(_) = accumulated {
-            *accumulated = Accumulated::Nothing;
-        }
+        self.at_owner(|state| {
+            if let Accumulated::Sum(_) = state.accumulated {
+                state.accumulated = Accumulated::Nothing;
+            }
+        });
     }
 
     fn forget_group(&self) {
-        self.state.lock().accumulated = Accumulated::Nothing;
+        self.at_owner(|state| state.accumulated = Accumulated::Nothing);
     }
 
     fn has_begun_group(&self) -> bool {
-        matches!(self.state.lock().accumulated, Accumulated::InOptimizerState)
+        self.at_owner(|state| matches!(state.accumulated, Accumulated::InOptimizerState))
     }
 
     fn begin_group(&self) {
-        self.state.lock().accumulated = Accumulated::InOptimizerState;
+        self.at_owner(|state| state.accumulated = Accumulated::InOptimizerState);
+    }
+
+    fn meet(&self, slots: &[Arc<dyn Slot>], group: &Arc<Group>) {
+        let slots = slots.iter().map(|slot| {
+            let slot = slot.clone().into_any().downcast::<Self>();
+            slot.expect("a parameter has the same rank in every replica")
+        });
+        Meeting::of(&slots.collect::<Vec<_>>(), group);
     }
 
     fn copy_accumulated(&self, from: &Arc<dyn Slot>) {

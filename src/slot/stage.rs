@@ -60,6 +60,8 @@ impl<const D: usize> Default for Expecting<D> {
 pub(super) enum Outcome<const D: usize> {
     /// It is on its way to the host.
     Leaving,
+    /// It is with the owner of the parameter, another rank or this one; or that rank knows that there is none here.
+    Shared { received: bool },
     /// It was added to what had been accumulated, for the end of the pass.
     Added {
         sum: Box<Tensor<D>>,
@@ -101,7 +103,7 @@ impl<const D: usize> Before<D> {
 impl<const D: usize> Outcome<D> {
     pub(super) fn report(&self) -> SlotReport {
         SlotReport {
-            received: true,
+            received: !matches!(self, Self::Shared { received: false }),
             updated: matches!(self, Self::Updated { .. }),
             copied: match self {
                 Self::Updated { copied } => *copied,

@@ -1,0 +1,320 @@
+//! One pass on all ranks.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
+use crate::device::caught;
+use crate::error::FusedError;
+use crate::fused::run::{Ending, Order};
+use crate::fused::{FusedOptimizer, retained, work};
+use crate::pass::{Closure, Pass, Running, Session};
+use crate::policy::Goal;
+use crate::random::{self, mix, of_rank};
+use crate::replica::Group;
+use crate::report::StepReport;
+use crate::slot::{FusedForm, KeptStatistics, Slots};
+use crate::worker::Worker;
+
+/// What a rank does in a pass with its batch, given its number.
+pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &Arc<Pass>, usize, B) -> Worked<R> + Send + Sync>;
+
+/// What comes of it: what the closure returned, and the gradients of the parameters that are ordinary leaves.
+pub(super) type Worked<R> = Result<(R, GradientsParams), FusedError>;
+
+/// The replica of one rank.
+pub(super) struct Rank<M> {
+    form: FusedForm<M>,
+    session: Arc<Session>,
+}
+
+impl<M: Module> Rank<M> {
+    pub(super) fn new(form: FusedForm<M>, session: Arc<Session>) -> Self {
+        Self { form, session }
+    }
+
+    pub(super) fn slots(&self) -> &Arc<Slots> {
+        self.form.slots()
+    }
+
+    pub(super) fn into_parts(self) -> (FusedForm<M>, Arc<Session>) {
+        (self.form, self.session)
+    }
+}
+
+/// All ranks but the first, and the threads of all.
+pub(super) struct Crew<M> {
+    others: Vec<Rank<M>>,
+    group: Arc<Group>,
+    /// One a rank. They stay, since Burn keeps running statistics by thread, and CubeCL a stream.
+    threads: Vec<Worker>,
+}
+
+impl<M: Module + 'static> Crew<M> {
+    pub(super) fn new(others: Vec<Rank<M>>, group: Arc<Group>) -> Result<Self, FusedError> {
+        let thread = |rank| {
+            Worker::new(&format!("rank {rank}")).map_err(|error| FusedError::Replicas {
+                reason: format!("no thread could be started for rank {rank}: {error}"),
+            })
+        };
+        Ok(Self {
+            others,
+            threads: (0..group.ranks()).map(thread).collect::<Result<_, _>>()?,
+            group,
+        })
+    }
+
+    /// Puts in the replicas of a changed model.
+    pub(super) fn replace(&mut self, others: Vec<Rank<M>>, group: Arc<Group>) {
+        (self.others, self.group) = (others, group);
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// A pass on all ranks that have a batch. Returns what they gave, in their order.
+    ///
+    /// It ends well on all ranks or on none, as [`FusedOptimizer::run`] does on one.
+    pub(super) fn run<B: Send + 'static, R: Send + 'static>(
+        &mut self,
+        first: &mut FusedOptimizer<M>,
+        closure: Closure,
+        order: Order,
+        batches: Vec<Option<B>>,
+        work: &Work<M, B, R>,
+    ) -> Result<Vec<R>, FusedError> {
+        let repeats = order.rehearsal.is_some();
+        let goal = order.plan.goal;
+        // Those of the first rank are seen to where both passes are.
+        let statistics: Vec<_> = match repeats {
+            true => self
+                .others
+                .iter()
+                .map(|rank| KeptStatistics::of(&rank.form.module))
+                .collect(),
+            false => Vec::new(),
+        };
+        let ended = self.run_once(first, closure, order, batches, work);
+        match (&ended, goal) {
+            (_, Goal::Measure) | (Err(FusedError::RandomNumbers { .. }), _) => drop(statistics),
+            _ => statistics.into_iter().for_each(KeptStatistics::forget),
+        }
+        ended
+    }
+
+    fn run_once<B: Send + 'static, R: Send + 'static>(
+        &mut self,
+        first: &mut FusedOptimizer<M>,
+        closure: Closure,
+        order: Order,
+        batches: Vec<Option<B>>,
+        work: &Work<M, B, R>,
+    ) -> Result<Vec<R>, FusedError> {
+        first.report = StepReport::default();
+        let plan = order.plan.clone();
+        let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
+        self.group.begin(&takes_part);
+        let seed = self.seed(first, &order, closure);
+        let running: Vec<Running> = {
+            let sessions = [&first.session]
+                .into_iter()
+                .chain(self.others.iter().map(|rank| &rank.session));
+            let begin = |(session, takes_part)| {
+                let closure = if takes_part {
+                    closure
+                } else {
+                    Closure::Nothing
+                };
+                let choice = first.gradient_checkpointing.choice();
+                work::begin(session, closure, order.clone(), choice, None)
+            };
+            sessions.zip(takes_part).map(begin).collect()
+        };
+        let forms: Vec<_> = self.forms(first).collect();
+        let slots = forms.iter().map(|form| form.slots().clone());
+        let ending = Ending(slots.collect());
+        first.prepare(&plan);
+
+        let (sender, outcomes) = channel();
+        let mut idle = Vec::new();
+        for (rank, batch) in batches.into_iter().enumerate() {
+            let task = Task {
+                rank,
+                pass: running[rank].pass.clone(),
+                slots: forms[rank].slots().clone(),
+                group: self.group.clone(),
+            };
+            let Some(batch) = batch else {
+                idle.push(task);
+                continue;
+            };
+            let (module, work, sender) = (forms[rank].module.clone(), work.clone(), sender.clone());
+            self.threads[rank].give(0, usize::MAX, move || {
+                let outcome = task.run(seed, |pass| work(&module, pass, rank, batch));
+                // The module is gone before anybody goes on.
+                drop((module, work));
+                let _ = sender.send((rank, outcome));
+            });
+        }
+        drop(sender);
+        let idle = idle.into_iter().map(|task| (task.rank, task.stand_by()));
+        let mut failed: Vec<_> = idle
+            .filter_map(|(rank, ended)| Some((rank, ended.err()?)))
+            .collect();
+        let mut outputs = Vec::new();
+        for (rank, outcome) in outcomes {
+            match outcome {
+                Ok(output) => outputs.push((rank, output)),
+                Err(failure) => failed.push((rank, failure)),
+            }
+        }
+        self.check(failed, &running)?;
+        outputs.sort_by_key(|(rank, _)| *rank);
+
+        let mut report = StepReport::default();
+        let mut gradients: Vec<_> = (0..running.len()).map(|_| GradientsParams::new()).collect();
+        let mut given = Vec::new();
+        for (rank, (output, of_rank)) in outputs {
+            gradients[rank] = of_rank;
+            given.push(output);
+        }
+        let gradients = retained::in_order(&first.form.module, &self.group, gradients);
+        let received = gradients.first().map_or(0, GradientsParams::len);
+        first.use_retained(&plan, gradients, &mut report)?;
+        if report.updated > 0 {
+            self.hand_over_retained(first);
+        }
+        let ended = ending.well();
+        drop(running);
+        if let Some(seed) = seed {
+            let devices = (0..self.group.ranks()).map(|rank| self.group.device(rank).clone());
+            random::seed(&random::distinct(devices.collect()), mix(seed, u64::MAX));
+        }
+        first.report_on(ended, received, report);
+        if plan.goal == Goal::Update {
+            work::check_written(self.forms(first))?;
+        }
+        Ok(given)
+    }
+
+    fn forms<'a>(&'a self, first: &'a FusedOptimizer<M>) -> impl Iterator<Item = &'a FusedForm<M>> {
+        [&first.form]
+            .into_iter()
+            .chain(self.others.iter().map(|rank| &rank.form))
+    }
+
+    /// The seed that the random numbers of all ranks come from in this pass, if there are several ranks.
+    fn seed(&self, first: &FusedOptimizer<M>, order: &Order, closure: Closure) -> Option<u64> {
+        if self.group.ranks() == 1 || closure == Closure::Nothing {
+            return None;
+        }
+        let rehearsed = order.rehearsal.as_ref().map(|rehearsal| rehearsal.seed());
+        Some(rehearsed.unwrap_or_else(|| first.session.next_seed(self.group.device(0))))
+    }
+
+    /// Goes on with the error of the first rank that has failed, if one has.
+    fn check(
+        &self,
+        mut failed: Vec<(usize, Failure)>,
+        running: &[Running],
+    ) -> Result<(), FusedError> {
+        let first = self.group.failed();
+        failed.sort_by_key(|(rank, _)| (Some(*rank) != first, *rank));
+        // An update on behalf of all ends the pass of the owner, which may have been through before.
+        let passes = running.iter().enumerate().map(|(rank, running)| {
+            let ended = caught(|| running.pass.check());
+            (
+                rank,
+                ended
+                    .map_err(Failure::Panic)
+                    .and_then(|ended| ended.map_err(Failure::Error)),
+            )
+        });
+        let passes: Vec<_> = passes
+            .filter_map(|(rank, ended)| Some((rank, ended.err()?)))
+            .collect();
+        match passes.into_iter().chain(failed).next() {
+            None => Ok(()),
+            Some((rank, failure)) => Err(failure.on(rank, &self.group)),
+        }
+    }
+
+    /// Gives all ranks the values of the parameters that the first has stepped.
+    fn hand_over_retained(&mut self, first: &FusedOptimizer<M>) {
+        let inventory = first.form.inventory();
+        for rank in &mut self.others {
+            let module = rank.form.module.clone();
+            rank.form.module = retained::take_over(module, &first.form.module, inventory);
+        }
+    }
+}
+
+/// What one rank has to do in a pass.
+struct Task {
+    rank: usize,
+    pass: Arc<Pass>,
+    slots: Arc<Slots>,
+    group: Arc<Group>,
+}
+
+impl Task {
+    /// Does `work`, and what is left of the pass after it.
+    fn run<R>(
+        self,
+        seed: Option<u64>,
+        work: impl FnOnce(&Arc<Pass>) -> Worked<R>,
+    ) -> Result<(R, GradientsParams), Failure> {
+        let part = self.group.take_part(self.rank);
+        let done = caught(|| {
+            let _scope = self.pass.enter();
+            self.pass.begin_turn();
+            if let Some(seed) = seed {
+                let device = self.group.device(self.rank).clone();
+                random::seed(&[device], of_rank(seed, self.rank));
+            }
+            let output = work(&self.pass)?;
+            self.pass.end_turn();
+            self.slots.flush(&self.pass)?;
+            Ok(output)
+        });
+        self.pass.end_turn();
+        let output = done.map_err(Failure::Panic)?.map_err(Failure::Error)?;
+        part.well();
+        Ok(output)
+    }
+
+    /// The same without a batch.
+    fn stand_by(self) -> Result<(), Failure> {
+        let flushed = caught(|| self.slots.flush(&self.pass));
+        flushed.map_err(Failure::Panic)?.map_err(Failure::Error)
+    }
+}
+
+/// How a rank has failed.
+enum Failure {
+    Error(FusedError),
+    Panic(String),
+}
+
+impl Failure {
+    fn on(self, rank: usize, group: &Group) -> FusedError {
+        let device = format!("{:?}", group.device(rank));
+        match self {
+            // The step may begin anew.
+            Self::Error(error @ FusedError::RandomNumbers { .. }) => error,
+            Self::Error(error) => FusedError::Rank {
+                rank,
+                device,
+                error: Box::new(error),
+            },
+            Self::Panic(message) => FusedError::RankPanicked {
+                rank,
+                device,
+                message,
+            },
+        }
+    }
+}

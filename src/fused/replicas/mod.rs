@@ -1,0 +1,310 @@
+//! A model trained on several devices, each with a batch of its own.
+
+mod crew;
+mod policies;
+mod setup;
+mod step;
+
+use std::fmt::{Display, Formatter};
+
+use burn::module::Module;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::Device;
+
+use super::FusedOptimizer;
+use crate::error::FusedError;
+use crate::fused::policies::in_state;
+use crate::optim::AccumulateInState;
+use crate::pass::Session;
+use crate::policy::Policies;
+use crate::replica::{Ownership, Sharding};
+use crate::report::StepReport;
+use crate::slot::Role;
+use crew::Crew;
+use setup::Setup;
+
+/// A [`FusedOptimizer`] on several devices: data parallel training with gradient release.
+///
+/// Every device, or *rank*, has a replica of the model and computes with a batch of its own. The gradients of a
+/// parameter are added up by its [owner](Ownership), which steps it and gives the others the new value; none waits
+/// for the end of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`: gradients are
+/// summed, not averaged, so a loss that is a mean is to be divided by the number of ranks where the result of one
+/// device is wanted.
+///
+/// ```
+/// use backburn::{FusedReplicas, Sharding};
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::{Device, Distribution, Tensor};
+///
+/// let devices = [Device::flex(), Device::flex()]; // `Device::cuda(0)` and `Device::cuda(1)`, say
+/// let model: Linear = LinearConfig::new(8, 1).init(&devices[0].clone().autodiff());
+/// let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices.clone())
+///     .with_sharding(Sharding::Full);
+///
+/// let batches = devices.map(|device| {
+///     Tensor::<2>::random([16, 8], Distribution::Default, &device.autodiff())
+/// });
+/// let losses = fused.step(1e-3, batches, |model, x| model.forward(x).powi_scalar(2).mean() / 2.0);
+/// assert_eq!(losses.len(), 2);
+/// ```
+///
+/// Every rank works on a thread of its own, so what the closure captures is moved into it. A batch is on the device of
+/// its rank.
+///
+/// # What is shared, and what is not
+///
+/// - Policies and hooks see a gradient once, as the sum over all ranks.
+/// - Every rank draws random numbers of its own, which come from one seed a step and do not depend on what the
+///   others draw: Burn's generators are one a process, so the ranks' forward passes (and second runs of blocks)
+///   take turns at them.
+/// - Running statistics are those of Burn's own multi-device training on one device: the mean over the ranks. Ranks
+///   on other devices than the first keep their own, and the model has those of the first.
+/// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped on the
+///   first at the end of the pass.
+/// - The [memory recorder](crate::memory) counts the process, and knows no ranks.
+///
+/// # Faults
+///
+/// If a rank fails, the step ends on all ranks with an error that names it. Parameters whose gradients had come from
+/// all ranks by then are updated, the others unchanged; weights and optimizer states stay readable, but for those
+/// on a device that is gone: with [`Sharding::State`] it takes along the states it owns, with [`Sharding::Full`] the
+/// weights, too.
+pub struct FusedReplicas<M: Module> {
+    /// The first rank, with what all have in common.
+    first: FusedOptimizer<M>,
+    crew: Crew<M>,
+    setup: Setup,
+}
+
+impl<M: Module + 'static> FusedReplicas<M> {
+    /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
+    /// repeat.
+    ///
+    /// The model may be anywhere: a parameter goes to the devices that are to hold it, and no other.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_new`](Self::try_new) returns.
+    pub fn new(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Self {
+        Self::try_new(model, optimizer, devices).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// If there are no devices; as [`FusedOptimizer::try_new`] for each of them.
+    pub fn try_new(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Result<Self, FusedError> {
+        let devices = devices.into_iter().collect();
+        Self::with_policies(model, optimizer, Policies::default(), devices)
+    }
+
+    /// Replicas for which [`accumulate`](Self::accumulate) puts the gradients of a micro-batch straight into the state
+    /// of `optimizer`, as [`FusedOptimizer::accumulating_in_state`].
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
+    pub fn accumulating_in_state(
+        model: M,
+        optimizer: impl AccumulateInState,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Self {
+        Self::try_accumulating_in_state(model, optimizer, devices)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new) and [`FusedOptimizer::try_accumulating_in_state`].
+    pub fn try_accumulating_in_state(
+        model: M,
+        optimizer: impl AccumulateInState,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Result<Self, FusedError> {
+        let (optimizer, policies) = in_state(optimizer)?;
+        let devices = devices.into_iter().collect();
+        Self::with_policies(model, optimizer, policies, devices)
+    }
+
+    /// Replicas with policies that were put together elsewhere, and their state in the optimizer.
+    pub(crate) fn with_policies(
+        model: M,
+        optimizer: ModuleOptimizer,
+        policies: Policies,
+        devices: Vec<Device>,
+    ) -> Result<Self, FusedError> {
+        let setup = Setup::new(devices)?;
+        let (mut ranks, group) = setup.ranks(model, &Session::new(optimizer))?;
+        let (form, session) = ranks.remove(0).into_parts();
+        let mut first = FusedOptimizer::of(form, session);
+        policies.check_retained(first.num_retained())?;
+        first.policies = policies;
+        first.restore_policies();
+        let crew = Crew::new(ranks, group)?;
+        let fused = Self { first, crew, setup };
+        log::info!("{fused}");
+        Ok(fused)
+    }
+
+    /// Chooses what a rank keeps of the parameters that it does not own. Accumulated gradients are dropped.
+    ///
+    /// # Panics
+    ///
+    /// As [`change_model`](Self::change_model).
+    #[must_use]
+    pub fn with_sharding(self, sharding: Sharding) -> Self {
+        self.set_up(|setup| setup.sharding = sharding)
+    }
+
+    /// Chooses which rank owns a parameter. Accumulated gradients are dropped.
+    ///
+    /// # Panics
+    ///
+    /// As [`change_model`](Self::change_model).
+    #[must_use]
+    pub fn with_ownership(self, ownership: Ownership) -> Self {
+        self.set_up(|setup| setup.ownership = ownership)
+    }
+
+    /// Lets a rank be at most so many gradients ahead of the slowest; 1 by default. Accumulated gradients are
+    /// dropped.
+    ///
+    /// Gradients that have arrived at their owner wait there for those of the other ranks: for N ranks that are
+    /// read in the same order at most (N - 1) (`max_lead` + 1). Ranks that compute them in another order, or
+    /// have none for many parameters, let more of them wait.
+    ///
+    /// # Panics
+    ///
+    /// As [`change_model`](Self::change_model).
+    #[must_use]
+    pub fn with_max_lead(self, max_lead: usize) -> Self {
+        self.set_up(|setup| setup.max_lead = max_lead)
+    }
+
+    fn set_up(mut self, choose: impl FnOnce(&mut Setup)) -> Self {
+        choose(&mut self.setup);
+        self.change_model(|model| model);
+        self
+    }
+
+    /// Changes the model between two steps, as [`FusedOptimizer::change_model`]. With [`Sharding::Full`] all weights
+    /// are on the first device meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
+    pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
+        self.try_change_model(change)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`change_model`](Self::change_model).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_change_model`]; nothing has changed then.
+    pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
+        let changed = change(self.model());
+        let (mut ranks, group) = self.setup.ranks(changed, &self.first.session)?;
+        let (form, session) = ranks.remove(0).into_parts();
+        self.first.replace_form(form, session)?;
+        self.crew.replace(ranks, group);
+        Ok(())
+    }
+
+    /// An ordinary Burn model with the current values, on the first device, as [`FusedOptimizer::model`]. With
+    /// [`Sharding::Full`] all weights come to that device for it.
+    pub fn model(&self) -> M {
+        self.first.model()
+    }
+
+    /// The current model for inference, on the first device, as [`FusedOptimizer::valid`].
+    pub fn valid(&self) -> M {
+        self.first.valid()
+    }
+
+    /// Takes the fusion apart into an ordinary model on the first device, and Burn's optimizer with its state.
+    ///
+    /// Gradients that were accumulated and not used are dropped.
+    pub fn into_parts(self) -> (M, ModuleOptimizer) {
+        let model = self.model();
+        let optimizer = self.first.session.update().optimizer();
+        (model, optimizer)
+    }
+
+    /// The state of the optimizer, as [`FusedOptimizer::to_record`]: one record of all ranks, which any number of
+    /// devices goes on from, and stock Burn.
+    ///
+    /// # Panics
+    ///
+    /// As that.
+    pub fn to_record(&self) -> OptimizerRecord {
+        self.first.to_record()
+    }
+
+    /// Loads the state of the optimizer, as [`FusedOptimizer::load_record`].
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
+    pub fn load_record(&mut self, record: OptimizerRecord) {
+        self.first.load_record(record);
+    }
+
+    /// The fallible [`load_record`](Self::load_record).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_load_record`].
+    pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
+        self.first.try_load_record(record)
+    }
+
+    /// What the last pass did, on all ranks together.
+    pub fn last_step(&self) -> &StepReport {
+        self.first.last_step()
+    }
+
+    /// The devices of the ranks.
+    pub fn devices(&self) -> &[Device] {
+        &self.setup.devices
+    }
+
+    /// The rank that owns the parameter of this path; none if there is no such parameter in training.
+    pub fn owner(&self, path: &str) -> Option<usize> {
+        let parameters = self.first.form.inventory().sizes(Role::Released);
+        let (id, _, _) = parameters.into_iter().find(|(_, found, _)| found == path)?;
+        Some(self.crew.group().owner(id))
+    }
+}
+
+impl<M: Module> Display for FusedReplicas<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let ranks = self.setup.devices.len();
+        let sharding = self.setup.sharding;
+        write!(
+            f,
+            "{} on {ranks} ranks (sharding: {sharding:?})",
+            self.first
+        )
+    }
+}
+
+impl<M: Module> std::fmt::Debug for FusedReplicas<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,74 @@
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::crew::Rank;
+use crate::error::FusedError;
+use crate::pass::Session;
+use crate::replica::{Group, Membership, Ownership, Sharding};
+use crate::slot::{FusedForm, Inventory, Role, Slots, with_own_statistics};
+
+/// How the ranks share a model.
+#[derive(Clone, Debug)]
+pub(super) struct Setup {
+    pub(super) devices: Vec<Device>,
+    pub(super) sharding: Sharding,
+    pub(super) ownership: Ownership,
+    pub(super) max_lead: usize,
+}
+
+impl Setup {
+    pub(super) fn new(devices: Vec<Device>) -> Result<Self, FusedError> {
+        if devices.is_empty() {
+            let reason = "there are no devices: name one for every rank".to_string();
+            return Err(FusedError::Replicas { reason });
+        }
+        Ok(Self {
+            devices,
+            sharding: Sharding::default(),
+            ownership: Ownership::default(),
+            max_lead: 1,
+        })
+    }
+
+    /// The replicas of `model`, whose optimizer is that of `session`.
+    pub(super) fn ranks<M: Module>(
+        &self,
+        model: M,
+        session: &Session,
+    ) -> Result<(Vec<Rank<M>>, Arc<Group>), FusedError> {
+        let inventory = Inventory::take(&model, None, self.devices.first())?;
+        let mut parameters = inventory.sizes(Role::Released);
+        // Only for the order of their sums: they are on all ranks.
+        parameters.append(&mut inventory.sizes(Role::Retained));
+        let group = Arc::new(Group::new(
+            self.devices.clone(),
+            self.sharding,
+            self.ownership,
+            self.max_lead,
+            parameters,
+        ));
+        let rank = |rank| {
+            let replica = match group.device(rank) == group.device(0) {
+                true => model.clone(),
+                false => with_own_statistics(model.clone()),
+            };
+            let group = group.clone();
+            let session = Arc::new(session.of_replica(Membership { group, rank }));
+            let form = FusedForm::new(replica, &session)?;
+            Ok(Rank::new(form, session))
+        };
+        // The first last: where it is moved to, its running statistics go, and those of `model`, which it shares.
+        let mut ranks: Vec<_> = (0..group.ranks())
+            .rev()
+            .map(rank)
+            .collect::<Result<_, _>>()?;
+        ranks.reverse();
+        if group.ranks() > 1 {
+            let slots: Vec<Arc<Slots>> = ranks.iter().map(|rank| rank.slots().clone()).collect();
+            Slots::meet(&slots, &group);
+        }
+        Ok((ranks, group))
+    }
+}

@@ -1,0 +1,300 @@
+//! The steps of replicas.
+
+use std::sync::Arc;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
+use super::FusedReplicas;
+use super::crew::Work;
+use crate::error::FusedError;
+use crate::fused::run::Order;
+use crate::fused::{FusedOptimizer, work};
+use crate::loss::Loss;
+use crate::pass::Closure;
+use crate::policy::Goal;
+use crate::report::StepReport;
+
+impl<M: Module + 'static> FusedReplicas<M> {
+    /// One training step on all ranks: forward, backward, update.
+    ///
+    /// The first batch is that of the first rank, and so on; ranks without one stand by. `forward` computes the loss
+    /// of a rank from its batch, as in [`FusedOptimizer::step`]; what it returns comes back in the order of the
+    /// ranks, the losses detached.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_step`](Self::try_step) returns.
+    pub fn step<B, L>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        batches: impl IntoIterator<Item = B>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Vec<L>
+    where
+        B: Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        self.try_step(learning_rate, batches, forward)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`step`](Self::step).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_step`]; if there is no batch, or more than ranks. If a rank fails or panics, the step
+    /// ends on all ranks with [`FusedError::Rank`] or [`FusedError::RankPanicked`].
+    pub fn try_step<B, L>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        batches: impl IntoIterator<Item = B>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Result<Vec<L>, FusedError>
+    where
+        B: Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        if self.first.policies.measures_first() {
+            self.first.report = StepReport::default();
+            return Err(FusedError::RunsTwice);
+        }
+        let mut batches = Some(self.dealt(batches)?);
+        let batches = || batches.take().expect("the plan is one pass");
+        self.pass_of_loss(Some(learning_rate.into()), batches, forward)
+    }
+
+    /// [`step`](Self::step) with batches that can be cloned: what
+    /// [exact clipping](crate::GlobalNormClippingConfig::Exact) and
+    /// [skipping a step](crate::Overflow::SkipStep) need, as [`FusedOptimizer::step_repeatable`].
+    ///
+    /// # Panics
+    ///
+    /// As [`step`](Self::step).
+    pub fn step_repeatable<B, L>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        batches: impl IntoIterator<Item = B>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Vec<L>
+    where
+        B: Clone + Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        self.try_step_repeatable(learning_rate, batches, forward)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`step_repeatable`](Self::step_repeatable).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step) and [`FusedOptimizer::try_step_repeatable`].
+    pub fn try_step_repeatable<B, L>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        batches: impl IntoIterator<Item = B>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Result<Vec<L>, FusedError>
+    where
+        B: Clone + Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        let batches = self.dealt(batches)?;
+        self.pass_of_loss(Some(learning_rate.into()), || batches.clone(), forward)
+    }
+
+    /// Forward and backward on all ranks without an update, as [`FusedOptimizer::accumulate`].
+    ///
+    /// The gradients of all ranks are added to the sum that the owner of a parameter keeps, one after the other: so does
+    /// Burn's `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank, and adds those up at the end: equal but for
+    /// the order of the sums.)
+    ///
+    /// # Panics
+    ///
+    /// As [`step`](Self::step).
+    pub fn accumulate<B, L>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Vec<L>
+    where
+        B: Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        self.try_accumulate(batches, forward)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`accumulate`](Self::accumulate).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step`](Self::try_step).
+    pub fn try_accumulate<B, L>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Result<Vec<L>, FusedError>
+    where
+        B: Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        let mut batches = Some(self.dealt(batches)?);
+        let batches = || batches.take().expect("the plan is one pass");
+        self.pass_of_loss(None, batches, forward)
+    }
+
+    /// Steps with the accumulated gradients alone, as [`FusedOptimizer::step_accumulated`].
+    ///
+    /// # Panics
+    ///
+    /// As [`step`](Self::step).
+    pub fn step_accumulated(&mut self, learning_rate: impl Into<ModuleLearningRate>) {
+        self.try_step_accumulated(learning_rate)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`step_accumulated`](Self::step_accumulated).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_step_accumulated`].
+    pub fn try_step_accumulated(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+    ) -> Result<(), FusedError> {
+        if !self.first.has_accumulated() {
+            self.first.report = StepReport::default();
+            return Err(FusedError::NothingAccumulated);
+        }
+        let none = || (0..self.setup.devices.len()).map(|_| None).collect();
+        let nothing: Work<M, (), ()> = Arc::new(|_, _, _, ()| Ok(((), GradientsParams::new())));
+        let Self { first, crew, .. } = self;
+        let run = |first: &mut FusedOptimizer<M>, order: Order| {
+            crew.run(first, Closure::Nothing, order, none(), &nothing)
+        };
+        first.update(learning_rate.into(), run).map(drop)
+    }
+
+    /// Drops the gradients that were accumulated since the last step, as [`FusedOptimizer::drop_accumulated`].
+    pub fn drop_accumulated(&mut self) {
+        self.first.drop_accumulated();
+    }
+
+    /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
+    /// [`FusedOptimizer::step_with_backward`].
+    ///
+    /// # Panics
+    ///
+    /// As [`step`](Self::step).
+    pub fn step_with_backward<B, R>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        batches: impl IntoIterator<Item = B>,
+        train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
+    ) -> Vec<R>
+    where
+        B: Clone + Send + 'static,
+        R: Send + 'static,
+    {
+        self.try_step_with_backward(learning_rate, batches, train)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`step_with_backward`](Self::step_with_backward).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_step_with_backward`] and [`try_step`](Self::try_step).
+    pub fn try_step_with_backward<B, R>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        batches: impl IntoIterator<Item = B>,
+        train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
+    ) -> Result<Vec<R>, FusedError>
+    where
+        B: Clone + Send + 'static,
+        R: Send + 'static,
+    {
+        let batches = self.dealt(batches)?;
+        let learning_rate = Some(learning_rate.into());
+        let output = self.try_with_backward(learning_rate, || batches.clone(), train)?;
+        self.first.check_reached()?;
+        Ok(output)
+    }
+
+    /// A step, or without a learning rate an accumulation, which may reach no parameter. `batches` has one by rank
+    /// for every pass.
+    pub(crate) fn try_with_backward<B, R>(
+        &mut self,
+        learning_rate: Option<ModuleLearningRate>,
+        batches: impl FnMut() -> Vec<Option<B>>,
+        train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
+    ) -> Result<Vec<R>, FusedError>
+    where
+        B: Send + 'static,
+        R: Send + 'static,
+    {
+        let work: Work<M, B, R> = Arc::new(move |model, _, _, batch| Ok(train(model, batch)));
+        self.run(Closure::Backward, learning_rate, batches, work)
+    }
+
+    fn pass_of_loss<B, L>(
+        &mut self,
+        learning_rate: Option<ModuleLearningRate>,
+        batches: impl FnMut() -> Vec<Option<B>>,
+        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
+    ) -> Result<Vec<L>, FusedError>
+    where
+        B: Send + 'static,
+        L: Loss + Send + 'static,
+    {
+        let retained = self.first.form.inventory().retained();
+        let work: Work<M, B, L> = Arc::new(move |model, pass, rank, batch| {
+            work::there_and_back(model, pass, &retained, rank, |model| forward(model, batch))
+        });
+        self.run(Closure::Loss, learning_rate, batches, work)
+    }
+
+    fn run<B, R>(
+        &mut self,
+        closure: Closure,
+        learning_rate: Option<ModuleLearningRate>,
+        mut batches: impl FnMut() -> Vec<Option<B>>,
+        work: Work<M, B, R>,
+    ) -> Result<Vec<R>, FusedError>
+    where
+        B: Send + 'static,
+        R: Send + 'static,
+    {
+        let Self { first, crew, .. } = self;
+        let run = |first: &mut FusedOptimizer<M>, order: Order| {
+            let goal = order.plan.goal;
+            let given = crew.run(first, closure, order, batches(), &work)?;
+            if closure == Closure::Loss && goal != Goal::Measure {
+                first.check_reached()?;
+            }
+            Ok(given)
+        };
+        match learning_rate {
+            Some(learning_rate) => first.update(learning_rate, run),
+            None => first.add(run),
+        }
+    }
+
+    /// The batches by rank.
+    fn dealt<B>(&self, batches: impl IntoIterator<Item = B>) -> Result<Vec<Option<B>>, FusedError> {
+        let mut dealt: Vec<_> = batches.into_iter().map(Some).collect();
+        let (ranks, batches) = (self.setup.devices.len(), dealt.len());
+        if batches == 0 || batches > ranks {
+            let reason = format!(
+                "there are {batches} batches for {ranks} ranks: give every rank one, or the first ranks if there are fewer"
+            );
+            return Err(FusedError::Replicas { reason });
+        }
+        dealt.resize_with(ranks, || None);
+        Ok(dealt)
+    }
+}

@@ -1,0 +1,72 @@
+//! What one device does in a pass, on whichever thread.
+
+use std::sync::Arc;
+
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+
+use super::retained;
+use super::run::Order;
+use crate::device::{self, Written};
+use crate::error::FusedError;
+use crate::loss::Loss;
+use crate::memory;
+use crate::pass::{BlockChoice, Closure, Foresight, Pass, Running, Session};
+use crate::slot::FusedForm;
+
+/// Begins a pass in `session`.
+pub(super) fn begin(
+    session: &Arc<Session>,
+    closure: Closure,
+    order: Order,
+    choice: BlockChoice,
+    foresight: Option<Arc<dyn Foresight>>,
+) -> Running {
+    let Order { plan, rehearsal } = order;
+    let blocks = session.blocks(choice, rehearsal.as_deref());
+    let pass = Pass::new(plan, blocks, closure, rehearsal, foresight);
+    let draws_in_turns = session.membership().is_some_and(|m| m.group.ranks() > 1);
+    session.begin(match draws_in_turns {
+        true => pass.in_turns(),
+        false => pass,
+    })
+}
+
+/// Computes the loss, and the gradients back from it: returns those of the parameters that are ordinary leaves.
+pub(super) fn there_and_back<M: Module, L: Loss>(
+    model: &M,
+    pass: &Arc<Pass>,
+    retained: &[ParamId],
+    rank: usize,
+    forward: impl FnOnce(&M) -> L,
+) -> Result<(L, GradientsParams), FusedError> {
+    let loss = forward(model);
+    if !loss.has_graph() {
+        return Err(FusedError::LossNotTracked);
+    }
+    device::check_written(&loss.numbers())
+        .map_err(|reason| FusedError::LossNotComputed { reason })?;
+    if let Some(rehearsal) = &pass.rehearsal
+        && !rehearsal.agrees(rank, &loss)
+    {
+        return Err(FusedError::other_passes());
+    }
+    pass.enter_backward();
+    memory::enter(memory::Phase::Backward);
+    let (loss, mut gradients) = loss.go_back(pass.plan.scale);
+    let gradients = GradientsParams::from_params(&mut gradients, model, retained);
+    Ok((loss, gradients))
+}
+
+/// Refuses values that their device has not computed.
+pub(super) fn check_written<'a, M: Module + 'a>(
+    forms: impl IntoIterator<Item = &'a FusedForm<M>>,
+) -> Result<(), FusedError> {
+    let mut written = Written::new();
+    for form in forms {
+        let slots = form.slots().iter();
+        slots.for_each(|slot| slot.ask_written(&mut written));
+        retained::ask_written(&form.module, form.inventory(), &mut written);
+    }
+    written.answer()
+}

@@ -1,0 +1,124 @@
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::tensor::{Device, Tensor};
+
+use super::flow::{Flow, Part};
+use super::ownership::{Ownership, Sharding};
+use super::wire::Wire;
+
+/// The ranks that train a model together.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// One a rank, without autodiff.
+    devices: Vec<Device>,
+    sharding: Sharding,
+    owners: HashMap<ParamId, usize>,
+    flow: Flow,
+    wire: Wire,
+}
+
+/// One of the ranks of a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Membership {
+    pub(crate) group: Arc<Group>,
+    pub(crate) rank: usize,
+}
+
+impl Group {
+    /// Of parameters that are given with their paths and numbers of elements.
+    pub(crate) fn new(
+        devices: Vec<Device>,
+        sharding: Sharding,
+        ownership: Ownership,
+        max_lead: usize,
+        parameters: Vec<(ParamId, String, usize)>,
+    ) -> Self {
+        Self {
+            owners: ownership.assign(parameters, devices.len()),
+            flow: Flow::new(devices.len(), max_lead),
+            wire: Wire::default(),
+            devices: devices.into_iter().map(Device::inner).collect(),
+            sharding,
+        }
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// The rank that owns a parameter.
+    pub(crate) fn owner(&self, id: ParamId) -> usize {
+        self.owners.get(&id).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn device(&self, rank: usize) -> &Device {
+        &self.devices[rank]
+    }
+
+    /// Whether ranks hold the parameters of others between steps.
+    pub(crate) fn replicates_weights(&self) -> bool {
+        self.sharding == Sharding::State
+    }
+
+    /// A pass begins, in which these ranks send gradients.
+    pub(crate) fn begin(&self, takes_part: &[bool]) {
+        self.flow.begin(takes_part);
+    }
+
+    /// The part of a rank in it.
+    pub(crate) fn take_part(&self, rank: usize) -> Part<'_> {
+        self.flow.take_part(rank)
+    }
+
+    /// The first rank that has failed in it.
+    pub(crate) fn failed(&self) -> Option<usize> {
+        self.flow.failed()
+    }
+
+    /// A rank has sent a gradient; waits while it is too far ahead of the others.
+    pub(crate) fn has_sent(&self, rank: usize) {
+        self.flow.sent(rank);
+    }
+
+    /// A tensor without autodiff on the device of `rank`, or what the device says.
+    pub(crate) fn carry<const D: usize>(
+        &self,
+        tensor: Tensor<D>,
+        rank: usize,
+    ) -> Result<Tensor<D>, String> {
+        self.wire.carry(tensor, &self.devices[rank])
+    }
+
+    /// Gradients of a parameter by rank, as Burn adds them up: the first that there is from the owner on, then the
+    /// others in the order of the ranks (`MultiGradientsParams::remove`).
+    pub(crate) fn in_order<T>(&self, id: ParamId, mut by_rank: Vec<Option<T>>) -> Vec<T> {
+        let owner = self.owner(id);
+        let ranks = by_rank.len();
+        let from_owner = (0..ranks).map(|next| (owner + next) % ranks);
+        let first = from_owner.into_iter().find(|rank| by_rank[*rank].is_some());
+        let first = first.and_then(|rank| by_rank[rank].take());
+        first
+            .into_iter()
+            .chain(by_rank.into_iter().flatten())
+            .collect()
+    }
+}
+
+impl Membership {
+    /// The device of the rank, without autodiff.
+    pub(crate) fn device(&self) -> &Device {
+        self.group.device(self.rank)
+    }
+
+    /// Whether the rank owns a parameter.
+    pub(crate) fn owns(&self, id: ParamId) -> bool {
+        self.group.owner(id) == self.rank
+    }
+
+    /// Whether the rank holds the value of a parameter between steps.
+    pub(crate) fn holds(&self, id: ParamId) -> bool {
+        self.group.replicates_weights() || self.owns(id)
+    }
+}

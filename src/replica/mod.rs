@@ -1,0 +1,15 @@
+//! A model on several devices, each of which computes with a batch of its own.
+//!
+//! A *rank* is one device with its replica of the model; every parameter has an *owner* among them, where the
+//! gradients of all ranks are added up and the optimizer state lives. Which rank that is says the
+//! [`Ownership`], what the others keep the [`Sharding`]. Nothing here knows of slots, passes or modules.
+
+mod flow;
+mod group;
+mod ownership;
+mod turn;
+mod wire;
+
+pub(crate) use group::{Group, Membership};
+pub use ownership::{Ownership, Sharding};
+pub(crate) use turn::Turn;

@@ -1,0 +1,83 @@
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use burn::module::ParamId;
+
+/// What a rank of [`FusedReplicas`](crate::FusedReplicas) keeps of the parameters that it does not own.
+///
+/// With N ranks and Adam, a rank holds 1 + 2/N times the bytes of the parameters between steps with `State`, and
+/// 3/N times with `Full`. The stages are those of ZeRO
+/// ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharding {
+    /// All weights. Optimizer states are with the owner, and gradients go there when they arrive: ZeRO 1 and 2.
+    #[default]
+    State,
+    /// Nothing: a weight is fetched from its owner whenever it is read, and is gone when nothing computes with it any
+    /// more, in a block under [`gradient_checkpointing`](crate::gradient_checkpointing()) with the run of the
+    /// block: ZeRO 3.
+    Full,
+}
+
+/// Which rank of [`FusedReplicas`](crate::FusedReplicas) owns a parameter: its gradients are added up there, its
+/// optimizer state lives there, and it is stepped there.
+///
+/// The gradient of the owner comes first in the sum, those of the other ranks follow in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ownership {
+    /// Rank `id % N`: the rule of Burn's `MultiDeviceOptim::OptimSharded`, whose results these are.
+    #[default]
+    ByParamId,
+    /// Parameters go, the largest first, to the rank that owns the fewest elements: none carries the embedding and
+    /// all else. (The rule of [Graham, 1969](https://doi.org/10.1137/0117039) for sharing out work.)
+    BySize,
+    /// The first rank owns all, as with Burn's `MultiDeviceOptim::OptimMainDevice`.
+    MainDevice,
+}
+
+impl Ownership {
+    /// The owners among `ranks` of parameters, given with their paths and numbers of elements.
+    pub(super) fn assign(
+        self,
+        mut parameters: Vec<(ParamId, String, usize)>,
+        ranks: usize,
+    ) -> HashMap<ParamId, usize> {
+        let mut elements_of = vec![0; ranks];
+        // Of equal ones the first by path, so that the owners are the same in every run.
+        parameters.sort_by(|a, b| (Reverse(a.2), &a.1).cmp(&(Reverse(b.2), &b.1)));
+        let owner = |(id, _, elements): (ParamId, String, usize)| {
+            let least = (0..ranks)
+                .min_by_key(|rank| elements_of[*rank])
+                .unwrap_or(0);
+            let owner = match self {
+                Self::ByParamId => (id.val() % ranks as u64) as usize,
+                Self::BySize => least,
+                Self::MainDevice => 0,
+            };
+            elements_of[owner] += elements;
+            (id, owner)
+        };
+        parameters.into_iter().map(owner).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_parameter_has_a_rank_to_itself() {
+        let sizes = [900, 10, 10, 300, 290, 5, 280, 20];
+        let parameters = sizes.iter().enumerate();
+        let parameters =
+            parameters.map(|(id, size)| (ParamId::from(id as u64), id.to_string(), *size));
+        let owners = Ownership::BySize.assign(parameters.collect(), 3);
+        let of = |rank| {
+            let owned = owners.iter().filter(|(_, owner)| **owner == rank);
+            owned.map(|(id, _)| sizes[id.val() as usize]).sum::<usize>()
+        };
+        let mut elements = [of(0), of(1), of(2)];
+        elements.sort();
+        assert_eq!(elements, [345, 570, 900]);
+    }
+}

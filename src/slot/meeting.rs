@@ -1,0 +1,210 @@
+//! Where the gradients of a parameter meet that several replicas have.
+
+use std::sync::{Arc, Weak};
+
+use burn::module::ParamId;
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::parameter::{ParameterSlot, State};
+use super::stage::{Outcome, Stage};
+use crate::error::FusedError;
+use crate::pass::Pass;
+use crate::policy::Goal;
+use crate::replica::Group;
+
+/// The part that one rank has in a parameter.
+#[derive(Debug)]
+pub(super) struct Share<const D: usize> {
+    rank: usize,
+    meeting: Arc<Meeting<D>>,
+}
+
+/// What all ranks share of a parameter.
+#[derive(Debug)]
+pub(super) struct Meeting<const D: usize> {
+    group: Arc<Group>,
+    owner: usize,
+    /// Of all ranks.
+    slots: Vec<Weak<ParameterSlot<D>>>,
+    answers: Mutex<Answers<D>>,
+}
+
+/// What the ranks have said in a pass.
+#[derive(Debug)]
+struct Answers<const D: usize> {
+    given: usize,
+    /// By rank, on the device of the owner.
+    gradients: Vec<Option<Tensor<D>>>,
+}
+
+impl<const D: usize> Answers<D> {
+    fn none(ranks: usize) -> Self {
+        Self {
+            given: 0,
+            gradients: (0..ranks).map(|_| None).collect(),
+        }
+    }
+}
+
+impl<const D: usize> Meeting<D> {
+    /// Lets slots of the same parameter, one a rank, share it.
+    pub(super) fn of(slots: &[Arc<ParameterSlot<D>>], group: &Arc<Group>) {
+        let Some(first) = slots.first() else { return };
+        let meeting = Arc::new(Self {
+            group: group.clone(),
+            owner: group.owner(first.id),
+            slots: slots.iter().map(Arc::downgrade).collect(),
+            answers: Mutex::new(Answers::none(slots.len())),
+        });
+        for (rank, slot) in slots.iter().enumerate() {
+            let meeting = meeting.clone();
+            let share = slot.share.set(Share { rank, meeting });
+            share.expect("a slot is shared once");
+        }
+    }
+
+    fn slot(&self, rank: usize) -> Option<Arc<ParameterSlot<D>>> {
+        self.slots[rank].upgrade()
+    }
+
+    /// Notes what a rank has, and returns the gradients in the order of their sum when all have answered.
+    fn answer(
+        &self,
+        id: ParamId,
+        rank: usize,
+        gradient: Option<Tensor<D>>,
+    ) -> Option<Vec<Tensor<D>>> {
+        let mut answers = self.answers.lock();
+        answers.given += 1;
+        answers.gradients[rank] = gradient;
+        let ranks = self.slots.len();
+        if answers.given < ranks {
+            return None;
+        }
+        let answers = std::mem::replace(&mut *answers, Answers::none(ranks));
+        Some(self.group.in_order(id, answers.gradients))
+    }
+
+    /// Whether code of the user is still to run on some rank.
+    fn blocks_are_waiting(&self) -> bool {
+        let slots = (0..self.slots.len()).filter_map(|rank| self.slot(rank));
+        let mut passes = slots.filter_map(|slot| slot.session.pass());
+        passes.any(|pass| pass.blocks.are_waiting())
+    }
+}
+
+impl<const D: usize> ParameterSlot<D> {
+    /// Gives the owner what this rank has of the gradient; the last one to do so uses the sum.
+    pub(super) fn share_gradient(
+        &self,
+        share: &Share<D>,
+        pass: &Arc<Pass>,
+        gradient: Option<Tensor<D>>,
+    ) {
+        let Share { rank, meeting } = share;
+        let received = gradient.is_some();
+        let carried = gradient.map(|gradient| meeting.group.carry(gradient, meeting.owner));
+        let gradient = match carried.transpose() {
+            Ok(gradient) => gradient,
+            Err(reason) => {
+                pass.stop(FusedError::Transfer {
+                    path: self.path.clone(),
+                    reason,
+                });
+                return self.finish(Outcome::Dropped);
+            }
+        };
+        self.finish_sharing(
+            received,
+            pass.plan.goal == Goal::Update && *rank != meeting.owner,
+        );
+        if let Some(gradients) = meeting.answer(self.id, *rank, gradient) {
+            meeting.use_sum(gradients);
+        }
+        if received {
+            meeting.group.has_sent(*rank);
+        }
+    }
+
+    /// The rank has nothing to do with the gradient any more, nor, if it `gives_up` the value, with that: then the
+    /// owner can write it in place, and it comes back when it has.
+    fn finish_sharing(&self, received: bool, gives_up: bool) {
+        let mut state = self.state.lock();
+        state.stage = Stage::Complete(Outcome::Shared { received });
+        if gives_up {
+            state.value = None;
+        }
+    }
+
+    /// The value as the owner of the parameter has it, on the device of this rank.
+    pub(super) fn value_of_owner(&self) -> Option<Tensor<D>> {
+        let Share { rank, meeting } = self.share.get()?;
+        if *rank == meeting.owner {
+            return None;
+        }
+        let value = meeting.slot(meeting.owner)?.state.lock().value.clone()?;
+        let carried = meeting.group.carry(value, *rank);
+        Some(carried.unwrap_or_else(|reason| {
+            let path = self.path.clone();
+            panic!("{}", FusedError::Transfer { path, reason })
+        }))
+    }
+
+    /// Whether this is the slot that owns the parameter.
+    pub(super) fn is_owner(&self) -> bool {
+        let share = self.share.get();
+        share.is_none_or(|share| share.rank == share.meeting.owner)
+    }
+
+    /// Looks at the state of the slot that owns the parameter.
+    pub(super) fn at_owner<R>(&self, look: impl FnOnce(&mut State<D>) -> R) -> R {
+        let owner = self
+            .share
+            .get()
+            .filter(|share| share.rank != share.meeting.owner);
+        let owner = owner.and_then(|share| share.meeting.slot(share.meeting.owner));
+        match owner {
+            Some(owner) => look(&mut owner.state.lock()),
+            None => look(&mut self.state.lock()),
+        }
+    }
+
+    /// Whether code of the user is still to run in the pass, on whichever rank.
+    pub(super) fn blocks_are_waiting(&self, pass: &Pass) -> bool {
+        match self.share.get() {
+            Some(share) => share.meeting.blocks_are_waiting(),
+            None => pass.blocks.are_waiting(),
+        }
+    }
+
+    /// The pass is over: forgets what has arrived, and takes the value back, if it was given up.
+    pub(super) fn leave_meeting(&self) {
+        let Some(Share { meeting, .. }) = self.share.get() else {
+            return;
+        };
+        *meeting.answers.lock() = Answers::none(meeting.slots.len());
+        if meeting.group.replicates_weights() && self.state.lock().value.is_none() {
+            let value = self.value_of_owner();
+            let mut state = self.state.lock();
+            state.value = state.value.take().or(value);
+        }
+    }
+}
+
+impl<const D: usize> Meeting<D> {
+    /// Lets the owner do with the gradients of all ranks what the pass is for. What goes wrong there ends the pass of
+    /// the owner.
+    fn use_sum(&self, gradients: Vec<Tensor<D>>) {
+        let Some(owner) = self.slot(self.owner) else {
+            return;
+        };
+        let Some(pass) = owner.session.pass() else {
+            return;
+        };
+        match pass.is_stopped() || self.group.failed().is_some() {
+            true => owner.finish(Outcome::Dropped),
+            false => pass.guarded_in_queue(|| owner.use_gradients(&pass, gradients)),
+        }
+    }
+}

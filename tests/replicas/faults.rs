@@ -1,0 +1,287 @@
+//! A rank that fails ends the step on all ranks: with its name, without a thread that hangs, and nothing is lost.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use backburn::{
+    FusedError, FusedReplicas, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    HookedParameter, Sharding,
+};
+use burn::module::ParamGroup;
+
+use super::*;
+
+/// Ends the test if `work` has not ended in time.
+fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, receiver) = channel();
+    let thread = std::thread::spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        let _ = sender.send(());
+        result
+    });
+    let done = receiver.recv_timeout(Duration::from_secs(60));
+    done.expect("a thread hangs");
+    match thread.join().unwrap() {
+        Ok(result) => result,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Where a rank fails.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    Forward,
+    FirstRunOfABlock,
+    SecondRunOfABlock,
+    Backward,
+    NotTracked,
+}
+
+fn loss_with(
+    fault: Option<Fault>,
+    fails: &Arc<AtomicBool>,
+    model: &Network,
+    tokens: Tensor<2, Int>,
+) -> Tensor<1> {
+    let x = model.embedding.forward(tokens);
+    let fires = |at| fault == Some(at);
+    assert!(!fires(Fault::Forward), "in forward");
+    let (fails, second) = (fails.clone(), fires(Fault::SecondRunOfABlock));
+    let first = fires(Fault::FirstRunOfABlock);
+    let has_run = AtomicBool::new(false);
+    let run = move |layer: &Linear, x: Tensor<3>| {
+        assert!(!first, "in a block");
+        let again = has_run.swap(true, Ordering::Relaxed);
+        assert!(
+            !(second && again && fails.load(Ordering::Relaxed)),
+            "in a second run"
+        );
+        layer.forward(x).tanh()
+    };
+    let x = gradient_checkpointing(&model.layers[0], x, run);
+    let x = model.layers[1..]
+        .iter()
+        .fold(x, |x, layer| layer.forward(x).tanh());
+    let x = model.sometimes.forward(x) * model.scale.val().reshape([1, 1, 6]);
+    let loss = x.powi_scalar(2).mean();
+    match fault {
+        Some(Fault::NotTracked) => loss.detach(),
+        Some(Fault::Backward) => {
+            // A backward pass in the closure is a mistake that the first gradient tells.
+            drop(loss.clone().backward());
+            loss
+        }
+        _ => loss,
+    }
+}
+
+#[test]
+fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    for sharding in [Sharding::State, Sharding::Full] {
+        for fault in [
+            Fault::Forward,
+            Fault::FirstRunOfABlock,
+            Fault::SecondRunOfABlock,
+            Fault::Backward,
+            Fault::NotTracked,
+        ] {
+            for failing in 0..3 {
+                let model = Network::init(device);
+                let batches: Vec<_> = tokens(device, &[2; 3]).into_iter().enumerate().collect();
+                in_time(move || {
+                    let mut fused =
+                        FusedReplicas::new(model, adamw(), flex(3)).with_sharding(sharding);
+                    let fails = Arc::new(AtomicBool::new(true));
+                    let (flag, shared) = (fails.clone(), batches.clone());
+                    let mut step = |fault: Option<Fault>| {
+                        let flag = flag.clone();
+                        fused.try_step(
+                            RATE,
+                            shared.clone(),
+                            move |model: &Network, (rank, tokens)| {
+                                let fault = fault.filter(|_| rank == failing);
+                                loss_with(fault, &flag, model, tokens)
+                            },
+                        )
+                    };
+                    step(None).unwrap();
+                    let error = step(Some(fault)).unwrap_err();
+                    let (rank, text) = match &error {
+                        FusedError::Rank { rank, .. } | FusedError::RankPanicked { rank, .. } => {
+                            (*rank, error.to_string())
+                        }
+                        error => panic!("{fault:?}: {error}"),
+                    };
+                    assert_eq!(rank, failing, "{fault:?}: {text}");
+                    let expected = match fault {
+                        Fault::Forward => "in forward",
+                        Fault::FirstRunOfABlock => "in a block",
+                        Fault::SecondRunOfABlock => "in a second run",
+                        Fault::Backward => "backward was called inside",
+                        Fault::NotTracked => "not tracked",
+                    };
+                    assert!(text.contains(expected), "{fault:?}: {text}");
+                    // All ranks have the same weights, and go on.
+                    step(None).unwrap();
+                    fused.model();
+                    let same = vec![batches[0].clone(); 3];
+                    let losses =
+                        fused.accumulate(same, |model: &Network, (_, tokens)| model.loss(tokens));
+                    assert_eq!(losses[0].to_data(), losses[1].to_data());
+                    assert_eq!(losses[0].to_data(), losses[2].to_data());
+                });
+            }
+        }
+    }
+}
+
+/// Nothing had come from all ranks: a step that fails in forward changes nothing.
+#[test]
+fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
+    let _alone = alone();
+    let devices = flex(2);
+    let initial = Network::init(&devices[0]);
+    let steps: Vec<_> = (0..4).map(|_| tokens(&devices[0], &[2, 4])).collect();
+    let model = copy(&initial, || Network::init(&devices[0]));
+    let expected = train_stock(model, &devices, &steps, Stock::Sharded);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copy(&initial, || Network::init(&devices[0]));
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        for batches in &steps {
+            let failing = batches.clone().into_iter().zip([false, true]);
+            let error = fused.try_step(RATE, failing, |model: &Network, (tokens, fails)| {
+                assert!(!fails, "on purpose");
+                model.loss(tokens)
+            });
+            assert!(matches!(
+                error,
+                Err(FusedError::RankPanicked { rank: 1, .. })
+            ));
+            fused.step(RATE, batches.clone(), Network::loss);
+        }
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
+    let _alone = alone();
+    let devices = flex(2);
+    let initial = Network::init(&devices[0]);
+    let batches = tokens(&devices[0], &[2, 4]);
+    let train = |fails: bool| {
+        let model = copy(&initial, || Network::init(&devices[0]));
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
+        fused.accumulate(batches.clone(), Network::loss);
+        if fails {
+            let failing = batches.clone().into_iter().zip([true, false]);
+            let error = fused.try_accumulate(failing, |model: &Network, (tokens, fails)| {
+                assert!(!fails, "on purpose");
+                model.loss(tokens)
+            });
+            assert!(matches!(
+                error,
+                Err(FusedError::RankPanicked { rank: 0, .. })
+            ));
+        }
+        fused.step(RATE, batches.clone(), Network::loss);
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+/// Panics or stops at one parameter.
+struct Failing {
+    panics: bool,
+}
+
+impl GradientHook for Failing {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if parameter.path != "layers.1.weight" {
+            return GradientFlow::Continue(gradient);
+        }
+        assert!(!self.panics, "in a hook");
+        GradientFlow::Stop(FusedError::StoppedByHook {
+            path: parameter.path.into(),
+            reason: "on purpose".into(),
+        })
+    }
+}
+
+#[test]
+fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    for panics in [false, true] {
+        for sharding in [Sharding::State, Sharding::Full] {
+            let model = Network::init(device);
+            let batches = tokens(device, &[2, 4, 2]);
+            in_time(move || {
+                let mut fused = FusedReplicas::new(model, adamw(), flex(3))
+                    .with_sharding(sharding)
+                    .with_hook(ParamGroup::all(), Failing { panics });
+                let owner = fused.owner("layers.1.weight").unwrap();
+                for _ in 0..3 {
+                    let error = fused
+                        .try_step(RATE, batches.clone(), Network::loss)
+                        .unwrap_err();
+                    match error {
+                        FusedError::Rank { rank, .. } if !panics => assert_eq!(rank, owner),
+                        FusedError::RankPanicked { rank, message, .. } if panics => {
+                            assert_eq!(rank, owner);
+                            assert!(message.contains("in a hook"), "{message}");
+                        }
+                        error => panic!("{error}"),
+                    }
+                    fused.model();
+                    fused.to_record();
+                }
+            });
+        }
+    }
+}
+
+/// What only one rank's data spoil ends the step on all.
+#[test]
+fn a_norm_that_is_not_finite_is_an_error() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let mut fused = FusedReplicas::new(copy(&initial, || Network::init(device)), adamw(), flex(2))
+        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let batches: Vec<_> = tokens(device, &[2, 2])
+        .into_iter()
+        .zip([1.0, f32::NAN])
+        .collect();
+    let error = fused.try_step_repeatable(RATE, batches, |model: &Network, (tokens, factor)| {
+        model.loss(tokens) * factor
+    });
+    assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
+    assert_equal_weights(&initial, &fused.model());
+}
+
+#[test]
+fn a_value_that_may_be_stepped_elsewhere_is_not_read() {
+    let _alone = alone();
+    let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2));
+    let batches = tokens(&flex(1)[0], &[2, 2]);
+    let error = fused.try_step_with_backward(RATE, batches, |model: &Network, tokens| {
+        let gradients = model.loss(tokens).backward();
+        let read = model.valid().scale.val();
+        (read, GradientsParams::from_grads(gradients, model))
+    });
+    let text = error.unwrap_err().to_string();
+    assert!(
+        text.contains("`scale`") && text.contains("gone to the other ranks"),
+        "{text}"
+    );
+}

@@ -1,0 +1,248 @@
+//! The same weights as with Burn alone.
+
+use std::time::Duration;
+
+use backburn::{FusedOptimizer, FusedReplicas, Ownership, Sharding};
+use burn::module::Lora;
+use burn::nn::{BatchNorm, BatchNormConfig};
+
+use super::*;
+
+fn copied(initial: &Network, device: &Device) -> Network {
+    copy(initial, || Network::init(device))
+}
+
+/// Steps of one batch for each of `ranks`, in which some ranks use all layers and others do not.
+fn steps(device: &Device, ranks: usize, steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
+    let rows = |step| {
+        (0..ranks)
+            .map(|rank| 2 + (step + rank) % 3)
+            .collect::<Vec<_>>()
+    };
+    (0..steps).map(|step| tokens(device, &rows(step))).collect()
+}
+
+fn train(fused: &mut FusedReplicas<Network>, steps: &[Vec<Tensor<2, Int>>]) {
+    for batches in steps {
+        let losses = fused.step(RATE, batches.clone(), Network::loss);
+        assert_eq!(losses.len(), batches.len());
+    }
+}
+
+#[test]
+fn replicas_equal_stock_on_several_devices() {
+    let _alone = alone();
+    for ranks in 1..=4 {
+        let devices = flex(ranks);
+        let initial = Network::init(&devices[0]);
+        let steps = steps(&devices[0], ranks, 4);
+        for (stock, ownership) in [
+            (Stock::Sharded, Ownership::ByParamId),
+            (Stock::Main, Ownership::MainDevice),
+        ] {
+            let expected = train_stock(copied(&initial, &devices[0]), &devices, &steps, stock);
+            for sharding in [Sharding::State, Sharding::Full] {
+                let model = copied(&initial, &devices[0]);
+                let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+                    .with_sharding(sharding)
+                    .with_ownership(ownership);
+                train(&mut fused, &steps);
+                assert_equal_weights(&expected, &fused.model());
+                assert_eq!(fused.last_step().copied, Some(0), "{ranks} {sharding:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_replicas_equal_both_stock_strategies_whoever_owns_what() {
+    let _alone = alone();
+    let devices = flex(2);
+    let initial = Network::init(&devices[0]);
+    let steps = steps(&devices[0], 2, 4);
+    for stock in [Stock::Sharded, Stock::Main] {
+        let expected = train_stock(copied(&initial, &devices[0]), &devices, &steps, stock);
+        for ownership in [
+            Ownership::ByParamId,
+            Ownership::BySize,
+            Ownership::MainDevice,
+        ] {
+            let model = copied(&initial, &devices[0]);
+            let mut fused =
+                FusedReplicas::new(model, adamw(), devices.clone()).with_ownership(ownership);
+            train(&mut fused, &steps);
+            assert_equal_weights(&expected, &fused.model());
+        }
+    }
+}
+
+#[test]
+fn one_replica_equals_a_fused_optimizer() {
+    let _alone = alone();
+    let devices = flex(1);
+    let initial = Network::init(&devices[0]);
+    let steps = steps(&devices[0], 1, 5);
+    let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw());
+    let mut fused = FusedReplicas::new(copied(&initial, &devices[0]), adamw(), devices.clone());
+    for batches in &steps {
+        let expected = alone.step(RATE, |model| model.loss(batches[0].clone()));
+        let losses = fused.step(RATE, batches.clone(), Network::loss);
+        assert_eq!(losses[0].to_data(), expected.to_data());
+        assert_eq!(fused.last_step(), alone.last_step());
+    }
+    assert_equal_weights(&alone.model(), &fused.model());
+}
+
+#[test]
+fn blocks_that_run_twice_change_nothing() {
+    let _alone = alone();
+    let devices = flex(3);
+    let initial = Network::init(&devices[0]);
+    let steps = steps(&devices[0], 3, 4);
+    let model = copied(&initial, &devices[0]);
+    let expected = train_stock(model, &devices, &steps, Stock::Sharded);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copied(&initial, &devices[0]);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        for batches in &steps {
+            fused.step(RATE, batches.clone(), Network::loss_in_blocks);
+        }
+        assert_equal_weights(&expected, &fused.model());
+        assert_eq!(fused.last_step().copied, Some(0));
+    }
+}
+
+#[test]
+fn a_batch_split_over_ranks_equals_the_whole() {
+    let _alone = alone();
+    let devices = flex(4);
+    let initial = Network::init(&devices[0]);
+    let whole = tokens(&devices[0], &[8, 8, 8]);
+    let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw());
+    let mut fused = FusedReplicas::new(copied(&initial, &devices[0]), adamw(), devices.clone());
+    for batch in whole {
+        alone.step(RATE, |model| model.loss(batch.clone()));
+        let parts = batch.chunk(4, 0);
+        fused.step(RATE, parts, |model: &Network, part| model.loss(part) / 4.0);
+    }
+    let (alone, fused) = (weights(&alone.model()), weights(&fused.model()));
+    for ((path, alone), (_, fused)) in alone.iter().zip(&fused) {
+        let pairs = alone.iter::<f64>().zip(fused.iter::<f64>());
+        let far = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(far < 1e-5, "`{path}` is {far} off");
+    }
+}
+
+#[test]
+fn ranks_without_a_batch_stand_by_as_in_stock() {
+    let _alone = alone();
+    let devices = flex(3);
+    let initial = Network::init(&devices[0]);
+    let mut uneven = steps(&devices[0], 3, 4);
+    uneven[1].truncate(2);
+    uneven[3].truncate(1);
+    let model = copied(&initial, &devices[0]);
+    let expected = train_stock(model, &devices, &uneven, Stock::Sharded);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copied(&initial, &devices[0]);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        train(&mut fused, &uneven);
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+/// The layers in the order of the batch's first number, so that ranks can compute their gradients in opposed orders.
+fn loss_in_order(model: &Network, (x, backwards): (Tensor<2>, bool)) -> Tensor<1> {
+    let mut layers: Vec<_> = model.layers.iter().collect();
+    if backwards {
+        layers.reverse();
+    }
+    let run = |x, layer: &&Linear| layer.forward(x).tanh();
+    layers.iter().fold(x, run).mean()
+}
+
+#[test]
+fn opposed_orders_of_parameters_come_through() {
+    let _alone = alone();
+    let devices = flex(2);
+    for max_lead in [0, 1, 5] {
+        let model = Network::init(&devices[0]);
+        let (sender, done) = std::sync::mpsc::channel();
+        let devices = devices.clone();
+        std::thread::spawn(move || {
+            let mut fused =
+                FusedReplicas::new(model, adamw(), devices.clone()).with_max_lead(max_lead);
+            for step in 0..20 {
+                let x = Tensor::ones([2, 6], &devices[0]);
+                let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];
+                fused.step(RATE, batches, loss_in_order);
+            }
+            sender.send(()).unwrap();
+        });
+        let in_time = done.recv_timeout(Duration::from_secs(60));
+        in_time.expect("opposed orders with a lead of {max_lead} block each other");
+    }
+}
+
+/// As in Burn's training, whose workers each keep a thread: the mean of what the ranks have seen.
+#[test]
+fn running_statistics_are_the_mean_over_ranks_of_a_device() {
+    #[derive(Module, Debug)]
+    struct Normed {
+        norm: BatchNorm,
+    }
+
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let model = Normed {
+        norm: BatchNormConfig::new(2).with_momentum(0.5).init(&device),
+    };
+    let mut fused = FusedReplicas::new(model, adamw(), flex(2));
+    let batch = |low: f32, high: f32| Tensor::<2>::from_data([[low, low], [high, high]], &device);
+    let mut expected = 0.0;
+    for (a, b) in [(1.0, 3.0), (2.0, 4.0), (0.0, 1.0)] {
+        let batches = [batch(a, a + 2.0), batch(b, b + 2.0)];
+        fused.step(RATE, batches, |model: &Normed, x| {
+            model.norm.forward(x).powi_scalar(3).mean()
+        });
+        expected = 0.5 * expected + 0.5 * ((a + 1.0) + (b + 1.0)) / 2.0;
+    }
+    let mean: f32 = fused
+        .valid()
+        .norm
+        .running_mean
+        .value()
+        .into_data()
+        .iter()
+        .next()
+        .unwrap();
+    assert!((mean - expected).abs() < 1e-6, "{mean}, not {expected}");
+}
+
+#[test]
+fn parameters_left_to_the_end_are_summed_over_the_ranks() {
+    let _alone = alone();
+    let devices = flex(3);
+    let adapted = || {
+        let model = Network::init(&devices[0]);
+        model.apply_lora(Lora::new(2, 4.0)).unfreeze()
+    };
+    let initial = adapted();
+    let steps = steps(&devices[0], 3, 4);
+    let expected = train_stock(copy(&initial, adapted), &devices, &steps, Stock::Sharded);
+    let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), devices.clone());
+    train(&mut fused, &steps);
+    assert_equal_weights(&expected, &fused.model());
+}
+
+#[test]
+fn every_rank_goes_on_with_the_same_weights() {
+    let _alone = alone();
+    let devices = flex(3);
+    let mut fused = FusedReplicas::new(Network::init(&devices[0]), adamw(), devices.clone());
+    train(&mut fused, &steps(&devices[0], 3, 3));
+    let same = tokens(&devices[0], &[2]).remove(0);
+    let losses = fused.accumulate(vec![same; 3], Network::loss);
+    assert_eq!(losses[0].to_data(), losses[1].to_data());
+    assert_eq!(losses[0].to_data(), losses[2].to_data());
+}

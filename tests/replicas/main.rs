@@ -1,0 +1,148 @@
+//! A model on several devices is trained as by Burn's own multi-device training. Not with the other promises: every step
+//! seeds the random generators, which are one a process.
+
+#[allow(dead_code)] // A part of other tests.
+#[path = "../promises/compare.rs"]
+mod compare;
+mod faults;
+mod fidelity;
+mod policies;
+mod random;
+mod records;
+
+use std::sync::{Mutex, MutexGuard};
+
+use backburn::gradient_checkpointing;
+use burn::module::{Module, Param};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+
+use compare::*;
+
+const RATE: f64 = 0.05;
+
+/// A tied embedding, layers in blocks, one that only some batches use, a shared weight.
+#[derive(Module, Debug)]
+struct Network {
+    embedding: Embedding,
+    layers: Vec<Linear>,
+    /// Used for batches of an even number of rows.
+    sometimes: Linear,
+    scale: Param<Tensor<1>>,
+}
+
+impl Network {
+    fn init(device: &Device) -> Self {
+        let layer = |_| LinearConfig::new(6, 6).init(device);
+        Self {
+            embedding: EmbeddingConfig::new(9, 6).init(device),
+            layers: (0..4).map(layer).collect(),
+            sometimes: LinearConfig::new(6, 6).init(device),
+            scale: Param::from_tensor(Tensor::ones([6], device)),
+        }
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        self.loss_of(tokens, false)
+    }
+
+    fn loss_in_blocks(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        self.loss_of(tokens, true)
+    }
+
+    fn loss_of(&self, tokens: Tensor<2, Int>, in_blocks: bool) -> Tensor<1> {
+        let is_even = tokens.dims()[0].is_multiple_of(2);
+        let x = self.embedding.forward(tokens);
+        let run = |layer: &Linear, x: Tensor<3>| layer.forward(x).tanh();
+        let x = self.layers.iter().fold(x, |x, layer| match in_blocks {
+            true => gradient_checkpointing(layer, x, run),
+            false => run(layer, x),
+        });
+        let x = match is_even {
+            true => self.sometimes.forward(x),
+            false => x,
+        };
+        let x = x * self.scale.val().reshape([1, 1, 6]);
+        let logits = x.matmul(self.embedding.weight.val().transpose().unsqueeze());
+        logits.powi_scalar(2).mean()
+    }
+}
+
+/// One at a time: the tests share the generators of the process, and the ranks two cores.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn flex(ranks: usize) -> Vec<Device> {
+    vec![Device::flex().autodiff(); ranks]
+}
+
+/// Batches of `rows` rows each.
+fn tokens(device: &Device, rows: &[usize]) -> Vec<Tensor<2, Int>> {
+    let uniform = Distribution::Uniform(0.0, 9.0);
+    let batch = |rows: &usize| Tensor::<2>::random([*rows, 3], uniform, device).int();
+    rows.iter().map(batch).collect()
+}
+
+/// Where the gradients of all ranks are added up in stock Burn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stock {
+    Main,
+    Sharded,
+}
+
+/// One step of Burn alone on several devices.
+fn stock_step(
+    model: Network,
+    optimizer: &mut ModuleOptimizer,
+    devices: &[Device],
+    batches: Vec<Tensor<2, Int>>,
+    stock: Stock,
+) -> Network {
+    let ranks = devices.iter().zip(batches);
+    let gradients = ranks.map(|(device, batch)| {
+        let replica = model.clone().fork(device);
+        let gradients = replica.loss(batch).backward();
+        (
+            GradientsParams::from_grads(gradients, &replica),
+            device.clone(),
+        )
+    });
+    match stock {
+        Stock::Sharded => {
+            let mut grads: Vec<_> = gradients.collect();
+            let silent = devices[grads.len()..].iter();
+            grads.extend(silent.map(|device| (GradientsParams::new(), device.clone())));
+            optimizer.step_multi(RATE, model, MultiGradientsParams { grads })
+        }
+        Stock::Main => {
+            let mut sum = burn::optim::GradientsAccumulator::new();
+            for (gradients, _) in gradients {
+                sum.accumulate(&model, gradients.to_device(&devices[0], &model));
+            }
+            optimizer.step(RATE, model, sum.grads())
+        }
+    }
+}
+
+/// Trains `model` with Burn alone.
+fn train_stock(
+    mut model: Network,
+    devices: &[Device],
+    steps: &[Vec<Tensor<2, Int>>],
+    stock: Stock,
+) -> Network {
+    let mut optimizer = adamw();
+    for batches in steps {
+        model = stock_step(model, &mut optimizer, devices, batches.clone(), stock);
+    }
+    model
+}
+
+fn adamw() -> ModuleOptimizer {
+    AdamWConfig::new().init()
+}

@@ -1,0 +1,376 @@
+//! What happens to the sums of gradients equals doing it in stock Burn.
+
+use std::collections::HashMap;
+
+use backburn::optim::{StateFormat, WeightFormat};
+use backburn::{
+    FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
+    GradientHook, HookedParameter, LossScalingConfig, Overflow, Ownership, Sharding,
+};
+use burn::module::{ModuleVisitor, ParamGroup};
+use burn::optim::{AdamConfig, GradientsAccumulator, SgdConfig};
+use burn::tensor::FloatDType;
+
+use super::*;
+
+/// Tokens, and what their loss is multiplied by.
+type Weighed = (Tensor<2, Int>, f32);
+
+fn weighed_loss(model: &Network, (tokens, weight): Weighed) -> Tensor<1> {
+    model.loss_in_blocks(tokens) * weight
+}
+
+fn weighed(device: &Device, ranks: usize, steps: usize) -> Vec<Vec<Weighed>> {
+    let rows: Vec<_> = (0..ranks).map(|rank| 2 + rank).collect();
+    weighed_of(device, &rows, steps)
+}
+
+fn weighed_of(device: &Device, rows: &[usize], steps: usize) -> Vec<Vec<Weighed>> {
+    let step = |_| tokens(device, rows).into_iter().map(|tokens| (tokens, 1.0));
+    (0..steps).map(|index| step(index).collect()).collect()
+}
+
+/// The gradients of a step by parameter, each with the sum of its squares.
+struct Each<'a> {
+    gradients: &'a mut GradientsParams,
+    factor: f64,
+    squares: f64,
+}
+
+impl ModuleVisitor for Each<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            self.squares += gradient.clone().square().sum().into_scalar::<f64>();
+            let gradient = gradient.mul_scalar(self.factor);
+            self.gradients.register(param.id, gradient);
+        }
+    }
+}
+
+/// Multiplies gradients, and returns the global norm that they had.
+fn multiply(model: &Network, gradients: &mut GradientsParams, factor: f64) -> f64 {
+    let mut each = Each {
+        gradients,
+        factor,
+        squares: 0.0,
+    };
+    model.visit(&mut each);
+    each.squares.sqrt()
+}
+
+/// Burn alone: the gradients of all ranks in all micro-batches of a group are added up in turn, then multiplied by what
+/// `factor` makes of the norms so far; none for a step that is skipped.
+fn train_reference(
+    mut model: Network,
+    mut optimizer: ModuleOptimizer,
+    groups: &[&[Vec<Weighed>]],
+    factor: impl Fn(&[f64]) -> Option<f64>,
+) -> Network {
+    let mut norms = Vec::new();
+    for group in groups {
+        let mut sum = GradientsAccumulator::new();
+        for (tokens, weight) in group.iter().flatten() {
+            let gradients = (model.loss(tokens.clone()) * *weight).backward();
+            sum.accumulate(&model, GradientsParams::from_grads(gradients, &model));
+        }
+        let mut gradients = sum.grads();
+        norms.push(multiply(&model, &mut gradients, 1.0));
+        if let Some(factor) = factor(&norms) {
+            if factor != 1.0 {
+                multiply(&model, &mut gradients, factor);
+            }
+            model = optimizer.step(RATE, model, gradients);
+        }
+    }
+    model
+}
+
+/// Calls `test` with replicas of a copy of `initial` in every way of sharing it that adds up in the order of the ranks.
+fn in_every_way(
+    initial: &Network,
+    ranks: usize,
+    optimizer: impl Fn() -> ModuleOptimizer,
+    test: impl Fn(FusedReplicas<Network>),
+) {
+    let devices = flex(ranks);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copy(initial, || Network::init(&devices[0]));
+        let fused = FusedReplicas::new(model, optimizer(), devices.clone())
+            .with_sharding(sharding)
+            .with_ownership(Ownership::MainDevice);
+        test(fused);
+    }
+}
+
+#[test]
+fn exact_clipping_goes_by_the_norm_over_all_ranks() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    for ranks in [2, 3] {
+        let steps = weighed(device, ranks, 4);
+        let groups: Vec<_> = steps.chunks(1).collect();
+        for max_norm in [0.01, 1e9] {
+            let clip = |norms: &[f64]| Some((max_norm / norms[norms.len() - 1]).min(1.0));
+            let model = copy(&initial, || Network::init(device));
+            let expected = train_reference(model, adamw(), &groups, clip);
+            in_every_way(&initial, ranks, adamw, |fused| {
+                let mut fused = fused.with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+                for batches in &steps {
+                    fused.step_repeatable(RATE, batches.clone(), weighed_loss);
+                    assert_eq!(fused.last_step().clipping == Some(1.0), max_norm > 1.0);
+                }
+                assert_equal_weights(&expected, &fused.model());
+            });
+        }
+    }
+}
+
+#[test]
+fn lagged_clipping_goes_by_the_norm_over_all_ranks_of_the_step_before() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let steps = weighed(device, 2, 4);
+    let groups: Vec<_> = steps.chunks(1).collect();
+    let clip = |norms: &[f64]| match norms {
+        [.., before, _] => Some((0.01 / before).min(1.0)),
+        _ => Some(1.0),
+    };
+    let model = copy(&initial, || Network::init(device));
+    let expected = train_reference(model, adamw(), &groups, clip);
+    in_every_way(&initial, 2, adamw, |fused| {
+        let mut fused = fused.with_clipping(GlobalNormClippingConfig::Lagged(0.01));
+        for batches in &steps {
+            fused.step(RATE, batches.clone(), weighed_loss);
+        }
+        assert_equal_weights(&expected, &fused.model());
+    });
+}
+
+#[test]
+fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    for ranks in [2, 3] {
+        let mut steps = weighed(device, ranks, 5);
+        steps[1].pop();
+        let groups = [&steps[..3], &steps[3..]];
+        let model = copy(&initial, || Network::init(device));
+        let expected = train_reference(model, adamw(), &groups, |_| Some(1.0));
+        for clip in [false, true] {
+            in_every_way(&initial, ranks, adamw, |mut fused| {
+                if clip {
+                    fused = fused.with_clipping(GlobalNormClippingConfig::Exact(1e9));
+                }
+                for group in groups {
+                    let (last, before) = group.split_last().unwrap();
+                    for batches in before {
+                        fused.accumulate(batches.clone(), weighed_loss);
+                    }
+                    fused.step_repeatable(RATE, last.clone(), weighed_loss);
+                }
+                assert_equal_weights(&expected, &fused.model());
+            });
+        }
+        in_every_way(&initial, ranks, adamw, |mut fused| {
+            for group in groups {
+                for batches in group {
+                    fused.accumulate(batches.clone(), weighed_loss);
+                }
+                fused.step_accumulated(RATE);
+            }
+            assert_equal_weights(&expected, &fused.model());
+            let error = fused.try_step_accumulated(RATE).unwrap_err();
+            assert_eq!(error, FusedError::NothingAccumulated);
+        });
+    }
+}
+
+#[test]
+fn gradients_that_go_into_the_state_equal_one_device() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let steps = weighed(device, 2, 6);
+    let optimizer = backburn::optim::AdamWConfig::new().build();
+    let model = copy(&initial, || Network::init(device));
+    let mut alone = FusedOptimizer::accumulating_in_state(model, optimizer.clone());
+    let model = copy(&initial, || Network::init(device));
+    let mut fused = FusedReplicas::accumulating_in_state(model, optimizer, flex(2));
+    for group in steps.chunks(2) {
+        let both = |model: &Network, batches: &[Weighed]| {
+            let loss = |index: usize| weighed_loss(model, batches[index].clone());
+            loss(0) + loss(1)
+        };
+        alone.accumulate(|model| both(model, &group[0]));
+        alone.step(RATE, |model| both(model, &group[1]));
+        fused.accumulate(group[0].clone(), weighed_loss);
+        fused.step(RATE, group[1].clone(), weighed_loss);
+    }
+    let (alone, fused) = (weights(&alone.model()), weights(&fused.model()));
+    for ((path, alone), (_, fused)) in alone.iter().zip(&fused) {
+        let mut pairs = alone.iter::<f64>().zip(fused.iter::<f64>());
+        assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "`{path}`");
+    }
+}
+
+#[test]
+fn one_overflow_anywhere_skips_everywhere() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let mut steps = weighed_of(device, &[2, 4], 7);
+    steps[2][1].1 = f32::INFINITY;
+    steps[5][0].1 = f32::INFINITY;
+    let groups: Vec<_> = steps.chunks(1).collect();
+    let finite = |norms: &[f64]| norms[norms.len() - 1].is_finite().then_some(1.0);
+    let model = copy(&initial, || Network::init(device));
+    let expected = train_reference(model, adamw(), &groups, finite);
+    let config = LossScalingConfig::new()
+        .with_initial_scale(1024.0)
+        .with_growth_interval(Some(2));
+    for overflow in [Overflow::SkipStep, Overflow::SkipParameter] {
+        in_every_way(&initial, 2, adamw, |fused| {
+            let mut fused = fused.with_loss_scaling(config.with_overflow(overflow));
+            let mut scales = Vec::new();
+            for (index, batches) in steps.iter().enumerate() {
+                fused.step_repeatable(RATE, batches.clone(), weighed_loss);
+                assert_eq!(fused.last_step().overflowed, index == 2 || index == 5);
+                scales.push(fused.last_step().loss_scale.unwrap());
+            }
+            assert_eq!(
+                scales,
+                [1024.0, 1024.0, 2048.0, 1024.0, 1024.0, 2048.0, 1024.0]
+            );
+            assert_equal_weights(&expected, &fused.model());
+        });
+    }
+}
+
+/// Counts its calls by parameter, and vetoes the scale.
+#[derive(Clone, Default)]
+struct Counting(std::sync::Arc<Mutex<HashMap<String, usize>>>);
+
+impl GradientHook for Counting {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        *self
+            .0
+            .lock()
+            .unwrap()
+            .entry(parameter.path.into())
+            .or_default() += 1;
+        match parameter.path {
+            "scale" => GradientFlow::Veto,
+            _ => GradientFlow::Continue(gradient.mul_scalar(2.0)),
+        }
+    }
+}
+
+#[test]
+fn hooks_are_called_once_with_the_sum() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let steps = weighed(device, 3, 3);
+    let groups: Vec<_> = steps.chunks(1).collect();
+    let sgd = || SgdConfig::new().init();
+    let model = copy(&initial, || Network::init(device));
+    let mut expected = train_reference(model, sgd(), &groups[..1], |_| Some(2.0));
+    expected.scale = Param::from_tensor(Tensor::ones([6], device));
+    in_every_way(&initial, 3, sgd, |fused| {
+        let counting = Counting::default();
+        let mut fused = fused.with_hook(ParamGroup::all(), counting.clone());
+        fused.step(RATE, steps[0].clone(), weighed_loss);
+        let report = fused.last_step();
+        assert_eq!(
+            (report.updated, report.vetoed, report.without_gradient),
+            (11, 1, 0)
+        );
+        let counts = counting.0.lock().unwrap();
+        assert_eq!(counts.len(), 12);
+        assert!(counts.values().all(|calls| *calls == 1), "{counts:?}");
+        assert_equal_weights(&expected, &fused.model());
+    });
+}
+
+#[test]
+fn parameter_groups_and_their_learning_rates_are_those_of_burn() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let steps = weighed(device, 2, 3);
+    let groups: Vec<_> = steps.chunks(1).collect();
+    let grouped = || {
+        let biases = ParamGroup::from_predicate("bias");
+        adamw().with_group(biases, AdamConfig::new().build(), None)
+    };
+    let model = copy(&initial, || Network::init(device));
+    let expected = train_reference(model, grouped(), &groups, |_| Some(1.0));
+    in_every_way(&initial, 2, grouped, |mut fused| {
+        for batches in &steps {
+            fused.step(RATE, batches.clone(), weighed_loss);
+        }
+        assert_equal_weights(&expected, &fused.model());
+    });
+}
+
+#[test]
+fn optimizers_in_formats_equal_themselves_in_stock() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let steps = weighed(device, 2, 3);
+    let groups: Vec<_> = steps.chunks(1).collect();
+    let in_bf16 = |model: Network| backburn::cast(model, FloatDType::BF16);
+    let in_formats = || {
+        let config = backburn::optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+        config.with_weight_format(WeightFormat::Split24).init()
+    };
+    let model = copy(&initial, || Network::init(device));
+    let expected = train_reference(in_bf16(model), in_formats(), &groups, |_| Some(1.0));
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copy(&initial, || Network::init(device));
+        let mut fused =
+            FusedReplicas::new(in_bf16(model), in_formats(), flex(2)).with_sharding(sharding);
+        for batches in &steps {
+            fused.step(RATE, batches.clone(), weighed_loss);
+        }
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn a_closure_may_run_the_backward_pass_itself() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let steps = weighed(device, 2, 3);
+    let groups: Vec<_> = steps.chunks(1).collect();
+    let model = copy(&initial, || Network::init(device));
+    let expected = train_reference(model, adamw(), &groups, |_| Some(1.0));
+    in_every_way(&initial, 2, adamw, |mut fused| {
+        for batches in &steps {
+            fused.step_with_backward(RATE, batches.clone(), |model: &Network, batch| {
+                let gradients = weighed_loss(model, batch).backward();
+                ((), GradientsParams::from_grads(gradients, model))
+            });
+        }
+        assert_equal_weights(&expected, &fused.model());
+    });
+}
+
+#[test]
+fn what_needs_two_passes_says_so() {
+    let _alone = alone();
+    let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2))
+        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let batches = weighed(&flex(1)[0], 2, 1).remove(0);
+    let error = fused.try_step(RATE, batches, weighed_loss).unwrap_err();
+    assert_eq!(error, FusedError::RunsTwice);
+}

@@ -1,0 +1,196 @@
+//! Weights and states go from any number of devices to any other, and to stock Burn and back.
+
+use backburn::{FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
+
+use burn::module::ParamGroup;
+
+use super::*;
+
+/// Who trains for a while.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Stock,
+    One,
+    Ranks(usize, Sharding),
+}
+
+/// Trains on the same sums, whoever does it, and hands model and optimizer on.
+fn train(
+    by: By,
+    model: Network,
+    optimizer: ModuleOptimizer,
+    batch: &Tensor<2, Int>,
+) -> (Network, ModuleOptimizer) {
+    // Sums of two equal halves: the same to the bit, whoever adds them up.
+    let half = |model: &Network, batch| model.loss(batch) / 2.0;
+    match by {
+        By::Stock => {
+            let mut optimizer = optimizer;
+            let loss = half(&model, batch.clone()) + half(&model, batch.clone());
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            (optimizer.step(RATE, model, gradients), optimizer)
+        }
+        By::One => {
+            let mut fused = FusedOptimizer::new(model, optimizer);
+            fused.accumulate(|model| half(model, batch.clone()));
+            fused.step(RATE, |model| half(model, batch.clone()));
+            fused.into_parts()
+        }
+        By::Ranks(ranks, sharding) => {
+            let mut fused =
+                FusedReplicas::new(model, optimizer, flex(ranks)).with_sharding(sharding);
+            fused.step(RATE, vec![batch.clone(); 2], half);
+            fused.into_parts()
+        }
+    }
+}
+
+#[test]
+fn records_go_on_with_any_number_of_devices() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
+    let all = |ways: [By; 6]| {
+        let mut model = copy(&initial, || Network::init(device));
+        let mut optimizer = adamw();
+        for (by, batch) in ways.into_iter().zip(&batches) {
+            let (trained, with_state) = train(by, model, optimizer, batch);
+            // Through records, as after a restart.
+            model = copy(&trained, || Network::init(device));
+            optimizer = adamw().load_record(with_state.to_record());
+        }
+        model
+    };
+    let (state, full) = (Sharding::State, Sharding::Full);
+    let expected = all([By::Stock; 6]);
+    let mixed = all([
+        By::Ranks(2, state),
+        By::One,
+        By::Ranks(4, full),
+        By::Stock,
+        By::Ranks(3, state),
+        By::Ranks(2, full),
+    ]);
+    for ((path, expected), (_, mixed)) in weights(&expected).iter().zip(&weights(&mixed)) {
+        let mut pairs = expected.iter::<f64>().zip(mixed.iter::<f64>());
+        assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "`{path}`");
+    }
+}
+
+#[test]
+fn a_resumed_training_equals_one_that_was_not_interrupted() {
+    let _alone = alone();
+    let devices = flex(3);
+    let initial = Network::init(&devices[0]);
+    let steps: Vec<_> = (0..6).map(|_| tokens(&devices[0], &[2, 3, 4])).collect();
+    let expected = {
+        let model = copy(&initial, || Network::init(&devices[0]));
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
+        for batches in &steps {
+            fused.step(RATE, batches.clone(), Network::loss);
+        }
+        fused.model()
+    };
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copy(&initial, || Network::init(&devices[0]));
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        for (index, batches) in steps.iter().enumerate() {
+            if index == 3 {
+                let record = fused.to_record();
+                let model = copy(&fused.model(), || Network::init(&devices[0]));
+                fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+                fused.load_record(record);
+            }
+            fused.step(RATE, batches.clone(), Network::loss);
+        }
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn the_way_of_sharing_can_change_in_the_middle() {
+    let _alone = alone();
+    let devices = flex(2);
+    let initial = Network::init(&devices[0]);
+    let steps: Vec<_> = (0..4).map(|_| tokens(&devices[0], &[2, 3])).collect();
+    let model = copy(&initial, || Network::init(&devices[0]));
+    let expected = train_stock(model, &devices, &steps, Stock::Sharded);
+    let model = copy(&initial, || Network::init(&devices[0]));
+    let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
+    let changes: [fn(FusedReplicas<Network>) -> FusedReplicas<Network>; 4] = [
+        |fused| fused.with_sharding(Sharding::Full),
+        |fused| fused.with_ownership(Ownership::BySize),
+        |fused| fused.with_sharding(Sharding::State),
+        |fused| fused.with_max_lead(0),
+    ];
+    for (batches, change) in steps.iter().zip(changes) {
+        fused.step(RATE, batches.clone(), Network::loss);
+        fused = change(fused);
+    }
+    assert_equal_weights(&expected, &fused.model());
+}
+
+#[test]
+fn parameters_can_be_frozen_and_thawed_between_steps() {
+    let _alone = alone();
+    let devices = flex(2);
+    let initial = Network::init(&devices[0]);
+    let steps: Vec<_> = (0..3).map(|_| tokens(&devices[0], &[2, 4])).collect();
+    let mut stock = copy(&initial, || Network::init(&devices[0]));
+    let mut optimizer = adamw();
+    let model = copy(&initial, || Network::init(&devices[0]));
+    let mut fused =
+        FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(Sharding::Full);
+    for (index, batches) in steps.iter().enumerate() {
+        let change: fn(Network) -> Network = match index {
+            1 => |model| model.freeze_group(ParamGroup::from_predicate("layers.2")),
+            2 => Network::unfreeze,
+            _ => |model| model,
+        };
+        stock = change(stock);
+        fused.change_model(change);
+        stock = stock_step(
+            stock,
+            &mut optimizer,
+            &devices,
+            batches.clone(),
+            Stock::Sharded,
+        );
+        fused.step(RATE, batches.clone(), Network::loss);
+    }
+    assert_equal_weights(&stock, &fused.model());
+}
+
+#[test]
+fn owners_are_told_and_shared_out_by_size() {
+    let _alone = alone();
+    let model = Network::init(&flex(1)[0]);
+    let fused = FusedReplicas::new(model, adamw(), flex(3)).with_ownership(Ownership::BySize);
+    // The embedding has 54 elements, each of five weights 36.
+    let embedding = fused.owner("embedding.weight").unwrap();
+    for layer in ["layers.0.weight", "layers.1.weight"] {
+        assert_ne!(fused.owner(layer).unwrap(), embedding);
+    }
+    assert_eq!(fused.owner("layers.9.weight"), None);
+    let fused = fused.with_ownership(Ownership::MainDevice);
+    assert_eq!(fused.owner("layers.3.bias"), Some(0));
+}
+
+#[test]
+fn bad_numbers_of_devices_and_batches_are_errors() {
+    let _alone = alone();
+    let model = || Network::init(&flex(1)[0]);
+    let reason = |error: FusedError| match error {
+        FusedError::Replicas { reason } => reason,
+        error => panic!("{error}"),
+    };
+    let none = FusedReplicas::try_new(model(), adamw(), []).unwrap_err();
+    assert!(reason(none).contains("no devices"));
+    let mut fused = FusedReplicas::new(model(), adamw(), flex(2));
+    for rows in [&[] as &[usize], &[2, 2, 2]] {
+        let batches = tokens(&flex(1)[0], rows);
+        let error = fused.try_step(RATE, batches, Network::loss).unwrap_err();
+        assert!(reason(error).contains(&format!("{} batches for 2 ranks", rows.len())));
+    }
+}
