@@ -1,16 +1,16 @@
-//! The epochs of Burn's single-device training, with a fused optimizer in them.
+//! The epochs of Burn's training, with a fused optimizer in them.
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainOutput, TrainStep, TrainingError,
-    TrainingItem, ValidLoader, train::WorkerFailure,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingError, TrainingItem,
+    ValidLoader, train::WorkerFailure,
 };
 
+use super::engine::Engine;
 use super::learner::Repeat;
 use super::metric::LastStep;
 use super::model::FusedModel;
-use crate::FusedOptimizer;
 use crate::error::FusedError;
 use crate::memory;
 
@@ -31,25 +31,43 @@ impl<M: LearnerModel> Events<M> {
         self.interrupter.fail_on_error(processed);
     }
 
-    /// The next item with the progress it makes; none at the end and after an error, which ends
-    /// the training.
-    fn next<I>(&self, iterator: &mut dyn DataLoaderIterator<I>) -> Option<(I, Progress)> {
-        match iterator.next()? {
-            Ok(item) => Some((item, iterator.progress())),
-            Err(error) => {
-                self.interrupter.fail(error);
-                None
+    /// The next item of each iterator that has one, with the progress they make; none at the end and after an error,
+    /// which ends the training. (Progress of several is that of Burn's multi-device training.)
+    fn next<I>(
+        &self,
+        iterators: &mut [Box<dyn DataLoaderIterator<I> + '_>],
+    ) -> Option<(Vec<Option<I>>, Progress)> {
+        let mut items = Vec::with_capacity(iterators.len());
+        let mut made = Vec::new();
+        for iterator in iterators {
+            match iterator.next().transpose() {
+                Ok(item) => {
+                    made.extend(item.is_some().then(|| iterator.progress()));
+                    items.push(item);
+                }
+                Err(error) => {
+                    self.interrupter.fail(error);
+                    return None;
+                }
             }
         }
+        let sum = |mut sum: Progress, next: Progress| {
+            sum.items_processed += next.items_processed;
+            sum.items_total += next.items_total;
+            sum
+        };
+        Some((items, made.into_iter().reduce(sum)?))
     }
 
     /// Ends the training. Of the errors that Burn has, that of a worker is about a training step.
     fn fail(&self, error: &FusedError) {
-        self.interrupter
-            .fail(TrainingError::Workers(vec![WorkerFailure {
-                device_id: 0,
-                message: error.to_string(),
-            }]));
+        let (device_id, message) = match error {
+            FusedError::Rank { rank, error, .. } => (*rank, error.to_string()),
+            FusedError::RankPanicked { rank, message, .. } => (*rank, message.clone()),
+            error => (0, error.to_string()),
+        };
+        let failure = WorkerFailure { device_id, message };
+        self.interrupter.fail(TrainingError::Workers(vec![failure]));
     }
 
     pub(super) fn should_stop(&self) -> bool {
@@ -57,22 +75,21 @@ impl<M: LearnerModel> Events<M> {
     }
 }
 
-/// One pass over the training data. `learner` keeps the learning rate.
+/// One pass over the training data, with one loader for each device. `learner` keeps the learning rate.
 pub(super) fn train<M: LearnerModel>(
-    fused: &mut FusedOptimizer<M>,
+    engine: &mut Engine<M>,
     learner: &mut Learner<FusedModel<M>>,
-    dataloader: &TrainLoader<FusedModel<M>>,
+    dataloaders: &[TrainLoader<FusedModel<M>>],
     accumulation: Option<usize>,
     repeat: Option<Repeat<M>>,
     last_step: &LastStep,
     events: &mut Events<M>,
 ) {
-    let mut iterator = dataloader.iter();
+    let mut iterators: Vec<_> = dataloaders.iter().map(|loader| loader.iter()).collect();
     let mut iteration = 0;
     let mut accumulated = 0;
 
-    while let Some((item, progress)) = events.next(&mut *iterator) {
-        iteration += 1;
+    while let Some((items, progress)) = events.next(&mut iterators) {
         accumulated += 1;
 
         let last = accumulated >= accumulation.unwrap_or(1) || progress.is_completed();
@@ -82,34 +99,29 @@ pub(super) fn train<M: LearnerModel>(
             learner.lr_step();
             learner.lr_current()
         });
-        let mut item = Some(item);
-        let output = fused.try_with_backward(learning_rate, |model| {
-            let again = item.as_ref().zip(repeat).map(|(item, repeat)| repeat(item));
-            let item = std::mem::replace(&mut item, again);
-            let item = item.expect("a batch is there for every pass");
-            let TrainOutput { grads, item } = TrainStep::step(model, item);
-            (item, grads)
-        });
-        let output = match output {
-            Ok(output) => output,
+        let outputs = match engine.train(learning_rate, items, repeat) {
+            Ok(outputs) => outputs,
             Err(error) => {
                 events.fail(&error);
                 break;
             }
         };
         if last {
-            last_step.set(fused.last_step());
+            last_step.set(engine.last_step());
         }
 
-        let lr = Some(learner.lr_current());
-        let item = TrainingItem::new(output, progress, Some(iteration), lr);
-        events.train(LearnerEvent::ProcessedItem(item));
+        for output in outputs {
+            iteration += 1;
+            let lr = Some(learner.lr_current());
+            let item = TrainingItem::new(output, progress.clone(), Some(iteration), lr);
+            events.train(LearnerEvent::ProcessedItem(item));
+        }
         if events.should_stop() {
             break;
         }
     }
     // As in Burn, what an interrupted epoch has accumulated is dropped.
-    fused.drop_accumulated();
+    engine.drop_accumulated();
 }
 
 /// One pass over the validation data.
@@ -118,17 +130,18 @@ pub(super) fn valid<M: LearnerModel>(
     dataloader: &ValidLoader<FusedModel<M>>,
     events: &mut Events<M>,
 ) {
-    let mut iterator = dataloader.iter();
+    let mut iterator = [dataloader.iter()];
     let mut iteration = 0;
 
-    while let Some((item, progress)) = events.next(&mut *iterator) {
-        iteration += 1;
-
-        memory::enter(memory::Phase::Validation);
-        let item = InferenceStep::step(model, item);
-        memory::enter(memory::Phase::Other);
-        let item = TrainingItem::new(item, progress, Some(iteration), None);
-        events.valid(LearnerEvent::ProcessedItem(item));
+    while let Some((items, progress)) = events.next(&mut iterator) {
+        for item in items.into_iter().flatten() {
+            iteration += 1;
+            memory::enter(memory::Phase::Validation);
+            let item = InferenceStep::step(model, item);
+            memory::enter(memory::Phase::Other);
+            let item = TrainingItem::new(item, progress.clone(), Some(iteration), None);
+            events.valid(LearnerEvent::ProcessedItem(item));
+        }
         if events.should_stop() {
             break;
         }

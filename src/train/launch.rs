@@ -30,6 +30,8 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             policies,
             gradient_checkpointing,
             offload,
+            execution,
+            sharding,
             repeat,
             last_step,
         } = learner;
@@ -37,6 +39,8 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             policies,
             gradient_checkpointing,
             offload,
+            execution,
+            sharding,
             repeat,
             last_step,
         });

@@ -6,8 +6,9 @@ use burn::module::ParamGroup;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Device;
-use burn::train::{Learner, LearnerModel, TrainStep};
+use burn::train::{ExecutionStrategy, Learner, LearnerModel, TrainStep};
 
+use super::execution::Execution;
 use super::loan;
 use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
@@ -18,6 +19,7 @@ use crate::offload::OffloadConfig;
 use crate::optim::AccumulateInState;
 use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
 use crate::record;
+use crate::replica::Sharding;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
@@ -44,6 +46,8 @@ pub struct FusedLearner<M: LearnerModel> {
     pub(super) policies: Policies,
     pub(super) gradient_checkpointing: GradientCheckpointingConfig,
     pub(super) offload: Option<(OffloadConfig, Device)>,
+    pub(super) execution: Execution,
+    pub(super) sharding: Sharding,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -63,6 +67,8 @@ impl<M: LearnerModel> FusedLearner<M> {
             policies: Policies::default(),
             gradient_checkpointing: GradientCheckpointingConfig::default(),
             offload: None,
+            execution: Execution::default(),
+            sharding: Sharding::default(),
             repeat: None,
             last_step: LastStep::default(),
         }
@@ -148,6 +154,44 @@ impl<M: LearnerModel> FusedLearner<M> {
         gradient_checkpointing: GradientCheckpointingConfig,
     ) -> Self {
         self.gradient_checkpointing = gradient_checkpointing;
+        self
+    }
+
+    /// Where the training runs, as `SupervisedTraining::with_training_strategy`, whose own setting
+    /// [`launch_fused`](super::LaunchFused::launch_fused) can't see. By default on the model's device.
+    ///
+    /// `ExecutionStrategy::multi` trains on several devices, with the results of stock Burn: see
+    /// [`FusedReplicas`](crate::FusedReplicas), and [`with_sharding`](Self::with_sharding) for what each holds. As there,
+    /// the batches of every device count as much as those of any other, and the gradients are summed.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_with_training_strategy`](Self::try_with_training_strategy) returns;
+    /// when the training begins, if it is to be [offloaded](Self::with_offload), too.
+    #[must_use]
+    pub fn with_training_strategy(self, strategy: ExecutionStrategy) -> Self {
+        self.try_with_training_strategy(strategy)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`with_training_strategy`](Self::with_training_strategy).
+    ///
+    /// # Errors
+    ///
+    /// If there are no devices, or the strategy is distributed data parallel training, which is not fused yet.
+    pub fn try_with_training_strategy(
+        mut self,
+        strategy: ExecutionStrategy,
+    ) -> Result<Self, FusedError> {
+        self.execution = Execution::of(strategy)?;
+        Ok(self)
+    }
+
+    /// Chooses what every one of several devices keeps of the parameters that it does not own, as
+    /// [`FusedReplicas::with_sharding`](crate::FusedReplicas::with_sharding).
+    #[must_use]
+    pub fn with_sharding(mut self, sharding: Sharding) -> Self {
+        self.sharding = sharding;
         self
     }
 

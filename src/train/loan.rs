@@ -3,9 +3,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::train::{Learner, LearnerModel};
 
+use super::engine::Engine;
 use super::exchange::no_optimizer;
 use super::model::FusedModel;
-use crate::FusedOptimizer;
 use crate::error::FusedError;
 
 /// The model and the optimizer of a learner, lent to a fused optimizer.
@@ -14,7 +14,7 @@ use crate::error::FusedError;
 /// its update into a copy. When the loan is dropped, whatever the way, the learner has both back.
 pub(super) struct Loan<'a, M: LearnerModel> {
     learner: &'a mut Learner<FusedModel<M>>,
-    fused: FusedOptimizer<M>,
+    engine: Engine<M>,
     /// Not while the learner is [shown](Self::show).
     lent: bool,
 }
@@ -23,39 +23,39 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
     /// Lends model and optimizer to what `fuse` makes of them. If it fails, the learner keeps both.
     pub(super) fn new(
         learner: &'a mut Learner<FusedModel<M>>,
-        fuse: impl FnOnce(M, ModuleOptimizer) -> Result<FusedOptimizer<M>, FusedError>,
+        fuse: impl FnOnce(M, ModuleOptimizer) -> Result<Engine<M>, FusedError>,
     ) -> Result<Self, FusedError> {
-        let fused = fuse(learner.model().into_inner(), optimizer(learner))?;
+        let engine = fuse(learner.model().into_inner(), optimizer(learner))?;
         let mut loan = Self {
             learner,
-            fused,
+            engine,
             lent: false,
         };
-        swap(loan.learner, loan.fused.hollow(), no_optimizer());
+        swap(loan.learner, loan.engine.hollow(), no_optimizer());
         loan.lent = true;
         Ok(loan)
     }
 
-    pub(super) fn fused(&self) -> &FusedOptimizer<M> {
-        &self.fused
+    pub(super) fn engine(&self) -> &Engine<M> {
+        &self.engine
     }
 
-    pub(super) fn parts(&mut self) -> (&mut FusedOptimizer<M>, &mut Learner<FusedModel<M>>) {
-        (&mut self.fused, self.learner)
+    pub(super) fn parts(&mut self) -> (&mut Engine<M>, &mut Learner<FusedModel<M>>) {
+        (&mut self.engine, self.learner)
     }
 
     /// Lets the learner have the current model and the optimizer while `look` runs.
     pub(super) fn show(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
         self.give_back();
         look(self.learner);
-        let (_, optimizer) = swap(self.learner, self.fused.hollow(), no_optimizer());
-        self.fused.replace_optimizer(optimizer);
+        let (_, optimizer) = swap(self.learner, self.engine.hollow(), no_optimizer());
+        self.engine.replace_optimizer(optimizer);
         self.lent = true;
     }
 
     fn give_back(&mut self) {
-        let model = self.fused.model();
-        let optimizer = self.fused.replace_optimizer(no_optimizer());
+        let model = self.engine.model();
+        let optimizer = self.engine.replace_optimizer(no_optimizer());
         swap(self.learner, model, optimizer);
         self.lent = false;
     }

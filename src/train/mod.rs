@@ -78,20 +78,23 @@
 //!
 //! # Limits
 //!
-//! - Training runs on one device, the model's. Burn keeps the strategy of the builder private, so
-//!   `launch_fused` can't see one set with `with_training_strategy`, which it replaces. The log tells
-//!   at every launch what counts.
+//! - Burn keeps the strategy of the builder private, so `launch_fused` can't see one set with its
+//!   `with_training_strategy`, which it replaces: set it on the
+//!   [learner](FusedLearner::with_training_strategy). The log tells at every launch what counts.
 //! - For the same reason `gradient_checkpointing()` of the builder has no effect. Burn's gradient
 //!   checkpointing is a property of the model's device: create the model on
 //!   `device.autodiff().gradient_checkpointing()`. (Burn 0.22's own `launch` with that option panics at
 //!   the first step of a model that was created otherwise.)
 //! - A model's own `TrainStep::optimize` is not called: there is no moment at which all gradients
 //!   exist.
-//! - If user code panics in training, the panic passes on, as in Burn. A step that can't be taken ends
+//! - If user code panics in training, the panic passes on, as in Burn; on several devices it ends the training with the
+//!   error `TrainingError::Workers`, as in Burn, too. A step that can't be taken ends
 //!   it with `TrainingError::Workers`, the one of Burn's errors that is about a training step.
 
+mod engine;
 mod epoch;
 mod exchange;
+mod execution;
 mod launch;
 mod learner;
 mod loan;

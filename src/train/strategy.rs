@@ -1,3 +1,5 @@
+use burn::data::dataloader::split::split_dataloader;
+use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
@@ -5,54 +7,89 @@ use burn::train::{
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
 
+use super::engine::Engine;
 use super::epoch::{self, Events};
+use super::execution::{Execution, training_device, with_autodiff};
 use super::learner::Repeat;
 use super::loan::Loan;
 use super::metric::LastStep;
 use super::model::FusedModel;
 use super::resume;
-use crate::FusedOptimizer;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::offload::OffloadConfig;
 use crate::policy::Policies;
+use crate::replica::Sharding;
+use crate::{FusedOptimizer, FusedReplicas};
 
-/// Burn's single-device training with the optimizer fused into the backward pass.
+/// Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
     pub(super) gradient_checkpointing: GradientCheckpointingConfig,
     pub(super) offload: Option<(OffloadConfig, Device)>,
+    pub(super) execution: Execution,
+    pub(super) sharding: Sharding,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
 
-impl<M: LearnerModel> FusedStrategy<M> {
-    fn fuse(&self, model: M, optimizer: ModuleOptimizer) -> Result<FusedOptimizer<M>, FusedError> {
-        let fused = FusedOptimizer::with_policies(model, optimizer, self.policies.clone())?;
-        let fused = fused.with_gradient_checkpointing(self.gradient_checkpointing.clone());
-        match &self.offload {
-            None => Ok(fused),
-            Some((config, device)) => fused.try_with_offload(config.clone(), device),
+impl<M: LearnerModel + 'static> FusedStrategy<M> {
+    /// Fuses `optimizer` into the training of `model` on `devices`.
+    fn fuse(
+        &self,
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: &[Device],
+    ) -> Result<Engine<M>, FusedError> {
+        let policies = self.policies.clone();
+        let blocks = self.gradient_checkpointing.clone();
+        match (&self.execution, &self.offload) {
+            (Execution::OfModel, None) | (Execution::One(_), None) => {
+                let fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
+                let fused = fused.with_gradient_checkpointing(blocks);
+                Ok(Engine::One(Box::new(fused)))
+            }
+            (Execution::OfModel, Some((config, device))) => {
+                let fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
+                let fused = fused.with_gradient_checkpointing(blocks);
+                let fused = fused.try_with_offload(config.clone(), device)?;
+                Ok(Engine::One(Box::new(fused)))
+            }
+            (Execution::Several { ownership, .. }, None) => {
+                let devices = devices.to_vec();
+                let fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?
+                    .with_sharding(self.sharding)
+                    .with_ownership(*ownership)
+                    .with_gradient_checkpointing(blocks);
+                Ok(Engine::Several(Box::new(fused)))
+            }
+            (_, Some(_)) => Err(FusedError::Offload {
+                reason: "the device is named twice, by `with_offload` and by `with_training_strategy`, and several \
+                         devices can't be offloaded: leave one of them out"
+                    .to_string(),
+            }),
         }
     }
 
     /// Where the model of `learner` computes, with autodiff.
-    fn training_device(&self, learner: &Learner<FusedModel<M>>) -> Device {
-        use burn::module::Module;
-
-        let of_model = with_autodiff(learner.model().devices().into_iter().next());
-        let Some((_, device)) = &self.offload else {
-            return of_model;
+    fn training_devices(&self, learner: &Learner<FusedModel<M>>) -> Vec<Device> {
+        let of_model = learner.model().devices().into_iter().next();
+        let of_model = with_autodiff(of_model.unwrap_or_default());
+        let named = match (&self.execution, &self.offload) {
+            (Execution::OfModel, None) => return vec![of_model],
+            (Execution::OfModel, Some((_, device))) | (Execution::One(device), _) => {
+                std::slice::from_ref(device)
+            }
+            (Execution::Several { devices, .. }, _) => devices,
         };
-        let device = with_autodiff(Some(device.clone()));
-        match of_model.gradient_checkpointing_strategy() {
-            Some(GradientCheckpointingStrategy::Balanced) => device.gradient_checkpointing(),
-            _ => device,
-        }
+        let named = named.iter();
+        named
+            .map(|device| training_device(device, &of_model))
+            .collect()
     }
 }
 
-impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrategy<M> {
+impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for FusedStrategy<M> {
     fn fit(
         &self,
         components: TrainingComponents<FusedModel<M>>,
@@ -64,17 +101,22 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
         FusedModel<M>,
         SupervisedTrainingEventProcessor<FusedModel<M>>,
     ) {
-        let device = self.training_device(&learner);
-        let dataloader_train = dataloader_train.to_device(&device);
+        let devices = self.training_devices(&learner);
+        let device = &devices[0];
+        let total_items = dataloader_train.num_items();
+        let dataloaders_train = match &devices[..] {
+            [device] => vec![dataloader_train.to_device(device)],
+            several => split_dataloader(dataloader_train, several),
+        };
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
-        if self.offload.is_none() {
-            learner.fork(&device);
+        if self.offload.is_none() && devices.len() == 1 {
+            learner.fork(device);
         }
         let recomputes = device.gradient_checkpointing_strategy()
             == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
-            "fused training on {device:?} alone, {} Burn's gradient checkpointing, as the model was \
-             created; `with_training_strategy` and `gradient_checkpointing` of the builder don't count",
+            "fused training on {devices:?}, {} Burn's gradient checkpointing, as the model was created; \
+             `with_training_strategy` and `gradient_checkpointing` of the builder don't count",
             if recomputes { "with" } else { "without" }
         );
 
@@ -88,20 +130,20 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
             resume::check(checkpointer, epoch, &mut learner)
                 .unwrap_or_else(|error| panic!("{error}"));
         }
-        let fuse = |model, optimizer| self.fuse(model, optimizer);
+        let fuse = |model, optimizer| self.fuse(model, optimizer, &devices);
         let loan = Loan::new(&mut learner, fuse);
         let mut loan = loan.unwrap_or_else(|error| panic!("{error}"));
 
         for epoch in starting_epoch..=components.num_epochs {
             events.train(LearnerEvent::StartSplit {
                 epoch_number: epoch,
-                total_items: dataloader_train.num_items(),
+                total_items,
             });
-            let (fused, learner) = loan.parts();
+            let (engine, learner) = loan.parts();
             epoch::train(
-                fused,
+                engine,
                 learner,
-                &dataloader_train,
+                &dataloaders_train,
                 components.grad_accumulation,
                 self.repeat,
                 &self.last_step,
@@ -120,7 +162,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
                 epoch_number: epoch,
                 total_items: dataloader_valid.num_items(),
             });
-            epoch::valid(&loan.fused().valid(), &dataloader_valid, &mut events);
+            epoch::valid(&loan.engine().valid(), &dataloader_valid, &mut events);
             events.valid(LearnerEvent::EndSplit(epoch));
             events.train(LearnerEvent::EndEpoch(epoch));
             if checkpointer.is_some() || early_stopping.is_some() {
@@ -145,13 +187,5 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
 
         drop(loan);
         (learner.model(), events.processor)
-    }
-}
-
-fn with_autodiff(device: Option<Device>) -> Device {
-    let device = device.unwrap_or_default();
-    match device.is_autodiff() {
-        true => device,
-        false => device.autodiff(),
     }
 }

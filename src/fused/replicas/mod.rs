@@ -273,6 +273,18 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.first.try_load_record(record)
     }
 
+    /// The structure of the model, without the values of its trainable parameters.
+    #[cfg(feature = "train")]
+    pub(crate) fn hollow(&self) -> M {
+        self.first.hollow()
+    }
+
+    /// Puts another optimizer in, state and all, and returns the one before.
+    #[cfg(feature = "train")]
+    pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        self.first.replace_optimizer(optimizer)
+    }
+
     /// What the last pass did, on all ranks together.
     pub fn last_step(&self) -> &StepReport {
         self.first.last_step()

@@ -7,10 +7,12 @@ mod offload;
 mod panics;
 mod policies;
 mod records;
+mod replicas;
 
 use std::path::Path;
 use std::sync::Arc;
 
+use backburn::Sharding;
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
@@ -27,8 +29,9 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{
-    InferenceStep, Interrupter, Learner, LearnerModel, LearningResult, MetricEarlyStoppingStrategy,
-    RegressionOutput, StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
+    ExecutionStrategy, InferenceStep, Interrupter, Learner, LearnerModel, LearningResult,
+    MetricEarlyStoppingStrategy, RegressionOutput, StoppingCondition, SupervisedTraining,
+    TrainOutput, TrainStep,
 };
 
 const ITEMS: usize = 14;
@@ -138,6 +141,8 @@ struct Run {
     resume: Option<usize>,
     accumulation: Option<usize>,
     early_stopping: bool,
+    strategy: Option<fn() -> ExecutionStrategy>,
+    sharding: Sharding,
     interrupter: Interrupter,
     data: Curve,
     optimizer: ModuleOptimizer,
@@ -151,6 +156,8 @@ impl Run {
             resume: None,
             accumulation: None,
             early_stopping: false,
+            strategy: None,
+            sharding: Sharding::State,
             interrupter: Interrupter::new(),
             data: Curve {
                 on_item: Arc::new(|_| Ok(())),
@@ -198,13 +205,20 @@ impl Run {
     }
 
     fn stock(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
-        let training = self.training(folder);
+        let mut training = self.training(folder);
+        if let Some(strategy) = self.strategy {
+            training = training.with_training_strategy(strategy().into());
+        }
         training.launch(Learner::new(model, self.optimizer, self.scheduler))
     }
 
     fn fused(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
         let training = self.training(folder);
-        training.launch_fused(FusedLearner::new(model, self.optimizer, self.scheduler))
+        let mut learner = FusedLearner::new(model, self.optimizer, self.scheduler);
+        if let Some(strategy) = self.strategy {
+            learner = learner.with_training_strategy(strategy());
+        }
+        training.launch_fused(learner.with_sharding(self.sharding))
     }
 }
 
