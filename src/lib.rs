@@ -72,7 +72,7 @@ pub use cast::{cast, try_cast};
 pub use device::check_device;
 pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate};
-pub use fused::{FusedOptimizer, FusedReplicas};
+pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
     Activations, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,

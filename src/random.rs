@@ -45,6 +45,19 @@ impl Stream {
         Self { devices, seed }
     }
 
+    /// Those of one of several ranks, on its device.
+    pub(crate) fn of_rank(&self, rank: usize, device: &Device) -> Self {
+        Self {
+            devices: vec![device.clone()],
+            seed: of_rank(self.seed, rank),
+        }
+    }
+
+    /// From here on others come.
+    pub(crate) fn end(&self) {
+        seed(&self.devices, mix(self.seed, u64::MAX));
+    }
+
     /// From here on these numbers come.
     pub(crate) fn start(&self) {
         seed(&self.devices, self.seed);
@@ -99,7 +112,7 @@ pub(crate) fn seed(devices: &[Device], seed: u64) {
 }
 
 /// The devices without autodiff, each once.
-pub(crate) fn distinct(devices: Vec<Device>) -> Vec<Device> {
+fn distinct(devices: Vec<Device>) -> Vec<Device> {
     let mut found = Vec::new();
     for device in devices.into_iter().map(Device::inner) {
         if !found.contains(&device) {

@@ -66,6 +66,11 @@ fn train(options: Options) -> Result<()> {
         .with_recompute_blocks(options.gradient_checkpointing() == GradientCheckpointing::Block);
     if let Some(dropout) = options.dropout {
         config = config.with_dropout(dropout);
+    } else if options.compare && options.devices.is_some() {
+        println!(
+            "without dropout: on several devices stock Burn draws its random numbers in a race"
+        );
+        config = config.with_dropout(0.0);
     }
 
     let folder = &options.output;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use backburn::optim as ours;
+use backburn::{Sharding, optim as ours};
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
 };
@@ -22,7 +22,7 @@ pub struct Options {
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     pub epochs: u16,
 
-    /// Images per step.
+    /// Images per step, on all devices together.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub batch_size: u16,
 
@@ -58,6 +58,14 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 
+    /// Train on so many devices of this kind, each with a part of the images.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "offload")]
+    pub devices: Option<u16>,
+
+    /// What each of several devices keeps of the model (in fused training).
+    #[arg(long, value_enum, default_value_t = Shards::State, requires = "devices")]
+    pub shards: Shards,
+
     /// What waits in host memory while the device computes (in fused training).
     #[arg(long, value_enum)]
     pub offload: Option<Waiting>,
@@ -86,7 +94,30 @@ pub struct Options {
     pub compare: bool,
 }
 
+/// What is divided among several devices.
+#[derive(ValueEnum, Clone, Copy, Debug)]
+pub enum Shards {
+    /// The optimizer states.
+    State,
+    /// The weights, too.
+    Full,
+}
+
+impl From<Shards> for Sharding {
+    fn from(shards: Shards) -> Self {
+        match shards {
+            Shards::State => Self::State,
+            Shards::Full => Self::Full,
+        }
+    }
+}
+
 impl Options {
+    /// Images per step and device.
+    pub fn images_per_device(&self) -> usize {
+        usize::from(self.batch_size).div_ceil(self.devices.unwrap_or(1).into())
+    }
+
     /// What of the activations is kept.
     pub fn gradient_checkpointing(&self) -> GradientCheckpointing {
         let suitable = || match self.offload {

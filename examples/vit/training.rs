@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use backburn::GlobalNormClippingConfig;
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
@@ -16,11 +16,11 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
-use burn::tensor::FloatDType;
+use burn::tensor::{FloatDType, GradientCheckpointingStrategy};
 use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
 use burn::train::{
-    ClassificationOutput, InferenceStep, Learner, LearnerModel, SupervisedTraining, TrainOutput,
-    TrainStep,
+    ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, LearnerModel,
+    MultiDeviceOptim, SupervisedTraining, TrainOutput, TrainStep,
 };
 
 use crate::PEAK;
@@ -119,9 +119,21 @@ pub fn run(
         folder,
     };
 
-    let divided = |learner: FusedLearner<Vit>| match offload {
-        None => learner,
-        Some(waiting) => learner.with_offload(waiting.config(), &device),
+    let strategy = || {
+        let devices = options.device.devices(options.devices?.into());
+        let devices = devices.into_iter().map(|of_rank| like(of_rank, &device));
+        let devices = devices.collect();
+        Some(ExecutionStrategy::multi(
+            devices,
+            MultiDeviceOptim::OptimSharded,
+        ))
+    };
+    let divided = |learner: FusedLearner<Vit>| match (offload, strategy()) {
+        (Some(waiting), _) => learner.with_offload(waiting.config(), &device),
+        (None, Some(strategy)) => learner
+            .with_training_strategy(strategy)
+            .with_sharding(options.shards.into()),
+        (None, None) => learner,
     };
 
     // The two ways differ in two lines.
@@ -133,7 +145,11 @@ pub fn run(
         }
         (Method::Stock, None) => {
             let learner = Learner::new(model, optimizer, scheduler);
-            let result = training.builder().launch(learner);
+            let mut training = training.builder();
+            if let Some(strategy) = strategy() {
+                training = training.with_training_strategy(strategy.into());
+            }
+            let result = training.launch(learner);
             (result.model, result.error)
         }
         (Method::Fused, Some(max_norm)) => {
@@ -146,6 +162,10 @@ pub fn run(
         }
         // Burn's learner can't clip by the global norm: the model has to.
         (Method::Stock, Some(max_norm)) => {
+            ensure!(
+                options.devices.is_none(),
+                "Burn's own learner can't clip by the global norm on several devices: leave out --clip-norm"
+            );
             let model = ClippedVit {
                 vit: model,
                 max_norm,
@@ -168,6 +188,14 @@ pub fn run(
         time,
         peak,
     })
+}
+
+/// `device` with autodiff as `other` has it.
+fn like(device: Device, other: &Device) -> Device {
+    match other.gradient_checkpointing_strategy() {
+        Some(GradientCheckpointingStrategy::Balanced) => device.autodiff().gradient_checkpointing(),
+        _ => device.autodiff(),
+    }
 }
 
 struct Training<'a> {
@@ -213,7 +241,7 @@ fn dataloader(
         size: config.image_size,
         channels: config.channels,
     };
-    let builder = DataLoaderBuilder::new(batcher).batch_size(options.batch_size.into());
+    let builder = DataLoaderBuilder::new(batcher).batch_size(options.images_per_device());
     let builder = match shuffle {
         Some(seed) => builder.shuffle(seed),
         None => builder,

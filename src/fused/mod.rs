@@ -31,7 +31,7 @@ use crate::tap::Census;
 
 #[cfg(feature = "train")]
 pub(crate) use policies::in_state;
-pub use replicas::FusedReplicas;
+pub use replicas::{FusedReplicas, RankBytes};
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
 /// its gradient is complete, and the gradient is released.

@@ -1,7 +1,8 @@
 /// What in the environment counts for more than a call.
-const SETTINGS: [&str; 3] = [
+const SETTINGS: [&str; 4] = [
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_ARENA_MAX",
     "GLIBC_TUNABLES",
 ];
 
@@ -21,12 +22,12 @@ const SETTINGS: [&str; 3] = [
 /// as large as it has ever been. The bytes that the program has allocated, which a
 /// [`MemoryRecorder`](super::MemoryRecorder) counts, are the same with and without.
 ///
-/// It works with glibc on Linux, where it sets `M_TRIM_THRESHOLD` to never and `M_MMAP_THRESHOLD` to
-/// 32 MiB. Larger buffers go back to the system one by one, as before, and so do the heaps of 64 MiB
-/// that all threads but the main one allocate from, when they are empty.
+/// It works with glibc on Linux, where it sets `M_TRIM_THRESHOLD` to never, `M_MMAP_THRESHOLD` to
+/// 32 MiB and `M_ARENA_MAX` to 1: other threads would allocate from heaps of their own, which go back to the system
+/// when they are empty. Larger buffers go back one by one, as before.
 ///
-/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_` or `GLIBC_TUNABLES`,
-/// nothing is changed. Neither is anything on other systems; and a program on another allocator than
+/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `MALLOC_ARENA_MAX` or
+/// `GLIBC_TUNABLES`, nothing is changed. Neither is anything on other systems; and a program on another allocator than
 /// the system's does not profit.
 pub fn keep_pages() -> bool {
     let is_set = |name| std::env::var_os(name).is_some();
@@ -49,6 +50,7 @@ mod glibc {
     // From <malloc.h>.
     const M_TRIM_THRESHOLD: c_int = -1;
     const M_MMAP_THRESHOLD: c_int = -3;
+    const M_ARENA_MAX: c_int = -8;
     /// The largest that glibc takes: what is smaller comes from the heap. By default it grows up to
     /// here by and by, but not once a threshold has been set.
     const LARGEST_MMAP_THRESHOLD: c_int = 32 * 1024 * 1024;
@@ -59,11 +61,13 @@ mod glibc {
 
     /// Whether glibc takes the setting.
     pub(super) fn never_trim() -> bool {
-        // SAFETY: both parameters exist and take any value; one that is refused changes nothing. Each
+        // SAFETY: all three parameters exist and take any value; one that is refused changes nothing. Each
         // call writes a single word under the lock of the main arena. Threads that allocate meanwhile
-        // see the word before or after; both are valid thresholds.
+        // see the word before or after; both are valid thresholds, and a limit on arenas leaves those that
+        // there are.
         unsafe {
             mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD);
+            mallopt(M_ARENA_MAX, 1);
             mallopt(M_TRIM_THRESHOLD, -1) == 1
         }
     }

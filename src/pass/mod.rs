@@ -21,9 +21,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::offload::Placement;
 use crate::policy::Plan;
+use crate::random::Stream;
 use crate::replica::Turn;
 use counted::Counted;
 
@@ -58,8 +60,16 @@ pub(crate) struct Pass {
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
     course: Mutex<Course>,
     foresight: Option<Arc<dyn Foresight>>,
-    /// If it is that of one of several ranks, which draw random numbers in turns: its turn in the forward pass.
-    turn: Option<Mutex<Option<Turn>>>,
+    /// If it is that of one of several ranks, which draw random numbers in turns.
+    drawing: Option<Drawing>,
+}
+
+/// How a rank comes by random numbers.
+#[derive(Debug, Default)]
+struct Drawing {
+    /// In the forward pass: its turn, and the numbers that it draws.
+    turn: Mutex<Option<(Turn, Stream)>>,
+    has_drawn: AtomicBool,
 }
 
 /// What the closure of a pass does.
@@ -150,7 +160,7 @@ impl Pass {
             rehearsal,
             course: Mutex::default(),
             foresight,
-            turn: None,
+            drawing: None,
         }
     }
 
@@ -161,28 +171,39 @@ impl Pass {
 
     /// The same as the pass of one of several ranks.
     pub(crate) fn in_turns(mut self) -> Self {
-        self.turn = Some(Mutex::default());
+        self.drawing = Some(Drawing::default());
         self
     }
 
     /// Waits for the turn to draw random numbers, where several ranks do.
     pub(crate) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
-        self.turn.as_ref().map(|_| Turn::take(self))
+        self.drawing.as_ref().map(|_| Turn::take(self))
     }
 
-    /// Takes the turn for the forward pass.
-    pub(crate) fn begin_turn(self: &Arc<Self>) {
-        if let Some(turn) = &self.turn {
-            let taken = Turn::take(self);
-            *turn.lock() = Some(taken);
+    /// Takes the turn for the forward pass, which draws these numbers.
+    pub(crate) fn begin_turn(self: &Arc<Self>, numbers: Stream) {
+        if let Some(drawing) = &self.drawing {
+            let turn = Turn::take(self);
+            numbers.start();
+            *drawing.turn.lock() = Some((turn, numbers));
         }
     }
 
     /// The forward pass is over.
     pub(crate) fn end_turn(&self) {
-        if let Some(turn) = &self.turn {
-            turn.lock().take();
+        if let Some(drawing) = &self.drawing
+            && let Some((_turn, numbers)) = drawing.turn.lock().take()
+        {
+            let has_drawn = numbers.devices.iter().any(is_cubecl) || numbers.is_touched();
+            drawing.has_drawn.store(has_drawn, Ordering::Relaxed);
         }
+    }
+
+    /// Whether random numbers were drawn in the turn of the forward pass; devices that would have to be waited for are
+    /// not asked.
+    pub(crate) fn has_drawn(&self) -> bool {
+        let drawing = self.drawing.as_ref();
+        drawing.is_some_and(|drawing| drawing.has_drawn.load(Ordering::Relaxed))
     }
 
     pub(crate) fn stage(&self) -> Stage {

@@ -1,10 +1,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 
 use super::flow::{Flow, Part};
+use super::ledger::{Hold, Ledger};
 use super::ownership::{Ownership, Sharding};
 use super::wire::Wire;
 
@@ -17,6 +19,9 @@ pub(crate) struct Group {
     owners: HashMap<ParamId, usize>,
     flow: Flow,
     wire: Wire,
+    ledger: Ledger,
+    /// Whether no rank has drawn random numbers in the last pass.
+    is_quiet: AtomicBool,
 }
 
 /// One of the ranks of a group.
@@ -39,6 +44,8 @@ impl Group {
             owners: ownership.assign(parameters, devices.len()),
             flow: Flow::new(devices.len(), max_lead),
             wire: Wire::default(),
+            ledger: Ledger::new(devices.len()),
+            is_quiet: AtomicBool::new(false),
             devices: devices.into_iter().map(Device::inner).collect(),
             sharding,
         }
@@ -62,9 +69,29 @@ impl Group {
         self.sharding == Sharding::State
     }
 
+    /// Whether no rank has drawn random numbers in the last pass: then they don't take turns in the next.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_quiet.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_quiet(&self, is_quiet: bool) {
+        self.is_quiet.store(is_quiet, Ordering::Relaxed);
+    }
+
     /// A pass begins, in which these ranks send gradients.
     pub(crate) fn begin(&self, takes_part: &[bool]) {
         self.flow.begin(takes_part);
+        self.ledger.begin();
+    }
+
+    /// Counts bytes of a weight or gradient as held by `rank` until what is returned is dropped.
+    pub(crate) fn hold(&self, rank: usize, bytes: usize) -> Hold {
+        self.ledger.hold(rank, bytes)
+    }
+
+    /// The most bytes that `rank` has held in the last pass, beside the weights that rest there.
+    pub(crate) fn most_held(&self, rank: usize) -> usize {
+        self.ledger.most(rank)
     }
 
     /// The part of a rank in it.

@@ -6,10 +6,12 @@
 
 mod flow;
 mod group;
+mod ledger;
 mod ownership;
 mod turn;
 mod wire;
 
 pub(crate) use group::{Group, Membership};
+pub(crate) use ledger::Hold;
 pub use ownership::{Ownership, Sharding};
 pub(crate) use turn::Turn;

@@ -8,6 +8,7 @@ use super::parameter::ParameterSlot;
 use super::stage::{Outcome, Stage};
 use crate::memory::{self, Category};
 use crate::pass::{self, Owed, Pass};
+use crate::replica::Hold;
 use crate::tap::{GradientSink, Passed};
 
 /// Where the gradient of one tap of a parameter arrives.
@@ -16,6 +17,8 @@ pub(super) struct Arrival<const D: usize> {
     pub(super) slot: Arc<ParameterSlot<D>>,
     pub(super) pass: Arc<Pass>,
     pub(super) owed: Owed,
+    /// Counts a value that was gathered from its owner, as long as the graph has it.
+    pub(super) _gathered: Option<Hold>,
 }
 
 impl<const D: usize> GradientSink for Arrival<D> {

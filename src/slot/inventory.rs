@@ -165,6 +165,13 @@ impl Inventory {
         sizes.collect()
     }
 
+    /// The parameters with this role, and the bytes of each.
+    pub(crate) fn bytes(&self, role: Role) -> Vec<(ParamId, usize)> {
+        let entries = self.entries.iter().filter(|(_, entry)| entry.role == role);
+        let bytes = entries.map(|(id, entry)| (*id, entry.elements * entry.dtype.size()));
+        bytes.collect()
+    }
+
     /// The ids of the parameters that stay ordinary leaves.
     pub(crate) fn retained(&self) -> Vec<ParamId> {
         let left = self

@@ -11,7 +11,7 @@ use super::stage::{Outcome, Stage};
 use crate::error::FusedError;
 use crate::pass::Pass;
 use crate::policy::Goal;
-use crate::replica::Group;
+use crate::replica::{Group, Hold};
 
 /// The part that one rank has in a parameter.
 #[derive(Debug)]
@@ -35,7 +35,14 @@ pub(super) struct Meeting<const D: usize> {
 struct Answers<const D: usize> {
     given: usize,
     /// By rank, on the device of the owner.
-    gradients: Vec<Option<Tensor<D>>>,
+    gradients: Vec<Option<Held<D>>>,
+}
+
+/// A gradient that is counted with what the owner holds.
+#[derive(Debug)]
+struct Held<const D: usize> {
+    gradient: Tensor<D>,
+    hold: Hold,
 }
 
 impl<const D: usize> Answers<D> {
@@ -69,12 +76,7 @@ impl<const D: usize> Meeting<D> {
     }
 
     /// Notes what a rank has, and returns the gradients in the order of their sum when all have answered.
-    fn answer(
-        &self,
-        id: ParamId,
-        rank: usize,
-        gradient: Option<Tensor<D>>,
-    ) -> Option<Vec<Tensor<D>>> {
+    fn answer(&self, id: ParamId, rank: usize, gradient: Option<Held<D>>) -> Option<Vec<Held<D>>> {
         let mut answers = self.answers.lock();
         answers.given += 1;
         answers.gradients[rank] = gradient;
@@ -104,6 +106,7 @@ impl<const D: usize> ParameterSlot<D> {
     ) {
         let Share { rank, meeting } = share;
         let received = gradient.is_some();
+        let hold = received.then(|| self.count_arrival(share));
         let carried = gradient.map(|gradient| meeting.group.carry(gradient, meeting.owner));
         let gradient = match carried.transpose() {
             Ok(gradient) => gradient,
@@ -119,12 +122,30 @@ impl<const D: usize> ParameterSlot<D> {
             received,
             pass.plan.goal == Goal::Update && *rank != meeting.owner,
         );
-        if let Some(gradients) = meeting.answer(self.id, *rank, gradient) {
+        let held = gradient.zip(hold);
+        let held = held.map(|(gradient, hold)| Held { gradient, hold });
+        if let Some(gradients) = meeting.answer(self.id, *rank, held) {
             meeting.use_sum(gradients);
         }
         if received {
             meeting.group.has_sent(*rank);
         }
+    }
+
+    /// Counts a gradient that has arrived on this rank, and is held by the owner from here on.
+    fn count_arrival(&self, Share { rank, meeting }: &Share<D>) -> Hold {
+        let bytes = self.likeness().bytes();
+        if *rank != meeting.owner {
+            drop(meeting.group.hold(*rank, bytes));
+        }
+        meeting.group.hold(meeting.owner, bytes)
+    }
+
+    /// Counts the value as held by this rank, if it is gathered from its owner for every read.
+    pub(super) fn count_gathered(&self) -> Option<Hold> {
+        let Share { rank, meeting } = self.share.get()?;
+        let is_gathered = *rank != meeting.owner && !meeting.group.replicates_weights();
+        is_gathered.then(|| meeting.group.hold(*rank, self.likeness().bytes()))
     }
 
     /// The rank has nothing to do with the gradient any more, nor, if it `gives_up` the value, with that: then the
@@ -195,7 +216,7 @@ impl<const D: usize> ParameterSlot<D> {
 impl<const D: usize> Meeting<D> {
     /// Lets the owner do with the gradients of all ranks what the pass is for. What goes wrong there ends the pass of
     /// the owner.
-    fn use_sum(&self, gradients: Vec<Tensor<D>>) {
+    fn use_sum(&self, gradients: Vec<Held<D>>) {
         let Some(owner) = self.slot(self.owner) else {
             return;
         };
@@ -204,7 +225,14 @@ impl<const D: usize> Meeting<D> {
         };
         match pass.is_stopped() || self.group.failed().is_some() {
             true => owner.finish(Outcome::Dropped),
-            false => pass.guarded_in_queue(|| owner.use_gradients(&pass, gradients)),
+            false => {
+                let (gradients, holds): (Vec<_>, Vec<_>) = gradients
+                    .into_iter()
+                    .map(|held| (held.gradient, held.hold))
+                    .unzip();
+                pass.guarded_in_queue(|| owner.use_gradients(&pass, gradients));
+                drop(holds);
+            }
         }
     }
 }

@@ -38,6 +38,7 @@ impl<const D: usize> ParameterSlot<D> {
                 let mut state = self.state.lock();
                 readers.add(self.id, &self.path, &self.expecting(&mut state).debt);
                 drop(state);
+                drop(self.count_gathered());
                 self.constant()
             }
             Place::Hook(called_for) => panic!(
@@ -103,6 +104,7 @@ impl<const D: usize> ParameterSlot<D> {
             slot: self.clone(),
             pass: pass.clone(),
             owed,
+            _gathered: self.count_gathered(),
         };
         let census = self.session.census();
         let tapped = tap(value, self.strategy, tick, Arc::new(arrival), census);

@@ -5,6 +5,7 @@ use std::sync::mpsc::channel;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
+use burn::tensor::Device;
 
 use crate::device::caught;
 use crate::error::FusedError;
@@ -12,7 +13,7 @@ use crate::fused::run::{Ending, Order};
 use crate::fused::{FusedOptimizer, retained, work};
 use crate::pass::{Closure, Pass, Running, Session};
 use crate::policy::Goal;
-use crate::random::{self, mix, of_rank};
+use crate::random::Stream;
 use crate::replica::Group;
 use crate::report::StepReport;
 use crate::slot::{FusedForm, KeptStatistics, Slots};
@@ -117,7 +118,8 @@ impl<M: Module + 'static> Crew<M> {
         let plan = order.plan.clone();
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
         self.group.begin(&takes_part);
-        let seed = self.seed(first, &order, closure);
+        let numbers = self.numbers(first, &order, closure);
+        let in_turns = !self.group.is_quiet();
         let running: Vec<Running> = {
             let sessions = [&first.session]
                 .into_iter()
@@ -152,8 +154,10 @@ impl<M: Module + 'static> Crew<M> {
                 continue;
             };
             let (module, work, sender) = (forms[rank].module.clone(), work.clone(), sender.clone());
+            let numbers = numbers.as_ref().filter(|_| in_turns);
+            let numbers = numbers.map(|numbers| numbers.of_rank(rank, self.group.device(rank)));
             self.threads[rank].give(0, usize::MAX, move || {
-                let outcome = task.run(seed, |pass| work(&module, pass, rank, batch));
+                let outcome = task.run(numbers, |pass| work(&module, pass, rank, batch));
                 // The module is gone before anybody goes on.
                 drop((module, work));
                 let _ = sender.send((rank, outcome));
@@ -170,6 +174,15 @@ impl<M: Module + 'static> Crew<M> {
                 Ok(output) => outputs.push((rank, output)),
                 Err(failure) => failed.push((rank, failure)),
             }
+        }
+        if let Some(numbers) = numbers {
+            let has_drawn = match in_turns {
+                true => running.iter().any(|running| running.pass.has_drawn()),
+                false => numbers.is_touched(),
+            };
+            self.group.set_quiet(!has_drawn);
+            // What is drawn next does not depend on how many numbers the ranks have drawn.
+            numbers.end();
         }
         self.check(failed, &running)?;
         outputs.sort_by_key(|(rank, _)| *rank);
@@ -189,10 +202,6 @@ impl<M: Module + 'static> Crew<M> {
         }
         let ended = ending.well();
         drop(running);
-        if let Some(seed) = seed {
-            let devices = (0..self.group.ranks()).map(|rank| self.group.device(rank).clone());
-            random::seed(&random::distinct(devices.collect()), mix(seed, u64::MAX));
-        }
         first.report_on(ended, received, report);
         if plan.goal == Goal::Update {
             work::check_written(self.forms(first))?;
@@ -206,13 +215,24 @@ impl<M: Module + 'static> Crew<M> {
             .chain(self.others.iter().map(|rank| &rank.form))
     }
 
-    /// The seed that the random numbers of all ranks come from in this pass, if there are several ranks.
-    fn seed(&self, first: &FusedOptimizer<M>, order: &Order, closure: Closure) -> Option<u64> {
+    /// The random numbers that those of all ranks in this pass come from, if there are several ranks.
+    fn numbers(
+        &self,
+        first: &FusedOptimizer<M>,
+        order: &Order,
+        closure: Closure,
+    ) -> Option<Stream> {
         if self.group.ranks() == 1 || closure == Closure::Nothing {
             return None;
         }
-        let rehearsed = order.rehearsal.as_ref().map(|rehearsal| rehearsal.seed());
-        Some(rehearsed.unwrap_or_else(|| first.session.next_seed(self.group.device(0))))
+        let devices = (0..self.group.ranks()).map(|rank| self.group.device(rank).clone());
+        let seed = |device: &Device| match &order.rehearsal {
+            Some(rehearsal) => rehearsal.seed(),
+            None => first.session.next_seed(device),
+        };
+        let numbers = Stream::new(devices.collect(), seed);
+        numbers.start();
+        Some(numbers)
     }
 
     /// Goes on with the error of the first rank that has failed, if one has.
@@ -264,16 +284,14 @@ impl Task {
     /// Does `work`, and what is left of the pass after it.
     fn run<R>(
         self,
-        seed: Option<u64>,
+        numbers: Option<Stream>,
         work: impl FnOnce(&Arc<Pass>) -> Worked<R>,
     ) -> Result<(R, GradientsParams), Failure> {
         let part = self.group.take_part(self.rank);
         let done = caught(|| {
             let _scope = self.pass.enter();
-            self.pass.begin_turn();
-            if let Some(seed) = seed {
-                let device = self.group.device(self.rank).clone();
-                random::seed(&[device], of_rank(seed, self.rank));
+            if let Some(numbers) = numbers {
+                self.pass.begin_turn(numbers);
             }
             let output = work(&self.pass)?;
             self.pass.end_turn();

@@ -1,5 +1,6 @@
 //! A model trained on several devices, each with a batch of its own.
 
+mod bytes;
 mod crew;
 mod policies;
 mod setup;
@@ -20,6 +21,7 @@ use crate::policy::Policies;
 use crate::replica::{Ownership, Sharding};
 use crate::report::StepReport;
 use crate::slot::Role;
+pub use bytes::RankBytes;
 use crew::Crew;
 use setup::Setup;
 
@@ -179,7 +181,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.set_up(|setup| setup.ownership = ownership)
     }
 
-    /// Lets a rank be at most so many gradients ahead of the slowest; 1 by default. Accumulated gradients are
+    /// Lets a rank be at most so many gradients ahead of the slowest; 2 by default. Accumulated gradients are
     /// dropped.
     ///
     /// Gradients that have arrived at their owner wait there for those of the other ranks: for N ranks that are
@@ -288,6 +290,16 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// What the last pass did, on all ranks together.
     pub fn last_step(&self) -> &StepReport {
         self.first.last_step()
+    }
+
+    /// The bytes of weights and gradients on each rank.
+    pub fn bytes(&self) -> Vec<RankBytes> {
+        let inventory = self.first.form.inventory();
+        let group = self.crew.group();
+        let ranks = 0..group.ranks();
+        ranks
+            .map(|rank| RankBytes::of(inventory, group, rank))
+            .collect()
     }
 
     /// The devices of the ranks.

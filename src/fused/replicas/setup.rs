@@ -28,7 +28,7 @@ impl Setup {
             devices,
             sharding: Sharding::default(),
             ownership: Ownership::default(),
-            max_lead: 1,
+            max_lead: 2,
         })
     }
 

@@ -1,0 +1,271 @@
+//! Data parallel training on several devices: stock Burn's two multi-device optimizers, and backburn's `FusedReplicas`.
+//!
+//! ```sh
+//! cargo bench --bench replicas
+//! cargo bench --bench replicas -- 4          # four ranks only
+//! cargo bench --bench replicas -- --no-times # the bytes alone
+//! ```
+//!
+//! Every row trains an MLP of 12 x (512, 2048) with Adam in f32 and a batch of 16 on each of N ranks, which are `flex`
+//! devices. Stock is Burn's own `MultiDevicesTrainStep` and `Learner`, fused with `Ownership::BySize`. `Full, blocks` runs every block twice
+//! (`backburn::gradient_checkpointing`), `ours` steps with the Adam of `backburn::optim` instead of Burn's. Each way runs in a process of its own.
+//!
+//! `process` is the most bytes allocated at once by the whole process in multiples of the bytes of the parameters (P), and
+//! `of stock` that in multiples of stock's `OptimSharded`. The ranks share one memory here, so what a rank of its own
+//! would hold is counted, by the owner of each parameter: the bytes that it owns (weights and Adam's two moments),
+//! those that it holds between steps, and at the peak: with the weights that were gathered and the gradients that had arrived
+//! by then, without activations. They are those of the rank with the most. In stock every rank holds all weights and all
+//! gradients; where the optimizer is sharded, its states are with the owners.
+//!
+//! `time` is the median time of a step in multiples of stock's `OptimSharded`, in rounds of one step each.
+
+mod network;
+mod turns;
+
+use std::process::{Command, Stdio};
+
+use backburn::memory::keep_pages;
+use backburn::{FusedReplicas, Ownership, RankBytes, Sharding};
+use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::data::dataset::DatasetError;
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::optim::{AdamConfig, GradientsAccumulator, MultiGradientsParams};
+use burn::prelude::*;
+use burn::tensor::Distribution;
+use burn::train::Learner;
+use burn::train::train::MultiDevicesTrainStep;
+use peak_alloc::PeakAlloc;
+
+use network::{Mlp, Network};
+use turns::{TURNS, Turn, Way};
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+const LEARNING_RATE: f64 = 1e-4;
+const STEPS: usize = 3;
+const ROUNDS: usize = 15;
+const RANKS: [usize; 4] = [1, 2, 4, 8];
+const WAYS: [&str; 7] = [
+    "stock sharded",
+    "stock main",
+    "State",
+    "Full",
+    "Full, blocks",
+    "State, ours",
+    "Full, ours",
+];
+const BYTES_OF: &str = "--bytes";
+const NO_TIMES: &str = "--no-times";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = arguments.iter().map(String::as_str);
+    let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|a| a.starts_with('-'));
+    match words[..] {
+        [way, ranks] if options.contains(&TURNS) => {
+            keep_pages();
+            let mut turn = Turn::new();
+            let mut train = training(way, ranks.parse().unwrap());
+            loop {
+                turn.wait();
+                train();
+            }
+        }
+        [way, ranks] if options.contains(&BYTES_OF) => print_bytes(way, ranks.parse().unwrap()),
+        _ => print_table(&words, !options.contains(&NO_TIMES)),
+    }
+}
+
+fn print_table(chosen: &[&str], times: bool) {
+    println!(
+        "{:<7}{:<16}{:>10}{:>10}{:>10}{:>10}{:>10}{:>8}",
+        "ranks", "", "process", "of stock", "owned", "at rest", "peak", "time"
+    );
+    for ranks in RANKS {
+        let name = ranks.to_string();
+        if !chosen.is_empty() && !chosen.contains(&&*name) {
+            continue;
+        }
+        let bytes = WAYS.map(|way| Bytes::of(way, &name));
+        let times = match times {
+            true => Some(times_of(&name)),
+            false => None,
+        };
+        for (index, (way, of_way)) in WAYS.iter().zip(bytes).enumerate() {
+            let time = times.as_ref().map(|times| format!("{:.2}", times[index]));
+            println!(
+                "{ranks:<7}{way:<16}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>8}",
+                of_way.process,
+                of_way.process / bytes[0].process,
+                of_way.owned,
+                of_way.at_rest,
+                of_way.peak,
+                time.unwrap_or_default(),
+            );
+        }
+    }
+}
+
+/// The median times of a step in multiples of the first way's.
+fn times_of(ranks: &str) -> [f64; WAYS.len()] {
+    let mut ways = WAYS.map(|way| Way::start(&[way, ranks]));
+    let mut rounds: Vec<[f64; WAYS.len()]> = Vec::new();
+    for round in 0..ROUNDS + 1 {
+        let mut times = [0.0; WAYS.len()];
+        for turn in 0..WAYS.len() {
+            let way = (turn + round) % WAYS.len();
+            times[way] = ways[way].step();
+        }
+        rounds.push(times);
+    }
+    // The first step of each fills its pools.
+    rounds.remove(0);
+    std::array::from_fn(|way| {
+        let mut ratios: Vec<f64> = rounds.iter().map(|times| times[way] / times[0]).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios[ratios.len() / 2]
+    })
+}
+
+/// In multiples of the bytes of the parameters.
+#[derive(Clone, Copy)]
+struct Bytes {
+    process: f64,
+    owned: f64,
+    at_rest: f64,
+    peak: f64,
+}
+
+impl Bytes {
+    /// Asks a process for them.
+    fn of(way: &str, ranks: &str) -> Self {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([BYTES_OF, way, ranks])
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        let numbers: Vec<f64> = output
+            .split_whitespace()
+            .map(|n| n.parse().unwrap())
+            .collect();
+        let [process, owned, at_rest, peak] = numbers[..] else {
+            panic!("{output}")
+        };
+        Self {
+            process,
+            owned,
+            at_rest,
+            peak,
+        }
+    }
+}
+
+/// The side of that process.
+fn print_bytes(way: &str, ranks: usize) {
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    let mut train = training(way, ranks);
+    let mut of_ranks = Vec::new();
+    for _ in 0..STEPS {
+        of_ranks = train();
+    }
+    let process = BYTES.peak_usage() - before;
+    let all = Mlp::init(&Device::flex()).num_params() * size_of::<f32>();
+    // Adam keeps two moments.
+    let states = |bytes: &RankBytes| 2 * bytes.owned;
+    let most = |of: fn(&RankBytes) -> usize, with_states: bool| {
+        let bytes = of_ranks.iter().map(|bytes| {
+            let states = if with_states { states(bytes) } else { 0 };
+            of(bytes) + states
+        });
+        bytes.max()
+    };
+    let [owned, at_rest, peak] = match way {
+        // The first rank owns all and has all gradients, those of the others one after the other.
+        "stock main" => [3 * all, 3 * all, 5 * all],
+        "stock sharded" => {
+            let states = 2 * all / ranks;
+            [states + all / ranks, states + all, states + 2 * all]
+        }
+        _ => [
+            most(|bytes| bytes.owned, true).unwrap(),
+            most(|bytes| bytes.at_rest, true).unwrap(),
+            most(|bytes| bytes.most, true).unwrap(),
+        ],
+    };
+    for bytes in [process, owned, at_rest, peak] {
+        println!("{}", bytes as f64 / all as f64);
+    }
+}
+
+/// Makes one step at every call, and returns what the ranks hold, if it is known.
+fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
+    let device = Device::flex().autodiff();
+    device.seed(42);
+    let devices = vec![device.clone(); ranks];
+    let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
+    let model = Mlp::init(&device).with_recompute_blocks(way == "Full, blocks");
+    let optimizer = match way.ends_with("ours") {
+        true => backburn::optim::AdamConfig::new().init(),
+        false => AdamConfig::new().init(),
+    };
+    if let Some(stock) = way.strip_prefix("stock ") {
+        let is_sharded = stock == "sharded";
+        let mut learner = Learner::new(model, optimizer, ConstantLr::new(LEARNING_RATE));
+        let step = MultiDevicesTrainStep::<Mlp>::new(&devices);
+        return Box::new(move || {
+            let mut loaders: Vec<Box<dyn DataLoaderIterator<_>>> = Vec::new();
+            loaders.resize_with(ranks, || Box::new(Same(input.clone())));
+            let (outputs, _) = step.step(&mut loaders, &learner.model()).unwrap();
+            learner.lr_step();
+            let gradients = outputs.into_iter().map(|output| output.output.grads);
+            if is_sharded {
+                let with_device = gradients.zip(devices.iter().cloned());
+                let grads = with_device.collect();
+                learner.optimizer_step_multi(MultiGradientsParams { grads });
+            } else {
+                let model = learner.model();
+                let mut sum = GradientsAccumulator::new();
+                for gradients in gradients {
+                    sum.accumulate(&model, gradients.to_device(&devices[0], &model));
+                }
+                drop(model);
+                learner.optimizer_step(sum.grads());
+            }
+            Vec::new()
+        });
+    }
+    let sharding = match way.starts_with("State") {
+        true => Sharding::State,
+        false => Sharding::Full,
+    };
+    let mut fused = FusedReplicas::new(model, optimizer, devices)
+        .with_sharding(sharding)
+        .with_ownership(Ownership::BySize);
+    Box::new(move || {
+        let batches = vec![input.clone(); ranks];
+        fused.step(LEARNING_RATE, batches, |model: &Mlp, input| {
+            model.loss(input)
+        });
+        fused.bytes()
+    })
+}
+
+/// A loader that always has the same batch.
+struct Same(Tensor<2>);
+
+impl Iterator for Same {
+    type Item = Result<Tensor<2>, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(Ok(self.0.clone()))
+    }
+}
+
+impl DataLoaderIterator<Tensor<2>> for Same {
+    fn progress(&self) -> Progress {
+        Progress::new(0, 1, None)
+    }
+}

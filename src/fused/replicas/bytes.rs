@@ -1,0 +1,36 @@
+use crate::replica::Group;
+use crate::slot::{Inventory, Role};
+
+/// The bytes of the weights and gradients of one rank of [`FusedReplicas`](crate::FusedReplicas), without its
+/// optimizer states, activations, and parameters that are on all ranks.
+///
+/// They are counted by rank: ranks on one device may share memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankBytes {
+    /// Of the parameters that the rank owns: so large is its part of an optimizer state as large as the parameters.
+    pub owned: usize,
+    /// Of the weights that it holds between steps.
+    pub at_rest: usize,
+    /// The most bytes at once in the last pass: `at_rest`, the weights that were gathered, and the gradients that had
+    /// arrived. A gradient counts on the rank where it arrives, and then with the owner until it is used.
+    pub most: usize,
+}
+
+impl RankBytes {
+    pub(super) fn of(inventory: &Inventory, group: &Group, rank: usize) -> Self {
+        let bytes = inventory.bytes(Role::Released);
+        let owned = bytes.iter().filter(|(id, _)| group.owner(*id) == rank);
+        let owned = owned.map(|(_, bytes)| bytes).sum();
+        let all = bytes.iter().map(|(_, bytes)| bytes).sum();
+        let at_rest = match group.replicates_weights() {
+            true => all,
+            false => owned,
+        };
+        Self {
+            owned,
+            at_rest,
+            most: at_rest + group.most_held(rank),
+        }
+    }
+}
