@@ -29,17 +29,4 @@ impl Backend {
             Self::Cpu => Device::cpu(),
         }
     }
-
-    /// So many devices: different ones where there are, else the same.
-    pub fn devices(self, count: usize) -> Vec<Device> {
-        let device = |index| match self {
-            #[cfg(feature = "cuda")]
-            Self::Cuda => Device::cuda(index),
-            _ => {
-                let _one_of_a_kind: usize = index;
-                self.device()
-            }
-        };
-        (0..count).map(device).collect()
-    }
 }

@@ -24,6 +24,7 @@ use burn::train::{
 };
 
 use crate::PEAK;
+use crate::backend::Backend;
 use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::gradient_checkpointing::GradientCheckpointing;
@@ -120,7 +121,7 @@ pub fn run(
     };
 
     let strategy = || {
-        let devices = options.device.devices(options.devices?.into());
+        let devices = ranks(options.device, options.devices?.into());
         let devices = devices.into_iter().map(|of_rank| like(of_rank, &device));
         let devices = devices.collect();
         Some(ExecutionStrategy::multi(
@@ -188,6 +189,19 @@ pub fn run(
         time,
         peak,
     })
+}
+
+/// So many devices of this kind: different ones where they are counted, else the same.
+fn ranks(kind: Backend, count: usize) -> Vec<Device> {
+    let device = |index: usize| match kind {
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => Device::cuda(index),
+        _ => {
+            let _ = index;
+            kind.device()
+        }
+    };
+    (0..count).map(device).collect()
 }
 
 /// `device` with autodiff as `other` has it.

@@ -19,6 +19,8 @@ fn flex(ranks: usize) -> Vec<Device> {
     vec![Device::flex().autodiff(); ranks]
 }
 
+type Strategy = fn() -> ExecutionStrategy;
+
 fn two_sharded() -> ExecutionStrategy {
     ExecutionStrategy::multi(flex(2), MultiDeviceOptim::OptimSharded)
 }
@@ -52,7 +54,7 @@ fn logs(folder: &Path) -> Vec<(String, Vec<String>)> {
 #[test]
 fn launch_fused_equals_launch_on_several_devices() {
     let initial = Regression::init();
-    for strategy in [two_sharded as fn() -> ExecutionStrategy, two_on_main, one] {
+    for strategy in [two_sharded as Strategy, two_on_main, one] {
         for sharding in [Sharding::State, Sharding::Full] {
             let run = || Run {
                 strategy: Some(strategy),
@@ -85,7 +87,7 @@ fn assert_near(stock: &Regression, fused: &Regression, tolerance: impl Fn(&str) 
 #[test]
 fn accumulation_equals_stock_but_for_the_order_of_the_sums() {
     let initial = Regression::init();
-    for strategy in [two_sharded as fn() -> ExecutionStrategy, two_on_main] {
+    for strategy in [two_sharded as Strategy, two_on_main] {
         let run = || Run {
             strategy: Some(strategy),
             accumulation: Some(2),
@@ -137,7 +139,7 @@ fn checkpoints_go_on_with_another_number_of_devices() {
         assert!(result.error.is_none());
         result.model
     };
-    let ways: [(fn() -> ExecutionStrategy, fn() -> ExecutionStrategy); 3] = [
+    let ways: [(Strategy, Strategy); 3] = [
         (two_sharded, one),
         (one, two_on_main),
         (two_sharded, two_sharded),
