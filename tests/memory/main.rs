@@ -3,6 +3,7 @@
 //! A process of its own: it counts every allocated byte.
 
 mod formats;
+mod replicas;
 
 use std::sync::Mutex;
 

@@ -4,6 +4,7 @@
 #[allow(dead_code)] // A part of other tests.
 #[path = "../promises/compare.rs"]
 mod compare;
+mod devices;
 mod faults;
 mod fidelity;
 mod policies;
