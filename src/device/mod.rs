@@ -49,3 +49,16 @@ pub(crate) fn is_cubecl(device: &Device) -> bool {
         _ => false,
     }
 }
+
+/// Lets `device` have what this thread has asked it for.
+///
+/// As long as `fusion` gathers operations, they hold their tensors, those that were dropped among them. And every thread
+/// has a stream of its own on CubeCL devices: what one has uploaded and not handed over, another can read too early.
+pub(crate) fn hand_over(device: &Device) {
+    if is_cubecl(device)
+        && let Err(error) = device.flush()
+    {
+        // Whoever reads a result is told what has failed.
+        log::debug!("{device:?} has not taken all operations: {error}");
+    }
+}

@@ -221,7 +221,10 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         mut run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let devices = self.form.module.devices();
+        let devices = match self.session.membership() {
+            Some(member) => member.group.devices().to_vec(),
+            None => self.form.module.devices(),
+        };
         let random = Stream::new(devices, |device| self.session.next_seed(device));
         let reads = !random.devices.iter().any(is_cubecl);
         let mut attempts = 0..ATTEMPTS;

@@ -85,7 +85,7 @@ impl Placement {
         let device = self.device.clone();
         self.to_host.give(bytes, limit, move || {
             step();
-            hand_over(&device);
+            device::hand_over(&device);
         });
     }
 
@@ -94,7 +94,7 @@ impl Placement {
         let device = self.device.clone();
         self.to_device.give(0, usize::MAX, move || {
             fetch();
-            hand_over(&device);
+            device::hand_over(&device);
         });
     }
 
@@ -119,7 +119,7 @@ impl Placement {
 
     /// Lets the device have what this thread has asked it for.
     pub(crate) fn hand_over(&self) {
-        hand_over(&self.device);
+        device::hand_over(&self.device);
     }
 
     /// Waits until nothing is under way.
@@ -203,15 +203,6 @@ impl Placement {
             true => moved(gradient, &self.host).cast(dtype),
             false => moved(gradient.cast(dtype), &self.host),
         }
-    }
-}
-
-/// Lets `device` have what this thread has asked it for: as long as `fusion` gathers operations, they hold their
-/// tensors, those that were dropped among them.
-fn hand_over(device: &Device) {
-    if let Err(error) = device.flush() {
-        // Whoever reads a result is told what has failed.
-        log::debug!("{device:?} has not taken all operations: {error}");
     }
 }
 

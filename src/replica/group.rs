@@ -60,6 +60,11 @@ impl Group {
         self.owners.get(&id).copied().unwrap_or_default()
     }
 
+    /// The devices of the ranks, without autodiff.
+    pub(crate) fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
     pub(crate) fn device(&self, rank: usize) -> &Device {
         &self.devices[rank]
     }

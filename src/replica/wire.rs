@@ -1,7 +1,7 @@
 use burn::tensor::{Device, Tensor};
 use parking_lot::Mutex;
 
-use crate::device::{caught, moved};
+use crate::device::{caught, hand_over, moved};
 
 /// Carries tensors from rank to rank: everything that travels between the devices of a group.
 ///
@@ -20,6 +20,11 @@ impl Wire {
             return Ok(tensor);
         }
         let _one = self.0.lock();
-        caught(|| moved(tensor, device))
+        caught(|| {
+            let carried = moved(tensor, device);
+            // Another thread may be the one that computes with it.
+            hand_over(device);
+            carried
+        })
     }
 }

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
-use crate::device::caught;
+use crate::device::{caught, hand_over};
 use crate::error::FusedError;
 use crate::fused::run::{Ending, Order};
 use crate::fused::{FusedOptimizer, retained, work};
@@ -139,6 +139,8 @@ impl<M: Module + 'static> Crew<M> {
         let slots = forms.iter().map(|form| form.slots().clone());
         let ending = Ending(slots.collect());
         first.prepare(&plan);
+        // The batches come from this thread.
+        self.group.devices().iter().for_each(hand_over);
 
         let (sender, outcomes) = channel();
         let mut idle = Vec::new();
@@ -225,12 +227,12 @@ impl<M: Module + 'static> Crew<M> {
         if self.group.ranks() == 1 || closure == Closure::Nothing {
             return None;
         }
-        let devices = (0..self.group.ranks()).map(|rank| self.group.device(rank).clone());
+        let devices = self.group.devices().to_vec();
         let seed = |device: &Device| match &order.rehearsal {
             Some(rehearsal) => rehearsal.seed(),
             None => first.session.next_seed(device),
         };
-        let numbers = Stream::new(devices.collect(), seed);
+        let numbers = Stream::new(devices, seed);
         numbers.start();
         Some(numbers)
     }

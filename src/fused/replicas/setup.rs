@@ -4,6 +4,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::crew::Rank;
+use crate::device::hand_over;
 use crate::error::FusedError;
 use crate::pass::Session;
 use crate::replica::{Group, Membership, Ownership, Sharding};
@@ -69,6 +70,8 @@ impl Setup {
             let slots: Vec<Arc<Slots>> = ranks.iter().map(|rank| rank.slots().clone()).collect();
             Slots::meet(&slots, &group);
         }
+        // The ranks compute on threads of their own.
+        group.devices().iter().for_each(hand_over);
         Ok((ranks, group))
     }
 }
