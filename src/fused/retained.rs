@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use crate::device::{Written, moved};
 use crate::error::FusedError;
-use crate::policy::{self, Goal, Plan, Update, is_finite};
+use crate::policy::{self, Accumulation, Goal, Plan, Update, is_finite};
 use crate::replica::Group;
 use crate::slot::{Inventory, Role};
 use crate::tap::lift;
@@ -51,6 +51,10 @@ pub(super) fn sum<M: Module>(
     }
     let mut goes_on = plan.clone();
     goes_on.goal = Goal::Accumulate;
+    if plan.goal != Goal::Accumulate {
+        // Only what was accumulated before is in another type.
+        goes_on.accumulation = Accumulation::default();
+    }
     let before = gradients
         .into_iter()
         .fold(copy(module, sums), |sums, gradients| {

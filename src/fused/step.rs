@@ -246,8 +246,14 @@ impl<M: Module> FusedOptimizer<M> {
         rehearsal: &Arc<Rehearsal>,
         run: &mut impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
+        let ranks = self
+            .session
+            .membership()
+            .is_some_and(|m| m.group.ranks() > 1);
         let order = |plan: &Plan| {
-            rehearsal.start();
+            if !ranks {
+                rehearsal.start();
+            }
             Order {
                 plan: plan.clone(),
                 rehearsal: Some(rehearsal.clone()),
@@ -282,7 +288,7 @@ impl<M: Module> FusedOptimizer<M> {
         let mut plan = self.policies.plan(Goal::Update, coefficient);
         if !rehearsal.reads() {
             plan = plan.comparing_later(norm);
-        } else if rehearsal.draws() {
+        } else if ranks || rehearsal.draws() {
             plan = plan.comparing(norm);
         }
         let statistics = Some(KeptStatistics::of(&self.form.module));

@@ -25,11 +25,7 @@ pub(super) fn begin(
     let Order { plan, rehearsal } = order;
     let blocks = session.blocks(choice, rehearsal.as_deref());
     let pass = Pass::new(plan, blocks, closure, rehearsal, foresight);
-    let draws_in_turns = session.membership().is_some_and(|m| m.group.ranks() > 1);
-    session.begin(match draws_in_turns {
-        true => pass.in_turns(),
-        false => pass,
-    })
+    session.begin(pass.of_rank(session.membership()))
 }
 
 /// Computes the loss, and the gradients back from it: returns those of the parameters that are ordinary leaves.

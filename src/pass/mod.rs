@@ -21,12 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::offload::Placement;
 use crate::policy::Plan;
-use crate::random::Stream;
-use crate::replica::Turn;
+use crate::replica::{Membership, Turn};
 use counted::Counted;
 
 pub(crate) use blocks::{BlockChoice, Blocks, Way};
@@ -54,22 +52,18 @@ pub(crate) struct Pass {
     scaled: Option<AtomicBool>,
     /// Whether the use of a gradient has failed: no later one is used.
     stopped: AtomicBool,
+    /// Whether a panic passes through Burn's backward pass.
+    is_given_up: AtomicBool,
     /// Hooks that are under way.
     hooks: AtomicUsize,
     /// If this is one of two passes of a step.
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
     course: Mutex<Course>,
     foresight: Option<Arc<dyn Foresight>>,
-    /// If it is that of one of several ranks, which draw random numbers in turns.
-    drawing: Option<Drawing>,
-}
-
-/// How a rank comes by random numbers.
-#[derive(Debug, Default)]
-struct Drawing {
-    /// In the forward pass: its turn, and the numbers that it draws.
-    turn: Mutex<Option<(Turn, Stream)>>,
-    has_drawn: AtomicBool,
+    /// If it is that of one of several ranks, which draw random numbers in turns: its turn in the forward pass.
+    turn: Option<Mutex<Option<Turn>>>,
+    /// Which of several ranks it is that of.
+    pub(crate) membership: Option<Membership>,
 }
 
 /// What the closure of a pass does.
@@ -156,11 +150,13 @@ impl Pass {
             closure,
             scaled: scales.then(AtomicBool::default),
             stopped: AtomicBool::default(),
+            is_given_up: AtomicBool::default(),
             hooks: AtomicUsize::new(0),
             rehearsal,
             course: Mutex::default(),
             foresight,
-            drawing: None,
+            turn: None,
+            membership: None,
         }
     }
 
@@ -170,40 +166,32 @@ impl Pass {
     }
 
     /// The same as the pass of one of several ranks.
-    pub(crate) fn in_turns(mut self) -> Self {
-        self.drawing = Some(Drawing::default());
+    pub(crate) fn of_rank(mut self, membership: Option<&Membership>) -> Self {
+        if membership.is_some_and(|member| member.group.takes_turns()) {
+            self.turn = Some(Mutex::default());
+        }
+        self.membership = membership.cloned();
         self
     }
 
     /// Waits for the turn to draw random numbers, where several ranks do.
     pub(crate) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
-        self.drawing.as_ref().map(|_| Turn::take(self))
+        self.turn.as_ref().map(|_| Turn::take(self))
     }
 
-    /// Takes the turn for the forward pass, which draws these numbers.
-    pub(crate) fn begin_turn(self: &Arc<Self>, numbers: Stream) {
-        if let Some(drawing) = &self.drawing {
+    /// Takes the turn for the forward pass.
+    pub(crate) fn begin_turn(self: &Arc<Self>) {
+        if let Some(forward) = &self.turn {
             let turn = Turn::take(self);
-            numbers.start();
-            *drawing.turn.lock() = Some((turn, numbers));
+            *forward.lock() = Some(turn);
         }
     }
 
     /// The forward pass is over.
     pub(crate) fn end_turn(&self) {
-        if let Some(drawing) = &self.drawing
-            && let Some((_turn, numbers)) = drawing.turn.lock().take()
-        {
-            let has_drawn = numbers.devices.iter().any(is_cubecl) || numbers.is_touched();
-            drawing.has_drawn.store(has_drawn, Ordering::Relaxed);
+        if let Some(forward) = &self.turn {
+            forward.lock().take();
         }
-    }
-
-    /// Whether random numbers were drawn in the turn of the forward pass; devices that would have to be waited for are
-    /// not asked.
-    pub(crate) fn has_drawn(&self) -> bool {
-        let drawing = self.drawing.as_ref();
-        drawing.is_some_and(|drawing| drawing.has_drawn.load(Ordering::Relaxed))
     }
 
     pub(crate) fn stage(&self) -> Stage {
@@ -244,9 +232,18 @@ impl Pass {
             return work();
         }
         catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+            if self.is_given_up.load(Ordering::Relaxed) {
+                resume_unwind(panic);
+            }
             self.end_with(Failure::Panic(panic));
             R::default()
         })
+    }
+
+    /// Ends the pass with a panic that does not wait for the end of Burn's backward pass, which would never come.
+    pub(crate) fn give_up(&self, reason: &str) -> ! {
+        self.is_given_up.store(true, Ordering::Relaxed);
+        panic!("{reason}")
     }
 
     /// Uses a gradient on another thread than the one that runs the backward pass. A panic ends the pass.

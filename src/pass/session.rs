@@ -155,7 +155,11 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.pass.blocks.end();
+        {
+            // Blocks leave the generators with a seed.
+            let _turn = self.pass.take_turn();
+            self.pass.blocks.end();
+        }
         self.session.update.lock().drop_backup();
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;

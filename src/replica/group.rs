@@ -1,11 +1,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 
-use super::flow::{Flow, Part};
+use super::flow::{Flow, Part, Stuck};
 use super::ledger::{Hold, Ledger};
 use super::ownership::{Ownership, Sharding};
 use super::wire::Wire;
@@ -16,12 +15,12 @@ pub(crate) struct Group {
     /// One a rank, without autodiff.
     devices: Vec<Device>,
     sharding: Sharding,
+    /// Whether ranks take turns to draw random numbers.
+    draws: bool,
     owners: HashMap<ParamId, usize>,
     flow: Flow,
     wire: Wire,
     ledger: Ledger,
-    /// Whether no rank has drawn random numbers in the last pass.
-    is_quiet: AtomicBool,
 }
 
 /// One of the ranks of a group.
@@ -38,6 +37,7 @@ impl Group {
         sharding: Sharding,
         ownership: Ownership,
         max_lead: usize,
+        draws: bool,
         parameters: Vec<(ParamId, String, usize)>,
     ) -> Self {
         Self {
@@ -45,14 +45,19 @@ impl Group {
             flow: Flow::new(devices.len(), max_lead),
             wire: Wire::default(),
             ledger: Ledger::new(devices.len()),
-            is_quiet: AtomicBool::new(false),
             devices: devices.into_iter().map(Device::inner).collect(),
             sharding,
+            draws,
         }
     }
 
     pub(crate) fn ranks(&self) -> usize {
         self.devices.len()
+    }
+
+    /// Whether ranks take turns to draw random numbers.
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.draws && self.ranks() > 1
     }
 
     /// The rank that owns a parameter.
@@ -72,15 +77,6 @@ impl Group {
     /// Whether ranks hold the parameters of others between steps.
     pub(crate) fn replicates_weights(&self) -> bool {
         self.sharding == Sharding::State
-    }
-
-    /// Whether no rank has drawn random numbers in the last pass: then they don't take turns in the next.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.is_quiet.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_quiet(&self, is_quiet: bool) {
-        self.is_quiet.store(is_quiet, Ordering::Relaxed);
     }
 
     /// A pass begins, in which these ranks send gradients.
@@ -104,14 +100,20 @@ impl Group {
         self.flow.take_part(rank)
     }
 
+    /// A rank has failed in it.
+    pub(crate) fn fail(&self, rank: usize) {
+        self.flow.fail(rank);
+    }
+
     /// The first rank that has failed in it.
     pub(crate) fn failed(&self) -> Option<usize> {
         self.flow.failed()
     }
 
     /// A rank has sent a gradient; waits while it is too far ahead of the others.
-    pub(crate) fn has_sent(&self, rank: usize) {
-        self.flow.sent(rank);
+    /// An error if `is_stuck` says that waiting is in vain.
+    pub(crate) fn has_sent(&self, rank: usize, is_stuck: impl Fn() -> bool) -> Result<(), Stuck> {
+        self.flow.sent(rank, is_stuck)
     }
 
     /// A tensor without autodiff on the device of `rank`, or what the device says.

@@ -46,9 +46,9 @@ impl Reparameterization for SlotHandle {
             );
         }
         if !base.is_autodiff() {
-            slot.plain()
+            slot.read_untrained()
         } else if !base.is_tracked() {
-            slot.constant()
+            slot.constant_of(slot.read_untrained())
         } else {
             slot.read()
         }

@@ -12,6 +12,7 @@ use crate::error::FusedError;
 use crate::pass::Pass;
 use crate::policy::Goal;
 use crate::replica::{Group, Hold};
+use crate::tap;
 
 /// The part that one rank has in a parameter.
 #[derive(Debug)]
@@ -128,7 +129,15 @@ impl<const D: usize> ParameterSlot<D> {
             meeting.use_sum(gradients);
         }
         if received {
-            meeting.group.has_sent(*rank);
+            let device = meeting.group.device(*rank);
+            let waits = meeting.group.has_sent(*rank, || !tap::is_free(device));
+            if waits.is_err() {
+                pass.give_up(
+                    "it waits in its backward pass for a rank whose forward pass waits for it: both compute with one \
+                     tracked tensor, so that Burn joins their autodiff graphs, and locks both. Detach what the closure \
+                     has captured, and give every rank a tensor of its own",
+                );
+            }
         }
     }
 
@@ -232,6 +241,10 @@ impl<const D: usize> Meeting<D> {
                     .unzip();
                 pass.guarded_in_queue(|| owner.use_gradients(&pass, gradients));
                 drop(holds);
+                if pass.is_stopped() {
+                    // No other gradient is used, whichever rank it comes from.
+                    self.group.fail(self.owner);
+                }
             }
         }
     }

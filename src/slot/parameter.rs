@@ -107,7 +107,11 @@ impl<const D: usize> ParameterSlot<D> {
     pub(crate) fn plain(&self) -> Tensor<D> {
         self.wait_for_update();
         let mut state = self.state.lock();
-        if matches!(state.stage, Stage::Complete(_)) && self.share.get().is_some() {
+        let may_change = || {
+            let pass = self.session.pass();
+            pass.is_some_and(|pass| pass.plan.goal == policy::Goal::Update)
+        };
+        if matches!(state.stage, Stage::Complete(_)) && self.share.get().is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
@@ -119,7 +123,12 @@ impl<const D: usize> ParameterSlot<D> {
 
     /// The same as an autodiff constant.
     pub(crate) fn constant(&self) -> Tensor<D> {
-        lift(self.plain(), self.strategy)
+        self.constant_of(self.plain())
+    }
+
+    /// A value of it as an autodiff constant.
+    pub(super) fn constant_of(&self, value: Tensor<D>) -> Tensor<D> {
+        lift(value, self.strategy)
     }
 
     /// The current value as an ordinary trainable parameter holds it, where it rests.

@@ -7,10 +7,29 @@ use burn::tensor::Tensor;
 use super::arrival::Arrival;
 use super::home::Keeps;
 use super::parameter::ParameterSlot;
+use super::stage;
 use crate::pass::{Graph, Pass, Place, Scope, Stage};
 use crate::tap::tap;
 
 impl<const D: usize> ParameterSlot<D> {
+    /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
+    /// second run, and the parameter is not stepped before.
+    pub(super) fn read_untrained(&self) -> Tensor<D> {
+        if let Some(scope) = Scope::current()
+            && let Place::Unrecorded(readers) = &scope.place
+            && self
+                .session
+                .pass()
+                .is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
+        {
+            let mut state = self.state.lock();
+            if !matches!(state.stage, stage::Stage::Complete(_)) {
+                readers.add(self.id, &self.path, &self.expecting(&mut state).debt);
+            }
+        }
+        self.plain()
+    }
+
     /// The value as the pass under way needs it: with its gradient tapped, or as a constant where
     /// operations are not recorded.
     ///
@@ -66,7 +85,19 @@ impl<const D: usize> ParameterSlot<D> {
     }
 
     fn place(&self, pass: &Arc<Pass>) -> Place {
-        let here = Scope::current().filter(|scope| Arc::ptr_eq(&scope.pass, pass));
+        let current = Scope::current();
+        if let (Some(scope), Some(member)) = (&current, self.session.membership())
+            && let Some(other) = &scope.pass.membership
+            && Arc::ptr_eq(&other.group, &member.group)
+            && other.rank != member.rank
+        {
+            panic!(
+                "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
+                 and a hook with what it is given",
+                self.path, member.rank, other.rank
+            );
+        }
+        let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));
         match here {
             Some(scope) => scope.place,
             None if pass.is_in_hook() => Place::Hook("another".into()),

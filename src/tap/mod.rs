@@ -6,6 +6,7 @@ mod clock;
 mod extension;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
@@ -68,6 +69,17 @@ pub(crate) fn lift<const D: usize>(
 pub(crate) fn sweep(device: &Device) {
     let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &device.clone().inner()));
     leaf.require_grad().backward();
+}
+
+/// Whether autodiff takes operations: not while a thread waits for a graph that is locked, to join it with another.
+pub(crate) fn is_free(device: &Device) -> bool {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let device = device.clone();
+    std::thread::spawn(move || {
+        sweep(&device);
+        let _ = sender.send(());
+    });
+    receiver.recv_timeout(Duration::from_secs(5)).is_ok()
 }
 
 /// Whether this build of the crate implements the tap for the backend of `device`.

@@ -15,7 +15,7 @@ use burn::module::ParamGroup;
 use super::*;
 
 /// Ends the test if `work` has not ended in time.
-fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+pub fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = channel();
     let thread = std::thread::spawn(move || {
         let result = catch_unwind(AssertUnwindSafe(work));

@@ -7,6 +7,7 @@ mod compare;
 mod devices;
 mod faults;
 mod fidelity;
+mod hostile;
 mod policies;
 mod random;
 mod records;

@@ -5,18 +5,17 @@ use std::sync::mpsc::channel;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
 
 use crate::device::{caught, hand_over};
 use crate::error::FusedError;
 use crate::fused::run::{Ending, Order};
 use crate::fused::{FusedOptimizer, retained, work};
-use crate::pass::{Closure, Pass, Running, Session};
+use crate::pass::{Closure, Pass, Running, Scope, Session};
 use crate::policy::Goal;
 use crate::random::Stream;
-use crate::replica::Group;
+use crate::replica::{Group, Membership, Turn};
 use crate::report::StepReport;
-use crate::slot::{FusedForm, KeptStatistics, Slots};
+use crate::slot::{FusedForm, KeptStatistics, RunningStatistics, Slots};
 use crate::worker::Worker;
 
 /// What a rank does in a pass with its batch, given its number.
@@ -49,12 +48,14 @@ impl<M: Module> Rank<M> {
 pub(super) struct Crew<M> {
     others: Vec<Rank<M>>,
     group: Arc<Group>,
-    /// One a rank. They stay, since Burn keeps running statistics by thread, and CubeCL a stream.
+    statistics: RunningStatistics,
+    /// One a rank. They stay: CubeCL keeps a stream for each.
     threads: Vec<Worker>,
 }
 
 impl<M: Module + 'static> Crew<M> {
     pub(super) fn new(others: Vec<Rank<M>>, group: Arc<Group>) -> Result<Self, FusedError> {
+        let statistics = statistics_of(&others);
         let thread = |rank| {
             Worker::new(&format!("rank {rank}")).map_err(|error| FusedError::Replicas {
                 reason: format!("no thread could be started for rank {rank}: {error}"),
@@ -62,6 +63,7 @@ impl<M: Module + 'static> Crew<M> {
         };
         Ok(Self {
             others,
+            statistics,
             threads: (0..group.ranks()).map(thread).collect::<Result<_, _>>()?,
             group,
         })
@@ -69,6 +71,7 @@ impl<M: Module + 'static> Crew<M> {
 
     /// Puts in the replicas of a changed model.
     pub(super) fn replace(&mut self, others: Vec<Rank<M>>, group: Arc<Group>) {
+        self.statistics = statistics_of(&others);
         (self.others, self.group) = (others, group);
     }
 
@@ -98,10 +101,18 @@ impl<M: Module + 'static> Crew<M> {
                 .collect(),
             false => Vec::new(),
         };
+        let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
         let ended = self.run_once(first, closure, order, batches, work);
         match (&ended, goal) {
             (_, Goal::Measure) | (Err(FusedError::RandomNumbers { .. }), _) => drop(statistics),
-            _ => statistics.into_iter().for_each(KeptStatistics::forget),
+            _ => {
+                statistics.into_iter().for_each(KeptStatistics::forget);
+                if takes_part.contains(&true) && takes_part.len() > 1 {
+                    let modules = self.forms(first).map(|form| &form.module);
+                    let modules: Vec<_> = modules.zip(takes_part).collect();
+                    self.statistics.average(&modules);
+                }
+            }
         }
         ended
     }
@@ -115,11 +126,11 @@ impl<M: Module + 'static> Crew<M> {
         work: &Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
         first.report = StepReport::default();
+        self.check_place()?;
         let plan = order.plan.clone();
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
         self.group.begin(&takes_part);
         let numbers = self.numbers(first, &order, closure);
-        let in_turns = !self.group.is_quiet();
         let running: Vec<Running> = {
             let sessions = [&first.session]
                 .into_iter()
@@ -143,7 +154,7 @@ impl<M: Module + 'static> Crew<M> {
         self.group.devices().iter().for_each(hand_over);
 
         let (sender, outcomes) = channel();
-        let mut idle = Vec::new();
+        let (mut idle, mut at_work) = (Vec::new(), Vec::new());
         for (rank, batch) in batches.into_iter().enumerate() {
             let task = Task {
                 rank,
@@ -155,8 +166,9 @@ impl<M: Module + 'static> Crew<M> {
                 idle.push(task);
                 continue;
             };
+            at_work.push(rank);
             let (module, work, sender) = (forms[rank].module.clone(), work.clone(), sender.clone());
-            let numbers = numbers.as_ref().filter(|_| in_turns);
+            let numbers = numbers.as_ref();
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, self.group.device(rank)));
             self.threads[rank].give(0, usize::MAX, move || {
                 let outcome = task.run(numbers, |pass| work(&module, pass, rank, batch));
@@ -172,18 +184,17 @@ impl<M: Module + 'static> Crew<M> {
             .collect();
         let mut outputs = Vec::new();
         for (rank, outcome) in outcomes {
+            at_work.retain(|at_work| *at_work != rank);
             match outcome {
                 Ok(output) => outputs.push((rank, output)),
                 Err(failure) => failed.push((rank, failure)),
             }
         }
+        let silent = || Failure::Panic("dropping what its closure has left panicked".to_string());
+        failed.extend(at_work.into_iter().map(|rank| (rank, silent())));
         if let Some(numbers) = numbers {
-            let has_drawn = match in_turns {
-                true => running.iter().any(|running| running.pass.has_drawn()),
-                false => numbers.is_touched(),
-            };
-            self.group.set_quiet(!has_drawn);
             // What is drawn next does not depend on how many numbers the ranks have drawn.
+            let _turn = Turn::take(&self.group);
             numbers.end();
         }
         self.check(failed, &running)?;
@@ -198,10 +209,14 @@ impl<M: Module + 'static> Crew<M> {
         }
         let gradients = retained::in_order(&first.form.module, &self.group, gradients);
         let received = gradients.first().map_or(0, GradientsParams::len);
-        first.use_retained(&plan, gradients, &mut report)?;
-        if report.updated > 0 {
+        let used = caught(|| first.use_retained(&plan, gradients, &mut report));
+        if received > 0 {
+            // Of an optimizer that has panicked, too: all ranks go on with the same values.
             self.hand_over_retained(first);
         }
+        let used = used.map_err(Failure::Panic);
+        let used = used.and_then(|used| used.map_err(Failure::Error));
+        used.map_err(|failure| failure.on(0, &self.group))?;
         let ended = ending.well();
         drop(running);
         first.report_on(ended, received, report);
@@ -217,24 +232,36 @@ impl<M: Module + 'static> Crew<M> {
             .chain(self.others.iter().map(|rank| &rank.form))
     }
 
-    /// The random numbers that those of all ranks in this pass come from, if there are several ranks.
+    /// Refuses a pass in the closure of another, which has the turn to draw random numbers.
+    fn check_place(&self) -> Result<(), FusedError> {
+        let outer = Scope::current().and_then(|scope| scope.pass.membership.clone());
+        let waits = |outer: &Membership| outer.group.takes_turns() && self.group.takes_turns();
+        match outer.as_ref().is_some_and(waits) {
+            false => Ok(()),
+            true => Err(FusedError::Replicas {
+                reason: "a step of replicas was called in the closure of another's, and each waits for the other to draw \
+                         random numbers: call it outside, or build one of them `without_random_numbers`"
+                    .to_string(),
+            }),
+        }
+    }
+
+    /// The random numbers that those of all ranks in this pass come from, if they take turns.
     fn numbers(
         &self,
         first: &FusedOptimizer<M>,
         order: &Order,
         closure: Closure,
     ) -> Option<Stream> {
-        if self.group.ranks() == 1 || closure == Closure::Nothing {
+        if !self.group.takes_turns() || closure == Closure::Nothing {
             return None;
         }
+        let _turn = Turn::take(&self.group);
         let devices = self.group.devices().to_vec();
-        let seed = |device: &Device| match &order.rehearsal {
+        Some(Stream::new(devices, |device| match &order.rehearsal {
             Some(rehearsal) => rehearsal.seed(),
             None => first.session.next_seed(device),
-        };
-        let numbers = Stream::new(devices, seed);
-        numbers.start();
-        Some(numbers)
+        }))
     }
 
     /// Goes on with the error of the first rank that has failed, if one has.
@@ -274,6 +301,14 @@ impl<M: Module + 'static> Crew<M> {
     }
 }
 
+/// The running statistics that all ranks have.
+fn statistics_of<M: Module>(others: &[Rank<M>]) -> RunningStatistics {
+    let first = others.first();
+    first.map_or_else(RunningStatistics::default, |rank| {
+        RunningStatistics::of(&rank.form.module)
+    })
+}
+
 /// What one rank has to do in a pass.
 struct Task {
     rank: usize,
@@ -292,8 +327,9 @@ impl Task {
         let part = self.group.take_part(self.rank);
         let done = caught(|| {
             let _scope = self.pass.enter();
+            self.pass.begin_turn();
             if let Some(numbers) = numbers {
-                self.pass.begin_turn(numbers);
+                numbers.start();
             }
             let output = work(&self.pass)?;
             self.pass.end_turn();

@@ -13,14 +13,16 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
+use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::fused::policies::in_state;
 use crate::optim::AccumulateInState;
 use crate::pass::Session;
 use crate::policy::Policies;
+use crate::record;
 use crate::replica::{Ownership, Sharding};
 use crate::report::StepReport;
-use crate::slot::Role;
+use crate::slot::{KeptStatistics, Role};
 pub use bytes::RankBytes;
 use crew::Crew;
 use setup::Setup;
@@ -57,11 +59,14 @@ use setup::Setup;
 /// # What is shared, and what is not
 ///
 /// - Policies and hooks see a gradient once, as the sum over all ranks.
-/// - Every rank draws random numbers of its own, which come from one seed a step and do not depend on what the
-///   others draw: Burn's generators are one a process, so the ranks' forward passes (and second runs of blocks)
-///   take turns at them.
-/// - Running statistics are those of Burn's own multi-device training on one device: the mean over the ranks. Ranks
-///   on other devices than the first keep their own, and the model has those of the first.
+/// - Every rank draws random numbers of its own in its forward pass and in blocks, which come from one seed a step
+///   and do not depend on what the others draw: Burn's generators are one a process, so the ranks' forward passes
+///   and the second runs of blocks take turns at them, and a closure must not wait for another rank. What is
+///   drawn later (in hooks, after the first gradient of a closure that runs the backward pass itself) comes from
+///   where the generator is by then. [`without_random_numbers`](Self::without_random_numbers) lets them run at
+///   once.
+/// - Running statistics are the mean over the ranks after every step, as in Burn's own multi-device training on one
+///   device.
 /// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped on the
 ///   first at the end of the pass.
 /// - The [memory recorder](crate::memory) counts the process, and knows no ranks.
@@ -196,6 +201,21 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.set_up(|setup| setup.max_lead = max_lead)
     }
 
+    /// Lets the forward passes of the ranks run at once: for closures that draw no random numbers (dropout, noise).
+    /// Accumulated gradients are dropped.
+    ///
+    /// By default ranks take turns at Burn's random generators, which are one a process. If a closure draws after all, its
+    /// numbers are others in every run; a block that runs twice notices it, and the step ends with
+    /// [`FusedError::RandomNumbers`].
+    ///
+    /// # Panics
+    ///
+    /// As [`change_model`](Self::change_model).
+    #[must_use]
+    pub fn without_random_numbers(self) -> Self {
+        self.set_up(|setup| setup.draws = false)
+    }
+
     fn set_up(mut self, choose: impl FnOnce(&mut Setup)) -> Self {
         choose(&mut self.setup);
         self.change_model(|model| model);
@@ -219,10 +239,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// As [`FusedOptimizer::try_change_model`]; nothing has changed then.
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
+        let statistics = KeptStatistics::of(&self.first.form.module);
         let changed = change(self.model());
         let (mut ranks, group) = self.setup.ranks(changed, &self.first.session)?;
         let (form, session) = ranks.remove(0).into_parts();
         self.first.replace_form(form, session)?;
+        statistics.forget();
         self.crew.replace(ranks, group);
         Ok(())
     }
@@ -254,7 +276,11 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// As that.
     pub fn to_record(&self) -> OptimizerRecord {
-        self.first.to_record()
+        let record = self.first.session.update().to_record();
+        match self.setup.devices.iter().any(is_cubecl) {
+            true => record::read_at_once(record),
+            false => record,
+        }
     }
 
     /// Loads the state of the optimizer, as [`FusedOptimizer::load_record`].

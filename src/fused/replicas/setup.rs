@@ -17,6 +17,7 @@ pub(super) struct Setup {
     pub(super) sharding: Sharding,
     pub(super) ownership: Ownership,
     pub(super) max_lead: usize,
+    pub(super) draws: bool,
 }
 
 impl Setup {
@@ -30,6 +31,7 @@ impl Setup {
             sharding: Sharding::default(),
             ownership: Ownership::default(),
             max_lead: 2,
+            draws: true,
         })
     }
 
@@ -48,19 +50,20 @@ impl Setup {
             self.sharding,
             self.ownership,
             self.max_lead,
+            self.draws,
             parameters,
         ));
         let rank = |rank| {
-            let replica = match group.device(rank) == group.device(0) {
-                true => model.clone(),
-                false => with_own_statistics(model.clone()),
+            let replica = match rank {
+                0 => model.clone(),
+                _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
             let session = Arc::new(session.of_replica(Membership { group, rank }));
             let form = FusedForm::new(replica, &session)?;
             Ok(Rank::new(form, session))
         };
-        // The first last: where it is moved to, its running statistics go, and those of `model`, which it shares.
+        // The first last: its running statistics are those of `model`, and go where it goes.
         let mut ranks: Vec<_> = (0..group.ranks())
             .rev()
             .map(rank)

@@ -285,10 +285,14 @@ impl<M: Module + 'static> FusedReplicas<M> {
     }
 
     /// The batches by rank.
-    fn dealt<B>(&self, batches: impl IntoIterator<Item = B>) -> Result<Vec<Option<B>>, FusedError> {
+    fn dealt<B>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+    ) -> Result<Vec<Option<B>>, FusedError> {
         let mut dealt: Vec<_> = batches.into_iter().map(Some).collect();
         let (ranks, batches) = (self.setup.devices.len(), dealt.len());
         if batches == 0 || batches > ranks {
+            self.first.report = StepReport::default();
             let reason = format!(
                 "there are {batches} batches for {ranks} ranks: give every rank one, or the first ranks if there are fewer"
             );

@@ -1,0 +1,414 @@
+//! What a closure may do that a user did not mean to.
+
+use std::sync::Arc;
+
+use backburn::{
+    FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook, HookedParameter,
+    Sharding,
+};
+use burn::module::{Lora, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
+use burn::optim::{LearningRate, Optimizer, SgdConfig};
+use burn::tensor::FloatDType;
+
+use super::faults::in_time;
+use super::*;
+
+#[test]
+fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    in_time(move || {
+        let mut fused =
+            FusedReplicas::new(Network::init(&device), adamw(), flex(2)).with_max_lead(0);
+        let shared = Tensor::<1>::ones([1], &device).require_grad();
+        let batches = tokens(&device, &[2, 2]);
+        // Burn joins the graphs of both, and locks them: it depends on when.
+        let ended = fused.try_step(RATE, batches, move |model: &Network, tokens| {
+            model.loss(tokens) * shared.clone()
+        });
+        if let Err(error) = ended {
+            assert!(
+                error.to_string().contains("Detach what the closure"),
+                "{error}"
+            );
+        }
+        fused.step(RATE, tokens(&device, &[2, 2]), Network::loss);
+    });
+}
+
+#[test]
+fn a_step_in_the_closure_of_another_is_refused() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    in_time(move || {
+        let mut outer = FusedReplicas::new(Network::init(&device), adamw(), flex(2));
+        let inner_device = device.clone();
+        let batches = tokens(&device, &[2, 2]);
+        let losses = outer.step(RATE, batches, move |model: &Network, batch| {
+            let mut inner = FusedReplicas::new(Network::init(&inner_device), adamw(), flex(2));
+            let inner_batches = tokens(&inner_device, &[2, 2]);
+            let error = inner.try_step(RATE, inner_batches.clone(), Network::loss);
+            assert!(matches!(error, Err(FusedError::Replicas { .. })));
+            // One that draws nothing waits for nobody.
+            inner
+                .without_random_numbers()
+                .step(RATE, inner_batches, Network::loss);
+            model.loss(batch)
+        });
+        assert_eq!(losses.len(), 2);
+    });
+}
+
+#[test]
+fn the_model_of_another_rank_is_not_read() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    in_time(move || {
+        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2));
+        let first: Arc<Mutex<Option<Network>>> = Arc::default();
+        let batches = tokens(&device, &[2, 2]);
+        let error = fused.try_step(RATE, batches, move |model: &Network, tokens| {
+            let model = first.lock().unwrap().get_or_insert(model.clone()).clone();
+            model.loss(tokens)
+        });
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("was read on the thread of rank"), "{text}");
+    });
+}
+
+/// Reads models that a closure has put aside.
+struct Reading(Arc<Mutex<Vec<Network>>>);
+
+impl GradientHook for Reading {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        let models = self.0.lock().unwrap().clone();
+        for model in models {
+            let value = model.scale.val();
+            drop(value.clone() * value);
+        }
+        GradientFlow::Continue(gradient)
+    }
+}
+
+#[test]
+fn a_hook_that_reads_a_model_ends_the_step() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    in_time(move || {
+        let models: Arc<Mutex<Vec<Network>>> = Arc::default();
+        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2))
+            .with_hook(ParamGroup::all(), Reading(models.clone()));
+        for _ in 0..3 {
+            models.lock().unwrap().clear();
+            let aside = models.clone();
+            let batches = tokens(&device, &[2, 2]);
+            let error = fused.try_step(RATE, batches, move |model: &Network, tokens| {
+                aside.lock().unwrap().push(model.clone());
+                model.loss(tokens)
+            });
+            assert!(
+                matches!(error, Err(FusedError::RankPanicked { .. })),
+                "{error:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn any_lead_may_be_asked_for() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    for max_lead in [0, usize::MAX] {
+        let device = device.clone();
+        in_time(move || {
+            let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(3))
+                .with_max_lead(max_lead);
+            fused.step(RATE, tokens(&device, &[2, 2, 4]), Network::loss);
+        });
+    }
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    blocks: Vec<(Linear, BatchNorm)>,
+}
+
+impl Normed {
+    fn init(device: &Device) -> Self {
+        let block = |_| {
+            let linear = LinearConfig::new(4, 4).init(device);
+            (linear, BatchNormConfig::new(4).init(device))
+        };
+        Self {
+            blocks: (0..3).map(block).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>, in_blocks: bool) -> Tensor<1> {
+        let run = |block: &(Linear, BatchNorm), x| block.1.forward(block.0.forward(x).tanh());
+        let x = self.blocks.iter().fold(x, |x, block| match in_blocks {
+            true => gradient_checkpointing(block, x, run),
+            false => run(block, x),
+        });
+        x.powi_scalar(3).mean()
+    }
+}
+
+#[test]
+fn blocks_update_running_statistics_once_on_every_rank() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Normed::init(device);
+    let steps: Vec<Vec<Tensor<2>>> = (0..4)
+        .map(|_| {
+            let batch = || Tensor::random([6, 4], Distribution::Default, device);
+            vec![batch(), batch(), batch()]
+        })
+        .collect();
+    let train = |in_blocks| {
+        let model = copy(&initial, || Normed::init(device));
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3));
+        for (index, batches) in steps.iter().enumerate() {
+            // One rank less now and then.
+            let batches = batches.iter().take(3 - index % 2).cloned();
+            fused.step(RATE, batches, move |model: &Normed, x| {
+                model.loss(x, in_blocks)
+            });
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+#[derive(Module, Debug)]
+struct NowAndThen {
+    layer: Linear,
+    dropout: Dropout,
+}
+
+#[test]
+fn a_step_that_draws_after_one_that_did_not_is_repeatable() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = NowAndThen {
+        layer: LinearConfig::new(16, 16).init(device),
+        dropout: DropoutConfig::new(0.5).init(),
+    };
+    let run = || {
+        let init = || NowAndThen {
+            layer: LinearConfig::new(16, 16).init(device),
+            dropout: DropoutConfig::new(0.5).init(),
+        };
+        let model = copy(&initial, init);
+        device.seed(5);
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2));
+        let x = Tensor::<2>::ones([32, 16], device);
+        let mut losses = Vec::new();
+        for step in 0..20 {
+            let batches = vec![(x.clone(), step % 2 == 0); 2];
+            let of_step = fused.step(RATE, batches, |model: &NowAndThen, (x, drops)| {
+                let x = match drops {
+                    true => model.dropout.forward(x),
+                    false => x,
+                };
+                model.layer.forward(x).powi_scalar(2).mean()
+            });
+            losses.extend(of_step.into_iter().map(|loss| loss.into_scalar::<f32>()));
+        }
+        losses
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn two_groups_on_two_threads_draw_apart() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    in_time(move || {
+        let train = |device: Device| {
+            let model = NowAndThen {
+                layer: LinearConfig::new(16, 16).init(&device),
+                dropout: DropoutConfig::new(0.5).init(),
+            };
+            let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2));
+            for _ in 0..20 {
+                let x = Tensor::<2>::ones([32, 16], &device);
+                let in_a_block = |model: &NowAndThen, x: Tensor<2>| {
+                    let run = |model: &NowAndThen, x| model.layer.forward(model.dropout.forward(x));
+                    gradient_checkpointing(model, x, run).powi_scalar(2).mean()
+                };
+                fused.step(RATE, vec![x; 2], in_a_block);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let device = device.clone();
+                scope.spawn(move || train(device));
+            }
+        });
+    });
+}
+
+/// Stops at one parameter, and notes the others.
+#[derive(Clone, Default)]
+struct Stopping(Arc<Mutex<Vec<String>>>);
+
+impl GradientHook for Stopping {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        self.0.lock().unwrap().push(parameter.path.to_string());
+        match parameter.path {
+            "layers.3.weight" => GradientFlow::Stop(FusedError::StoppedByHook {
+                path: parameter.path.to_string(),
+                reason: "on purpose".to_string(),
+            }),
+            _ => GradientFlow::Continue(gradient),
+        }
+    }
+}
+
+#[test]
+fn a_stop_counts_for_all_ranks_though_its_owner_stands_by() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    // Until another rank owns the parameter.
+    for _ in 0..40 {
+        let stopping = Stopping::default();
+        let mut fused = FusedReplicas::new(Network::init(device), adamw(), flex(3))
+            .with_hook(ParamGroup::all(), stopping.clone());
+        if fused.owner("layers.3.weight") == Some(0) {
+            continue;
+        }
+        let before = fused.model();
+        let error = fused.try_step(RATE, tokens(device, &[2]), Network::loss);
+        assert!(matches!(error, Err(FusedError::Rank { .. })), "{error:?}");
+        let called = stopping.0.lock().unwrap();
+        assert_eq!(called.last().map(String::as_str), Some("layers.3.weight"));
+        let pairs = weights(&before).into_iter().zip(weights(&fused.model()));
+        for ((path, before), (_, after)) in pairs {
+            if !called.contains(&path) {
+                assert_eq!(before, after, "`{path}` was updated after the stop");
+            }
+        }
+        return;
+    }
+    panic!("the first rank owned the parameter every time");
+}
+
+/// Burn's AdamW, which panics at a parameter of this shape.
+#[derive(Clone)]
+struct PanickingAt([usize; 2]);
+
+impl Optimizer for PanickingAt {
+    type State<const D: usize> = <burn::optim::Sgd as Optimizer>::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        _learning_rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        assert!(tensor.dims()[..] != self.0, "at this shape");
+        (tensor - gradient, state)
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, _device: &Device) -> Self::State<D> {
+        state
+    }
+}
+
+#[test]
+fn a_panic_in_the_update_of_a_parameter_left_to_the_end_leaves_all_ranks_alike() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let model = Network::init(device)
+        .apply_lora(Lora::new(2, 4.0))
+        .unfreeze();
+    let optimizer: ModuleOptimizer = PanickingAt([6, 6]).into();
+    let mut fused = FusedReplicas::new(model, optimizer, flex(2));
+    let error = fused.try_step(RATE, tokens(device, &[2, 2]), Network::loss);
+    assert!(
+        matches!(error, Err(FusedError::RankPanicked { .. })),
+        "{error:?}"
+    );
+    let same = tokens(device, &[2]).remove(0);
+    let losses = fused.accumulate(vec![same; 2], Network::loss);
+    assert_eq!(losses[0].to_data(), losses[1].to_data());
+}
+
+#[test]
+fn full_precision_accumulation_changes_no_step_without_micro_batches() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let adapted = || {
+        let model = Network::init(device)
+            .apply_lora(Lora::new(2, 4.0))
+            .unfreeze();
+        backburn::cast(model, FloatDType::BF16)
+    };
+    let initial = adapted();
+    let steps: Vec<_> = (0..3).map(|_| tokens(device, &[2, 4, 2])).collect();
+    let train = |in_full_precision: bool| {
+        let model = copy(&initial, adapted);
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3));
+        if in_full_precision {
+            fused = fused.with_full_precision_accumulation();
+        }
+        for batches in &steps {
+            fused.step(RATE, batches.clone(), Network::loss);
+        }
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+/// Its second run must see the value of the first.
+#[test]
+fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let loss = |model: &Network, tokens: Tensor<2, Int>, in_blocks: bool| {
+        let x = model.embedding.forward(tokens);
+        let run = |layer: &Linear, x: Tensor<3>| layer.forward(x).tanh();
+        let frozen = model.layers[0].clone().no_grad();
+        let x = match in_blocks {
+            true => gradient_checkpointing(&frozen, x, run),
+            false => run(&frozen, x),
+        };
+        run(&model.layers[0], x).powi_scalar(2).mean()
+    };
+    let initial = Network::init(device);
+    let batch = tokens(device, &[3]).remove(0);
+    let one = |in_blocks: bool| {
+        let model = copy(&initial, || Network::init(device));
+        let mut fused = FusedOptimizer::new(model, adamw());
+        for _ in 0..3 {
+            fused.step(RATE, |model| loss(model, batch.clone(), in_blocks));
+        }
+        fused.model()
+    };
+    assert_equal_weights(&one(false), &one(true));
+    for sharding in [Sharding::State, Sharding::Full] {
+        let train = |in_blocks: bool| {
+            let model = copy(&initial, || Network::init(device));
+            let mut fused = FusedReplicas::new(model, adamw(), flex(2)).with_sharding(sharding);
+            for _ in 0..3 {
+                let batches = vec![batch.clone(); 2];
+                fused.step(RATE, batches, move |model: &Network, tokens| {
+                    loss(model, tokens, in_blocks)
+                });
+            }
+            fused.model()
+        };
+        assert_equal_weights(&train(false), &train(true));
+    }
+}
