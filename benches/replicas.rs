@@ -243,7 +243,8 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
     };
     let mut fused = FusedReplicas::new(model, optimizer, devices)
         .with_sharding(sharding)
-        .with_ownership(Ownership::BySize);
+        .with_ownership(Ownership::BySize)
+        .without_random_numbers();
     Box::new(move || {
         let batches = vec![input.clone(); ranks];
         fused.step(LEARNING_RATE, batches, |model: &Mlp, input| {

@@ -131,9 +131,15 @@ pub fn run(
     };
     let divided = |learner: FusedLearner<Vit>| match (offload, strategy()) {
         (Some(waiting), _) => learner.with_offload(waiting.config(), &device),
-        (None, Some(strategy)) => learner
-            .with_training_strategy(strategy)
-            .with_sharding(options.shards.into()),
+        (None, Some(strategy)) => {
+            let learner = learner
+                .with_training_strategy(strategy)
+                .with_sharding(options.shards.into());
+            match config.dropout > 0.0 {
+                true => learner,
+                false => learner.without_random_numbers(),
+            }
+        }
         (None, None) => learner,
     };
 

@@ -32,6 +32,7 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             offload,
             execution,
             sharding,
+            draws,
             repeat,
             last_step,
         } = learner;
@@ -41,6 +42,7 @@ impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
             offload,
             execution,
             sharding,
+            draws,
             repeat,
             last_step,
         });

@@ -48,6 +48,7 @@ pub struct FusedLearner<M: LearnerModel> {
     pub(super) offload: Option<(OffloadConfig, Device)>,
     pub(super) execution: Execution,
     pub(super) sharding: Sharding,
+    pub(super) draws: bool,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -69,6 +70,7 @@ impl<M: LearnerModel> FusedLearner<M> {
             offload: None,
             execution: Execution::default(),
             sharding: Sharding::default(),
+            draws: true,
             repeat: None,
             last_step: LastStep::default(),
         }
@@ -192,6 +194,14 @@ impl<M: LearnerModel> FusedLearner<M> {
     #[must_use]
     pub fn with_sharding(mut self, sharding: Sharding) -> Self {
         self.sharding = sharding;
+        self
+    }
+
+    /// Lets the forward passes of several devices run at once, for models that draw no random numbers, as
+    /// [`FusedReplicas::without_random_numbers`](crate::FusedReplicas::without_random_numbers).
+    #[must_use]
+    pub fn without_random_numbers(mut self) -> Self {
+        self.draws = false;
         self
     }
 

@@ -29,6 +29,7 @@ pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) offload: Option<(OffloadConfig, Device)>,
     pub(super) execution: Execution,
     pub(super) sharding: Sharding,
+    pub(super) draws: bool,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
@@ -61,6 +62,10 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
                     .with_sharding(self.sharding)
                     .with_ownership(*ownership)
                     .with_gradient_checkpointing(blocks);
+                let fused = match self.draws {
+                    true => fused,
+                    false => fused.without_random_numbers(),
+                };
                 Ok(Engine::Several(Box::new(fused)))
             }
             (_, Some(_)) => Err(FusedError::Offload {
