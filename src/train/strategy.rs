@@ -117,10 +117,14 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         if self.offload.is_none() && devices.len() == 1 {
             learner.fork(device);
         }
+        let place = match &devices[..] {
+            [device] => format!("{device:?} alone"),
+            several => format!("{} devices, {several:?}", several.len()),
+        };
         let recomputes = device.gradient_checkpointing_strategy()
             == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
-            "fused training on {devices:?}, {} Burn's gradient checkpointing, as the model was created; \
+            "fused training on {place}, {} Burn's gradient checkpointing, as the model was created; \
              `with_training_strategy` and `gradient_checkpointing` of the builder don't count",
             if recomputes { "with" } else { "without" }
         );

@@ -6,6 +6,7 @@ use std::sync::mpsc::channel;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
+use super::task::{Failure, Task, Worked};
 use crate::device::{caught, hand_over};
 use crate::error::FusedError;
 use crate::fused::run::{Ending, Order};
@@ -20,9 +21,6 @@ use crate::worker::Worker;
 
 /// What a rank does in a pass with its batch, given its number.
 pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &Arc<Pass>, usize, B) -> Worked<R> + Send + Sync>;
-
-/// What comes of it: what the closure returned, and the gradients of the parameters that are ordinary leaves.
-pub(super) type Worked<R> = Result<(R, GradientsParams), FusedError>;
 
 /// The replica of one rank.
 pub(super) struct Rank<M> {
@@ -153,52 +151,21 @@ impl<M: Module + 'static> Crew<M> {
         // The batches come from this thread.
         self.group.devices().iter().for_each(hand_over);
 
-        let (sender, outcomes) = channel();
-        let (mut idle, mut at_work) = (Vec::new(), Vec::new());
-        for (rank, batch) in batches.into_iter().enumerate() {
-            let task = Task {
-                rank,
-                pass: running[rank].pass.clone(),
-                slots: forms[rank].slots().clone(),
-                group: self.group.clone(),
-            };
-            let Some(batch) = batch else {
-                idle.push(task);
-                continue;
-            };
-            at_work.push(rank);
-            let (module, work, sender) = (forms[rank].module.clone(), work.clone(), sender.clone());
-            let numbers = numbers.as_ref();
-            let numbers = numbers.map(|numbers| numbers.of_rank(rank, self.group.device(rank)));
-            self.threads[rank].give(0, usize::MAX, move || {
-                let outcome = task.run(numbers, |pass| work(&module, pass, rank, batch));
-                // The module is gone before anybody goes on.
-                drop((module, work));
-                let _ = sender.send((rank, outcome));
-            });
-        }
-        drop(sender);
-        let idle = idle.into_iter().map(|task| (task.rank, task.stand_by()));
-        let mut failed: Vec<_> = idle
-            .filter_map(|(rank, ended)| Some((rank, ended.err()?)))
-            .collect();
-        let mut outputs = Vec::new();
-        for (rank, outcome) in outcomes {
-            at_work.retain(|at_work| *at_work != rank);
-            match outcome {
-                Ok(output) => outputs.push((rank, output)),
-                Err(failure) => failed.push((rank, failure)),
-            }
-        }
-        let silent = || Failure::Panic("dropping what its closure has left panicked".to_string());
-        failed.extend(at_work.into_iter().map(|rank| (rank, silent())));
+        let tasks = running.iter().enumerate().map(|(rank, running)| Task {
+            rank,
+            pass: running.pass.clone(),
+            slots: forms[rank].slots().clone(),
+            group: self.group.clone(),
+        });
+        let modules = forms.iter().map(|form| form.module.clone());
+        let tasks = tasks.zip(modules).zip(batches).collect();
+        let Ended { outputs, failed } = self.set_to_work(tasks, numbers.as_ref(), work);
         if let Some(numbers) = numbers {
             // What is drawn next does not depend on how many numbers the ranks have drawn.
             let _turn = Turn::take(&self.group);
             numbers.end();
         }
         self.check(failed, &running)?;
-        outputs.sort_by_key(|(rank, _)| *rank);
 
         let mut report = StepReport::default();
         let mut gradients: Vec<_> = (0..running.len()).map(|_| GradientsParams::new()).collect();
@@ -224,6 +191,57 @@ impl<M: Module + 'static> Crew<M> {
             work::check_written(self.forms(first))?;
         }
         Ok(given)
+    }
+
+    /// Lets all ranks do their part, each on its thread, and waits for them.
+    fn set_to_work<B: Send + 'static, R: Send + 'static>(
+        &self,
+        tasks: Vec<((Task, M), Option<B>)>,
+        numbers: Option<&Stream>,
+        work: &Work<M, B, R>,
+    ) -> Ended<R> {
+        let (sender, outcomes) = channel();
+        let (mut idle, mut at_work) = (Vec::new(), Vec::new());
+        for ((task, module), batch) in tasks {
+            let rank = task.rank;
+            let Some(batch) = batch else {
+                idle.push(task);
+                continue;
+            };
+            at_work.push(rank);
+            let (work, sender) = (work.clone(), sender.clone());
+            let numbers = numbers.map(|numbers| numbers.of_rank(rank, self.group.device(rank)));
+            self.threads[rank].give(0, usize::MAX, move || {
+                let outcome = task.run(numbers, |pass| work(&module, pass, rank, batch));
+                // The module is gone before anybody goes on.
+                drop((module, work));
+                let _ = sender.send((rank, outcome));
+            });
+        }
+        drop(sender);
+        let mut ended = Ended {
+            outputs: Vec::new(),
+            failed: Vec::new(),
+        };
+        for task in idle {
+            let rank = task.rank;
+            ended
+                .failed
+                .extend(task.stand_by().err().map(|failure| (rank, failure)));
+        }
+        for (rank, outcome) in outcomes {
+            at_work.retain(|at_work| *at_work != rank);
+            match outcome {
+                Ok(output) => ended.outputs.push((rank, output)),
+                Err(failure) => ended.failed.push((rank, failure)),
+            }
+        }
+        let silent = || Failure::Panic("dropping what its closure has left panicked".to_string());
+        ended
+            .failed
+            .extend(at_work.into_iter().map(|rank| (rank, silent())));
+        ended.outputs.sort_by_key(|(rank, _)| *rank);
+        ended
     }
 
     fn forms<'a>(&'a self, first: &'a FusedOptimizer<M>) -> impl Iterator<Item = &'a FusedForm<M>> {
@@ -309,68 +327,8 @@ fn statistics_of<M: Module>(others: &[Rank<M>]) -> RunningStatistics {
     })
 }
 
-/// What one rank has to do in a pass.
-struct Task {
-    rank: usize,
-    pass: Arc<Pass>,
-    slots: Arc<Slots>,
-    group: Arc<Group>,
-}
-
-impl Task {
-    /// Does `work`, and what is left of the pass after it.
-    fn run<R>(
-        self,
-        numbers: Option<Stream>,
-        work: impl FnOnce(&Arc<Pass>) -> Worked<R>,
-    ) -> Result<(R, GradientsParams), Failure> {
-        let part = self.group.take_part(self.rank);
-        let done = caught(|| {
-            let _scope = self.pass.enter();
-            self.pass.begin_turn();
-            if let Some(numbers) = numbers {
-                numbers.start();
-            }
-            let output = work(&self.pass)?;
-            self.pass.end_turn();
-            self.slots.flush(&self.pass)?;
-            Ok(output)
-        });
-        self.pass.end_turn();
-        let output = done.map_err(Failure::Panic)?.map_err(Failure::Error)?;
-        part.well();
-        Ok(output)
-    }
-
-    /// The same without a batch.
-    fn stand_by(self) -> Result<(), Failure> {
-        let flushed = caught(|| self.slots.flush(&self.pass));
-        flushed.map_err(Failure::Panic)?.map_err(Failure::Error)
-    }
-}
-
-/// How a rank has failed.
-enum Failure {
-    Error(FusedError),
-    Panic(String),
-}
-
-impl Failure {
-    fn on(self, rank: usize, group: &Group) -> FusedError {
-        let device = format!("{:?}", group.device(rank));
-        match self {
-            // The step may begin anew.
-            Self::Error(error @ FusedError::RandomNumbers { .. }) => error,
-            Self::Error(error) => FusedError::Rank {
-                rank,
-                device,
-                error: Box::new(error),
-            },
-            Self::Panic(message) => FusedError::RankPanicked {
-                rank,
-                device,
-                message,
-            },
-        }
-    }
+/// What has come of the work of all ranks, by rank.
+struct Ended<R> {
+    outputs: Vec<(usize, (R, GradientsParams))>,
+    failed: Vec<(usize, Failure)>,
 }

@@ -5,6 +5,7 @@ mod crew;
 mod policies;
 mod setup;
 mod step;
+mod task;
 
 use std::fmt::{Display, Formatter};
 

@@ -1,0 +1,82 @@
+//! What one rank does in a pass, and how it fails.
+
+use std::sync::Arc;
+
+use burn::optim::GradientsParams;
+
+use crate::device::caught;
+use crate::error::FusedError;
+use crate::pass::Pass;
+use crate::random::Stream;
+use crate::replica::Group;
+use crate::slot::Slots;
+
+/// What comes of the work of a rank: what the closure returned, and the gradients of the parameters that are ordinary
+/// leaves.
+pub(super) type Worked<R> = Result<(R, GradientsParams), FusedError>;
+
+/// What one rank has to do in a pass.
+pub(super) struct Task {
+    pub(super) rank: usize,
+    pub(super) pass: Arc<Pass>,
+    pub(super) slots: Arc<Slots>,
+    pub(super) group: Arc<Group>,
+}
+
+impl Task {
+    /// Does `work`, and what is left of the pass after it.
+    pub(super) fn run<R>(
+        self,
+        numbers: Option<Stream>,
+        work: impl FnOnce(&Arc<Pass>) -> Worked<R>,
+    ) -> Result<(R, GradientsParams), Failure> {
+        let part = self.group.take_part(self.rank);
+        let done = caught(|| {
+            let _scope = self.pass.enter();
+            self.pass.begin_turn();
+            if let Some(numbers) = numbers {
+                numbers.start();
+            }
+            let output = work(&self.pass)?;
+            self.pass.end_turn();
+            self.slots.flush(&self.pass)?;
+            Ok(output)
+        });
+        self.pass.end_turn();
+        let output = done.map_err(Failure::Panic)?.map_err(Failure::Error)?;
+        part.well();
+        Ok(output)
+    }
+
+    /// The same without a batch.
+    pub(super) fn stand_by(self) -> Result<(), Failure> {
+        let flushed = caught(|| self.slots.flush(&self.pass));
+        flushed.map_err(Failure::Panic)?.map_err(Failure::Error)
+    }
+}
+
+/// How a rank has failed.
+pub(super) enum Failure {
+    Error(FusedError),
+    Panic(String),
+}
+
+impl Failure {
+    pub(super) fn on(self, rank: usize, group: &Group) -> FusedError {
+        let device = format!("{:?}", group.device(rank));
+        match self {
+            // The step may begin anew.
+            Self::Error(error @ FusedError::RandomNumbers { .. }) => error,
+            Self::Error(error) => FusedError::Rank {
+                rank,
+                device,
+                error: Box::new(error),
+            },
+            Self::Panic(message) => FusedError::RankPanicked {
+                rank,
+                device,
+                message,
+            },
+        }
+    }
+}
