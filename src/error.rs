@@ -43,6 +43,18 @@ pub enum FusedError {
         reason: String,
     },
 
+    /// A device whose server does not answer any more.
+    #[error(
+        "{device} does not answer: {reason}. What is on it is lost, the parameters of this step among it; go on from the \
+         last checkpoint, on other devices"
+    )]
+    DeviceLost {
+        /// The device.
+        device: String,
+        /// What Burn says.
+        reason: String,
+    },
+
     /// A device that can't compute in a float type.
     #[error(
         "{device} can't compute in {dtype}: create the model in another float type (`supports_dtype` of \

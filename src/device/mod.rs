@@ -62,3 +62,31 @@ pub(crate) fn hand_over(device: &Device) {
         log::debug!("{device:?} has not taken all operations: {error}");
     }
 }
+
+/// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
+/// says that it has not arrived; so it is waited for. Other devices are not.
+pub(crate) fn check_connected(devices: &[Device]) -> Result<(), FusedError> {
+    let mut remote = devices.iter().filter(|device| is_remote(device));
+    remote.try_for_each(|device| {
+        let answer = caught(|| {
+            device
+                .clone()
+                .inner()
+                .sync()
+                .map_err(|error| error.to_string())
+        });
+        answer.flatten().map_err(|reason| FusedError::DeviceLost {
+            device: format!("{device:?}"),
+            reason,
+        })
+    })
+}
+
+fn is_remote(device: &Device) -> bool {
+    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "remote")]
+        burn::backend::DispatchDevice::Remote(_) => true,
+        _ => false,
+    }
+}

@@ -9,6 +9,7 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::{retained, work};
+use crate::device::check_connected;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
@@ -99,6 +100,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.learn_course(running.pass.course());
         drop(running);
         self.report_on(ended, received, report);
+        check_connected(&self.form.module.devices())?;
         if plan.goal == Goal::Update {
             work::check_written([&self.form])?;
         }

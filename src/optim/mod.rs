@@ -31,7 +31,7 @@ mod call;
 mod format;
 mod in_format;
 mod in_state;
-mod kernel;
+pub(crate) mod kernel;
 mod lion;
 mod moments;
 mod rule;

@@ -44,6 +44,7 @@ pub(crate) struct Delivery {
     Cube: cfg(feature = "cubecl"),
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
+    Remote: cfg(feature = "remote"),
     Autodiff
 )]
 pub(crate) trait TapBackend: Backend {
@@ -65,6 +66,8 @@ impl TapBackend for burn::backend::Cube {}
 impl TapBackend for burn::backend::Flex {}
 #[cfg(feature = "ndarray")]
 impl TapBackend for burn::backend::NdArray {}
+#[cfg(feature = "remote")]
+impl TapBackend for burn::backend::Remote {}
 
 impl<B, C> TapBackend for Autodiff<B, C>
 where

@@ -92,6 +92,8 @@ pub(crate) fn covers(device: &Device) -> bool {
         DispatchDevice::Flex(_) => true,
         #[cfg(feature = "ndarray")]
         DispatchDevice::NdArray(_) => true,
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => true,
         _ => false,
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::optim::GradientsParams;
 
-use crate::device::caught;
+use crate::device::{caught, check_connected};
 use crate::error::FusedError;
 use crate::pass::Pass;
 use crate::random::Stream;
@@ -40,6 +40,7 @@ impl Task {
             let output = work(&self.pass)?;
             self.pass.end_turn();
             self.slots.flush(&self.pass)?;
+            check_connected(std::slice::from_ref(self.group.device(self.rank)))?;
             Ok(output)
         });
         self.pass.end_turn();

@@ -43,6 +43,7 @@ impl<B: Backend> Operands<B> {
 #[backend_extension(
     Cube: cfg(feature = "cubecl"),
     Flex: cfg(feature = "flex"),
+    Remote: cfg(feature = "remote"),
     Fusion: cfg(feature = "fusion")
 )]
 pub(crate) trait SinglePass: Backend {

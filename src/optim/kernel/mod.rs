@@ -18,6 +18,8 @@ mod known_step;
 #[cfg(all(test, feature = "wgpu"))]
 mod on_wgpu;
 mod plain;
+#[cfg(feature = "remote")]
+mod remote;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::{FloatDType, Tensor};
@@ -30,6 +32,8 @@ use extension::{Operands, SinglePass};
 pub(super) use fit::{check_bf16, check_step};
 pub(super) use formatted::{in_full, set_in_format, update_in_format};
 pub(crate) use known_step::try_kernels;
+#[cfg(feature = "remote-server")]
+pub(crate) use remote::{UPDATE, run_update};
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.
 pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -39,6 +43,8 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
         DispatchTensorKind::Cube(BackendTensor::Float(_)) => true,
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
+        #[cfg(feature = "remote")]
+        DispatchTensorKind::Remote(BackendTensor::Float(_)) => true,
         _ => false,
     }
 }

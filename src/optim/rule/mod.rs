@@ -4,6 +4,8 @@ mod adam;
 mod adamw;
 mod lion;
 mod moments;
+#[cfg(feature = "remote")]
+mod numbers;
 mod sgd;
 
 use num_traits::Float;
@@ -12,6 +14,8 @@ pub(crate) use adam::Adam;
 pub(crate) use adamw::AdamW;
 pub(crate) use lion::Lion;
 pub(crate) use moments::Moments;
+#[cfg(feature = "remote")]
+pub(crate) use numbers::RuleNumbers;
 pub(crate) use sgd::Sgd;
 
 /// How an optimizer updates one element of a parameter, with `S` states.
