@@ -39,7 +39,7 @@
 //!
 //! Backends carry Burn's names (`flex`, the default, `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
 //! `cuda`, `rocm`, `cpu`), as do `fusion`, `autotune`, `train` and `tui`; `plot` draws recorded
-//! memory; `remote` trains on devices that a server hosts, and `remote-server` is the server. The crate must be built
+//! memory; `remote` trains on devices that a server hosts, and makes such a server. The crate must be built
 //! with the feature of the backend that trains: the tap is an operation of that backend.
 
 #![warn(missing_docs)]
@@ -60,7 +60,7 @@ mod pass;
 mod policy;
 mod random;
 mod record;
-#[cfg(feature = "remote-server")]
+#[cfg(feature = "remote")]
 mod remote_server;
 mod replica;
 mod report;
@@ -87,7 +87,7 @@ pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
-#[cfg(feature = "remote-server")]
+#[cfg(feature = "remote")]
 pub use remote_server::remote_server;
 pub use replica::{Ownership, Sharding};
 pub use report::StepReport;

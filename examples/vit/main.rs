@@ -11,6 +11,7 @@ mod backend;
 mod clipping;
 mod compare;
 mod data;
+mod devices;
 #[path = "../shared/formats.rs"]
 mod formats;
 mod gradient_checkpointing;

@@ -10,6 +10,7 @@ use burn::optim::{
 use clap::{Parser, ValueEnum};
 
 use crate::backend::Backend;
+use crate::devices::Devices;
 use crate::formats::Formats;
 use crate::gradient_checkpointing::GradientCheckpointing;
 use crate::offload::Waiting;
@@ -58,9 +59,15 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 
-    /// Train on so many devices of this kind, each with a part of the images.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "offload")]
-    pub devices: Option<u16>,
+    /// Train on several devices, each with a part of the images: so many of this kind, or the devices of these names
+    /// (`flex`, .., and with the feature `remote` addresses of servers, `ws://host:port`).
+    #[arg(long, value_name = "COUNT|NAME,..", conflicts_with = "offload")]
+    pub devices: Option<Devices>,
+
+    /// What the servers among them ask for.
+    #[cfg(feature = "remote")]
+    #[arg(long, requires = "devices")]
+    pub token: Option<String>,
 
     /// What each of several devices keeps of the model (in fused training).
     #[arg(long, value_enum, default_value_t = Shards::State, requires = "devices")]
@@ -115,7 +122,8 @@ impl From<Shards> for Sharding {
 impl Options {
     /// Images per step and device.
     pub fn images_per_device(&self) -> usize {
-        usize::from(self.batch_size).div_ceil(self.devices.unwrap_or(1).into())
+        let devices = self.devices.as_ref().map_or(1, Devices::count);
+        usize::from(self.batch_size).div_ceil(devices)
     }
 
     /// What of the activations is kept.

@@ -24,7 +24,6 @@ use burn::train::{
 };
 
 use crate::PEAK;
-use crate::backend::Backend;
 use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::gradient_checkpointing::GradientCheckpointing;
@@ -120,12 +119,15 @@ pub fn run(
         folder,
     };
 
+    let ranks = match &options.devices {
+        None => None,
+        Some(devices) => Some(devices.open(options)?),
+    };
     let strategy = || {
-        let devices = ranks(options.device, options.devices?.into());
-        let devices = devices.into_iter().map(|of_rank| like(of_rank, &device));
-        let devices = devices.collect();
+        let ranks = ranks.clone()?.into_iter();
+        let ranks = ranks.map(|rank| like(rank, &device)).collect();
         Some(ExecutionStrategy::multi(
-            devices,
+            ranks,
             MultiDeviceOptim::OptimSharded,
         ))
     };
@@ -195,19 +197,6 @@ pub fn run(
         time,
         peak,
     })
-}
-
-/// So many devices of this kind: different ones where they are counted, else the same.
-fn ranks(kind: Backend, count: usize) -> Vec<Device> {
-    let device = |index: usize| match kind {
-        #[cfg(feature = "cuda")]
-        Backend::Cuda => Device::cuda(index),
-        _ => {
-            let _ = index;
-            kind.device()
-        }
-    };
-    (0..count).map(device).collect()
 }
 
 /// `device` with autodiff as `other` has it.

@@ -32,7 +32,7 @@ use extension::{Operands, SinglePass};
 pub(super) use fit::{check_bf16, check_step};
 pub(super) use formatted::{in_full, set_in_format, update_in_format};
 pub(crate) use known_step::try_kernels;
-#[cfg(feature = "remote-server")]
+#[cfg(feature = "remote")]
 pub(crate) use remote::{UPDATE, run_update};
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.

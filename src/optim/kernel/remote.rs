@@ -4,7 +4,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Remote, TensorMetadata};
 use burn::remote::CustomOpClient;
-#[cfg(feature = "remote-server")]
+#[cfg(feature = "remote")]
 use burn_ir::{BackendIr, HandleContainer};
 use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
 
@@ -40,7 +40,7 @@ fn scalars(rule: Rule) -> Vec<ScalarIr> {
 }
 
 /// The server's side.
-#[cfg(feature = "remote-server")]
+#[cfg(feature = "remote")]
 pub(crate) fn run_update<B: BackendIr + SinglePass>(
     handles: &mut HandleContainer<B::Handle>,
     operation: &CustomOpIr,
