@@ -128,7 +128,7 @@ impl<M: Module + 'static> Crew<M> {
         let plan = order.plan.clone();
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
         self.group.begin(&takes_part);
-        let numbers = self.numbers(first, &order, closure);
+        let numbers = self.numbers(first, &order, closure)?;
         let running: Vec<Running> = {
             let sessions = [&first.session]
                 .into_iter()
@@ -270,16 +270,23 @@ impl<M: Module + 'static> Crew<M> {
         first: &FusedOptimizer<M>,
         order: &Order,
         closure: Closure,
-    ) -> Option<Stream> {
+    ) -> Result<Option<Stream>, FusedError> {
         if !self.group.takes_turns() || closure == Closure::Nothing {
-            return None;
+            return Ok(None);
         }
         let _turn = Turn::take(&self.group);
         let devices = self.group.devices().to_vec();
-        Some(Stream::new(devices, |device| match &order.rehearsal {
-            Some(rehearsal) => rehearsal.seed(),
-            None => first.session.next_seed(device),
-        }))
+        let numbers = || {
+            Stream::new(devices, |device| match &order.rehearsal {
+                Some(rehearsal) => rehearsal.seed(),
+                None => first.session.next_seed(device),
+            })
+        };
+        let numbers = caught(numbers).map_err(|reason| FusedError::DeviceLost {
+            device: format!("{:?}", self.group.device(0)),
+            reason,
+        });
+        numbers.map(Some)
     }
 
     /// Goes on with the error of the first rank that has failed, if one has.
