@@ -22,6 +22,7 @@ struct Recording {
 }
 
 /// Whose memory is recorded.
+#[allow(clippy::large_enum_variant)] // A remote device is large; there is one log.
 pub(super) enum Log {
     Process(ProcessLog),
     Device(DeviceLog),
