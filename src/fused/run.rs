@@ -100,7 +100,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.learn_course(running.pass.course());
         drop(running);
         self.report_on(ended, received, report);
-        check_connected(&self.form.module.devices())?;
+        check_connected(|| self.form.module.devices())?;
         if plan.goal == Goal::Update {
             work::check_written([&self.form])?;
         }

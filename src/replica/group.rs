@@ -150,9 +150,4 @@ impl Membership {
     pub(crate) fn owns(&self, id: ParamId) -> bool {
         self.group.owner(id) == self.rank
     }
-
-    /// Whether the rank holds the value of a parameter between steps.
-    pub(crate) fn holds(&self, id: ParamId) -> bool {
-        self.group.replicates_weights() || self.owns(id)
-    }
 }

@@ -93,6 +93,11 @@ impl<M: Module> FusedForm<M> {
         self.filled(module, Which::OnHost(host))
     }
 
+    /// The ordinary module with every value where its owner has it.
+    pub(crate) fn with_owners(&self) -> M {
+        self.filled(self.hollow.clone(), Which::RestsWithOwner)
+    }
+
     /// The module for inference, where it computes.
     pub(crate) fn valid(&self) -> M {
         let Some(placement) = self.placement.clone() else {

@@ -70,7 +70,8 @@ impl<const D: usize> ParameterSlot<D> {
             }
             Some(member) => {
                 likeness.device = member.device().clone();
-                let value = member.holds(id).then(|| moved(value, member.device()));
+                // Where ranks hold the parameters of others, they take them over at the end of the first pass.
+                let value = member.owns(id).then(|| moved(value, member.device()));
                 (Home::Device, value)
             }
         };
@@ -134,6 +135,15 @@ impl<const D: usize> ParameterSlot<D> {
     /// The current value as an ordinary trainable parameter holds it, where it rests.
     pub(crate) fn leaf(&self) -> Tensor<D> {
         lift(self.value(), self.strategy).require_grad()
+    }
+
+    /// The same where the owner of the parameter has it.
+    pub(super) fn leaf_of_owner(&self) -> Tensor<D> {
+        let value = self.at_owner(|state| state.value.clone());
+        match value {
+            Some(value) => lift(value, self.strategy).require_grad(),
+            None => self.leaf(),
+        }
     }
 
     /// The same on another device.

@@ -14,8 +14,10 @@ use crate::tap::lift;
 /// Which of its values a restored parameter has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which<'a> {
-    /// That which rests.
+    /// That which rests, on the device of this replica if there are several.
     Rests,
+    /// The same, where its owner has it.
+    RestsWithOwner,
     /// The same on the host, which is this device.
     OnHost(&'a Device),
     /// That with which the model computes, unless it comes over for every use.
@@ -70,6 +72,7 @@ impl Restore<'_> {
             let slot = slot.expect("a slot has the rank of its parameter");
             return Some(match self.which {
                 Which::Rests => slot.leaf(),
+                Which::RestsWithOwner => slot.leaf_of_owner(),
                 Which::OnHost(host) => slot.leaf_on(host),
                 Which::Computes => slot.leaf_here(),
             });
@@ -81,7 +84,7 @@ impl Restore<'_> {
                 let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
                 lift(moved(value.inner(), host), strategy).require_grad()
             }
-            Which::Rests | Which::Computes => value,
+            Which::Rests | Which::RestsWithOwner | Which::Computes => value,
         })
     }
 }

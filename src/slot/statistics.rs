@@ -185,8 +185,9 @@ impl ModuleMapper for Mark {
         }
         let (id, value, mapper) = param.consume();
         self.shapes.insert(id, value.shape());
-        let shape: [usize; D] = value.dims().map(|size| size + 1);
-        let other = Tensor::zeros(shape, (&value.device(), value.dtype()));
+        // Small, since frozen weights are among them.
+        let size = if value.dims() == [1; D] { 2 } else { 1 };
+        let other = Tensor::zeros([size; D], (&value.device(), value.dtype()));
         Param::from_mapped_value(id, other, mapper)
     }
 }

@@ -12,7 +12,7 @@ fn mixtures() -> Vec<Vec<Device>> {
     use burn::tensor::DeviceKind;
 
     let (flex, ndarray) = (Device::flex(), Device::ndarray());
-    #[allow(unused_mut)]
+    #[allow(unused_mut)] // It is others with wgpu.
     let mut mixtures = vec![
         vec![flex.clone(), ndarray.clone()],
         vec![ndarray.clone(), flex.clone(), flex.clone()],

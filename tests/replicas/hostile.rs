@@ -7,7 +7,7 @@ use backburn::{
     Sharding,
 };
 use burn::module::{Lora, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig};
+use burn::nn::{Dropout, DropoutConfig};
 use burn::optim::{LearningRate, Optimizer, SgdConfig};
 use burn::tensor::FloatDType;
 
@@ -131,58 +131,6 @@ fn any_lead_may_be_asked_for() {
             fused.step(RATE, tokens(&device, &[2, 2, 4]), Network::loss);
         });
     }
-}
-
-#[derive(Module, Debug)]
-struct Normed {
-    blocks: Vec<(Linear, BatchNorm)>,
-}
-
-impl Normed {
-    fn init(device: &Device) -> Self {
-        let block = |_| {
-            let linear = LinearConfig::new(4, 4).init(device);
-            (linear, BatchNormConfig::new(4).init(device))
-        };
-        Self {
-            blocks: (0..3).map(block).collect(),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>, in_blocks: bool) -> Tensor<1> {
-        let run = |block: &(Linear, BatchNorm), x| block.1.forward(block.0.forward(x).tanh());
-        let x = self.blocks.iter().fold(x, |x, block| match in_blocks {
-            true => gradient_checkpointing(block, x, run),
-            false => run(block, x),
-        });
-        x.powi_scalar(3).mean()
-    }
-}
-
-#[test]
-fn blocks_update_running_statistics_once_on_every_rank() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Normed::init(device);
-    let steps: Vec<Vec<Tensor<2>>> = (0..4)
-        .map(|_| {
-            let batch = || Tensor::random([6, 4], Distribution::Default, device);
-            vec![batch(), batch(), batch()]
-        })
-        .collect();
-    let train = |in_blocks| {
-        let model = copy(&initial, || Normed::init(device));
-        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3));
-        for (index, batches) in steps.iter().enumerate() {
-            // One rank less now and then.
-            let batches = batches.iter().take(3 - index % 2).cloned();
-            fused.step(RATE, batches, move |model: &Normed, x| {
-                model.loss(x, in_blocks)
-            });
-        }
-        fused.model()
-    };
-    assert_equal_weights(&train(false), &train(true));
 }
 
 #[derive(Module, Debug)]

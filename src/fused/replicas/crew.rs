@@ -100,7 +100,7 @@ impl<M: Module + 'static> Crew<M> {
             false => Vec::new(),
         };
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
-        let ended = self.run_once(first, closure, order, batches, work);
+        let ended = self.run_once(first, closure, order, &takes_part, batches, work);
         match (&ended, goal) {
             (_, Goal::Measure) | (Err(FusedError::RandomNumbers { .. }), _) => drop(statistics),
             _ => {
@@ -120,24 +120,23 @@ impl<M: Module + 'static> Crew<M> {
         first: &mut FusedOptimizer<M>,
         closure: Closure,
         order: Order,
+        takes_part: &[bool],
         batches: Vec<Option<B>>,
         work: &Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
         first.report = StepReport::default();
         self.check_place()?;
         let plan = order.plan.clone();
-        let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
-        self.group.begin(&takes_part);
+        self.group.begin(takes_part);
         let numbers = self.numbers(first, &order, closure)?;
         let running: Vec<Running> = {
             let sessions = [&first.session]
                 .into_iter()
                 .chain(self.others.iter().map(|rank| &rank.session));
-            let begin = |(session, takes_part)| {
-                let closure = if takes_part {
-                    closure
-                } else {
-                    Closure::Nothing
+            let begin = |(session, takes_part): (_, &bool)| {
+                let closure = match takes_part {
+                    true => closure,
+                    false => Closure::Nothing,
                 };
                 let choice = first.gradient_checkpointing.choice();
                 work::begin(session, closure, order.clone(), choice, None)

@@ -89,7 +89,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
     /// repeat.
     ///
-    /// The model may be anywhere: a parameter goes to the devices that are to hold it, and no other.
+    /// The model may be anywhere: every parameter goes to its owner, and to the other ranks when they compute with it.
     ///
     /// # Panics
     ///
@@ -219,7 +219,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     fn set_up(mut self, choose: impl FnOnce(&mut Setup)) -> Self {
         choose(&mut self.setup);
-        self.change_model(|model| model);
+        // From owner to owner, so that no device has to hold all weights.
+        let model = self.first.form.with_owners();
+        self.share(model).unwrap_or_else(|error| panic!("{error}"));
         self
     }
 
@@ -241,11 +243,16 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// As [`FusedOptimizer::try_change_model`]; nothing has changed then.
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.first.form.module);
-        let changed = change(self.model());
-        let (mut ranks, group) = self.setup.ranks(changed, &self.first.session)?;
+        self.share(change(self.model()))?;
+        statistics.forget();
+        Ok(())
+    }
+
+    /// Goes on with replicas of `model`; nothing has changed if that can't be.
+    fn share(&mut self, model: M) -> Result<(), FusedError> {
+        let (mut ranks, group) = self.setup.ranks(model, &self.first.session)?;
         let (form, session) = ranks.remove(0).into_parts();
         self.first.replace_form(form, session)?;
-        statistics.forget();
         self.crew.replace(ranks, group);
         Ok(())
     }

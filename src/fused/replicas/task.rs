@@ -40,7 +40,7 @@ impl Task {
             let output = work(&self.pass)?;
             self.pass.end_turn();
             self.slots.flush(&self.pass)?;
-            check_connected(std::slice::from_ref(self.group.device(self.rank)))?;
+            check_connected(|| vec![self.group.device(self.rank).clone()])?;
             Ok(output)
         });
         self.pass.end_turn();
