@@ -47,22 +47,24 @@ impl Mlp {
             ..self
         }
     }
-}
 
-impl Network<2> for Mlp {
-    fn loss(&self, input: Tensor<2>) -> Tensor<1> {
+    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
         let forward = |(expand, contract): &(Linear, Linear), x: Tensor<2>| {
             let hidden = Gelu::new().forward(expand.forward(x.clone()));
             x + contract.forward(hidden)
         };
-        let output = self
-            .blocks
+        self.blocks
             .iter()
             .fold(input, |x, block| match self.recompute_blocks {
                 true => gradient_checkpointing(block, x, forward),
                 false => forward(block, x),
-            });
-        output.powi_scalar(2).mean()
+            })
+    }
+}
+
+impl Network<2> for Mlp {
+    fn loss(&self, input: Tensor<2>) -> Tensor<1> {
+        self.forward(input).powi_scalar(2).mean()
     }
 }
 
