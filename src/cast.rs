@@ -71,7 +71,7 @@ impl ModuleMapper for Cast {
 }
 
 /// `value` in another type, and a leaf if it was one.
-fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+pub(crate) fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
     match value.dtype() == dtype.into() {
         true => value,
         false => leaf(value, |value| value.cast(dtype)),

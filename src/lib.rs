@@ -39,7 +39,7 @@
 //!
 //! Backends carry Burn's names (`flex`, the default, `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
 //! `cuda`, `rocm`, `cpu`), as do `fusion`, `autotune`, `train` and `tui`; `plot` draws recorded
-//! memory; `remote` trains on devices that a server hosts, and makes such a server. The crate must be built
+//! memory; `store` loads files of safetensors and of PyTorch; `remote` trains on devices that a server hosts, and makes such a server. The crate must be built
 //! with the feature of the backend that trains: the tap is an operation of that backend.
 
 #![warn(missing_docs)]
@@ -51,7 +51,10 @@ mod error;
 mod estimate;
 mod fused;
 mod gradient_checkpointing;
+mod linear_cross_entropy;
 mod load;
+#[cfg(feature = "store")]
+mod load_store;
 mod loss;
 pub mod memory;
 mod offload;
@@ -73,13 +76,16 @@ mod worker;
 pub use cast::{cast, try_cast};
 pub use device::check_device;
 pub use error::FusedError;
-pub use estimate::{MemoryEstimate, OffloadEstimate};
+pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};
 pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
     Activations, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,
 };
+pub use linear_cross_entropy::{Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};
 pub use load::load_record_in;
+#[cfg(feature = "store")]
+pub use load_store::{LoadError, load_from_store};
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use pass::{StepContext, scale_loss};
@@ -116,6 +122,11 @@ struct FormatDocs;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/devices.md")]
 struct DeviceDocs;
+
+/// And those in that of language models.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/language-model.md")]
+struct LanguageModelDocs;
 
 /// And the one in that of the techniques.
 #[cfg(doctest)]

@@ -15,7 +15,6 @@ mod mode;
 #[path = "../network/mod.rs"]
 mod network;
 mod quality;
-#[path = "../../examples/text/model.rs"]
 mod transformer;
 
 use std::process::Command;

@@ -74,11 +74,19 @@ impl Formats {
         }
     }
 
+    /// The type of the weights.
+    pub fn dtype(self) -> FloatDType {
+        match self.weights {
+            Weights::F32 => FloatDType::F32,
+            _ => FloatDType::BF16,
+        }
+    }
+
     /// `model` in the type of its weights.
     pub fn cast<M: Module>(self, model: M) -> M {
         match self.weights {
             Weights::F32 => model,
-            _ => backburn::cast(model, FloatDType::BF16),
+            _ => backburn::cast(model, self.dtype()),
         }
     }
 }

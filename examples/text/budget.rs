@@ -4,23 +4,23 @@ use backburn::GradientCheckpointingConfig;
 use clap::ValueEnum;
 use peak_alloc::PeakAlloc;
 
-use crate::model::TransformerConfig;
+use crate::model::LanguageModelConfig;
 use crate::technique::{Place, Technique};
 use crate::text::Text;
 
 /// Prints a table: for each technique the largest batch with which two steps take no more than
 /// `budget` bytes, model and optimizer included.
-pub fn print(config: &TransformerConfig, text: &mut Text, budget: usize, bytes: &PeakAlloc) {
+pub fn print(config: &LanguageModelConfig, text: &mut Text, budget: usize, bytes: &PeakAlloc) {
     let place = Place::default();
     println!("{:<12}{:>10}{:>14}", "", "batch", "peak (MB)");
     for technique in Technique::value_variants() {
         let mut peak = |batch: usize| {
             let before = bytes.current_usage();
             bytes.reset_peak_usage();
-            let mut step = technique.start(config, GradientCheckpointingConfig::new(), place);
+            let mut trainer = technique.start(config, GradientCheckpointingConfig::new(), place);
             for _ in 0..2 {
-                let batch = text.batch(batch, config.context, &technique.device(place));
-                step(batch, 0.0);
+                let batch = text.batch(batch, &technique.device(place));
+                trainer.step(batch, 0.0);
             }
             bytes.peak_usage() - before
         };

@@ -1,16 +1,17 @@
 //! Ways to train with less memory.
 
-use backburn::{FusedOptimizer, GradientCheckpointingConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use backburn::GradientCheckpointingConfig;
+use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::prelude::*;
 use clap::ValueEnum;
 
 use crate::backend::Backend;
 use crate::formats::Formats;
-use crate::model::{Transformer, TransformerConfig};
+use crate::model::LanguageModelConfig;
 use crate::offload::Waiting;
+use crate::trainer::Trainer;
 
-/// How the model is trained.
+/// How the model is trained; each way needs less than the one before.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Technique {
     /// Burn's optimizer after the backward pass.
@@ -21,7 +22,12 @@ pub enum Technique {
     Balanced,
     /// Fused, with the layers recomputed.
     Block,
+    /// So, with the loss in chunks of tokens.
+    Chunked,
 }
+
+/// Tokens whose logits exist at once.
+const CHUNK: usize = 256;
 
 /// Where the model computes, what waits in host memory meanwhile, and what all is kept in.
 #[derive(Clone, Copy, Debug)]
@@ -41,9 +47,6 @@ impl Default for Place {
         }
     }
 }
-
-/// A training step: given a batch and a learning rate, it returns the loss.
-pub type Step = Box<dyn FnMut(Tensor<2, Int>, f64) -> Tensor<1>>;
 
 /// What all techniques train with.
 pub fn optimizer(formats: Formats) -> ModuleOptimizer {
@@ -67,14 +70,22 @@ impl Technique {
         }
     }
 
+    /// `config` as it is trained.
+    pub fn applied_to(self, config: &LanguageModelConfig) -> LanguageModelConfig {
+        config
+            .clone()
+            .with_recompute_layers(matches!(self, Self::Block | Self::Chunked))
+            .with_chunk_size((self == Self::Chunked).then_some(CHUNK))
+    }
+
     /// Starts a training of the model of `config` with AdamW.
     pub fn start(
         self,
-        config: &TransformerConfig,
+        config: &LanguageModelConfig,
         checkpointing: GradientCheckpointingConfig,
         place: Place,
-    ) -> Step {
-        let config = config.clone().with_recompute_layers(self == Self::Block);
+    ) -> Trainer {
+        let config = self.applied_to(config);
         let device = self.device(place);
         // What waits on the host is made there.
         let model = match (self, place.offload) {
@@ -82,22 +93,14 @@ impl Technique {
             (_, Some(_)) => config.init(&self.device(Place::default())),
         };
         let model = place.formats.cast(model);
-        let mut optimizer = optimizer(place.formats);
+        let optimizer = optimizer(place.formats);
         if self == Self::Stock {
-            let mut model = Some(model);
-            return Box::new(move |batch, rate| {
-                let current = model.take().expect("the step before has put it back");
-                let loss = current.loss(batch);
-                let gradients = GradientsParams::from_grads(loss.backward(), &current);
-                model = Some(optimizer.step(rate, current, gradients));
-                loss.detach()
-            });
+            return Trainer::stock(model, optimizer);
         }
-        let mut fused =
-            FusedOptimizer::new(model, optimizer).with_gradient_checkpointing(checkpointing);
-        if let Some(waiting) = place.offload {
-            fused = fused.with_offload(waiting.config(), &device);
+        let trainer = Trainer::fused(model, optimizer, checkpointing);
+        match place.offload {
+            Some(waiting) => trainer.with_offload(waiting.config(), &device),
+            None => trainer,
         }
-        Box::new(move |batch, rate| fused.step(rate, |model: &Transformer| model.loss(batch)))
     }
 }

@@ -1,48 +1,106 @@
 //! The text to learn.
 
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use burn::prelude::*;
 use burn::tensor::TensorData;
+use flate2::read::GzDecoder;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-const SONNETS: &[u8] = include_bytes!("data/sonnets.txt");
+use crate::tokens::Vocabulary;
 
-/// Bytes, from which random pieces are cut.
+const PLAYS: &[u8] = include_bytes!("data/shakespeare.txt.gz");
+pub const SONNETS: &str = include_str!("data/sonnets.txt");
+
+/// Plays of Shakespeare.
+pub fn plays() -> Result<String> {
+    let mut text = String::new();
+    GzDecoder::new(PLAYS).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The text of the file at `path`.
+pub fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path)
+        .with_context(|| format!("the text {} can't be read", path.display()))
+}
+
+/// Tokens, the last tenth of which is held out.
 pub struct Text {
-    bytes: Vec<u8>,
+    tokens: Vec<u32>,
+    held_out: usize,
+    bytes_per_token: f64,
+    context: usize,
     random: StdRng,
 }
 
 impl Text {
-    /// Reads the file at `path`, or the sonnets, for pieces of `context` bytes and one.
-    pub fn read(path: Option<&Path>, context: usize, seed: u64) -> Result<Self> {
-        let bytes = match path {
-            Some(path) => {
-                std::fs::read(path).with_context(|| format!("{} can't be read", path.display()))?
-            }
-            None => SONNETS.to_vec(),
-        };
+    /// Cuts `text` into tokens, for pieces of `context` tokens and one.
+    ///
+    /// # Errors
+    ///
+    /// If it is too short: both parts must have such a piece.
+    pub fn new(text: &str, vocabulary: Vocabulary, context: usize, seed: u64) -> Result<Self> {
+        ensure!(!text.trim().is_empty(), "the text is empty");
+        let tokens = vocabulary.encode(text);
+        let held_out = tokens.len() - tokens.len() / 10;
+        let shorter = held_out.min(tokens.len() - held_out);
         ensure!(
-            bytes.len() > context,
-            "the text has {} bytes, and a piece of context {context} one more than that",
-            bytes.len()
+            shorter > context,
+            "the text has {} tokens, a tenth of them held out, and a piece of context {context} takes one more than that: \
+             use a longer text, or a smaller `--context`",
+            tokens.len()
         );
         Ok(Self {
-            bytes,
+            bytes_per_token: text.len() as f64 / tokens.len() as f64,
+            tokens,
+            held_out,
+            context,
             random: StdRng::seed_from_u64(seed),
         })
     }
 
-    /// Random pieces. Shape: `[batch, context + 1]`.
-    pub fn batch(&mut self, batch: usize, context: usize, device: &Device) -> Tensor<2, Int> {
-        let length = context + 1;
-        let pieces = (0..batch).flat_map(|_| {
-            let start = self.random.random_range(0..=self.bytes.len() - length);
-            self.bytes[start..start + length].iter()
-        });
-        let pieces: Vec<i32> = pieces.map(|byte| i32::from(*byte)).collect();
-        Tensor::from_data(TensorData::new(pieces, [batch, length]), device)
+    /// What is learned.
+    pub fn train(&self) -> &[u32] {
+        &self.tokens[..self.held_out]
     }
+
+    /// The mean length of a token in bytes.
+    pub fn bytes_per_token(&self) -> f64 {
+        self.bytes_per_token
+    }
+
+    /// Random pieces of what is learned. Shape: `[batch, context + 1]`.
+    pub fn batch(&mut self, batch: usize, device: &Device) -> Tensor<2, Int> {
+        let last = self.held_out - self.context - 1;
+        let starts = (0..batch).map(|_| self.random.random_range(0..=last));
+        let pieces: Vec<&[u32]> = starts.map(|start| &self.tokens[start..]).collect();
+        stacked(&pieces, self.context + 1, device)
+    }
+
+    /// So many batches were drawn already.
+    pub fn skip(&mut self, batches: usize, batch: usize) {
+        let last = self.held_out - self.context - 1;
+        for _ in 0..batches * batch {
+            self.random.random_range(0..=last);
+        }
+    }
+
+    /// Up to `count` pieces of what is held out, evenly spread over it.
+    pub fn held_out(&self, count: usize) -> Vec<&[u32]> {
+        let held_out = &self.tokens[self.held_out..];
+        let length = self.context + 1;
+        let pieces: Vec<&[u32]> = held_out.chunks_exact(length).collect();
+        let every = pieces.len().div_ceil(count.max(1));
+        pieces.into_iter().step_by(every).collect()
+    }
+}
+
+/// The beginnings of `pieces` as a batch. Shape: `[pieces, length]`.
+pub fn stacked(pieces: &[&[u32]], length: usize, device: &Device) -> Tensor<2, Int> {
+    let tokens = pieces.iter().flat_map(|piece| &piece[..length]);
+    let tokens: Vec<i32> = tokens.map(|token| *token as i32).collect();
+    Tensor::from_data(TensorData::new(tokens, [pieces.len(), length]), device)
 }

@@ -1,4 +1,5 @@
 mod offload;
+mod peaks;
 
 use std::fmt::{Display, Formatter};
 
@@ -11,6 +12,7 @@ use crate::optim::compact_records;
 use crate::policy::Update;
 
 pub use offload::OffloadEstimate;
+pub use peaks::PeakEstimate;
 
 /// What training will hold, and what fusing would save, before any training.
 ///

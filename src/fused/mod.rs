@@ -1,4 +1,5 @@
 mod backward;
+mod dry_run;
 mod full_precision;
 mod offload;
 mod policies;

@@ -3,6 +3,9 @@
 //! A process of its own: it counts every allocated byte.
 
 mod formats;
+mod loading;
+mod loss;
+mod pytorch_file;
 mod replicas;
 
 use std::sync::Mutex;

@@ -1,0 +1,141 @@
+//! Fine-tuning from a file of weights: all of them, and LoRA.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use backburn::{GradientCheckpointingConfig, MemoryEstimate, load_from_store};
+use burn::module::{Lora, ParamGroup};
+use burn::prelude::*;
+use burn::store::{ModuleSnapshot, PytorchStore, SafetensorsStore};
+use burn::tensor::DType;
+use peak_alloc::PeakAlloc;
+
+use crate::model::{LanguageModel, LanguageModelConfig};
+use crate::options::Options;
+use crate::technique::{Place, optimizer};
+use crate::text::{SONNETS, Text, plays};
+use crate::train::{HeldOut, train};
+use crate::trainer::Trainer;
+
+const RANK: usize = 8;
+/// Fine-tuning takes a tenth of the steps.
+const FEWER: usize = 10;
+
+/// What is trained of a model.
+#[derive(Clone, Copy, Debug)]
+enum Share {
+    Nothing,
+    Lora,
+    All,
+}
+
+/// Trains a model on the plays, unless there are weights to start from; then goes on with it on the sonnets and prints what that
+/// takes, and what it gives.
+pub fn compare(options: &Options, config: &LanguageModelConfig, bytes: &PeakAlloc) -> Result<()> {
+    let config = options.technique.applied_to(config);
+    let mut text = Text::new(SONNETS, options.vocabulary, config.context, options.seed)?;
+    let folder = tempfile::tempdir()?;
+    let path = match &options.from {
+        Some(path) => path.clone(),
+        None => {
+            let path = folder.path().join("plays.safetensors");
+            pretrain(options, &config, bytes)?
+                .save_into(&mut SafetensorsStore::from_file(&path))?;
+            path
+        }
+    };
+    println!(
+        "{:<10}{:>16}{:>12}{:>16}",
+        "", "trained", "peak (MB)", "held-out loss"
+    );
+    for share in [Share::Nothing, Share::Lora, Share::All] {
+        let before = bytes.current_usage();
+        bytes.reset_peak_usage();
+        let (trained, loss) = tune(options, &config, &path, share, &mut text, bytes)?;
+        println!(
+            "{:<10}{trained:>16}{:>12.1}{loss:>16.3}",
+            format!("{share:?}"),
+            (bytes.peak_usage() - before) as f64 / 1e6
+        );
+    }
+    Ok(())
+}
+
+/// A model that has learned the plays.
+fn pretrain(
+    options: &Options,
+    config: &LanguageModelConfig,
+    bytes: &PeakAlloc,
+) -> Result<LanguageModel> {
+    let device = options.technique.device(Place::default());
+    device.seed(options.seed);
+    let mut text = Text::new(&plays()?, options.vocabulary, config.context, options.seed)?;
+    let checkpointing = GradientCheckpointingConfig::new();
+    let mut trainer = options
+        .technique
+        .start(config, checkpointing, Place::default());
+    train(
+        &mut trainer,
+        &mut text,
+        options.course(config),
+        &device,
+        bytes,
+    )?;
+    Ok(trainer.model())
+}
+
+/// Fine-tunes a `share` of the weights in the file at `path`. Returns how many parameters were trained, and the loss on what is
+/// held out of the text.
+fn tune(
+    options: &Options,
+    config: &LanguageModelConfig,
+    path: &Path,
+    share: Share,
+    text: &mut Text,
+    bytes: &PeakAlloc,
+) -> Result<(usize, f64)> {
+    let device = options.technique.device(Place::default());
+    device.seed(options.seed);
+    let model = load(config.init(&device), path, options)?;
+    let model = match share {
+        Share::Nothing => model.freeze(),
+        Share::All => model,
+        Share::Lora => {
+            let layers = ParamGroup::from_predicate("layers.");
+            model.apply_lora(Lora::new(RANK, 2.0 * RANK as f64).set_param_group(layers))
+        }
+    };
+    let optimizer = optimizer(options.formats);
+    let gradients = MemoryEstimate::new(&model, &optimizer).gradients;
+    let mut trainer = Trainer::fused(model, optimizer, GradientCheckpointingConfig::new());
+    if gradients > 0 {
+        let mut course = options.course(config);
+        course.steps = course.steps.div_ceil(FEWER);
+        course.learning_rate /= 3.0;
+        train(&mut trainer, text, course, &device, bytes)?;
+    }
+    let size = config.vocabulary;
+    let batch = options.batch_size.into();
+    let held_out = HeldOut::measure(&trainer.valid(), text, size, batch, &device);
+    let trained = gradients / DType::from(options.formats.dtype()).size();
+    Ok((trained, held_out.loss))
+}
+
+/// `model` with the weights in the file at `path`, in the type in which they are trained.
+fn load(model: LanguageModel, path: &Path, options: &Options) -> Result<LanguageModel> {
+    let dtype = options.formats.dtype();
+    let loaded = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("safetensors") => {
+            load_from_store(model, &mut SafetensorsStore::from_file(path), dtype)
+        }
+        Some("pt" | "pth" | "bin") => {
+            load_from_store(model, &mut PytorchStore::from_file(path), dtype)
+        }
+        _ => bail!(
+            "{} is neither a file of safetensors (.safetensors) nor one of PyTorch (.pt, .pth, .bin)",
+            path.display()
+        ),
+    };
+    let (model, _) = loaded.with_context(|| format!("in {}", path.display()))?;
+    Ok(model)
+}

@@ -1,0 +1,93 @@
+use burn::nn::{Linear, LinearConfig, RotaryEncoding, RotaryEncodingConfig};
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
+
+use super::LanguageModelConfig;
+
+impl LanguageModelConfig {
+    /// The rotary positions, which all layers share.
+    pub(super) fn rotary(&self, device: &Device) -> RotaryEncoding {
+        RotaryEncodingConfig::new(self.context, self.dim / self.heads).init(device)
+    }
+}
+
+/// Attention with grouped heads ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)), rotary positions and a soft cap
+/// on the scores.
+#[derive(Module, Debug)]
+pub struct Attention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    rotary: RotaryEncoding,
+    #[module(skip)]
+    heads: usize,
+    #[module(skip)]
+    key_value_heads: usize,
+    #[module(skip)]
+    soft_cap: f64,
+}
+
+impl Attention {
+    pub fn init(config: &LanguageModelConfig, rotary: RotaryEncoding, device: &Device) -> Self {
+        let of_head = config.dim / config.heads;
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        Self {
+            query: linear(config.dim, config.dim),
+            key: linear(config.dim, config.key_value_heads * of_head),
+            value: linear(config.dim, config.key_value_heads * of_head),
+            output: linear(config.dim, config.dim),
+            rotary,
+            heads: config.heads,
+            key_value_heads: config.key_value_heads,
+            soft_cap: config.soft_cap,
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - x: `[batch, length, dim]`
+    /// - masked: `[length, length]`
+    /// - output: `[batch, length, dim]`
+    pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>) -> Tensor<3> {
+        let [batch, length, dim] = x.dims();
+        let query = self.turned(split(self.query.forward(x.clone()), self.heads));
+        let key = self.turned(split(self.key.forward(x.clone()), self.key_value_heads));
+        let value = split(self.value.forward(x), self.key_value_heads);
+        let masked = masked
+            .unsqueeze::<4>()
+            .expand([batch, self.heads, length, length]);
+        let options = AttentionModuleOptions {
+            softcap: Some(self.soft_cap),
+            ..Default::default()
+        };
+        let (key, value) = (self.repeated(key), self.repeated(value));
+        let mixed = attention(query, key, value, Some(masked), None, options);
+        let mixed = mixed.swap_dims(1, 2).reshape([batch, length, dim]);
+        self.output.forward(mixed)
+    }
+
+    /// With their positions, in f32, as the table of the rotations is.
+    fn turned(&self, heads: Tensor<4>) -> Tensor<4> {
+        let dtype = heads.dtype();
+        self.rotary.forward(heads.cast(FloatDType::F32)).cast(dtype)
+    }
+
+    /// Heads for keys or values, once for each of the heads that they serve.
+    fn repeated(&self, few: Tensor<4>) -> Tensor<4> {
+        let [batch, few_heads, length, of_head] = few.dims();
+        let group = self.heads / few_heads;
+        let many = few.unsqueeze_dim::<5>(2);
+        let many = many.expand([batch, few_heads, group, length, of_head]);
+        many.reshape([batch, self.heads, length, of_head])
+    }
+}
+
+/// `[batch, length, heads * of_head]` as `[batch, heads, length, of_head]`.
+fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [batch, length, dim] = x.dims();
+    let x = x.reshape([batch, length, heads, dim / heads]);
+    x.swap_dims(1, 2)
+}

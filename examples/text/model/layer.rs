@@ -1,0 +1,46 @@
+use burn::nn::{RmsNorm, RmsNormConfig, RotaryEncoding};
+use burn::prelude::*;
+
+use super::LanguageModelConfig;
+use super::attention::Attention;
+use super::experts::Experts;
+
+/// Attention, then experts, each behind a norm and beside the residual stream.
+#[derive(Module, Debug)]
+pub struct Layer {
+    attention_norm: RmsNorm,
+    attention: Attention,
+    experts_norm: RmsNorm,
+    experts: Experts,
+}
+
+impl Layer {
+    pub fn init(config: &LanguageModelConfig, rotary: RotaryEncoding, device: &Device) -> Self {
+        let norm = RmsNormConfig::new(config.dim);
+        Self {
+            attention_norm: norm.init(device),
+            attention: Attention::init(config, rotary, device),
+            experts_norm: norm.init(device),
+            experts: Experts::init(config, device),
+        }
+    }
+
+    /// The stream behind the layer, and its load-balancing loss.
+    ///
+    /// # Shapes
+    ///
+    /// - x: `[batch, length, dim]`
+    /// - masked: `[length, length]`
+    /// - output: `[batch, length, dim]`, `[1]`
+    pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>) -> (Tensor<3>, Tensor<1>) {
+        let x = x.clone()
+            + self
+                .attention
+                .forward(self.attention_norm.forward(x), masked);
+        let [batch, length, dim] = x.dims();
+        let tokens = self.experts_norm.forward(x.clone());
+        let tokens = tokens.reshape([batch * length, dim]);
+        let (mixed, balance) = self.experts.forward(tokens);
+        (x + mixed.reshape([batch, length, dim]), balance)
+    }
+}

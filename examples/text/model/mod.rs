@@ -1,0 +1,204 @@
+//! A decoder made of Burn's parts: rotary positions, RMS norm, grouped heads that look back over a window, experts.
+
+mod attention;
+mod experts;
+mod layer;
+mod preset;
+
+use backburn::{
+    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, gradient_checkpointing,
+};
+use burn::module::Initializer;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+
+use layer::Layer;
+pub use preset::Preset;
+
+/// The size of a language model; by default [`Preset::Small`].
+#[derive(Config, Debug, PartialEq)]
+pub struct LanguageModelConfig {
+    /// Number of tokens that there are.
+    pub vocabulary: usize,
+    /// Tokens that the model sees at once.
+    #[config(default = 128)]
+    pub context: usize,
+    /// Width of the residual stream.
+    #[config(default = 128)]
+    pub dim: usize,
+    /// Number of layers.
+    #[config(default = 4)]
+    pub depth: usize,
+    /// Number of attention heads; divides `dim`.
+    #[config(default = 4)]
+    pub heads: usize,
+    /// Number of heads for keys and values; divides `heads`.
+    #[config(default = 2)]
+    pub key_value_heads: usize,
+    /// Tokens that attention looks back over, itself among them.
+    #[config(default = 64)]
+    pub window: usize,
+    /// Number of experts in a layer.
+    #[config(default = 4)]
+    pub experts: usize,
+    /// Number of experts at work for a token.
+    #[config(default = 2)]
+    pub experts_per_token: usize,
+    /// Width of an expert.
+    #[config(default = 256)]
+    pub expert_dim: usize,
+    /// Bound of the attention scores.
+    #[config(default = 20.0)]
+    pub soft_cap: f64,
+    /// Whether the embedding is the head, too.
+    #[config(default = false)]
+    pub tied: bool,
+    /// Whether fused training keeps the input of each layer only and runs it again.
+    #[config(default = false)]
+    pub recompute_layers: bool,
+    /// Tokens whose logits exist at once; all of them if it is not given.
+    pub chunk_size: Option<usize>,
+}
+
+/// The weight of the load-balancing loss, as in the [Switch Transformer](https://arxiv.org/abs/2101.03961).
+const BALANCE: f64 = 0.01;
+
+impl LanguageModelConfig {
+    /// Initializes the model on `device`.
+    pub fn init(&self, device: &Device) -> LanguageModel {
+        let small = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
+        let rotary = self.rotary(device);
+        let layer = |_| Layer::init(self, rotary.clone(), device);
+        let head = LinearConfig::new(self.dim, self.vocabulary)
+            .with_bias(false)
+            .with_initializer(small.clone());
+        LanguageModel {
+            embedding: EmbeddingConfig::new(self.vocabulary, self.dim)
+                .with_initializer(small)
+                .init(device),
+            layers: (0..self.depth).map(layer).collect(),
+            norm: RmsNormConfig::new(self.dim).init(device),
+            head: (!self.tied).then(|| head.init(device)),
+            window: self.window,
+            recompute_layers: self.recompute_layers,
+            chunk_size: self.chunk_size,
+        }
+    }
+}
+
+/// A causal language model.
+#[derive(Module, Debug)]
+pub struct LanguageModel {
+    embedding: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    /// None if the embedding is the head.
+    head: Option<Linear>,
+    #[module(skip)]
+    window: usize,
+    #[module(skip)]
+    recompute_layers: bool,
+    #[module(skip)]
+    chunk_size: Option<usize>,
+}
+
+/// What a training step reduces, and what it tells.
+pub struct Losses {
+    /// The cross entropy and the weighted load-balancing loss. Shape: `[1]`.
+    pub total: Tensor<1>,
+    /// The mean cross entropy in nats per token. Shape: `[1]`.
+    pub cross_entropy: Tensor<1>,
+}
+
+impl LanguageModel {
+    /// The losses of every token of `text` but the first, given those before it. Shape: `[batch, context + 1]`.
+    pub fn losses(&self, text: Tensor<2, Int>) -> Losses {
+        let [batch, length] = text.dims();
+        let length = length - 1;
+        let (hidden, balance) = self.hidden(text.clone().narrow(1, 0, length));
+        let hidden = hidden.reshape([(batch * length) as i32, -1]);
+        let next = text.narrow(1, 1, length).reshape([batch * length]);
+        let cross_entropy = self.cross_entropy(hidden, next);
+        Losses {
+            total: cross_entropy.clone() + balance.mul_scalar(BALANCE),
+            cross_entropy: cross_entropy.detach(),
+        }
+    }
+
+    /// The logits of what follows on the last token of `text`.
+    ///
+    /// # Shapes
+    ///
+    /// - text: `[batch, length]`, up to the context
+    /// - output: `[batch, vocabulary]`
+    pub fn next(&self, text: Tensor<2, Int>) -> Tensor<2> {
+        let (hidden, _) = self.hidden(text);
+        let [_, length, _] = hidden.dims();
+        let last = hidden.narrow(1, length - 1, 1).squeeze_dim(1);
+        match &self.head {
+            Some(head) => head.logits(last),
+            None => self.embedding.logits(last),
+        }
+    }
+
+    /// The hidden states before the head, `[batch, length, dim]`, and the mean load-balancing loss of the layers, `[1]`.
+    fn hidden(&self, text: Tensor<2, Int>) -> (Tensor<3>, Tensor<1>) {
+        let [_, length] = text.dims();
+        let masked = self.masked(length, &text.device());
+        let run = |layer: &Layer, (x, masked)| layer.forward(x, masked);
+        let mut balance = Tensor::zeros([1], &text.device());
+        let mut x = self.embedding.forward(text);
+        for layer in &self.layers {
+            let input = (x, masked.clone());
+            let (output, of_layer) = match self.recompute_layers {
+                true => gradient_checkpointing(layer, input, run),
+                false => run(layer, input),
+            };
+            x = output;
+            balance = balance + of_layer;
+        }
+        let layers = self.layers.len() as f64;
+        (self.norm.forward(x), balance.div_scalar(layers))
+    }
+
+    /// Where a token (row) does not look (column): at what comes after it, and before its window. Shape:
+    /// `[length, length]`.
+    fn masked(&self, length: usize, device: &Device) -> Tensor<2, Bool> {
+        let shape = [length, length];
+        let after = Tensor::<2, Bool>::tril_mask(shape, 0, device);
+        let before = Tensor::<2, Bool>::tril_mask(shape, -(self.window as i64), device).bool_not();
+        after.bool_or(before)
+    }
+
+    /// The mean cross entropy of the tokens `next`, `[tokens]`, given the states `hidden`, `[tokens, dim]`.
+    fn cross_entropy(&self, hidden: Tensor<2>, next: Tensor<1, Int>) -> Tensor<1> {
+        match &self.head {
+            Some(head) => cross_entropy(head, self.chunk_size, hidden, next),
+            None => cross_entropy(&self.embedding, self.chunk_size, hidden, next),
+        }
+    }
+}
+
+fn cross_entropy<H: Head>(
+    head: &H,
+    chunk_size: Option<usize>,
+    hidden: Tensor<2>,
+    next: Tensor<1, Int>,
+) -> Tensor<1> {
+    match chunk_size {
+        Some(size) => {
+            let config = LinearCrossEntropyLossConfig::new().with_chunk_size(size);
+            let loss: LinearCrossEntropyLoss = config.init();
+            loss.forward(head, hidden, next)
+        }
+        // In f32, whatever the weights are in: probabilities need it.
+        None => CrossEntropyLossConfig::new()
+            .init(&hidden.device())
+            .forward(head.logits(hidden).cast(FloatDType::F32), next),
+    }
+}

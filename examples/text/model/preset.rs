@@ -1,0 +1,42 @@
+use clap::ValueEnum;
+
+use super::LanguageModelConfig;
+
+/// Sizes of language models.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// 1.8 million parameters beside the vocabulary; learns in about two minutes on two cores.
+    Small,
+    /// 24 million parameters beside the vocabulary.
+    Medium,
+    /// 0.86 billion parameters beside the vocabulary, 0.96 with that of GPT-2.
+    Billion,
+}
+
+impl Preset {
+    /// The model of this size, for a `vocabulary`.
+    pub fn config(self, vocabulary: usize) -> LanguageModelConfig {
+        let small = LanguageModelConfig::new(vocabulary);
+        match self {
+            Self::Small => small,
+            Self::Medium => small
+                .with_context(256)
+                .with_dim(512)
+                .with_depth(6)
+                .with_heads(8)
+                .with_key_value_heads(4)
+                .with_window(128)
+                .with_expert_dim(512),
+            Self::Billion => small
+                .with_context(2048)
+                .with_dim(1024)
+                .with_depth(16)
+                .with_heads(8)
+                .with_key_value_heads(4)
+                .with_window(1024)
+                .with_experts(8)
+                .with_experts_per_token(4)
+                .with_expert_dim(2048),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+
+use crate::backend::Backend;
+use crate::formats::Formats;
+use crate::model::{LanguageModelConfig, Preset};
+use crate::offload::Waiting;
+use crate::technique::{Place, Technique};
+use crate::text;
+use crate::tokens::Vocabulary;
+use crate::train::Course;
+
+/// Trains a language model on a text.
+#[derive(Parser, Clone, Debug)]
+pub struct Options {
+    /// A plain text file, instead of plays of Shakespeare.
+    #[arg(long)]
+    pub text: Option<PathBuf>,
+
+    /// What the text is cut into.
+    #[arg(long, value_enum, default_value_t = Vocabulary::Bytes)]
+    pub vocabulary: Vocabulary,
+
+    /// The size of the model.
+    #[arg(long, value_enum, default_value_t = Preset::Small)]
+    pub preset: Preset,
+
+    /// Let the embedding be the head, too.
+    #[arg(long)]
+    pub tied: bool,
+
+    /// How to train.
+    #[arg(long, value_enum, default_value_t = Technique::Chunked)]
+    pub technique: Technique,
+
+    /// Where to train.
+    #[arg(long, value_enum, default_value_t = Backend::Flex)]
+    pub device: Backend,
+
+    /// What waits in host memory while the device computes.
+    #[arg(long, value_enum, conflicts_with_all = ["budget", "within"])]
+    pub offload: Option<Waiting>,
+
+    #[command(flatten)]
+    pub formats: Formats,
+
+    /// Tokens that the model sees at once, if not as many as the preset says.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub context: Option<u16>,
+
+    /// Pieces of text per step.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    pub batch_size: u16,
+
+    /// Number of steps.
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u16).range(1..))]
+    pub steps: u16,
+
+    /// The highest learning rate.
+    #[arg(long, default_value_t = 3e-3)]
+    pub learning_rate: f64,
+
+    /// A folder to save the training in.
+    #[arg(long)]
+    pub save: Option<PathBuf>,
+
+    /// A folder with a training to go on with.
+    #[arg(long)]
+    pub resume: Option<PathBuf>,
+
+    /// Train a model on the plays, then go on with it on sonnets, all of it and with LoRA.
+    #[arg(long, conflicts_with_all = ["text", "budget", "within", "save", "resume", "offload", "device"])]
+    pub fine_tune: bool,
+
+    /// Weights for `--fine-tune` to start from, in a file of safetensors or of PyTorch, instead of training a model first.
+    #[arg(long, requires = "fine_tune")]
+    pub from: Option<PathBuf>,
+
+    /// Print the largest batch that fits so many MB, by technique, instead of training.
+    #[arg(long, value_name = "MB", conflicts_with = "device")]
+    pub budget: Option<usize>,
+
+    /// Run no more layers twice than it takes to stay within so many MB.
+    #[arg(long, value_name = "MB", conflicts_with_all = ["budget", "device"])]
+    pub within: Option<usize>,
+
+    /// Seed of the weights and the pieces.
+    #[arg(long, default_value_t = 42)]
+    pub seed: u64,
+}
+
+impl Options {
+    /// The model that is asked for.
+    pub fn config(&self) -> Result<LanguageModelConfig> {
+        ensure!(
+            self.learning_rate > 0.0 && self.learning_rate.is_finite(),
+            "`--learning-rate` is {}: it must be a positive number",
+            self.learning_rate
+        );
+        let config = self
+            .preset
+            .config(self.vocabulary.size())
+            .with_tied(self.tied);
+        Ok(match self.context {
+            Some(context) => config.with_context(context.into()),
+            None => config,
+        })
+    }
+
+    /// The text that is to be learned.
+    pub fn read(&self) -> Result<String> {
+        match &self.text {
+            Some(path) => text::read(path),
+            None => text::plays(),
+        }
+    }
+
+    pub fn place(&self) -> Result<Place> {
+        if let Some(waiting) = self.offload {
+            waiting.check(self.device)?;
+        }
+        ensure!(
+            self.within.is_none()
+                || matches!(self.technique, Technique::Block | Technique::Chunked),
+            "`--within` chooses layers to run twice: that takes `--technique block` or `chunked`"
+        );
+        Ok(Place {
+            backend: self.device,
+            offload: self.offload,
+            formats: self.formats,
+        })
+    }
+
+    pub fn course(&self, config: &LanguageModelConfig) -> Course {
+        Course {
+            done: 0,
+            steps: self.steps.into(),
+            batch: self.batch_size.into(),
+            context: config.context,
+            learning_rate: self.learning_rate,
+        }
+    }
+}

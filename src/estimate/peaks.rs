@@ -1,0 +1,88 @@
+use std::fmt::{Display, Formatter};
+
+use super::MemoryEstimate;
+use crate::memory::MemoryTimeline;
+
+/// The most bytes that training will hold, by technique, before the first step.
+///
+/// From a [`MemoryEstimate`] and the recording of a [dry run](crate::FusedOptimizer::dry_run):
+/// [`MemoryEstimate::peaks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeakEstimate {
+    /// Of stock Burn: the optimizer after the backward pass.
+    pub stock: usize,
+    /// Of fused training whose blocks keep their activations.
+    pub fused: usize,
+    /// Of fused training whose blocks run twice.
+    pub recomputed: usize,
+}
+
+impl MemoryEstimate {
+    /// The peaks of training, given the recording of one [dry run](crate::FusedOptimizer::dry_run) in which all blocks ran twice.
+    ///
+    /// The recording tells what a pass holds beside the parameters, and what each block would keep if it did not run twice; stock Burn holds
+    /// that, or all gradients. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as
+    /// what they are: activations. What other programs of the process hold is not among them.
+    ///
+    /// ```
+    /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
+    /// use backburn::{FusedOptimizer, MemoryEstimate, gradient_checkpointing};
+    /// # use burn::{nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Tensor}};
+    ///
+    /// #[global_allocator]
+    /// static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+    ///
+    /// # let device = Device::flex().autodiff();
+    /// # let model: Vec<Linear> = (0..4).map(|_| LinearConfig::new(64, 64).init(&device)).collect();
+    /// # let loss = |model: &Vec<Linear>| {
+    /// #     let x = Tensor::<2>::ones([256, 64], &device);
+    /// #     let run = |block: &Linear, x| block.forward(x).tanh();
+    /// #     model.iter().fold(x, |x, block| gradient_checkpointing(block, x, run)).mean()
+    /// # };
+    /// let optimizer = AdamConfig::new().init();
+    /// let estimate = MemoryEstimate::new(&model, &optimizer);
+    /// let mut fused = FusedOptimizer::new(model, optimizer);
+    /// fused.dry_run(loss); // The first pass of a program starts the threads of the backend.
+    /// let recorder = MemoryRecorder::start()?;
+    /// fused.dry_run(loss);
+    /// println!("{}", estimate.peaks(&recorder.finish()?));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn peaks(&self, timeline: &MemoryTimeline) -> PeakEstimate {
+        let start = timeline
+            .samples
+            .first()
+            .map_or(0, |sample| sample.bytes.total());
+        let most = |kept: &dyn Fn(f64) -> usize| {
+            let samples = timeline.samples.iter();
+            let bytes = samples.map(|sample| sample.bytes.total() + kept(sample.seconds));
+            bytes.max().unwrap_or(start).saturating_sub(start)
+        };
+        let recomputed = most(&|_| 0);
+        let kept = most(&|seconds| {
+            let blocks = timeline.blocks.iter();
+            let held = blocks.filter(|block| (block.forward..block.backward).contains(&seconds));
+            held.map(|block| block.activations).sum()
+        });
+        let held = self.parameters + self.optimizer_state;
+        PeakEstimate {
+            stock: held + kept.max(self.gradients + self.largest_gradient),
+            fused: held + kept.max(2 * self.largest_gradient),
+            recomputed: held + recomputed.max(2 * self.largest_gradient),
+        }
+    }
+}
+
+impl Display for PeakEstimate {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let mega = |bytes: usize| bytes as f64 / 1e6;
+        write!(
+            f,
+            "at the peak: stock {:.0} MB, fused {:.0} MB, fused with blocks that run twice {:.0} MB",
+            mega(self.stock),
+            mega(self.fused),
+            mega(self.recomputed)
+        )
+    }
+}

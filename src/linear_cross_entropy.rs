@@ -1,0 +1,248 @@
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::{Embedding, Linear};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
+
+use crate::device::is_cubecl;
+use crate::gradient_checkpointing;
+
+/// The layer that turns hidden states into logits, one for each class.
+///
+/// Of Burn's layers it is [`Linear`], and, tied to the input, [`Embedding`]. A head of your own (with adapters in other places, with a
+/// norm before it) is a module that implements it.
+pub trait Head: Module + 'static {
+    /// The logits of every class for every token, without soft cap.
+    ///
+    /// # Shapes
+    ///
+    /// - hidden: `[tokens, d_model]`
+    /// - output: `[tokens, classes]`
+    fn logits(&self, hidden: Tensor<2>) -> Tensor<2>;
+}
+
+impl Head for Linear {
+    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        self.forward(hidden)
+    }
+}
+
+/// A tied head: the logit of a token is the product of its embedding with the hidden state.
+impl Head for Embedding {
+    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        hidden.matmul(self.weight.val().transpose())
+    }
+}
+
+/// Configuration to create a [`LinearCrossEntropyLoss`] using the [init function](LinearCrossEntropyLossConfig::init).
+#[derive(Config, Debug)]
+pub struct LinearCrossEntropyLossConfig {
+    /// Tokens whose logits exist at once. In the backward pass there are up to six times `chunk_size * classes` numbers
+    /// of 4 bytes.
+    #[config(default = 256)]
+    pub chunk_size: usize,
+    /// Targets that count for nothing, neither in the sum nor in the number of tokens. Unlike those of Burn's
+    /// [`CrossEntropyLossConfig`](burn::nn::loss::CrossEntropyLossConfig), they may lie outside of the vocabulary: PyTorch's
+    /// `ignore_index` is -100.
+    pub pad_tokens: Option<Vec<i64>>,
+    /// Label smoothing: the share of every target that is spread evenly over all classes, from 0 to 1.
+    pub smoothing: Option<f32>,
+    /// Keeps logits between plus and minus this number, smoothly: `soft_cap * tanh(logits / soft_cap)`
+    /// ([Gemma 2, 2024](https://arxiv.org/abs/2408.00118)).
+    pub soft_cap: Option<f64>,
+}
+
+impl LinearCrossEntropyLossConfig {
+    /// Initializes the loss.
+    ///
+    /// # Panics
+    ///
+    /// If `chunk_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number.
+    pub fn init(&self) -> LinearCrossEntropyLoss {
+        assert!(
+            self.chunk_size > 0,
+            "`chunk_size` is 0: there must be at least one token at once"
+        );
+        if let Some(smoothing) = self.smoothing {
+            assert!(
+                (0.0..=1.0).contains(&smoothing),
+                "`smoothing` is {smoothing}: it is a share from 0 to 1"
+            );
+        }
+        if let Some(cap) = self.soft_cap {
+            assert!(
+                cap > 0.0 && cap.is_finite(),
+                "`soft_cap` is {cap}: it must be a positive number"
+            );
+        }
+        LinearCrossEntropyLoss {
+            chunk_size: self.chunk_size,
+            pad_tokens: self.pad_tokens.clone().unwrap_or_default(),
+            smoothing: self.smoothing,
+            soft_cap: self.soft_cap,
+        }
+    }
+}
+
+/// Head and cross entropy in chunks of tokens, so that the logits never exist whole.
+///
+/// With a vocabulary of 50,000 the logits of 2,048 tokens are 410 MB, several times over with softmax and gradient: more
+/// than all other activations of a model whose blocks run twice. Here each chunk is a block under
+/// [`gradient_checkpointing`]: in a fused step its logits are computed, reduced to a loss for
+/// each token, dropped, and computed again when the backward pass starts with them. The gradients that the chunks have for the
+/// head are summed before its one update. In stock training and in validation the chunks are plain calls.
+///
+/// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32: the mean over the
+/// tokens that count; NaN if none does. Gradients differ by the order in which the chunks are summed up, some 1e-7 of their size.
+/// Logits are those of the head, in the type of the model; all that follows is in f32 (in f64, if the model is). In a model in bf16 the
+/// gradient of the head is summed in bf16; sum it in f32 with
+/// [`with_full_precision_accumulation`](crate::FusedOptimizer::with_full_precision_accumulation).
+///
+/// As in [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`), with the
+/// optimizer fused.
+///
+/// ```
+/// use backburn::{FusedOptimizer, LinearCrossEntropyLossConfig};
+/// use burn::module::Module;
+/// use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+/// use burn::optim::AdamConfig;
+/// use burn::tensor::{Device, Int, Tensor};
+///
+/// #[derive(Module, Debug)]
+/// struct Bigram {
+///     embedding: Embedding,
+///     head: Linear, // or none: the embedding is a head, too
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let model = Bigram {
+///     embedding: EmbeddingConfig::new(1000, 16).init(&device),
+///     head: LinearConfig::new(16, 1000).init(&device),
+/// };
+/// let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(64).init();
+/// let text = Tensor::<1, Int>::arange(0..257, &device);
+/// let (tokens, targets) = (text.clone().slice(0..256), text.slice(1..257));
+///
+/// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+/// fused.step(1e-3, |model| {
+///     let hidden = model.embedding.forward(tokens.unsqueeze()).squeeze_dim(0);
+///     loss.forward(&model.head, hidden, targets)
+/// });
+/// ```
+#[derive(Clone, Debug)]
+pub struct LinearCrossEntropyLoss {
+    chunk_size: usize,
+    pad_tokens: Vec<i64>,
+    smoothing: Option<f32>,
+    soft_cap: Option<f64>,
+}
+
+impl LinearCrossEntropyLoss {
+    /// The mean cross entropy of the `targets` in nats, given the logits that `head` makes of `hidden`.
+    ///
+    /// # Shapes
+    ///
+    /// - hidden: `[tokens, d_model]`
+    /// - targets: `[tokens]`
+    /// - output: `[1]`, in f32 (f64)
+    ///
+    /// # Panics
+    ///
+    /// If there are no tokens, or not as many targets; on CPU backends if a target that counts is not a class of the head. Other
+    /// devices would have to be waited for: there the loss is NaN, and the token is left out of the gradients.
+    pub fn forward<H: Head>(
+        &self,
+        head: &H,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+    ) -> Tensor<1> {
+        let [tokens, _] = hidden.dims();
+        let [targets_given] = targets.dims();
+        assert!(
+            tokens == targets_given,
+            "there are {tokens} hidden states and {targets_given} targets: one target for each is needed"
+        );
+        assert!(tokens > 0, "the loss of no tokens is not defined");
+        let padding = self.padding(&targets);
+        let targets = match &padding {
+            None => targets,
+            // Any class: what it gives is not used.
+            Some(padding) => targets.mask_fill(padding.clone(), 0),
+        };
+        let chunks = (0..tokens).step_by(self.chunk_size).map(|start| {
+            let chunk = start..tokens.min(start + self.chunk_size);
+            let input = (
+                hidden.clone().slice(chunk.clone()),
+                targets.clone().slice(chunk),
+            );
+            let this = self.clone();
+            gradient_checkpointing(head, input, move |head: &H, (hidden, targets)| {
+                this.log_likelihoods(head.logits(hidden), targets)
+            })
+        });
+        let log_likelihoods = Tensor::cat(chunks.collect(), 0);
+        match padding {
+            None => log_likelihoods.mean().neg(),
+            Some(padding) => {
+                let counted = padding.clone().bool_not().float().sum();
+                let counted = counted.cast(float(log_likelihoods.dtype()));
+                log_likelihoods.mask_fill(padding, 0).sum().neg() / counted
+            }
+        }
+    }
+
+    /// Which targets count for nothing.
+    fn padding(&self, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
+        let is = |token: &i64| targets.clone().equal_scalar(*token);
+        self.pad_tokens.iter().map(is).reduce(Tensor::bool_or)
+    }
+
+    /// The logarithm of the probability of each target. Shapes: `[tokens, classes]`, `[tokens]`, `[tokens]`.
+    fn log_likelihoods(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        let [tokens, classes] = logits.dims();
+        let outside = outside(&targets, classes);
+        let targets = targets.mask_fill(outside.clone(), 0);
+        let precision = float(logits.dtype());
+        let logits = logits.cast(precision);
+        let logits = match self.soft_cap {
+            None => logits,
+            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+        };
+        let all = log_softmax(logits, 1);
+        let index = targets.reshape([tokens, 1]);
+        let of_targets = all.clone().gather(1, index).reshape([tokens]);
+        let mixed = match self.smoothing {
+            None => of_targets,
+            Some(share) => {
+                let of_all = all.sum_dim(1).reshape([tokens]);
+                of_targets.mul_scalar(1.0 - share) + of_all.mul_scalar(share / classes as f32)
+            }
+        };
+        mixed.mask_fill(outside, f32::NAN)
+    }
+}
+
+/// The type for probabilities of logits in `dtype`.
+fn float(dtype: DType) -> FloatDType {
+    match dtype {
+        DType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}
+
+/// Which `targets` are no classes.
+fn outside(targets: &Tensor<1, Int>, classes: usize) -> Tensor<1, Bool> {
+    let below = targets.clone().lower_scalar(0);
+    let outside = below.bool_or(targets.clone().greater_equal_scalar(classes as i64));
+    if !is_cubecl(&targets.device()) && outside.clone().any().into_scalar::<bool>() {
+        let found: Vec<i64> = targets.clone().into_data().iter().collect();
+        let found = found
+            .into_iter()
+            .find(|target| !(0..classes as i64).contains(target));
+        panic!(
+            "the target {} is not one of the {classes} classes of the head: look at the tokenizer, or name it in `pad_tokens`",
+            found.unwrap_or_default()
+        );
+    }
+    outside
+}

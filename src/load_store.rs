@@ -1,0 +1,175 @@
+use std::collections::HashSet;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+
+use crate::cast::{check_devices, leaf_in, running_statistics};
+use crate::error::FusedError;
+
+/// Why weights were not loaded from a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A device of the model can't compute in the type that was asked for.
+    #[error(transparent)]
+    Device(#[from] FusedError),
+    /// The file can't be read, or does not fit the model: what Burn's store says, which names the tensors.
+    #[error("the weights can't be loaded: {0}")]
+    Store(String),
+}
+
+/// `model` with the weights of a file, of safetensors or of PyTorch, each straight on the model's device and in `dtype`, one after the
+/// other.
+///
+/// Beside what is loaded there is never more than one of them, in the type of the file; Burn's stores hold that one twice for a moment
+/// (a weight of a linear layer from PyTorch, which is turned, three times). A model that has just been made draws nothing.
+/// Names are mapped, and weights filtered, by Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or
+/// [`PytorchStore`](burn::store::PytorchStore) (Burn's features `safetensors` and `pytorch`), whose own `apply_to` keeps the types of the file.
+/// What the store leaves out (if it is told to allow a part, of several files, say) stays as it is, in `dtype`; the returned
+/// [`ApplyResult`] says what that is. Running statistics of normalization layers keep their type.
+///
+/// ```
+/// use backburn::load_from_store;
+/// use burn::nn::LinearConfig;
+/// use burn::store::{ModuleSnapshot, SafetensorsStore};
+/// use burn::tensor::{DType, Device, FloatDType};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// let device = Device::flex().autodiff();
+/// # LinearConfig::new(64, 64).init(&device).save_into(&mut SafetensorsStore::from_file(&path))?;
+/// let model = LinearConfig::new(64, 64).init(&device);
+/// let mut store = SafetensorsStore::from_file(&path);
+/// let (model, _) = load_from_store(model, &mut store, FloatDType::BF16)?;
+/// assert_eq!(model.weight.val().dtype(), DType::BF16);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`LoadError`]: a tensor is missing or of another shape, the file can't be read, or a device can't compute in `dtype`. The model is
+/// consumed: what was loaded until then is of no use.
+pub fn load_from_store<M, S>(
+    model: M,
+    store: &mut S,
+    dtype: FloatDType,
+) -> Result<(M, ApplyResult), LoadError>
+where
+    M: Module,
+    S: ModuleStore,
+{
+    check_devices(&model, dtype)?;
+    let mut casting = Casting {
+        statistics: running_statistics(&model),
+        model,
+        dtype,
+    };
+    let applied = casting
+        .load_from(store)
+        .map_err(|error| LoadError::Store(error.to_string()))?;
+    Ok((casting.model, applied))
+}
+
+/// A model whose parameters are cast as soon as they are loaded: stores map it, one parameter after the other.
+#[derive(Clone, Debug)]
+struct Casting<M> {
+    model: M,
+    dtype: FloatDType,
+    /// Parameters that keep their type.
+    statistics: HashSet<ParamId>,
+}
+
+impl<M: Module> Casting<M> {
+    fn changed(self, change: impl FnOnce(M) -> M) -> Self {
+        let model = change(self.model);
+        Self { model, ..self }
+    }
+}
+
+impl<M: Module> Module for Casting<M> {
+    fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
+        let (dtype, statistics) = (self.dtype, self.statistics.clone());
+        let mut mapper = Cast {
+            mapper,
+            dtype,
+            statistics,
+        };
+        self.changed(|model| model.map(&mut mapper))
+    }
+
+    fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
+        self.model.visit(visitor);
+    }
+
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.model.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.changed(|model| model.fork(device))
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.changed(|model| model.to_device(device))
+    }
+
+    fn train(self) -> Self {
+        self.changed(M::train)
+    }
+
+    fn valid(&self) -> Self {
+        self.clone().changed(|model| model.valid())
+    }
+
+    fn materialize(self) -> Self {
+        self.changed(M::materialize)
+    }
+}
+
+/// Maps parameters as `mapper` does, then casts them.
+struct Cast<'a, Mapper> {
+    mapper: &'a mut Mapper,
+    dtype: FloatDType,
+    statistics: HashSet<ParamId>,
+}
+
+impl<Mapper: ModuleMapper> ModuleMapper for Cast<'_, Mapper> {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.mapper.enter_module(name, container_type);
+    }
+
+    fn exit_module(&mut self, name: &str, container_type: &str) {
+        self.mapper.exit_module(name, container_type);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let keeps_type = self.statistics.contains(&param.id);
+        let param = self.mapper.map_float(param);
+        if keeps_type {
+            return param;
+        }
+        let dtype = self.dtype;
+        if !param.is_initialized() {
+            // It was not in the file, and may be in the next.
+            return param.init_mapper(move |value| value.cast(dtype));
+        }
+        let (id, value, mapper) = param.consume();
+        Param::from_mapped_value(id, leaf_in(value, dtype), mapper)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        self.mapper.map_int(param)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        self.mapper.map_bool(param)
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        self.mapper.map_flag(flag)
+    }
+}

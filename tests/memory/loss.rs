@@ -1,0 +1,46 @@
+//! The logits of a large vocabulary never exist whole.
+
+use backburn::LinearCrossEntropyLossConfig;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::Int;
+
+use super::*;
+
+const TOKENS: usize = 512;
+const CHUNK: usize = 64;
+const DIM: usize = 4;
+const CLASSES: usize = 4096;
+/// Bytes of the logits of a token.
+const LOGITS: usize = 4 * CLASSES;
+
+#[test]
+fn no_more_logits_than_those_of_a_chunk_are_there_at_once() {
+    let _alone = ALONE.lock();
+    let head = LinearConfig::new(DIM, CLASSES).init(&device());
+    let hidden = Tensor::<2>::random([TOKENS, DIM], Distribution::Default, &device());
+    let targets = Tensor::<1, Int>::arange(0..TOKENS as i64, &device());
+    let mut fused = FusedOptimizer::new(head, SgdConfig::new().init());
+    let loss = LinearCrossEntropyLossConfig::new()
+        .with_chunk_size(CHUNK)
+        .init();
+    let mut step = |whole: bool| {
+        peak(|| {
+            fused.step(0.1, |head| match whole {
+                true => CrossEntropyLossConfig::new()
+                    .init(&device())
+                    .forward(head.forward(hidden.clone()), targets.clone()),
+                false => loss.forward(head, hidden.clone(), targets.clone()),
+            });
+        })
+    };
+    let (whole, chunked) = (step(true), step(false));
+    assert!(
+        whole > 3 * TOKENS * LOGITS,
+        "{whole} bytes with whole logits"
+    );
+    assert!(
+        chunked < 6 * CHUNK * LOGITS,
+        "{chunked} bytes in chunks, {} the logits of one",
+        CHUNK * LOGITS
+    );
+}

@@ -1,0 +1,143 @@
+//! The peaks that are estimated before the first step are those of training.
+//!
+//! A process of its own: it installs the recording allocator.
+
+#[allow(dead_code)] // A part of an example.
+#[path = "../examples/text/model/mod.rs"]
+mod model;
+
+use std::sync::Mutex;
+
+use backburn::memory::{MemoryRecorder, RecordingAllocator};
+use backburn::{FusedOptimizer, MemoryEstimate, PeakEstimate};
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use peak_alloc::PeakAlloc;
+
+use model::{LanguageModel, LanguageModelConfig, Preset};
+
+static BYTES: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
+
+/// One test at a time: they share the counters.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const BATCH: usize = 2;
+
+fn text(config: &LanguageModelConfig) -> Tensor<2, Int> {
+    let last = config.vocabulary as f64;
+    let shape = [BATCH, config.context + 1];
+    let device = Device::flex().autodiff();
+    Tensor::<2>::random(shape, Distribution::Uniform(0.0, last), &device).int()
+}
+
+fn loss(model: &LanguageModel, text: &Tensor<2, Int>) -> Tensor<1> {
+    model.losses(text.clone()).total
+}
+
+/// The most bytes during `train`, over those before.
+fn peak(train: impl FnOnce()) -> usize {
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    train();
+    BYTES.peak_usage() - before
+}
+
+fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> PeakEstimate {
+    let model = config.init(&Device::flex().autodiff());
+    let optimizer = AdamWConfig::new().init();
+    let estimate = MemoryEstimate::new(&model, &optimizer);
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    // The first pass starts the threads of the backend.
+    fused.dry_run(|model| loss(model, text));
+    let recorder = MemoryRecorder::start().unwrap();
+    fused.dry_run(|model| loss(model, text));
+    estimate.peaks(&recorder.finish().unwrap())
+}
+
+fn fused(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
+    peak(|| {
+        let model = config.init(&Device::flex().autodiff());
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        (0..2).for_each(|_| drop(fused.step(1e-3, |model| loss(model, text))));
+    })
+}
+
+fn stock(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
+    peak(|| {
+        let mut model = config.init(&Device::flex().autodiff());
+        let mut optimizer = AdamWConfig::new().init();
+        for _ in 0..2 {
+            let gradients = loss(&model, text).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optimizer.step(1e-3, model, gradients);
+        }
+    })
+}
+
+#[test]
+fn peaks_of_the_presets_are_estimated_within_five_percent() {
+    let _alone = ALONE.lock();
+    for (preset, vocabulary) in [
+        (Preset::Small, 256),
+        (Preset::Small, 8192),
+        (Preset::Medium, 256),
+    ] {
+        let plain = preset.config(vocabulary);
+        let blocks = plain.clone().with_recompute_layers(true);
+        let chunked = blocks.clone().with_chunk_size(Some(64));
+        let text = text(&plain);
+        let [of_blocks, of_chunked] = [&blocks, &chunked].map(|config| estimate(config, &text));
+        for (name, estimated, measured) in [
+            ("stock", of_blocks.stock, stock(&plain, &text)),
+            ("fused", of_blocks.fused, fused(&plain, &text)),
+            ("blocks", of_blocks.recomputed, fused(&blocks, &text)),
+            ("chunked", of_chunked.recomputed, fused(&chunked, &text)),
+        ] {
+            let ratio = estimated as f64 / measured as f64;
+            println!("{preset:?} {vocabulary} {name}: {estimated} of {measured}, {ratio:.3}");
+            assert!(
+                (0.95..=1.05).contains(&ratio),
+                "{preset:?} {vocabulary} {name}: {estimated} estimated, {measured} measured"
+            );
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let _alone = ALONE.lock();
+    let device = Device::flex().autodiff();
+    let model = Normed {
+        linear: LinearConfig::new(4, 4).init(&device),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let x = Tensor::<2>::random([6, 4], Distribution::Default, &device);
+    let loss = |model: &Normed| {
+        let x = model.norm.forward(model.linear.forward(x.clone()));
+        x.powi_scalar(3).mean()
+    };
+    let bytes = |fused: &FusedOptimizer<Normed>| {
+        // Burn merges the statistics of the last pass when a model is taken for validation, and not for a record.
+        let model = fused.valid().into_record().into_bytes().unwrap().to_vec();
+        (model, fused.to_record().into_bytes().unwrap().to_vec())
+    };
+    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+    fused.step(1e-2, loss);
+    fused.accumulate(loss);
+    let before = bytes(&fused);
+    fused.dry_run(loss);
+    assert!(bytes(&fused) == before);
+    assert!(fused.try_dry_run(|_| x.clone().mean()).is_err());
+    fused.try_step_accumulated(1e-2).unwrap();
+}

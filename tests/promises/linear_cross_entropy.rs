@@ -1,0 +1,360 @@
+//! Head and cross entropy in chunks give what Burn's cross entropy of all logits gives.
+
+use backburn::{
+    FusedOptimizer, GlobalNormClippingConfig, Head, LinearCrossEntropyLoss,
+    LinearCrossEntropyLossConfig, cast,
+};
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+use proptest::prelude::*;
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const CLASSES: usize = 11;
+const DIM: usize = 6;
+
+/// Tokens become states, and states logits of the next token.
+#[derive(Module, Debug)]
+struct Bigram {
+    embedding: Embedding,
+    hidden: Linear,
+    head: Option<Linear>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum HeadKind {
+    Tied,
+    Plain,
+    WithBias,
+    InColumns,
+}
+
+impl Bigram {
+    fn init(kind: HeadKind, device: &Device) -> Self {
+        let head = LinearConfig::new(DIM, CLASSES);
+        let head = match kind {
+            HeadKind::Tied => None,
+            HeadKind::Plain => Some(head.with_bias(false)),
+            HeadKind::WithBias => Some(head),
+            HeadKind::InColumns => Some(head.with_layout(LinearLayout::Col)),
+        };
+        Self {
+            embedding: EmbeddingConfig::new(CLASSES, DIM).init(device),
+            hidden: LinearConfig::new(DIM, DIM).init(device),
+            head: head.map(|head| head.init(device)),
+        }
+    }
+
+    fn states(&self, tokens: Tensor<1, Int>) -> Tensor<2> {
+        let embedded = self.embedding.forward(tokens.unsqueeze()).squeeze_dim(0);
+        self.hidden.forward(embedded).tanh()
+    }
+
+    fn logits(&self, tokens: Tensor<1, Int>) -> Tensor<2> {
+        let states = self.states(tokens);
+        match &self.head {
+            Some(head) => head.logits(states),
+            None => self.embedding.logits(states),
+        }
+    }
+
+    fn chunked(&self, loss: &LinearCrossEntropyLoss, text: &Text) -> Tensor<1> {
+        let states = self.states(text.tokens.clone());
+        match &self.head {
+            Some(head) => loss.forward(head, states, text.targets.clone()),
+            None => loss.forward(&self.embedding, states, text.targets.clone()),
+        }
+    }
+}
+
+struct Text {
+    tokens: Tensor<1, Int>,
+    targets: Tensor<1, Int>,
+}
+
+/// Tokens and what follows on them; all classes, if there are enough of them.
+fn text(length: usize, device: &Device) -> Text {
+    let token = |index: usize| ((index * 7 + index / 5) % CLASSES) as i64;
+    let text: Vec<i64> = (0..length + 1).map(token).collect();
+    Text {
+        tokens: Tensor::from_data(&text[..length], device),
+        targets: Tensor::from_data(&text[1..], device),
+    }
+}
+
+/// Gradients of all parameters by path, of `loss` on `model` in stock Burn.
+fn gradients(model: &Bigram, loss: &Tensor<1>) -> Vec<f32> {
+    let gradients = GradientsParams::from_grads(loss.backward(), model);
+    let mut found = Vec::new();
+    let of =
+        |gradient: Option<Tensor<2>>| gradient.map(|g| g.into_data().iter().collect::<Vec<f32>>());
+    found.extend(
+        of(gradients.get(model.embedding.weight.id))
+            .into_iter()
+            .flatten(),
+    );
+    found.extend(
+        of(gradients.get(model.hidden.weight.id))
+            .into_iter()
+            .flatten(),
+    );
+    if let Some(head) = &model.head {
+        found.extend(of(gradients.get(head.weight.id)).into_iter().flatten());
+    }
+    found
+}
+
+#[track_caller]
+fn assert_near(one: &[f32], other: &[f32], what: &str) {
+    assert_eq!(one.len(), other.len());
+    for (one, other) in one.iter().zip(other) {
+        assert!((one - other).abs() <= 1e-6, "{what}: {one} and {other}");
+    }
+}
+
+fn number(tensor: &Tensor<1>) -> f32 {
+    tensor.clone().into_scalar()
+}
+
+/// Soft cap aside, which Burn's loss does not have.
+fn reference(
+    model: &Bigram,
+    text: &Text,
+    config: &LinearCrossEntropyLossConfig,
+    device: &Device,
+) -> Tensor<1> {
+    let logits = model.logits(text.tokens.clone());
+    let logits = match config.soft_cap {
+        None => logits,
+        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+    };
+    let pads = config.pad_tokens.clone();
+    CrossEntropyLossConfig::new()
+        .with_pad_tokens(pads.map(|pads| pads.into_iter().map(|pad| pad as usize).collect()))
+        .with_smoothing(config.smoothing)
+        .init(device)
+        .forward(logits, text.targets.clone())
+}
+
+fn kinds() -> impl Strategy<Value = HeadKind> {
+    prop_oneof![
+        Just(HeadKind::Tied),
+        Just(HeadKind::Plain),
+        Just(HeadKind::WithBias),
+        Just(HeadKind::InColumns)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn loss_and_gradients_are_those_of_burn_over_whole_logits(
+        kind in kinds(),
+        length in 1usize..40,
+        chunk_size in 1usize..50,
+        pads in proptest::option::of(proptest::collection::vec(0..CLASSES as i64, 0..3)),
+        smoothing in proptest::option::of(0.0f32..=1.0),
+        soft_cap in proptest::option::of(0.5f64..30.0),
+    ) {
+        let device = Device::flex().autodiff();
+        let model = Bigram::init(kind, &device);
+        let text = text(length, &device);
+        let config = LinearCrossEntropyLossConfig::new()
+            .with_chunk_size(chunk_size)
+            .with_pad_tokens(pads)
+            .with_smoothing(smoothing)
+            .with_soft_cap(soft_cap);
+        let whole = reference(&model, &text, &config, &device);
+        let chunked = model.chunked(&config.init(), &text);
+        prop_assert_eq!(whole.dims(), chunked.dims());
+        let (expected, found) = (number(&whole), number(&chunked));
+        if expected.is_nan() {
+            // No token counts.
+            prop_assert!(found.is_nan());
+            return Ok(());
+        }
+        prop_assert!((expected - found).abs() <= 1e-6 * expected.abs().max(1.0), "{} and {}", expected, found);
+        assert_near(&gradients(&model, &whole), &gradients(&model, &chunked), "gradients");
+    }
+}
+
+#[test]
+fn the_loss_is_that_of_burn_to_the_bit() {
+    let device = Device::flex().autodiff();
+    for kind in [HeadKind::Tied, HeadKind::WithBias] {
+        let model = Bigram::init(kind, &device);
+        let text = text(300, &device);
+        for pads in [None, Some(vec![3])] {
+            let config = LinearCrossEntropyLossConfig::new().with_pad_tokens(pads);
+            let whole = reference(&model, &text, &config, &device);
+            let config = config.with_chunk_size(64);
+            assert_eq!(
+                number(&whole),
+                number(&model.chunked(&config.init(), &text))
+            );
+        }
+    }
+}
+
+fn fused_equals_stock_in_chunks(device: &Device) {
+    for kind in [HeadKind::Tied, HeadKind::WithBias] {
+        let initial = Bigram::init(kind, device);
+        let copy = || copy(&initial, || Bigram::init(kind, device));
+        let text = text(10, device);
+        // In two chunks: what is added up of two has no order. A tied weight has a third.
+        let size = if kind == HeadKind::Tied { 10 } else { 5 };
+        let config = LinearCrossEntropyLossConfig::new().with_chunk_size(size);
+        let loss = config
+            .with_smoothing(Some(0.1))
+            .with_soft_cap(Some(5.0))
+            .init();
+        let loss = |model: &Bigram, _| model.chunked(&loss, &text);
+        let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 4, 1e-2, loss);
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        train_fused(&mut fused, 4, 1e-2, loss);
+        assert_equal_weights(&stock, &fused.model());
+        assert_changed(&initial, &fused.model(), |_| true);
+    }
+}
+
+fn chunks_and_policies_go_together(device: &Device) {
+    let initial = Bigram::init(HeadKind::WithBias, device);
+    let text = text(10, device);
+    let train = |chunk_size| {
+        let model = copy(&initial, || Bigram::init(HeadKind::WithBias, device));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .with_clipping(GlobalNormClippingConfig::Exact(0.1));
+        let config = LinearCrossEntropyLossConfig::new().with_chunk_size(chunk_size);
+        let loss = config.init();
+        for _ in 0..3 {
+            fused.accumulate(|model| model.chunked(&loss, &text));
+            fused.step_repeatable(0.5, |model| model.chunked(&loss, &text));
+        }
+        weights(&fused.model())
+    };
+    for ((path, whole), (_, chunked)) in train(10).into_iter().zip(train(3)) {
+        for (whole, chunked) in whole.iter::<f32>().zip(chunked.iter::<f32>()) {
+            assert!(
+                (whole - chunked).abs() < 1e-4,
+                "`{path}`: {whole} and {chunked}"
+            );
+        }
+    }
+}
+
+on_every_backend!(
+    fused_equals_stock_in_chunks,
+    chunks_and_policies_go_together
+);
+
+#[test]
+fn probabilities_of_a_model_in_bf16_are_in_f32() {
+    let device = Device::flex().autodiff();
+    let model = cast(Bigram::init(HeadKind::Plain, &device), FloatDType::BF16);
+    let text = text(30, &device);
+    let logits = model.logits(text.tokens.clone()).cast(FloatDType::F32);
+    let whole = CrossEntropyLossConfig::new().init(&device);
+    let whole = whole.forward(logits, text.targets.clone());
+    let config = LinearCrossEntropyLossConfig::new().with_chunk_size(7);
+    let chunked = model.chunked(&config.init(), &text);
+    assert_eq!(chunked.dtype(), burn::tensor::DType::F32);
+    assert_eq!(number(&whole), number(&chunked));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let loss = fused.step(0.1, |model| model.chunked(&config.init(), &text));
+    assert_eq!(number(&whole), number(&loss));
+}
+
+#[test]
+fn ignored_targets_may_lie_outside_of_the_vocabulary() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let all = text(12, &device);
+    let few = Text {
+        tokens: all.tokens.clone().slice(0..7),
+        targets: all.targets.clone().slice(0..7),
+    };
+    let ignored = Tensor::<1, Int>::from_data([-100; 5], &device);
+    let padded = Text {
+        tokens: all.tokens,
+        targets: Tensor::cat(vec![few.targets.clone(), ignored], 0),
+    };
+    let config = LinearCrossEntropyLossConfig::new().with_chunk_size(5);
+    let expected = model.chunked(&config.init(), &few);
+    let config = config.with_pad_tokens(Some(vec![-100]));
+    let found = model.chunked(&config.init(), &padded);
+    assert!((number(&expected) - number(&found)).abs() < 1e-6);
+    assert_near(
+        &gradients(&model, &expected),
+        &gradients(&model, &found),
+        "gradients",
+    );
+}
+
+#[test]
+#[should_panic(expected = "the target 11 is not one of the 11 classes of the head")]
+fn a_target_outside_of_the_vocabulary_is_refused() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let mut text = text(4, &device);
+    text.targets = Tensor::from_data([1, 2, 11, 3], &device);
+    model.chunked(&LinearCrossEntropyLossConfig::new().init(), &text);
+}
+
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_target_outside_of_the_vocabulary_is_nan_on_a_device() {
+    let device = Device::wgpu(Default::default()).autodiff();
+    let initial = Bigram::init(HeadKind::WithBias, &device);
+    let mut text = text(4, &device);
+    text.targets = Tensor::from_data([1, 2, 11, 3], &device);
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let loss = LinearCrossEntropyLossConfig::new().init();
+    let loss = fused.step(0.1, |model| model.chunked(&loss, &text));
+    assert!(number(&loss).is_nan());
+    let finite = |data: &burn::tensor::TensorData| data.iter::<f32>().all(f32::is_finite);
+    assert!(weights(&fused.model()).iter().all(|(_, data)| finite(data)));
+}
+
+#[test]
+#[should_panic(expected = "there are 4 hidden states and 3 targets")]
+fn a_target_for_each_state_is_needed() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let mut text = text(4, &device);
+    text.targets = text.targets.slice(0..3);
+    model.chunked(&LinearCrossEntropyLossConfig::new().init(), &text);
+}
+
+#[test]
+#[should_panic(expected = "the loss of no tokens is not defined")]
+fn no_tokens_are_refused() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let states = Tensor::zeros([0, DIM], &device);
+    let targets = Tensor::zeros([0], &device);
+    let loss = LinearCrossEntropyLossConfig::new().init();
+    loss.forward(model.head.as_ref().unwrap(), states, targets);
+}
+
+#[test]
+fn bad_options_are_refused_by_name() {
+    let config = LinearCrossEntropyLossConfig::new;
+    for (config, name) in [
+        (config().with_chunk_size(0), "`chunk_size` is 0"),
+        (config().with_smoothing(Some(1.5)), "`smoothing` is 1.5"),
+        (config().with_soft_cap(Some(0.0)), "`soft_cap` is 0"),
+        (config().with_soft_cap(Some(f64::NAN)), "`soft_cap` is NaN"),
+    ] {
+        let refused = std::panic::catch_unwind(|| config.init()).unwrap_err();
+        let message = match refused.downcast::<String>() {
+            Ok(message) => *message,
+            Err(refused) => refused.downcast::<&str>().unwrap().to_string(),
+        };
+        assert!(message.starts_with(name), "{message}");
+    }
+}

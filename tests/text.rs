@@ -1,0 +1,293 @@
+//! The example `text`: saving, resuming, and what it says to bad input.
+
+#[path = "../examples/shared/backend.rs"]
+mod backend;
+#[path = "../examples/text/bigram.rs"]
+mod bigram;
+#[path = "../examples/text/checkpoint.rs"]
+mod checkpoint;
+#[path = "promises/compare.rs"]
+#[allow(dead_code)] // A part of other tests.
+mod compare;
+#[allow(dead_code)] // From here on, parts of an example.
+#[path = "../examples/shared/formats.rs"]
+mod formats;
+#[allow(dead_code)]
+#[path = "../examples/text/model/mod.rs"]
+mod model;
+#[allow(dead_code)]
+#[path = "../examples/shared/offload.rs"]
+mod offload;
+#[allow(dead_code)]
+#[path = "../examples/text/technique.rs"]
+mod technique;
+#[allow(dead_code)]
+#[path = "../examples/text/text.rs"]
+mod text;
+#[path = "../examples/text/tokens.rs"]
+mod tokens;
+#[allow(dead_code)]
+#[path = "../examples/text/train.rs"]
+mod train;
+#[allow(dead_code)]
+#[path = "../examples/text/trainer.rs"]
+mod trainer;
+
+use std::path::Path;
+
+use backburn::{GradientCheckpointingConfig, LoadError, load_from_store};
+use burn::module::Module;
+use burn::store::{ModuleSnapshot, SafetensorsStore};
+use burn::tensor::{Device, FloatDType};
+use peak_alloc::PeakAlloc;
+
+use bigram::Bigram;
+use compare::assert_equal_weights;
+use model::{LanguageModelConfig, Preset};
+use technique::{Place, Technique};
+use text::{SONNETS, Text};
+use tokens::Vocabulary;
+use train::{Course, HeldOut};
+use trainer::Trainer;
+
+/// Installed nowhere: it counts nothing.
+static BYTES: PeakAlloc = PeakAlloc;
+
+const VOCABULARY: Vocabulary = Vocabulary::Bytes;
+
+fn config() -> LanguageModelConfig {
+    let small = Preset::Small.config(VOCABULARY.size());
+    small
+        .with_context(16)
+        .with_dim(16)
+        .with_depth(2)
+        .with_expert_dim(16)
+}
+
+fn course(done: usize, steps: usize) -> Course {
+    Course {
+        done,
+        steps,
+        batch: 2,
+        context: config().context,
+        learning_rate: 1e-2,
+    }
+}
+
+fn sonnets() -> Text {
+    Text::new(SONNETS, VOCABULARY, config().context, 3).unwrap()
+}
+
+/// A trainer whose weights come from a record, so that all start alike.
+fn start(technique: Technique, initial: &Path) -> Trainer {
+    let checkpointing = GradientCheckpointingConfig::new();
+    let trainer = technique.start(&config(), checkpointing, Place::default());
+    let record = burn::store::ModuleRecord::load(initial).unwrap();
+    trainer.try_load(record).unwrap()
+}
+
+fn run(technique: Technique, trainer: &mut Trainer, text: &mut Text, course: Course) {
+    let device = technique.device(Place::default());
+    train::train(trainer, text, course, &device, &BYTES).unwrap();
+}
+
+#[test]
+fn a_resumed_training_equals_one_that_was_not_interrupted() {
+    let folder = tempfile::tempdir().unwrap();
+    let initial = folder.path().join("initial.bpk");
+    let model = config().init(&Device::flex());
+    model.save_file(&initial).unwrap();
+    for technique in [Technique::Stock, Technique::Fused, Technique::Chunked] {
+        let config = technique.applied_to(&config());
+        let mut whole = start(technique, &initial);
+        run(technique, &mut whole, &mut sonnets(), course(0, 6));
+
+        let mut first = start(technique, &initial);
+        let mut text = sonnets();
+        let half = Course {
+            steps: 6,
+            ..course(0, 6)
+        };
+        let device = Device::flex().autodiff();
+        for step in 0..3 {
+            let batch = text.batch(half.batch, &device);
+            first.step(batch, half.rate(step));
+        }
+        let saved = folder.path().join("saved");
+        // Twice: what is there is replaced.
+        for _ in 0..2 {
+            checkpoint::save(&saved, &first, &config, VOCABULARY, 3).unwrap();
+        }
+        drop(first);
+
+        let other = technique.start(
+            &config,
+            GradientCheckpointingConfig::new(),
+            Place::default(),
+        );
+        let (mut second, done) =
+            checkpoint::resume(&saved, other, &config, VOCABULARY, course(0, 6)).unwrap();
+        assert_eq!(done, 3);
+        let mut text = sonnets();
+        text.skip(done, 2);
+        run(technique, &mut second, &mut text, course(done, 6));
+        assert_equal_weights(&whole.model(), &second.model());
+    }
+}
+
+#[test]
+fn techniques_train_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let initial = folder.path().join("initial.bpk");
+    config().init(&Device::flex()).save_file(&initial).unwrap();
+    let train = |technique| {
+        let mut trainer = start(technique, &initial);
+        run(technique, &mut trainer, &mut sonnets(), course(0, 3));
+        trainer.model()
+    };
+    let stock = train(Technique::Stock);
+    for technique in [
+        Technique::Fused,
+        Technique::Balanced,
+        Technique::Block,
+        // All tokens of these batches are one chunk.
+        Technique::Chunked,
+    ] {
+        assert_equal_weights(&stock, &train(technique));
+    }
+}
+
+#[track_caller]
+fn assert_refused<T>(result: anyhow::Result<T>, words: &[&str]) {
+    let Err(error) = result else {
+        panic!("it was not refused")
+    };
+    let message = format!("{error:#}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+#[test]
+fn texts_that_are_too_short_are_refused() {
+    let new = |text: &str| Text::new(text, VOCABULARY, 16, 0);
+    assert_refused(new(""), &["the text is empty"]);
+    assert_refused(new(" \n "), &["the text is empty"]);
+    // A tenth of it is no longer than a piece.
+    assert_refused(
+        new(&"a".repeat(169)),
+        &["169 tokens", "context 16", "`--context`"],
+    );
+    assert!(new(&"a".repeat(170)).is_ok());
+    let missing = text::read(Path::new("no/such/file.txt"));
+    assert_refused(missing, &["no/such/file.txt"]);
+}
+
+#[test]
+fn checkpoints_of_another_model_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("saved");
+    let start = |config: &LanguageModelConfig| {
+        let checkpointing = GradientCheckpointingConfig::new();
+        Technique::Fused.start(config, checkpointing, Place::default())
+    };
+    let config = config();
+    checkpoint::save(&saved, &start(&config), &config, VOCABULARY, 3).unwrap();
+    let resume = |folder: &Path, config: &LanguageModelConfig, vocabulary, steps| {
+        checkpoint::resume(folder, start(config), config, vocabulary, course(0, steps))
+    };
+    assert_refused(
+        resume(&folder.path().join("other"), &config, VOCABULARY, 6),
+        &["there is no checkpoint in", "other"],
+    );
+    assert_refused(
+        resume(&saved, &config, Vocabulary::Gpt2, 6),
+        &["Bytes", "Gpt2", "`--vocabulary`"],
+    );
+    assert_refused(
+        resume(&saved, &config.clone().with_dim(32), VOCABULARY, 6),
+        &["another size", "\"dim\": 16", "\"dim\": 32", "`--preset`"],
+    );
+    assert_refused(
+        resume(&saved, &config, VOCABULARY, 3),
+        &["has made 3 steps", "`--steps`"],
+    );
+    std::fs::write(saved.join("model.bpk"), b"nonsense").unwrap();
+    assert_refused(resume(&saved, &config, VOCABULARY, 6), &["model.bpk"]);
+    std::fs::write(saved.join("state.json"), b"nonsense").unwrap();
+    assert_refused(resume(&saved, &config, VOCABULARY, 6), &["state.json"]);
+}
+
+#[test]
+fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::flex().autodiff();
+    let load = |saved: &LanguageModelConfig, asked: &LanguageModelConfig| {
+        let path = folder.path().join("model.safetensors");
+        let mut store = SafetensorsStore::from_file(&path).overwrite(true);
+        saved.init(&device).save_into(&mut store).unwrap();
+        let mut store = SafetensorsStore::from_file(&path);
+        let loaded = load_from_store(asked.init(&device), &mut store, FloatDType::F32);
+        loaded.map_err(|error: LoadError| anyhow::anyhow!("{error}"))
+    };
+    let config = config();
+    assert!(load(&config, &config).is_ok());
+    // Without a head of its own.
+    assert_refused(
+        load(&config.clone().with_tied(true), &config),
+        &["head.weight"],
+    );
+    assert_refused(
+        load(
+            &LanguageModelConfig {
+                vocabulary: 300,
+                ..config.clone()
+            },
+            &config,
+        ),
+        &["embedding.weight", "300", "256"],
+    );
+    std::fs::write(folder.path().join("broken.safetensors"), b"nonsense").unwrap();
+    let mut store = SafetensorsStore::from_file(folder.path().join("broken.safetensors"));
+    assert!(load_from_store(config.init(&device), &mut store, FloatDType::F32).is_err());
+}
+
+#[test]
+fn tokens_come_back_as_the_text_that_they_were() {
+    for vocabulary in [Vocabulary::Bytes, Vocabulary::Gpt2] {
+        let tokens = vocabulary.encode(SONNETS);
+        assert!(
+            tokens
+                .iter()
+                .all(|token| (*token as usize) < vocabulary.size())
+        );
+        assert_eq!(vocabulary.decode(&tokens).unwrap(), SONNETS);
+    }
+}
+
+/// The bigram model is one: probabilities of all that can follow are one together.
+#[test]
+fn the_bigram_model_knows_what_it_has_counted() {
+    let text = [0, 1, 0, 1, 0, 2, 0, 1];
+    let bigram = Bigram::of(&text, 4);
+    for first in 0..4 {
+        let loss = |second| bigram.loss(&[&[first, second]]);
+        let sum: f64 = (0..4).map(|second| (-loss(second)).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+    }
+    assert!(bigram.loss(&[&[0, 1]]) < bigram.loss(&[&[0, 2]]));
+    assert!(bigram.loss(&[&[0, 2]]) < bigram.loss(&[&[0, 3]]));
+}
+
+#[test]
+fn a_model_that_has_learned_nothing_knows_less_than_pairs() {
+    let model = config().init(&Device::flex());
+    let device = Device::flex().autodiff();
+    let held_out = HeldOut::measure(&model, &sonnets(), VOCABULARY.size(), 4, &device);
+    assert!(
+        (held_out.loss - 256f64.ln()).abs() < 0.3,
+        "{}",
+        held_out.loss
+    );
+    assert!(held_out.bigram < held_out.loss - 1.0, "{}", held_out.bigram);
+}
