@@ -46,12 +46,20 @@ pub enum FusedError {
     /// A device whose server does not answer any more.
     #[error(
         "{device} does not answer: {reason}. What is on it is lost, the parameters of this step among it; go on from the \
-         last checkpoint, on other devices"
+         last checkpoint. What the server says may tell more: it must be one of `backburn::remote_server`, of the same version"
     )]
     DeviceLost {
         /// The device.
         device: String,
         /// What Burn says.
+        reason: String,
+    },
+
+    /// Devices that [`remote_server`](crate::remote_server) can't host.
+    #[cfg(feature = "remote")]
+    #[error("the devices can't be served: {reason}")]
+    Serve {
+        /// Why, and what to do.
         reason: String,
     },
 
@@ -307,9 +315,9 @@ pub enum FusedError {
 
     /// A weight that could not come over to the device, or a gradient that could not leave it.
     #[error(
-        "parameter `{path}` or its gradient could not go from one device to the other: {reason}. Its value \
-         and its optimizer state are on the host, as of its last update; if the device has no memory left, \
-         offload more, or make the batch or the blocks smaller"
+        "parameter `{path}` or its gradient could not go from one device to the other: {reason}. If a device has no \
+         memory left, offload more, or make the batch or the blocks smaller; with offload value and optimizer state are on \
+         the host, as of the last update"
     )]
     Transfer {
         /// Path of the parameter.

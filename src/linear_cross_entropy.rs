@@ -2,7 +2,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Tensor};
 
 use crate::device::is_cubecl;
 use crate::gradient_checkpointing;
@@ -86,14 +86,15 @@ impl LinearCrossEntropyLossConfig {
 
 /// Head and cross entropy in chunks of tokens, so that the logits never exist whole.
 ///
-/// With a vocabulary of 50,000 the logits of 2,048 tokens are 410 MB, several times over with softmax and gradient: more
+/// With a vocabulary of 50,257 the logits of 2,048 tokens are 412 MB, several times over with softmax and gradient: more
 /// than all other activations of a model whose blocks run twice. Here each chunk is a block under
 /// [`gradient_checkpointing`]: in a fused step its logits are computed, reduced to a loss for
 /// each token, dropped, and computed again when the backward pass starts with them. The gradients that the chunks have for the
 /// head are summed before its one update. In stock training and in validation the chunks are plain calls.
 ///
 /// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32: the mean over the
-/// tokens that count; NaN if none does. Gradients differ by the order in which the chunks are summed up, some 1e-7 of their size.
+/// tokens that count; NaN if none does (their gradients are zero then, as in Burn). Gradients differ by the order in which the chunks are summed up, in f32 some
+/// 1e-7 of their size.
 /// Logits are those of the head, in the type of the model; all that follows is in f32 (in f64, if the model is). In a model in bf16 the
 /// gradient of the head is summed in bf16; sum it in f32 with
 /// [`with_full_precision_accumulation`](crate::FusedOptimizer::with_full_precision_accumulation).
@@ -163,6 +164,7 @@ impl LinearCrossEntropyLoss {
             "there are {tokens} hidden states and {targets_given} targets: one target for each is needed"
         );
         assert!(tokens > 0, "the loss of no tokens is not defined");
+        let targets = signed(targets);
         let padding = self.padding(&targets);
         let targets = match &padding {
             None => targets,
@@ -184,8 +186,9 @@ impl LinearCrossEntropyLoss {
         match padding {
             None => log_likelihoods.mean().neg(),
             Some(padding) => {
-                let counted = padding.clone().bool_not().float().sum();
-                let counted = counted.cast(float(log_likelihoods.dtype()));
+                let precision = precision(log_likelihoods.dtype());
+                // In a type that can count them, whatever the default of the device is.
+                let counted = padding.clone().bool_not().int().cast(precision).sum();
                 log_likelihoods.mask_fill(padding, 0).sum().neg() / counted
             }
         }
@@ -194,7 +197,10 @@ impl LinearCrossEntropyLoss {
     /// Which targets count for nothing.
     fn padding(&self, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
         let is = |token: &i64| targets.clone().equal_scalar(*token);
-        self.pad_tokens.iter().map(is).reduce(Tensor::bool_or)
+        // A number that the type of the targets does not have is none of them.
+        let fits = |token: &&i64| targets.dtype() == DType::I64 || i32::try_from(**token).is_ok();
+        let pads = self.pad_tokens.iter().filter(fits);
+        pads.map(is).reduce(Tensor::bool_or)
     }
 
     /// The logarithm of the probability of each target. Shapes: `[tokens, classes]`, `[tokens]`, `[tokens]`.
@@ -202,7 +208,7 @@ impl LinearCrossEntropyLoss {
         let [tokens, classes] = logits.dims();
         let outside = outside(&targets, classes);
         let targets = targets.mask_fill(outside.clone(), 0);
-        let precision = float(logits.dtype());
+        let precision = precision(logits.dtype());
         let logits = logits.cast(precision);
         let logits = match self.soft_cap {
             None => logits,
@@ -222,8 +228,17 @@ impl LinearCrossEntropyLoss {
     }
 }
 
+/// `targets` in a type that has negative numbers, and all classes.
+fn signed(targets: Tensor<1, Int>) -> Tensor<1, Int> {
+    match targets.dtype() {
+        DType::I32 | DType::I64 => targets,
+        _ if targets.device().supports_dtype(DType::I64) => targets.cast(IntDType::I64),
+        _ => targets.cast(IntDType::I32),
+    }
+}
+
 /// The type for probabilities of logits in `dtype`.
-fn float(dtype: DType) -> FloatDType {
+fn precision(dtype: DType) -> FloatDType {
     match dtype {
         DType::F64 => FloatDType::F64,
         _ => FloatDType::F32,

@@ -27,7 +27,8 @@ pub enum LoadError {
 /// Names are mapped, and weights filtered, by Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or
 /// [`PytorchStore`](burn::store::PytorchStore) (Burn's features `safetensors` and `pytorch`), whose own `apply_to` keeps the types of the file.
 /// What the store leaves out (if it is told to allow a part, of several files, say) stays as it is, in `dtype`; the returned
-/// [`ApplyResult`] says what that is. Running statistics of normalization layers keep their type.
+/// [`ApplyResult`] says what that is: of this file, so with several, a parameter is missing if all results say so. Tensors of the file that the model
+/// has no place for are `unused` there, and no error. Running statistics of normalization layers keep their type.
 ///
 /// ```
 /// use backburn::load_from_store;
@@ -49,7 +50,12 @@ pub enum LoadError {
 /// # Errors
 ///
 /// [`LoadError`]: a tensor is missing or of another shape, the file can't be read, or a device can't compute in `dtype`. The model is
-/// consumed: what was loaded until then is of no use.
+/// consumed: what was loaded until then is of no use. As Burn's own loading, it refuses a linear layer in columns that holds weights already
+/// (unless it is square), and asks for adapters that a file lacks: load first, then apply LoRA.
+///
+/// # Panics
+///
+/// Burn's stores end the process if anything panics while a model is mapped: a model in the closure of a fused step, say.
 pub fn load_from_store<M, S>(
     model: M,
     store: &mut S,
@@ -68,7 +74,11 @@ where
     let applied = casting
         .load_from(store)
         .map_err(|error| LoadError::Store(error.to_string()))?;
-    Ok((casting.model, applied))
+    match applied.errors.is_empty() {
+        true => Ok((casting.model, applied)),
+        // The store was told not to validate.
+        false => Err(LoadError::Store(format!("{:?}", applied.errors))),
+    }
 }
 
 /// A model whose parameters are cast as soon as they are loaded: stores map it, one parameter after the other.
@@ -144,12 +154,11 @@ impl<Mapper: ModuleMapper> ModuleMapper for Cast<'_, Mapper> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let keeps_type = self.statistics.contains(&param.id);
+        let dtype = match self.statistics.contains(&param.id) {
+            true => param.base().dtype().into(),
+            false => self.dtype,
+        };
         let param = self.mapper.map_float(param);
-        if keeps_type {
-            return param;
-        }
-        let dtype = self.dtype;
         if !param.is_initialized() {
             // It was not in the file, and may be in the next.
             return param.init_mapper(move |value| value.cast(dtype));

@@ -1,11 +1,15 @@
 //! This machine's devices for the trainings of others.
 
+use std::mem::discriminant;
+
 use burn::backend::DispatchDevice;
 use burn::server::RemoteServer;
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
+use burn_ir::BackendIr;
 
+use crate::device::check_device;
 use crate::error::FusedError;
-use crate::optim::kernel::{UPDATE, run_update};
+use crate::optim::kernel::{SinglePass, UPDATE, run_update};
 
 /// A server of `devices`, which are of one backend, with the single-pass kernels of
 /// [`backburn::optim`](crate::optim) on them: Burn's [`RemoteServer`], to be given an authorizer and to serve.
@@ -16,41 +20,48 @@ use crate::optim::kernel::{UPDATE, run_update};
 ///
 /// # Errors
 ///
-/// If there are no devices, or this build of the crate has no kernel for their backend.
+/// If there are no devices, or not all of one backend, or this build of the crate has no kernel for it; if a device can't be used, as
+/// [`check_device`].
 pub fn remote_server(
     devices: impl IntoIterator<Item = Device>,
 ) -> Result<RemoteServer, FusedError> {
     let devices: Vec<Device> = devices.into_iter().map(Device::inner).collect();
     let Some(first) = devices.first().cloned() else {
-        let reason = "there are no devices to serve: name one".to_string();
-        return Err(FusedError::Replicas { reason });
+        return Err(refused("there are none: name one"));
     };
+    let backend = |device: &Device| discriminant(device.as_dispatch());
+    if devices
+        .iter()
+        .any(|device| backend(device) != backend(&first))
+    {
+        return Err(refused(
+            "they are of several backends: start a server for each",
+        ));
+    }
+    let check = |device| check_device(device, FloatDType::F32);
+    devices.iter().try_for_each(check)?;
     let server = RemoteServer::new(devices);
     #[allow(unreachable_patterns)] // What is there depends on the build.
     match first.as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => {
-            use burn::backend::Flex;
-            Ok(
-                server.with_custom_op::<Flex, _>(UPDATE, |handles, operation, _| {
-                    run_update::<Flex>(handles, operation);
-                }),
-            )
-        }
+        DispatchDevice::Flex(_) => Ok(with_update::<burn::backend::Flex>(server)),
         #[cfg(feature = "cubecl")]
-        DispatchDevice::Cube(_) => {
-            use burn::backend::Cube;
-            Ok(
-                server.with_custom_op::<Cube, _>(UPDATE, |handles, operation, _| {
-                    run_update::<Cube>(handles, operation);
-                }),
-            )
-        }
-        _ => Err(FusedError::Replicas {
-            reason: format!(
-                "this build of backburn has no operations for {first:?}, which is to be served: enable the backburn \
-                 feature of its backend (`flex`, `wgpu`, `cuda`, ..)"
-            ),
-        }),
+        DispatchDevice::Cube(_) => Ok(with_update::<burn::backend::Cube>(server)),
+        _ => Err(refused(
+            "this build of backburn has no operations for them: there are some for `flex`, and for CubeCL's devices with \
+             the feature of their backend (`wgpu`, `cuda`, ..)",
+        )),
+    }
+}
+
+fn with_update<B: BackendIr + SinglePass>(server: RemoteServer) -> RemoteServer {
+    server.with_custom_op::<B, _>(UPDATE, |handles, operation, _| {
+        run_update::<B>(handles, operation)
+    })
+}
+
+fn refused(reason: &str) -> FusedError {
+    FusedError::Serve {
+        reason: reason.to_string(),
     }
 }

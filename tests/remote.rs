@@ -4,18 +4,18 @@
 #[path = "promises/compare.rs"]
 mod compare;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use backburn::{FusedError, FusedOptimizer, FusedReplicas, Sharding};
+use backburn::{FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, Sharding};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::remote::RemoteHost;
-use burn::server::{TokenAuthorizer, WebSocketTransport};
+use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
 use burn::tensor::{Device, Distribution, Tensor};
 
 use compare::{assert_equal_weights, copy};
@@ -30,10 +30,18 @@ fn serve() {
     if std::env::var_os(SERVES).is_none() {
         return;
     }
+    // With the tests that have started it.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("\nserves {}", listener.local_addr().unwrap());
-    backburn::remote_server([Device::flex()])
-        .unwrap()
+    let server = match std::env::var(SERVES).as_deref() {
+        Ok("stock") => RemoteServer::new([Device::flex()]),
+        _ => backburn::remote_server([Device::flex()]).unwrap(),
+    };
+    server
         .with_authorizer(TokenAuthorizer::new(TOKEN).unwrap())
         .serve(WebSocketTransport::from_listener(listener))
         .unwrap();
@@ -41,14 +49,20 @@ fn serve() {
 
 struct Server {
     process: Child,
+    url: String,
     device: Device,
 }
 
 impl Server {
     fn start() -> Self {
+        Self::start_as("backburn")
+    }
+
+    fn start_as(kind: &str) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["serve", "--exact", "--nocapture"])
-            .env(SERVES, "1")
+            .env(SERVES, kind)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -59,9 +73,13 @@ impl Server {
         let url = format!("ws://{}", address.expect("the server tells its address"));
         // Nobody reads on, and the server must not wait for that.
         std::thread::spawn(move || lines.for_each(drop));
-        let host = RemoteHost::websocket(&url).with_credential(TOKEN);
+        let host = RemoteHost::websocket(url.as_str()).with_credential(TOKEN);
         let device = Device::remote_options(&host).init().unwrap().autodiff();
-        Self { process, device }
+        Self {
+            process,
+            url,
+            device,
+        }
     }
 }
 
@@ -184,31 +202,150 @@ fn replicas_train_on_two_servers() {
     });
 }
 
+#[track_caller]
+fn assert_clean(error: &FusedError) {
+    let is_clean = matches!(
+        error,
+        FusedError::Rank { .. } | FusedError::RankPanicked { .. } | FusedError::DeviceLost { .. }
+    );
+    assert!(is_clean, "{error}");
+}
+
 #[test]
-fn a_server_that_dies_ends_the_step_with_an_error() {
-    in_time(|| {
-        let mut servers = [Server::start(), Server::start()];
-        let devices: Vec<Device> = servers.iter().map(|server| server.device.clone()).collect();
-        let model = Net::init(&flex());
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
-        let batches = || -> Vec<Tensor<2>> {
-            devices
-                .iter()
-                .map(|device| Tensor::ones([5, 6], device))
-                .collect()
-        };
-        fused.step(RATE, batches(), Net::loss);
-        let given = batches();
-        servers[1].process.kill().unwrap();
-        servers[1].process.wait().unwrap();
-        let error = fused.try_step(RATE, given, Net::loss).unwrap_err();
-        // The other server may be closed, too: it was to receive from the one that is gone.
-        let is_clean = matches!(
-            error,
-            FusedError::Rank { .. }
-                | FusedError::RankPanicked { .. }
-                | FusedError::DeviceLost { .. }
-        );
-        assert!(is_clean, "{error}");
-    });
+fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
+    for (killed, millis, sharding) in [
+        (0, 30, Sharding::State),
+        (1, 55, Sharding::Full),
+        (2, 80, Sharding::State),
+        (0, 105, Sharding::Full),
+    ] {
+        in_time(move || {
+            let mut servers = [Server::start(), Server::start(), Server::start()];
+            let devices: Vec<Device> = servers.iter().map(|server| server.device.clone()).collect();
+            let batches = |devices: &[Device]| -> Vec<Tensor<2>> {
+                let batches = devices.iter();
+                batches.map(|device| Tensor::ones([5, 6], device)).collect()
+            };
+            let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
+                .with_sharding(sharding);
+            fused.step(RATE, batches(&devices), Net::loss);
+            let mut process = std::mem::replace(&mut servers[killed].process, dummy());
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(millis));
+                process.kill().unwrap();
+                process.wait().unwrap();
+            });
+            let error = loop {
+                // Making a batch may be what fails first.
+                let step = || fused.try_step(RATE, batches(&devices), Net::loss);
+                match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => break Some(error),
+                    Err(_) => break None,
+                }
+            };
+            killer.join().unwrap();
+            error.iter().for_each(assert_clean);
+
+            // The servers that are left train on, with others.
+            servers.swap(killed, 2);
+            let devices = &devices_of(&servers[..2]);
+            let model = Net::init(&flex());
+            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec());
+            fused.step(RATE, batches(devices), Net::loss);
+        });
+    }
+}
+
+fn devices_of(servers: &[Server]) -> Vec<Device> {
+    let host = |server: &Server| RemoteHost::websocket(server.url.as_str()).with_credential(TOKEN);
+    let device = |server| Device::remote_options(&host(server)).init().unwrap();
+    servers
+        .iter()
+        .map(|server| device(server).autodiff())
+        .collect()
+}
+
+/// A process that has ended.
+fn dummy() -> Child {
+    let mut ended = Command::new(std::env::current_exe().unwrap())
+        .args(["--list"])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    ended.wait().unwrap();
+    ended
+}
+
+#[test]
+fn a_server_that_is_gone_is_an_error_with_every_policy() {
+    type Policy = fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>;
+    let policies: [Policy; 3] = [
+        |fused| fused,
+        |fused| fused.with_clipping(GlobalNormClippingConfig::Lagged(1.0)),
+        |fused| fused.with_clipping(GlobalNormClippingConfig::Exact(1.0)),
+    ];
+    for policy in policies {
+        in_time(move || {
+            let mut server = Server::start();
+            let device = server.device.clone();
+            let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()));
+            let x = Tensor::<2>::ones([5, 6], &device);
+            let mut step = || fused.try_step_repeatable(RATE, |model| model.loss(x.clone()));
+            step().unwrap();
+            server.process.kill().unwrap();
+            server.process.wait().unwrap();
+            let Err(error) = step() else {
+                panic!("the server is gone")
+            };
+            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_server_without_backburn_is_an_error() {
+    for replicas in [false, true] {
+        in_time(move || {
+            let (stock, ours) = (Server::start_as("stock"), Server::start());
+            let devices = [stock.device.clone(), ours.device.clone()];
+            let batches = devices
+                .each_ref()
+                .map(|device| Tensor::ones([5, 6], device));
+            let optimizer = backburn::optim::AdamWConfig::new().init();
+            let error = match replicas {
+                false => {
+                    let mut fused = FusedOptimizer::new(Net::init(&devices[0]), optimizer);
+                    let x = batches[0].clone();
+                    fused.try_step(RATE, |model| model.loss(x)).map(|_| ())
+                }
+                true => {
+                    let model = Net::init(&flex());
+                    let mut fused = FusedReplicas::new(model, optimizer, devices);
+                    fused.try_step(RATE, batches, Net::loss).map(|_| ())
+                }
+            };
+            let error = error.unwrap_err();
+            assert_clean(&error);
+            if !replicas {
+                assert!(
+                    error.to_string().contains("`backburn::remote_server`"),
+                    "{error}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn what_no_server_can_host_is_refused() {
+    let refused = |devices: Vec<Device>| match backburn::remote_server(devices) {
+        Err(FusedError::Serve { reason }) => reason,
+        _ => panic!("it was not refused"),
+    };
+    assert!(refused(vec![]).contains("there are none"));
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    let ndarray = Device::ndarray();
+    assert!(refused(vec![Device::flex(), ndarray.clone()]).contains("several backends"));
+    assert!(refused(vec![ndarray]).contains("no operations"));
 }

@@ -42,10 +42,12 @@ use burn::tensor::{Device, FloatDType};
 use peak_alloc::PeakAlloc;
 
 use bigram::Bigram;
+use checkpoint::Training;
 use compare::assert_equal_weights;
+use formats::{Formats, States};
 use model::{LanguageModelConfig, Preset};
 use technique::{Place, Technique};
-use text::{SONNETS, Text};
+use text::{PAGES, Text};
 use tokens::Vocabulary;
 use train::{Course, HeldOut};
 use trainer::Trainer;
@@ -64,18 +66,31 @@ fn config() -> LanguageModelConfig {
         .with_expert_dim(16)
 }
 
-fn course(done: usize, steps: usize) -> Course {
+fn course(done: usize, stop: usize) -> Course {
     Course {
         done,
-        steps,
+        steps: 6,
+        stop,
         batch: 2,
         context: config().context,
         learning_rate: 1e-2,
     }
 }
 
-fn sonnets() -> Text {
-    Text::new(SONNETS, VOCABULARY, config().context, 3).unwrap()
+fn training(config: &LanguageModelConfig) -> Training {
+    Training {
+        config: config.clone(),
+        vocabulary: VOCABULARY,
+        formats: Formats::default(),
+        tokens: pages().len(),
+        seed: 3,
+        batch: 2,
+        steps: 6,
+    }
+}
+
+fn pages() -> Text {
+    Text::new(PAGES, VOCABULARY, config().context, 3).unwrap()
 }
 
 /// A trainer whose weights come from a record, so that all start alike.
@@ -100,23 +115,15 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
     for technique in [Technique::Stock, Technique::Fused, Technique::Chunked] {
         let config = technique.applied_to(&config());
         let mut whole = start(technique, &initial);
-        run(technique, &mut whole, &mut sonnets(), course(0, 6));
+        run(technique, &mut whole, &mut pages(), course(0, 6));
 
         let mut first = start(technique, &initial);
-        let mut text = sonnets();
-        let half = Course {
-            steps: 6,
-            ..course(0, 6)
-        };
-        let device = Device::flex().autodiff();
-        for step in 0..3 {
-            let batch = text.batch(half.batch, &device);
-            first.step(batch, half.rate(step));
-        }
+        run(technique, &mut first, &mut pages(), course(0, 3));
         let saved = folder.path().join("saved");
+        let training = training(&config);
         // Twice: what is there is replaced.
         for _ in 0..2 {
-            checkpoint::save(&saved, &first, &config, VOCABULARY, 3).unwrap();
+            checkpoint::save(&saved, &first, &training, 3).unwrap();
         }
         drop(first);
 
@@ -125,10 +132,9 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
             GradientCheckpointingConfig::new(),
             Place::default(),
         );
-        let (mut second, done) =
-            checkpoint::resume(&saved, other, &config, VOCABULARY, course(0, 6)).unwrap();
+        let (mut second, done) = checkpoint::resume(&saved, other, &training).unwrap();
         assert_eq!(done, 3);
-        let mut text = sonnets();
+        let mut text = pages();
         text.skip(done, 2);
         run(technique, &mut second, &mut text, course(done, 6));
         assert_equal_weights(&whole.model(), &second.model());
@@ -142,7 +148,7 @@ fn techniques_train_alike() {
     config().init(&Device::flex()).save_file(&initial).unwrap();
     let train = |technique| {
         let mut trainer = start(technique, &initial);
-        run(technique, &mut trainer, &mut sonnets(), course(0, 3));
+        run(technique, &mut trainer, &mut pages(), course(0, 3));
         trainer.model()
     };
     let stock = train(Technique::Stock);
@@ -176,7 +182,7 @@ fn texts_that_are_too_short_are_refused() {
     // A tenth of it is no longer than a piece.
     assert_refused(
         new(&"a".repeat(169)),
-        &["169 tokens", "context 16", "`--context`"],
+        &["169 tokens", "170 are needed", "context 16", "`--context`"],
     );
     assert!(new(&"a".repeat(170)).is_ok());
     let missing = text::read(Path::new("no/such/file.txt"));
@@ -192,30 +198,61 @@ fn checkpoints_of_another_model_are_refused() {
         Technique::Fused.start(config, checkpointing, Place::default())
     };
     let config = config();
-    checkpoint::save(&saved, &start(&config), &config, VOCABULARY, 3).unwrap();
-    let resume = |folder: &Path, config: &LanguageModelConfig, vocabulary, steps| {
-        checkpoint::resume(folder, start(config), config, vocabulary, course(0, steps))
+    let training = training(&config);
+    checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
+    let resume = |folder: &Path, training: &Training| {
+        checkpoint::resume(folder, start(&training.config), training)
     };
     assert_refused(
-        resume(&folder.path().join("other"), &config, VOCABULARY, 6),
+        resume(&folder.path().join("other"), &training),
         &["there is no checkpoint in", "other"],
     );
-    assert_refused(
-        resume(&saved, &config, Vocabulary::Gpt2, 6),
-        &["Bytes", "Gpt2", "`--vocabulary`"],
-    );
-    assert_refused(
-        resume(&saved, &config.clone().with_dim(32), VOCABULARY, 6),
-        &["another size", "\"dim\": 16", "\"dim\": 32", "`--preset`"],
-    );
-    assert_refused(
-        resume(&saved, &config, VOCABULARY, 3),
-        &["has made 3 steps", "`--steps`"],
-    );
+    type Change = fn(&mut Training);
+    let changes: [(Change, &[&str]); 7] = [
+        (
+            |t| t.vocabulary = Vocabulary::Gpt2,
+            &["Bytes", "Gpt2", "`--vocabulary`"],
+        ),
+        (|t| t.config.dim = 32, &["dim: 16", "dim: 32", "`--preset`"]),
+        (
+            |t| t.formats.states = States::Eight,
+            &["Full", "Eight", "`--states`"],
+        ),
+        (|t| t.tokens += 1, &["`--text`"]),
+        (|t| t.seed = 4, &["3, and 4", "`--seed`"]),
+        (|t| t.batch = 4, &["2, and 4", "`--batch-size`"]),
+        (|t| t.steps = 8, &["6, and 8", "`--steps`"]),
+    ];
+    for (change, words) in changes {
+        let mut other = training.clone();
+        change(&mut other);
+        assert_refused(resume(&saved, &other), words);
+    }
+    checkpoint::save(&saved, &start(&config), &training, 6).unwrap();
+    assert_refused(resume(&saved, &training), &["has made all of its 6 steps"]);
+    checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
     std::fs::write(saved.join("model.bpk"), b"nonsense").unwrap();
-    assert_refused(resume(&saved, &config, VOCABULARY, 6), &["model.bpk"]);
+    assert_refused(resume(&saved, &training), &["model.bpk"]);
     std::fs::write(saved.join("state.json"), b"nonsense").unwrap();
-    assert_refused(resume(&saved, &config, VOCABULARY, 6), &["state.json"]);
+    assert_refused(resume(&saved, &training), &["state.json"]);
+}
+
+#[test]
+fn nothing_but_a_checkpoint_is_replaced_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let precious = folder.path().join("precious");
+    std::fs::create_dir(&precious).unwrap();
+    std::fs::write(precious.join("thesis.txt"), b"years").unwrap();
+    let thesis = precious.join("thesis.txt");
+    let checkpointing = GradientCheckpointingConfig::new();
+    let trainer = Technique::Fused.start(&config(), checkpointing, Place::default());
+    for taken in [&precious, &thesis] {
+        let refused = checkpoint::save(taken, &trainer, &training(&config()), 3);
+        assert_refused(refused, &["no checkpoint", "`--save`"]);
+    }
+    assert_refused(checkpoint::check(Path::new(".")), &["`--save`"]);
+    assert_refused(checkpoint::check(&thesis.join("x")), &["thesis.txt"]);
+    assert_eq!(std::fs::read(thesis).unwrap(), b"years");
 }
 
 #[test]
@@ -255,13 +292,13 @@ fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
 #[test]
 fn tokens_come_back_as_the_text_that_they_were() {
     for vocabulary in [Vocabulary::Bytes, Vocabulary::Gpt2] {
-        let tokens = vocabulary.encode(SONNETS);
+        let tokens = vocabulary.encode(PAGES);
         assert!(
             tokens
                 .iter()
                 .all(|token| (*token as usize) < vocabulary.size())
         );
-        assert_eq!(vocabulary.decode(&tokens).unwrap(), SONNETS);
+        assert_eq!(vocabulary.decode(&tokens).unwrap(), PAGES);
     }
 }
 
@@ -283,7 +320,7 @@ fn the_bigram_model_knows_what_it_has_counted() {
 fn a_model_that_has_learned_nothing_knows_less_than_pairs() {
     let model = config().init(&Device::flex());
     let device = Device::flex().autodiff();
-    let held_out = HeldOut::measure(&model, &sonnets(), VOCABULARY.size(), 4, &device);
+    let held_out = HeldOut::measure(&model, &pages(), VOCABULARY.size(), 4, &device);
     assert!(
         (held_out.loss - 256f64.ln()).abs() < 0.3,
         "{}",

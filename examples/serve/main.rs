@@ -27,11 +27,11 @@ struct Options {
     #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// What clients must present; made up if it is left out.
-    #[arg(long)]
+    /// What clients must present; made up and printed if it is left out. In the environment it is out of sight of other users.
+    #[arg(long, env = "BACKBURN_TOKEN", hide_env_values = true)]
     token: Option<String>,
 
-    /// Let everybody in who can reach the address, which must be this machine's own.
+    /// Let every program of this machine in.
     #[arg(long, conflicts_with = "token")]
     without_token: bool,
 }
@@ -42,7 +42,10 @@ fn main() -> Result<()> {
     let listener = TcpListener::bind(options.listen);
     let listener = listener.with_context(|| format!("can't listen on {}", options.listen))?;
     let address = listener.local_addr()?;
-    println!("ws://{address}");
+    let reached = match address.ip().is_unspecified() {
+        true => "  (with an address of this machine in the place of that one)",
+        false => "",
+    };
     let server = if options.without_token {
         ensure!(
             address.ip().is_loopback(),
@@ -52,11 +55,12 @@ fn main() -> Result<()> {
     } else {
         let token = options.token.unwrap_or_else(|| {
             let random: u128 = rand::random();
+            println!("token {random:032x}");
             format!("{random:032x}")
         });
-        println!("token {token}");
         server.with_authorizer(TokenAuthorizer::new(token)?)
     };
+    println!("ws://{address}{reached}");
     server.serve(WebSocketTransport::from_listener(listener))?;
     Ok(())
 }

@@ -4,9 +4,10 @@ use backburn::optim::{StateFormat, WeightFormat};
 use burn::module::Module;
 use burn::tensor::FloatDType;
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 
 /// What the model and the optimizer are kept in.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Serialize, Deserialize, Clone, Copy, Debug)]
 pub struct Formats {
     /// How the optimizer keeps its states.
     #[arg(long, value_enum, default_value_t = States::Full)]
@@ -17,7 +18,7 @@ pub struct Formats {
     pub weights: Weights,
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum States {
     /// In f32.
     Full,
@@ -29,7 +30,7 @@ pub enum States {
     Four,
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     F32,
     /// In bf16, with 16 more bits in the optimizer state.

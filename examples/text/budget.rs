@@ -4,14 +4,24 @@ use backburn::GradientCheckpointingConfig;
 use clap::ValueEnum;
 use peak_alloc::PeakAlloc;
 
+use crate::formats::Formats;
 use crate::model::LanguageModelConfig;
 use crate::technique::{Place, Technique};
 use crate::text::Text;
 
 /// Prints a table: for each technique the largest batch with which two steps take no more than
 /// `budget` bytes, model and optimizer included.
-pub fn print(config: &LanguageModelConfig, text: &mut Text, budget: usize, bytes: &PeakAlloc) {
-    let place = Place::default();
+pub fn print(
+    config: &LanguageModelConfig,
+    text: &mut Text,
+    budget: usize,
+    formats: Formats,
+    bytes: &PeakAlloc,
+) {
+    let place = Place {
+        formats,
+        ..Place::default()
+    };
     println!("{:<12}{:>10}{:>14}", "", "batch", "peak (MB)");
     for technique in Technique::value_variants() {
         let mut peak = |batch: usize| {

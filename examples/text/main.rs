@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --release --example text                      # learns plays of Shakespeare, and makes up a scene
-//! cargo run --release --example text -- --save run        # saves what it has learned; --resume run goes on
+//! cargo run --release --example text -- --save run --stop 200 # half of the steps; --resume run makes the others
 //! cargo run --release --example text -- --vocabulary gpt2 # with the tokens of GPT-2
 //! cargo run --release --example text -- --budget 300      # the largest batch by technique, in MB
 //! cargo run --release --example text -- --within 150      # no more layers recomputed than that takes
@@ -31,12 +31,13 @@ mod train;
 mod trainer;
 mod within;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use backburn::memory::{RecordingAllocator, keep_pages};
 use backburn::{GradientCheckpointingConfig, MemoryEstimate};
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
+use checkpoint::Training;
 use options::Options;
 use text::Text;
 use train::HeldOut;
@@ -63,8 +64,12 @@ fn main() -> Result<()> {
     }
     let mut text = Text::new(&options.read()?, vocabulary, config.context, options.seed)?;
     if let Some(budget) = options.budget {
-        budget::print(&config, &mut text, budget * 1_000_000, &BYTES);
+        let budget = budget.saturating_mul(1_000_000);
+        budget::print(&config, &mut text, budget, options.formats, &BYTES);
         return Ok(());
+    }
+    if let Some(folder) = &options.save {
+        checkpoint::check(folder)?;
     }
 
     let place = options.place()?;
@@ -74,14 +79,31 @@ fn main() -> Result<()> {
     let checkpointing = match options.within {
         Some(budget) => {
             let batch = text.batch(course.batch, &device);
-            within::choose(&technique.applied_to(&config), budget * 1_000_000, &batch)?
+            let budget = budget.saturating_mul(1_000_000);
+            let config = technique.applied_to(&config);
+            within::choose(&config, budget, options.formats, &batch)?
         }
         None => GradientCheckpointingConfig::new(),
     };
     device.seed(options.seed);
     let mut trainer = technique.start(&config, checkpointing, place);
+    let training = Training {
+        config: technique.applied_to(&config),
+        vocabulary,
+        formats: options.formats,
+        tokens: text.len(),
+        seed: options.seed,
+        batch: course.batch,
+        steps: course.steps,
+    };
     if let Some(folder) = &options.resume {
-        (trainer, course.done) = checkpoint::resume(folder, trainer, &config, vocabulary, course)?;
+        (trainer, course.done) = checkpoint::resume(folder, trainer, &training)?;
+        ensure!(
+            course.done < course.stop,
+            "the checkpoint in {} has made {} steps already: stop later, with `--stop`",
+            folder.display(),
+            course.done
+        );
         text.skip(course.done, course.batch);
     }
     println!(
@@ -95,7 +117,11 @@ fn main() -> Result<()> {
         println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
     }
     if let Some(folder) = &options.save {
-        checkpoint::save(folder, &trainer, &config, vocabulary, course.steps)?;
+        ensure!(
+            last.is_finite(),
+            "the training has diverged, and was not saved: try a smaller `--learning-rate`"
+        );
+        checkpoint::save(folder, &trainer, &training, course.stop)?;
         println!("saved in {}", folder.display());
     }
 

@@ -53,12 +53,16 @@ pub struct Options {
     pub context: Option<u16>,
 
     /// Pieces of text per step.
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     pub batch_size: u16,
 
     /// Number of steps.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u16).range(1..))]
     pub steps: u16,
+
+    /// Stop after so many of the steps, and save; `--resume` makes the others.
+    #[arg(long, requires = "save", value_parser = clap::value_parser!(u16).range(1..))]
+    pub stop: Option<u16>,
 
     /// The highest learning rate.
     #[arg(long, default_value_t = 3e-3)]
@@ -72,16 +76,16 @@ pub struct Options {
     #[arg(long)]
     pub resume: Option<PathBuf>,
 
-    /// Train a model on the plays, then go on with it on sonnets, all of it and with LoRA.
+    /// Train a model on the plays, then go on with it on pages of this project, with LoRA and all of it.
     #[arg(long, conflicts_with_all = ["text", "budget", "within", "save", "resume", "offload", "device"])]
     pub fine_tune: bool,
 
-    /// Weights for `--fine-tune` to start from, in a file of safetensors or of PyTorch, instead of training a model first.
+    /// Weights for `--fine-tune` to start from, in a file of safetensors, of PyTorch or of Burn, instead of training a model first.
     #[arg(long, requires = "fine_tune")]
     pub from: Option<PathBuf>,
 
     /// Print the largest batch that fits so many MB, by technique, instead of training.
-    #[arg(long, value_name = "MB", conflicts_with = "device")]
+    #[arg(long, value_name = "MB", conflicts_with_all = ["device", "save", "resume", "technique"])]
     pub budget: Option<usize>,
 
     /// Run no more layers twice than it takes to stay within so many MB.
@@ -139,6 +143,7 @@ impl Options {
         Course {
             done: 0,
             steps: self.steps.into(),
+            stop: self.stop.unwrap_or(self.steps).min(self.steps).into(),
             batch: self.batch_size.into(),
             context: config.context,
             learning_rate: self.learning_rate,

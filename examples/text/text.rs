@@ -12,7 +12,14 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use crate::tokens::Vocabulary;
 
 const PLAYS: &[u8] = include_bytes!("data/shakespeare.txt.gz");
-pub const SONNETS: &str = include_str!("data/sonnets.txt");
+/// A text that plays know nothing of: pages of this project.
+pub const PAGES: &str = concat!(
+    include_str!("../../docs/architecture.md"),
+    include_str!("../../docs/backends.md"),
+    include_str!("../../docs/formats.md"),
+    include_str!("../../docs/memory.md"),
+    include_str!("../../docs/policies.md"),
+);
 
 /// Plays of Shakespeare.
 pub fn plays() -> Result<String> {
@@ -49,9 +56,10 @@ impl Text {
         let shorter = held_out.min(tokens.len() - held_out);
         ensure!(
             shorter > context,
-            "the text has {} tokens, a tenth of them held out, and a piece of context {context} takes one more than that: \
-             use a longer text, or a smaller `--context`",
-            tokens.len()
+            "the text has {} tokens, and {} are needed, since a tenth of them is held out and a piece of context {context} takes \
+             one more than that: use a longer text, or a smaller `--context`",
+            tokens.len(),
+            10 * (context + 1)
         );
         Ok(Self {
             bytes_per_token: text.len() as f64 / tokens.len() as f64,
@@ -65,6 +73,11 @@ impl Text {
     /// What is learned.
     pub fn train(&self) -> &[u32] {
         &self.tokens[..self.held_out]
+    }
+
+    /// The number of tokens, the held-out ones among them.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
     }
 
     /// The mean length of a token in bytes.

@@ -19,6 +19,8 @@ pub struct Course {
     pub done: usize,
     /// Steps in all.
     pub steps: usize,
+    /// The step to stop before, for now.
+    pub stop: usize,
     /// Pieces of text in a step.
     pub batch: usize,
     pub context: usize,
@@ -53,7 +55,7 @@ pub fn train(
         .with_position(course.done as u64);
     let begun = Instant::now();
     let mut losses = Vec::new();
-    for step in course.done..course.steps {
+    for step in course.done..course.stop {
         let batch = text.batch(course.batch, device);
         losses.push(trainer.step(batch, course.rate(step)).into_scalar::<f64>());
         let tokens = losses.len() * course.batch * course.context;

@@ -15,10 +15,11 @@ use crate::technique::{Place, Technique, optimizer};
 pub fn choose(
     config: &LanguageModelConfig,
     budget: usize,
+    formats: Formats,
     batch: &Tensor<2, Int>,
 ) -> Result<GradientCheckpointingConfig> {
     let model = config.init(&Technique::Block.device(Place::default()));
-    let mut fused = FusedOptimizer::new(model, optimizer(Formats::default()));
+    let mut fused = FusedOptimizer::new(formats.cast(model), optimizer(formats));
     let loss = |model: &LanguageModel| model.losses(batch.clone()).total;
     // The first step allocates the state of the optimizer.
     fused.step(0.0, loss);

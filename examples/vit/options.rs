@@ -64,9 +64,14 @@ pub struct Options {
     #[arg(long, value_name = "COUNT|NAME,..", conflicts_with = "offload")]
     pub devices: Option<Devices>,
 
-    /// What the servers among them ask for.
+    /// What the servers among them ask for, the same for all of them.
     #[cfg(feature = "remote")]
-    #[arg(long, requires = "devices")]
+    #[arg(
+        long,
+        requires = "devices",
+        env = "BACKBURN_TOKEN",
+        hide_env_values = true
+    )]
     pub token: Option<String>,
 
     /// What each of several devices keeps of the model (in fused training).

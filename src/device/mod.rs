@@ -86,7 +86,8 @@ pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(
     })
 }
 
-fn is_remote(device: &Device) -> bool {
+/// Whether `device` is one of a server's.
+pub(crate) fn is_remote(device: &Device) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "remote")]

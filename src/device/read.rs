@@ -1,6 +1,6 @@
 use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
-use super::is_cubecl;
+use super::{is_cubecl, is_remote};
 
 /// What `tensor`, which has no autodiff, holds now.
 ///
@@ -15,8 +15,13 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
 }
 
 /// `tensor`, which has no autodiff, on `device`: what it holds now.
+///
+/// From one server to another it goes through this process: a server that waits for a tensor of another waits for ever if
+/// that is gone, and need not know under what address the other is reached from there.
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
-    if !is_cubecl(&tensor.device()) || tensor.device() == *device {
+    let from = tensor.device();
+    let through_here = is_cubecl(&from) || is_remote(&from) && is_remote(device);
+    if !through_here || from == *device {
         return tensor.to_device(device);
     }
     let dtype = tensor.dtype();

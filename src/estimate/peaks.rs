@@ -23,7 +23,12 @@ impl MemoryEstimate {
     ///
     /// The recording tells what a pass holds beside the parameters, and what each block would keep if it did not run twice; stock Burn holds
     /// that, or all gradients. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as
-    /// what they are: activations. What other programs of the process hold is not among them.
+    /// what they are: activations. What else the process holds is not among them.
+    ///
+    /// `stock` and `fused` count the outputs of blocks twice, with the block and as the input of the next: they err on the safe side. `stock`
+    /// is the larger of the moments before and after the backward pass; where activations lie early in the model and large weights late, it holds
+    /// both for a while, up to their sum. The recording must be of a dry run with a configuration that keeps no activations: of a step, it would count
+    /// optimizer states twice.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
@@ -66,6 +71,7 @@ impl MemoryEstimate {
             held.map(|block| block.activations).sum()
         });
         let held = self.parameters + self.optimizer_state;
+        // An update holds a gradient and what the optimizer makes of it.
         PeakEstimate {
             stock: held + kept.max(self.gradients + self.largest_gradient),
             fused: held + kept.max(2 * self.largest_gradient),

@@ -10,7 +10,7 @@ use crate::slot::KeptStatistics;
 
 impl<M: Module> FusedOptimizer<M> {
     /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
-    /// statistics are put back. Only random numbers are drawn, as in a step.
+    /// statistics are put back. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
     ///
     /// With a recorder it tells before the first step, and before there is any optimizer state, what activations
     /// a pass will hold: [`MemoryEstimate::peaks`](crate::MemoryEstimate::peaks).

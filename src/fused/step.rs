@@ -1,5 +1,6 @@
 //! The steps of a fused optimizer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -8,7 +9,7 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::run::Order;
-use crate::device::is_cubecl;
+use crate::device::{check_connected, is_cubecl};
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::pass::{Closure, Rehearsal};
@@ -180,12 +181,15 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         run: impl FnOnce(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        if !self.policies.in_state() {
-            return run(self, self.policies.plan(Goal::Accumulate, None).into());
-        }
-        self.one_pass(|fused, mut order| {
-            order.plan.goes_on = true;
-            run(fused, order)
+        self.noting_lost_devices(|fused| {
+            if !fused.policies.in_state() {
+                let plan = fused.policies.plan(Goal::Accumulate, None);
+                return run(fused, plan.into());
+            }
+            fused.one_pass(|fused, mut order| {
+                order.plan.goes_on = true;
+                run(fused, order)
+            })
         })
     }
 
@@ -196,10 +200,22 @@ impl<M: Module> FusedOptimizer<M> {
         run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         self.session.update().learning_rate = learning_rate;
-        match self.policies.measures_first() {
-            true => self.two_passes(run),
-            false => self.one_pass(run),
-        }
+        self.noting_lost_devices(|fused| match fused.policies.measures_first() {
+            true => fused.two_passes(run),
+            false => fused.one_pass(run),
+        })
+    }
+
+    /// A panic of `run` is an error if a device is lost: who reads from it first is the first to notice.
+    fn noting_lost_devices<R>(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<R, FusedError>,
+    ) -> Result<R, FusedError> {
+        let ended = catch_unwind(AssertUnwindSafe(|| run(self)));
+        ended.unwrap_or_else(|panic| {
+            check_connected(|| self.form.module.devices())?;
+            resume_unwind(panic)
+        })
     }
 
     fn one_pass<R>(

@@ -167,17 +167,18 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// The value as the owner of the parameter has it, on the device of this rank.
-    pub(super) fn value_of_owner(&self) -> Option<Tensor<D>> {
+    /// The value as the owner of the parameter has it, on the device of this rank; `None` if that is the owner, or the owner
+    /// has none.
+    pub(super) fn value_of_owner(&self) -> Option<Result<Tensor<D>, FusedError>> {
         let Share { rank, meeting } = self.share.get()?;
         if *rank == meeting.owner {
             return None;
         }
         let value = meeting.slot(meeting.owner)?.state.lock().value.clone()?;
         let carried = meeting.group.carry(value, *rank);
-        Some(carried.unwrap_or_else(|reason| {
+        Some(carried.map_err(|reason| {
             let path = self.path.clone();
-            panic!("{}", FusedError::Transfer { path, reason })
+            FusedError::Transfer { path, reason }
         }))
     }
 
@@ -215,7 +216,8 @@ impl<const D: usize> ParameterSlot<D> {
         };
         *meeting.answers.lock() = Answers::none(meeting.slots.len());
         if meeting.group.replicates_weights() && self.state.lock().value.is_none() {
-            let value = self.value_of_owner();
+            // Where it can't be had, who reads it is told why.
+            let value = self.value_of_owner().and_then(Result::ok);
             let mut state = self.state.lock();
             state.value = state.value.take().or(value);
         }

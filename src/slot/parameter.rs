@@ -165,8 +165,11 @@ impl<const D: usize> ParameterSlot<D> {
     }
 
     pub(super) fn held(&self, state: &State<D>) -> Tensor<D> {
-        let value = state.value.clone().or_else(|| self.value_of_owner());
-        value.unwrap_or_else(|| {
+        let of_owner = || {
+            let value = self.value_of_owner()?;
+            Some(value.unwrap_or_else(|error| panic!("{error}")))
+        };
+        state.value.clone().or_else(of_owner).unwrap_or_else(|| {
             panic!(
                 "the value of parameter `{}` is gone: its optimizer panicked while it wrote it",
                 self.path

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use proptest::prelude::*;
 
 use crate::backends::on_every_backend;
@@ -356,5 +356,27 @@ fn bad_options_are_refused_by_name() {
             Err(refused) => refused.downcast::<&str>().unwrap().to_string(),
         };
         assert!(message.starts_with(name), "{message}");
+    }
+}
+
+#[test]
+fn targets_may_be_of_any_integer_type() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let text = text(12, &device);
+    let config = LinearCrossEntropyLossConfig::new();
+    let loss = |dtype, pads| {
+        let targets = text.targets.clone().cast(dtype);
+        let tokens = text.tokens.clone();
+        let config = config.clone().with_pad_tokens(pads);
+        number(&model.chunked(&config.init(), &Text { tokens, targets }))
+    };
+    let all = loss(IntDType::I64, None);
+    for dtype in [IntDType::I32, IntDType::I8, IntDType::U8, IntDType::U64] {
+        assert_eq!(loss(dtype, None), all, "{dtype:?}");
+        // None of them, in whatever type.
+        let others = vec![-100, (1 << 32) + 3, 3 - (1 << 32), 256 + 3];
+        let found = loss(dtype, Some(others));
+        assert!((found - all).abs() < 1e-6, "{dtype:?}: {found} and {all}");
     }
 }

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::task::{Failure, Task, Worked};
-use crate::device::{caught, hand_over};
+use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
 use crate::fused::run::{Ending, Order};
 use crate::fused::{FusedOptimizer, retained, work};
@@ -186,6 +186,8 @@ impl<M: Module + 'static> Crew<M> {
         let ended = ending.well();
         drop(running);
         first.report_on(ended, received, report);
+        // What others have sent a rank since it was through.
+        check_connected(|| self.group.devices().to_vec())?;
         if plan.goal == Goal::Update {
             work::check_written(self.forms(first))?;
         }

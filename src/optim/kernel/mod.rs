@@ -27,7 +27,8 @@ use burn::tensor::{FloatDType, Tensor};
 use super::call;
 use super::format::{Formats, LowBits, StateTensor};
 use super::rule::Rule;
-use extension::{Operands, SinglePass};
+use extension::Operands;
+pub(crate) use extension::SinglePass;
 
 pub(super) use fit::{check_bf16, check_step};
 pub(super) use formatted::{in_full, set_in_format, update_in_format};

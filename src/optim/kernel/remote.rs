@@ -4,15 +4,13 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Remote, TensorMetadata};
 use burn::remote::CustomOpClient;
-#[cfg(feature = "remote")]
-use burn_ir::{BackendIr, HandleContainer};
-use burn_ir::{CustomOpIr, ScalarIr, TensorIr};
+use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
 use super::super::rule::{Rule, RuleNumbers};
 use super::extension::{Operands, SinglePass};
 
-/// The name of the operation.
-pub(crate) const UPDATE: &str = "backburn::update";
+/// The name of the operation. Client and server of different versions could mean something else by the same numbers.
+pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
 
 impl SinglePass for Remote {
     fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
@@ -40,7 +38,6 @@ fn scalars(rule: Rule) -> Vec<ScalarIr> {
 }
 
 /// The server's side.
-#[cfg(feature = "remote")]
 pub(crate) fn run_update<B: BackendIr + SinglePass>(
     handles: &mut HandleContainer<B::Handle>,
     operation: &CustomOpIr,
@@ -63,6 +60,7 @@ pub(crate) fn run_update<B: BackendIr + SinglePass>(
     let states = std::iter::from_fn(next).collect();
     let (parameter, states) =
         B::update(gradient, Operands::new(parameter, states), rule).into_parts();
+    assert_eq!(operation.outputs.len(), 1 + states.len());
     let updated = [parameter].into_iter().chain(states);
     for (output, tensor) in operation.outputs.iter().zip(updated) {
         handles.register_float_tensor::<B>(&output.id, tensor);

@@ -7,6 +7,7 @@ mod hostile;
 mod loading;
 mod misuse;
 mod records;
+mod store;
 mod weights;
 mod wrapped;
 

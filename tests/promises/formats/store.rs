@@ -1,0 +1,100 @@
+//! Models from files of other programs.
+
+use backburn::{LoadError, load_from_store};
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
+use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, SafetensorsStore};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+
+use crate::compare::weights;
+
+#[derive(Module, Debug)]
+struct Net {
+    rows: Linear,
+    norm: BatchNorm,
+    columns: Linear,
+}
+
+impl Net {
+    fn init(width: usize, device: &Device) -> Self {
+        let columns = LinearConfig::new(width, 3).with_layout(LinearLayout::Col);
+        Self {
+            rows: LinearConfig::new(4, width).init(device),
+            norm: BatchNormConfig::new(width).init(device),
+            columns: columns.init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.columns
+            .forward(self.norm.forward(self.rows.forward(x)))
+    }
+}
+
+/// `model` as a file, all of it in f16 if `half`.
+fn file(model: &Net, half: bool) -> Vec<u8> {
+    let mut store = SafetensorsStore::from_bytes(None);
+    if half {
+        store = store.with_to_adapter(HalfPrecisionAdapter::new().with_module("BatchNorm"));
+    }
+    model.save_into(&mut store).unwrap();
+    store.get_bytes().unwrap()
+}
+
+#[test]
+fn a_file_in_half_precision_is_loaded_in_the_type_of_training() {
+    let device = Device::flex().autodiff();
+    let saved = Net::init(5, &device);
+    for half in [false, true] {
+        let mut store = SafetensorsStore::from_bytes(Some(file(&saved, half)));
+        let model = Net::init(5, &device);
+        let (model, _) = load_from_store(model, &mut store, FloatDType::F32).unwrap();
+        for ((path, saved), (_, loaded)) in weights(&saved).iter().zip(&weights(&model)) {
+            // Running statistics, too.
+            assert_eq!(loaded.dtype(), DType::F32, "{path}");
+            let near = |(a, b): (f32, f32)| (a - b).abs() < 1e-3;
+            assert!(
+                saved.iter::<f32>().zip(loaded.iter::<f32>()).all(near),
+                "{path}"
+            );
+        }
+        let x = Tensor::<2>::random([6, 4], Distribution::Default, &device);
+        assert_eq!(model.forward(x).dims(), [6, 3]);
+    }
+}
+
+#[test]
+fn misshapen_tensors_are_errors_whatever_the_store_validates() {
+    let device = Device::flex().autodiff();
+    let bytes = file(&Net::init(5, &device), false);
+    for validate in [true, false] {
+        let mut store = SafetensorsStore::from_bytes(Some(bytes.clone())).validate(validate);
+        let model = Net::init(6, &device);
+        let Err(LoadError::Store(message)) = load_from_store(model, &mut store, FloatDType::F32)
+        else {
+            panic!("it was not refused")
+        };
+        assert!(message.contains("rows.weight"), "{message}");
+    }
+}
+
+#[test]
+fn what_a_part_of_a_model_lacks_comes_from_another_file() {
+    let device = Device::flex().autodiff();
+    let saved = Net::init(5, &device);
+    let bytes = file(&saved, false);
+    let mut model = Net::init(5, &device);
+    let mut missing = Vec::new();
+    for part in ["rows", "norm", "columns"] {
+        let mut store = SafetensorsStore::from_bytes(Some(bytes.clone()))
+            .with_regex(format!("^{part}"))
+            .allow_partial(true);
+        let applied;
+        (model, applied) = load_from_store(model, &mut store, FloatDType::F32).unwrap();
+        missing.push(applied.applied.len());
+    }
+    assert_eq!(missing, [2, 4, 2]);
+    for ((path, saved), (_, loaded)) in weights(&saved).iter().zip(&weights(&model)) {
+        assert_eq!(saved.as_bytes(), loaded.as_bytes(), "{path}");
+    }
+}
