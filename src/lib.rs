@@ -23,8 +23,8 @@
 //! |---|---|
 //! | `train` | Burn's `Learner` and training loop |
 //! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
-//! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as blocks that run twice |
+//! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
 //! | `estimate` | what a model and its optimizer will hold, before any training |
 //! | `cast`, `load`, `load_store` | how a model, a record or a file comes into the type of training |
 //! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |

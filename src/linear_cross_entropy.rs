@@ -4,7 +4,7 @@ use burn::nn::{Embedding, Linear};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Tensor};
 
-use crate::device::is_cubecl;
+use crate::device::{is_cubecl, is_remote};
 use crate::gradient_checkpointing;
 
 /// The layer that turns hidden states into logits, one for each class.
@@ -249,7 +249,9 @@ fn precision(dtype: DType) -> FloatDType {
 fn outside(targets: &Tensor<1, Int>, classes: usize) -> Tensor<1, Bool> {
     let below = targets.clone().lower_scalar(0);
     let outside = below.bool_or(targets.clone().greater_equal_scalar(classes as i64));
-    if !is_cubecl(&targets.device()) && outside.clone().any().into_scalar::<bool>() {
+    let device = targets.device();
+    let is_waited_for = is_cubecl(&device) || is_remote(&device);
+    if !is_waited_for && outside.clone().any().into_scalar::<bool>() {
         let found: Vec<i64> = targets.clone().into_data().iter().collect();
         let found = found
             .into_iter()

@@ -111,6 +111,7 @@ fn tune(
     if gradients > 0 {
         let mut course = options.course(config);
         course.steps = course.steps.div_ceil(FEWER);
+        course.stop = course.steps;
         course.learning_rate /= 3.0;
         train(&mut trainer, text, course, &device, bytes)?;
     }

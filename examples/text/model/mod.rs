@@ -5,9 +5,7 @@ mod experts;
 mod layer;
 mod preset;
 
-use backburn::{
-    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, gradient_checkpointing,
-};
+use backburn::{Head, LinearCrossEntropyLossConfig, gradient_checkpointing};
 use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -193,8 +191,7 @@ fn cross_entropy<H: Head>(
     match chunk_size {
         Some(size) => {
             let config = LinearCrossEntropyLossConfig::new().with_chunk_size(size);
-            let loss: LinearCrossEntropyLoss = config.init();
-            loss.forward(head, hidden, next)
+            config.init().forward(head, hidden, next)
         }
         // In f32, whatever the weights are in: probabilities need it.
         None => CrossEntropyLossConfig::new()
