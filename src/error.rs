@@ -294,6 +294,16 @@ pub enum FusedError {
     )]
     NoBlocks,
 
+    /// A recording that does not tell all, to be reckoned with.
+    #[error(
+        "{lost} events of the recording did not fit in its log, and its end is missing: record one step, or one dry \
+         run, and no more"
+    )]
+    IncompleteRecording {
+        /// How many.
+        lost: usize,
+    },
+
     /// A budget of bytes that gradient checkpointing can't keep.
     #[error(
         "with all blocks recomputed a step takes {least} bytes, more than the budget of {budget}: \

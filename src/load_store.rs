@@ -2,7 +2,7 @@ use std::collections::HashSet;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
-use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 
 use crate::cast::{check_devices, leaf_in, running_statistics};
 use crate::error::FusedError;
@@ -22,8 +22,9 @@ pub enum LoadError {
 /// `model` with the weights of a file, of safetensors or of PyTorch, each straight on the model's device and in `dtype`, one after the
 /// other.
 ///
-/// Beside what is loaded there is never more than one of them, in the type of the file; Burn's stores hold that one twice for a moment
-/// (a weight of a linear layer from PyTorch, which is turned, three times). A model that has just been made draws nothing.
+/// Beside those loaded before there is never more than one of them. Burn's stores hold that one twice for a moment, in the type of the
+/// file (a weight of a linear layer from PyTorch, which is turned, three times): if that is `dtype`, the peak is the loaded model and one tensor.
+/// With the feature `flex` the file may be in a type that the device lacks. A model that has just been made draws nothing.
 /// Names are mapped, and weights filtered, by Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or
 /// [`PytorchStore`](burn::store::PytorchStore) (Burn's features `safetensors` and `pytorch`), whose own `apply_to` keeps the types of the file.
 /// What the store leaves out (if it is told to allow a part, of several files, say) stays as it is, in `dtype`; the returned
@@ -66,7 +67,7 @@ where
     S: ModuleStore,
 {
     check_devices(&model, dtype)?;
-    let mut casting = Casting {
+    let mut casting = CastOnLoad {
         statistics: running_statistics(&model),
         model,
         dtype,
@@ -81,26 +82,27 @@ where
     }
 }
 
-/// A model whose parameters are cast as soon as they are loaded: stores map it, one parameter after the other.
+/// A model whose parameters are cast as soon as they are loaded. Stores load into any module, and map it, one parameter after the other: so it is
+/// one that passes on all else.
 #[derive(Clone, Debug)]
-struct Casting<M> {
+struct CastOnLoad<M> {
     model: M,
     dtype: FloatDType,
     /// Parameters that keep their type.
     statistics: HashSet<ParamId>,
 }
 
-impl<M: Module> Casting<M> {
+impl<M: Module> CastOnLoad<M> {
     fn changed(self, change: impl FnOnce(M) -> M) -> Self {
         let model = change(self.model);
         Self { model, ..self }
     }
 }
 
-impl<M: Module> Module for Casting<M> {
+impl<M: Module> Module for CastOnLoad<M> {
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         let (dtype, statistics) = (self.dtype, self.statistics.clone());
-        let mut mapper = Cast {
+        let mut mapper = LoadAndCast {
             mapper,
             dtype,
             statistics,
@@ -137,14 +139,36 @@ impl<M: Module> Module for Casting<M> {
     }
 }
 
-/// Maps parameters as `mapper` does, then casts them.
-struct Cast<'a, Mapper> {
+/// Where tensors are in the type of the file, which `device` may not have.
+#[cfg(feature = "flex")]
+fn host(_device: &Device) -> Device {
+    Device::flex()
+}
+
+/// The same without a backend for all types.
+#[cfg(not(feature = "flex"))]
+fn host(device: &Device) -> Device {
+    device.clone()
+}
+
+/// A parameter like `param` on another device, without a value.
+fn empty<const D: usize>(param: &Param<Tensor<D>>, device: Device) -> Param<Tensor<D>> {
+    let shape = param.lazy_shape();
+    let zeros = {
+        let shape = shape.clone();
+        move |device: &Device, _: bool| Tensor::zeros(shape, device)
+    };
+    Param::uninitialized(param.id, zeros, device, false, shape)
+}
+
+/// Maps parameters as `mapper` does on the host, and takes over what that has loaded.
+struct LoadAndCast<'a, Mapper> {
     mapper: &'a mut Mapper,
     dtype: FloatDType,
     statistics: HashSet<ParamId>,
 }
 
-impl<Mapper: ModuleMapper> ModuleMapper for Cast<'_, Mapper> {
+impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         self.mapper.enter_module(name, container_type);
     }
@@ -158,9 +182,17 @@ impl<Mapper: ModuleMapper> ModuleMapper for Cast<'_, Mapper> {
             true => param.base().dtype().into(),
             false => self.dtype,
         };
-        let param = self.mapper.map_float(param);
+        let device = param.lazy_device();
+        let loaded = self.mapper.map_float(empty(&param, host(&device)));
+        if loaded.is_initialized() {
+            let id = loaded.id;
+            let data = loaded.into_value().into_data();
+            let dtype = DType::from(dtype);
+            let value = Tensor::from_data(data.convert_dtype(dtype), (&device, dtype));
+            return param.transform_for_load(value, id);
+        }
+        // It was not in the file, and may be in the next.
         if !param.is_initialized() {
-            // It was not in the file, and may be in the next.
             return param.init_mapper(move |value| value.cast(dtype));
         }
         let (id, value, mapper) = param.consume();

@@ -8,10 +8,13 @@ use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
 use backburn::optim::{AdamWConfig, StateFormat};
-use backburn::{FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
+use backburn::{
+    FusedOptimizer, FusedReplicas, GradientCheckpointingConfig, Ownership, Sharding,
+    gradient_checkpointing,
+};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
 
 /// One test at a time: they share the device.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -120,5 +123,47 @@ fn states_take_the_bytes_of_their_format_on_the_device() {
             (expected..expected + 0.05).contains(&found),
             "{found} P for {expected}"
         );
+    }
+}
+
+#[test]
+fn no_device_holds_the_weights_that_another_owns() {
+    const WIDTH: usize = 512;
+    let _alone = ALONE.lock();
+    let kinds = [DeviceKind::DefaultDevice, DeviceKind::Cpu];
+    let devices = kinds.map(|kind| Device::wgpu(kind).autodiff());
+    let before = devices.each_ref().map(in_use);
+    // In multiples of the bytes of all weights.
+    let held = || {
+        devices.iter().zip(before).map(|(device, before)| {
+            device.sync().unwrap();
+            in_use(device).saturating_sub(before) as f64 / (8 * 4 * WIDTH * WIDTH) as f64
+        })
+    };
+    let linear = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+    let model: Vec<Linear> = (0..8)
+        .map(linear)
+        .map(|linear| linear.init(&devices[0]))
+        .collect();
+    let optimizer = AdamWConfig::new().init();
+    let mut fused = FusedReplicas::new(model, optimizer, devices.to_vec())
+        .with_sharding(Sharding::Full)
+        .with_ownership(Ownership::BySize);
+    for (rank, held) in held().enumerate() {
+        assert!((0.5..0.55).contains(&held), "rank {rank} holds {held} P");
+    }
+    let batches = devices
+        .iter()
+        .map(|device| Tensor::<2>::ones([2, WIDTH], device));
+    fused.step(1e-3, batches.collect(), |model: &Vec<Linear>, x| {
+        let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
+        let blocks = model.iter();
+        blocks
+            .fold(x, |x, linear| gradient_checkpointing(linear, x, run))
+            .mean()
+    });
+    // Weights and two states.
+    for (rank, held) in held().enumerate() {
+        assert!((1.5..1.55).contains(&held), "rank {rank} holds {held} P");
     }
 }

@@ -9,7 +9,8 @@ mod model;
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, RecordingAllocator};
-use backburn::{FusedOptimizer, MemoryEstimate, PeakEstimate};
+use backburn::optim;
+use backburn::{FusedOptimizer, GradientCheckpointingConfig, MemoryEstimate, PeakEstimate};
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
@@ -56,7 +57,7 @@ fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> PeakEstimate
     fused.dry_run(|model| loss(model, text));
     let recorder = MemoryRecorder::start().unwrap();
     fused.dry_run(|model| loss(model, text));
-    estimate.peaks(&recorder.finish().unwrap())
+    estimate.peaks(&recorder.finish().unwrap()).unwrap()
 }
 
 fn fused(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
@@ -108,6 +109,25 @@ fn peaks_of_the_presets_are_estimated_within_five_percent() {
     }
 }
 
+#[test]
+fn a_recording_without_its_end_is_refused() {
+    let _alone = ALONE.lock();
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(4, 4).init(&device);
+    let optimizer = AdamWConfig::new().init();
+    let estimate = MemoryEstimate::new(&model, &optimizer);
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    let recorder = MemoryRecorder::start().unwrap();
+    fused.dry_run(|model| model.forward(Tensor::<2>::ones([2, 4], &device)).mean());
+    let mut timeline = recorder.finish().unwrap();
+    assert!(estimate.peaks(&timeline).is_ok());
+    timeline.lost = 7;
+    let error = estimate.peaks(&timeline).unwrap_err().to_string();
+    assert!(error.contains("7 events"), "{error}");
+    let error = GradientCheckpointingConfig::for_budget(&timeline, usize::MAX).unwrap_err();
+    assert!(error.to_string().contains("7 events"), "{error}");
+}
+
 #[derive(Module, Debug)]
 struct Normed {
     linear: Linear,
@@ -140,4 +160,28 @@ fn a_dry_run_changes_nothing() {
     assert!(bytes(&fused) == before);
     assert!(fused.try_dry_run(|_| x.clone().mean()).is_err());
     fused.try_step_accumulated(1e-2).unwrap();
+}
+
+#[test]
+fn a_dry_run_leaves_a_group_that_has_begun() {
+    let _alone = ALONE.lock();
+    let device = Device::flex().autodiff();
+    let model: Vec<Linear> = (0..2)
+        .map(|_| LinearConfig::new(4, 4).init(&device))
+        .collect();
+    let x = Tensor::<2>::ones([3, 4], &device);
+    let both = |model: &Vec<Linear>| model[1].forward(model[0].forward(x.clone())).mean();
+    let first = |model: &Vec<Linear>| model[0].forward(x.clone()).mean();
+    let optimizer = optim::AdamWConfig::new().build();
+    let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer);
+    fused.step(1e-2, both);
+    fused.accumulate(both);
+    let before = fused.model().into_record().into_bytes().unwrap();
+    // The second layer has no gradient: it must not be stepped for that.
+    fused.dry_run(first);
+    assert_eq!(fused.last_step().updated, 0);
+    let after = fused.model().into_record().into_bytes().unwrap();
+    assert!(before.to_vec() == after.to_vec());
+    fused.step(1e-2, first);
+    assert_eq!(fused.last_step().updated, 4);
 }

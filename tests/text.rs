@@ -83,9 +83,11 @@ fn training(config: &LanguageModelConfig) -> Training {
         vocabulary: VOCABULARY,
         formats: Formats::default(),
         tokens: pages().len(),
+        checksum: pages().checksum(),
         seed: 3,
         batch: 2,
         steps: 6,
+        learning_rate: 1e-2,
     }
 }
 
@@ -208,7 +210,7 @@ fn checkpoints_of_another_model_are_refused() {
         &["there is no checkpoint in", "other"],
     );
     type Change = fn(&mut Training);
-    let changes: [(Change, &[&str]); 7] = [
+    let changes: [(Change, &[&str]); 9] = [
         (
             |t| t.vocabulary = Vocabulary::Gpt2,
             &["Bytes", "Gpt2", "`--vocabulary`"],
@@ -219,6 +221,11 @@ fn checkpoints_of_another_model_are_refused() {
             &["Full", "Eight", "`--states`"],
         ),
         (|t| t.tokens += 1, &["`--text`"]),
+        (|t| t.checksum += 1, &["`--text`", "checksum"]),
+        (
+            |t| t.learning_rate = 3e-3,
+            &["0.01, and 0.003", "`--learning-rate`"],
+        ),
         (|t| t.seed = 4, &["3, and 4", "`--seed`"]),
         (|t| t.batch = 4, &["2, and 4", "`--batch-size`"]),
         (|t| t.steps = 8, &["6, and 8", "`--steps`"]),
@@ -231,7 +238,13 @@ fn checkpoints_of_another_model_are_refused() {
     checkpoint::save(&saved, &start(&config), &training, 6).unwrap();
     assert_refused(resume(&saved, &training), &["has made all of its 6 steps"]);
     checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
-    std::fs::write(saved.join("model.bpk"), b"nonsense").unwrap();
+    let state = std::fs::read(saved.join("state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+    let files = saved.join(state["files"].as_str().unwrap());
+    assert!(files.join("model.bpk").is_file());
+    // Of those that it has replaced nothing is left.
+    assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 2);
+    std::fs::write(files.join("model.bpk"), b"nonsense").unwrap();
     assert_refused(resume(&saved, &training), &["model.bpk"]);
     std::fs::write(saved.join("state.json"), b"nonsense").unwrap();
     assert_refused(resume(&saved, &training), &["state.json"]);

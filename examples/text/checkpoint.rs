@@ -8,6 +8,7 @@ use burn::optim::OptimizerRecord;
 use burn::prelude::*;
 use burn::store::ModuleRecord;
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use crate::formats::Formats;
 use crate::model::LanguageModelConfig;
@@ -26,10 +27,13 @@ pub struct Training {
     pub formats: Formats,
     /// Number of tokens of the text.
     pub tokens: usize,
+    /// Of the text.
+    pub checksum: u32,
     pub seed: u64,
     pub batch: usize,
     /// Steps in all.
     pub steps: usize,
+    pub learning_rate: f64,
 }
 
 /// What is told beside the weights.
@@ -37,62 +41,58 @@ pub struct Training {
 struct State {
     training: Training,
     done: usize,
+    /// The folder within that of the checkpoint that model and optimizer are in.
+    files: PathBuf,
 }
 
-/// Refuses a `folder` that nothing can be saved in, or that holds something else than a checkpoint.
+impl State {
+    fn read(folder: &Path) -> Result<Self> {
+        let name = folder.display();
+        let state = std::fs::read(folder.join(STATE))
+            .with_context(|| format!("there is no checkpoint in {name}"))?;
+        serde_json::from_slice(&state)
+            .with_context(|| format!("{STATE} of the checkpoint in {name} can't be read"))
+    }
+}
+
+/// Makes sure that a checkpoint can be saved in `folder`: it is new, empty, or holds one.
 pub fn check(folder: &Path) -> Result<()> {
     let name = folder.display();
-    let is_free = std::fs::symlink_metadata(folder).is_err();
+    std::fs::create_dir_all(folder).with_context(|| {
+        format!("{name} can be no checkpoint: name another folder with `--save`")
+    })?;
+    let is_empty = std::fs::read_dir(folder)?.next().is_none();
     ensure!(
-        is_free || folder.join(STATE).is_file(),
+        is_empty || folder.join(STATE).is_file(),
         "{name} is there already, and no checkpoint: name another folder with `--save`"
     );
-    ensure!(
-        folder.file_name().is_some(),
-        "{name} is no name for a folder: give one with `--save`"
-    );
-    let beside = beside(folder);
-    std::fs::create_dir_all(&beside)
-        .and_then(|()| tempfile::tempdir_in(&beside))
-        .with_context(|| format!("nothing can be saved in {}", beside.display()))?;
+    tempfile::tempdir_in(folder).with_context(|| format!("nothing can be saved in {name}"))?;
     Ok(())
 }
 
-/// The folder that `folder` is in.
-fn beside(folder: &Path) -> PathBuf {
-    match folder.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_path_buf(),
-        _ => PathBuf::from("."),
-    }
-}
-
-/// Writes model, optimizer and what the training is of to `folder`, after `done` steps. A checkpoint that is there is replaced when all of it is
-/// written.
+/// Writes model, optimizer and what the training is of to `folder`, after `done` steps. A checkpoint that is there stays what it is until
+/// all of the new one is written.
 pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) -> Result<()> {
     check(folder)?;
-    let name = folder.display();
-    let new = tempfile::tempdir_in(beside(folder))?;
+    let before = State::read(folder).ok();
+    let prefix = format!("{done}-");
+    let new = tempfile::Builder::new()
+        .prefix(&prefix)
+        .tempdir_in(folder)?;
     trainer.model().save_file(new.path().join(MODEL))?;
     trainer.to_record().save(new.path().join(OPTIMIZER))?;
-    let training = training.clone();
-    let state = serde_json::to_vec_pretty(&State { training, done })?;
-    std::fs::write(new.path().join(STATE), state)?;
-    // Kept until the new one is in its place.
-    let old = folder.with_extension("old");
-    let replaces = folder.exists();
-    if replaces {
-        std::fs::rename(folder, &old)
-            .with_context(|| format!("the checkpoint in {name} can't be replaced"))?;
-    }
-    let new = new.keep();
-    std::fs::rename(&new, folder).with_context(|| {
-        format!(
-            "the new checkpoint can't go from {} to {name}",
-            new.display()
-        )
-    })?;
-    if replaces {
-        std::fs::remove_dir_all(&old)?;
+    let state = State {
+        training: training.clone(),
+        done,
+        files: new.path().file_name().context("a new folder")?.into(),
+    };
+    let mut file = NamedTempFile::new_in(folder)?;
+    serde_json::to_writer_pretty(&mut file, &state)?;
+    // At this moment it becomes the checkpoint.
+    file.persist(folder.join(STATE))?;
+    let _kept = new.keep();
+    if let Some(before) = before {
+        std::fs::remove_dir_all(folder.join(before.files))?;
     }
     Ok(())
 }
@@ -104,26 +104,22 @@ pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) 
 /// If there is none, or one of another training.
 pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(Trainer, usize)> {
     let name = folder.display();
-    let state = std::fs::read(folder.join(STATE))
-        .with_context(|| format!("there is no checkpoint in {name}"))?;
-    let State {
-        training: saved,
-        done,
-    } = serde_json::from_slice(&state)
-        .with_context(|| format!("{STATE} of the checkpoint in {name} can't be read"))?;
-    saved
+    let state = State::read(folder)?;
+    let (done, files) = (state.done, folder.join(state.files));
+    state
+        .training
         .check(training)
         .with_context(|| format!("the checkpoint in {name}"))?;
     ensure!(
         done < training.steps,
         "the checkpoint in {name} has made all of its {done} steps"
     );
-    let record = ModuleRecord::load(folder.join(MODEL))
+    let record = ModuleRecord::load(files.join(MODEL))
         .with_context(|| format!("{MODEL} of the checkpoint in {name} can't be read"))?;
     let mut trainer = trainer
         .try_load(record)
         .with_context(|| format!("the model of the checkpoint in {name} does not fit"))?;
-    let record = OptimizerRecord::load(folder.join(OPTIMIZER))
+    let record = OptimizerRecord::load(files.join(OPTIMIZER))
         .with_context(|| format!("{OPTIMIZER} of the checkpoint in {name} can't be read"))?;
     trainer.load_record(record)?;
     Ok((trainer, done))
@@ -154,8 +150,18 @@ impl Training {
         )?;
         same("`--weights` and `--states`", &self.formats, &asked.formats)?;
         same("`--text`, of so many tokens", &self.tokens, &asked.tokens)?;
+        same(
+            "`--text`, of this checksum",
+            &self.checksum,
+            &asked.checksum,
+        )?;
         same("`--seed`", &self.seed, &asked.seed)?;
         same("`--batch-size`", &self.batch, &asked.batch)?;
-        same("`--steps`", &self.steps, &asked.steps)
+        same("`--steps`", &self.steps, &asked.steps)?;
+        same(
+            "`--learning-rate`",
+            &self.learning_rate,
+            &asked.learning_rate,
+        )
     }
 }

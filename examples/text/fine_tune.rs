@@ -12,7 +12,7 @@ use peak_alloc::PeakAlloc;
 
 use crate::model::{LanguageModel, LanguageModelConfig};
 use crate::options::Options;
-use crate::technique::{Place, optimizer};
+use crate::technique::{Place, Technique, optimizer};
 use crate::text::{PAGES, Text, plays};
 use crate::train::{HeldOut, train};
 use crate::trainer::Trainer;
@@ -32,8 +32,11 @@ enum Share {
 /// Trains a model on the plays, unless there are weights to start from; then goes on with it on pages of this project and prints what that
 /// takes, and what it gives.
 pub fn compare(options: &Options, config: &LanguageModelConfig, bytes: &PeakAlloc) -> Result<()> {
+    ensure!(
+        options.technique != Technique::Stock,
+        "`--fine-tune` compares fused training: choose another `--technique` than `stock`"
+    );
     let config = options.technique.applied_to(config);
-    let mut text = Text::new(PAGES, options.vocabulary, config.context, options.seed)?;
     let folder = tempfile::tempdir()?;
     let path = match &options.from {
         Some(path) => path.clone(),
@@ -51,7 +54,7 @@ pub fn compare(options: &Options, config: &LanguageModelConfig, bytes: &PeakAllo
     for share in [Share::Nothing, Share::Lora, Share::All] {
         let before = bytes.current_usage();
         bytes.reset_peak_usage();
-        let (trained, loss) = tune(options, &config, &path, share, &mut text, bytes)?;
+        let (trained, loss) = tune(options, &config, &path, share, bytes)?;
         println!(
             "{:<10}{trained:>16}{:>12.1}{loss:>16.3}",
             format!("{share:?}"),
@@ -84,18 +87,19 @@ fn pretrain(
     Ok(trainer.model())
 }
 
-/// Fine-tunes a `share` of the weights in the file at `path`. Returns how many parameters were trained, and the loss on what is
-/// held out of the text.
+/// Fine-tunes a `share` of the weights in the file at `path` on the pages. Returns how many parameters were trained, and the loss on
+/// what is held out of them.
 fn tune(
     options: &Options,
     config: &LanguageModelConfig,
     path: &Path,
     share: Share,
-    text: &mut Text,
     bytes: &PeakAlloc,
 ) -> Result<(usize, f64)> {
     let device = options.technique.device(Place::default());
     device.seed(options.seed);
+    // The same batches for every share.
+    let mut text = Text::new(PAGES, options.vocabulary, config.context, options.seed)?;
     let model = load(config.init(&device), path, options)?;
     let model = match share {
         Share::Nothing => model.freeze(),
@@ -113,11 +117,11 @@ fn tune(
         course.steps = course.steps.div_ceil(FEWER);
         course.stop = course.steps;
         course.learning_rate /= 3.0;
-        train(&mut trainer, text, course, &device, bytes)?;
+        train(&mut trainer, &mut text, course, &device, bytes)?;
     }
     let size = config.vocabulary;
     let batch = options.batch_size.into();
-    let held_out = HeldOut::measure(&trainer.valid(), text, size, batch, &device);
+    let held_out = HeldOut::measure(&trainer.valid(), &text, size, batch, &device);
     let trained = gradients / DType::from(options.formats.dtype()).size();
     Ok((trained, held_out.loss))
 }

@@ -62,7 +62,9 @@ fn main() -> Result<()> {
     if options.fine_tune {
         return fine_tune::compare(&options, &config, &BYTES);
     }
-    let mut text = Text::new(&options.read()?, vocabulary, config.context, options.seed)?;
+    let whole = options.read()?;
+    let cut = || Text::new(&whole, vocabulary, config.context, options.seed);
+    let mut text = cut()?;
     if let Some(budget) = options.budget {
         let budget = budget.saturating_mul(1_000_000);
         budget::print(&config, &mut text, budget, options.formats, &BYTES);
@@ -78,7 +80,8 @@ fn main() -> Result<()> {
     let mut course = options.course(&config);
     let checkpointing = match options.within {
         Some(budget) => {
-            let batch = text.batch(course.batch, &device);
+            // Of a text of its own: the training begins with the first batch.
+            let batch = cut()?.batch(course.batch, &device);
             let budget = budget.saturating_mul(1_000_000);
             let config = technique.applied_to(&config);
             within::choose(&config, budget, options.formats, &batch)?
@@ -92,9 +95,11 @@ fn main() -> Result<()> {
         vocabulary,
         formats: options.formats,
         tokens: text.len(),
+        checksum: text.checksum(),
         seed: options.seed,
         batch: course.batch,
         steps: course.steps,
+        learning_rate: course.learning_rate,
     };
     if let Some(folder) = &options.resume {
         (trainer, course.done) = checkpoint::resume(folder, trainer, &training)?;

@@ -126,6 +126,10 @@ impl Options {
     pub fn place(&self) -> Result<Place> {
         if let Some(waiting) = self.offload {
             waiting.check(self.device)?;
+            ensure!(
+                self.technique != Technique::Stock,
+                "`--offload` takes fused training: choose another `--technique` than `stock`"
+            );
         }
         ensure!(
             self.within.is_none()

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use burn::prelude::*;
 use burn::tensor::TensorData;
-use flate2::read::GzDecoder;
+use flate2::{Crc, read::GzDecoder};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::tokens::Vocabulary;
@@ -78,6 +78,14 @@ impl Text {
     /// The number of tokens, the held-out ones among them.
     pub fn len(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// The CRC-32 of the tokens.
+    pub fn checksum(&self) -> u32 {
+        let mut crc = Crc::new();
+        let tokens = self.tokens.iter();
+        tokens.for_each(|token| crc.update(&token.to_le_bytes()));
+        crc.sum()
     }
 
     /// The mean length of a token in bytes.

@@ -123,6 +123,9 @@ pub fn run(
         None => None,
         Some(devices) => Some(devices.open(options)?),
     };
+    for rank in ranks.iter().flatten() {
+        rank.seed(options.seed);
+    }
     let strategy = || {
         let ranks = ranks.clone()?.into_iter();
         let ranks = ranks.map(|rank| like(rank, &device)).collect();
@@ -278,7 +281,8 @@ fn scheduler(options: &Options, data: &Split) -> Result<ModuleLrScheduler> {
 fn accuracy(model: &Vit, options: &Options, config: &VitConfig, images: &Images) -> Result<f64> {
     let mut right = 0;
     let loader = dataloader(options, config, images, None);
-    for batch in loader.to_device(&options.device.device()).iter() {
+    let devices = model.devices();
+    for batch in loader.to_device(&devices[0]).iter() {
         let Batch { images, labels } = batch?;
         let predicted = model.forward(images).argmax(1).squeeze_dim::<1>(1);
         right += predicted.equal(labels).int().sum().into_scalar::<i64>();

@@ -1,6 +1,7 @@
 use std::fmt::{Display, Formatter};
 
 use super::MemoryEstimate;
+use crate::error::FusedError;
 use crate::memory::MemoryTimeline;
 
 /// The most bytes that training will hold, by technique, before the first step.
@@ -28,7 +29,8 @@ impl MemoryEstimate {
     /// `stock` and `fused` count the outputs of blocks twice, with the block and as the input of the next: they err on the safe side. `stock`
     /// is the larger of the moments before and after the backward pass; where activations lie early in the model and large weights late, it holds
     /// both for a while, up to their sum. The recording must be of a dry run with a configuration that keeps no activations: of a step, it would count
-    /// optimizer states twice.
+    /// optimizer states twice. Of a [device](crate::memory#on-a-device) it tells what its pools held when blocks and gradients came and went; what
+    /// lived between two of these moments is not in it, so there the estimate is a lower bound.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
@@ -51,10 +53,18 @@ impl MemoryEstimate {
     /// fused.dry_run(loss); // The first pass of a program starts the threads of the backend.
     /// let recorder = MemoryRecorder::start()?;
     /// fused.dry_run(loss);
-    /// println!("{}", estimate.peaks(&recorder.finish()?));
+    /// println!("{}", estimate.peaks(&recorder.finish()?)?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn peaks(&self, timeline: &MemoryTimeline) -> PeakEstimate {
+    ///
+    /// # Errors
+    ///
+    /// If the recording is not complete.
+    pub fn peaks(&self, timeline: &MemoryTimeline) -> Result<PeakEstimate, FusedError> {
+        if timeline.lost > 0 {
+            let lost = timeline.lost;
+            return Err(FusedError::IncompleteRecording { lost });
+        }
         let start = timeline
             .samples
             .first()
@@ -72,11 +82,11 @@ impl MemoryEstimate {
         });
         let held = self.parameters + self.optimizer_state;
         // An update holds a gradient and what the optimizer makes of it.
-        PeakEstimate {
+        Ok(PeakEstimate {
             stock: held + kept.max(self.gradients + self.largest_gradient),
             fused: held + kept.max(2 * self.largest_gradient),
             recomputed: held + recomputed.max(2 * self.largest_gradient),
-        }
+        })
     }
 }
 

@@ -139,9 +139,10 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(self)
     }
 
-    /// Adds up the gradients of micro-batches in f32 where those of a parameter are in bf16 or f16; the sum is
+    /// Adds up the gradients of micro-batches in f32 where those of a parameter are in bf16 or f16, and so those of blocks that run twice
+    /// and share a parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head; the sum is
     /// rounded once, when it is used. Such a buffer takes 4 bytes an element. Without it sums are in the type of the
-    /// gradients, as those of Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
+    /// gradients, as those of Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and of its backward pass.
     ///
     /// # Panics
     ///

@@ -213,7 +213,10 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         let ended = catch_unwind(AssertUnwindSafe(|| run(self)));
         ended.unwrap_or_else(|panic| {
-            check_connected(|| self.form.module.devices())?;
+            check_connected(|| match self.session.membership() {
+                Some(member) => member.group.devices().to_vec(),
+                None => self.form.module.devices(),
+            })?;
             resume_unwind(panic)
         })
     }

@@ -46,9 +46,13 @@ impl GradientCheckpointingConfig {
     ///
     /// # Errors
     ///
-    /// If the recording has no recomputed block, or even with all blocks recomputed its peak is above
+    /// If the recording is not complete or has no recomputed block, or even with all blocks recomputed its peak is above
     /// the budget.
     pub fn for_budget(timeline: &MemoryTimeline, budget: usize) -> Result<Self, FusedError> {
+        if timeline.lost > 0 {
+            let lost = timeline.lost;
+            return Err(FusedError::IncompleteRecording { lost });
+        }
         let Some(last) = timeline.blocks.iter().map(|block| block.index).max() else {
             return Err(FusedError::NoBlocks);
         };

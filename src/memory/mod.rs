@@ -43,10 +43,10 @@
 //!
 //! The tensors of CubeCL's backends (`wgpu`, `cuda`, ..) lie in memory pools of the device.
 //! [`MemoryRecorder::start_on`] reads the figures of the pools at the begin of every phase, so of
-//! every update too: bytes in use, and bytes reserved, which include pages kept for later. No
+//! every update too, and when a gradient comes: bytes in use, and bytes reserved, which include pages kept for later. No
 //! allocator needs to be installed. What the pools don't tell is said so, not guessed: what the bytes
 //! are used for (they are [`unassigned`](Bytes::unassigned)), and what came and went between two
-//! phases; only the reserved bytes keep a trace of that. A reading does not wait for the device, only for
+//! readings; only the reserved bytes keep a trace of that. A reading does not wait for the device, only for
 //! what was submitted to be handed to it, and makes `fusion` hand over what it has gathered, so training is a
 //! little slower while it is recorded, and may use memory a little otherwise than unrecorded.
 //!

@@ -176,14 +176,16 @@ impl Pass {
 
     /// Waits for the turn to draw random numbers, where several ranks do.
     pub(crate) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
-        self.turn.as_ref().map(|_| Turn::take(self))
+        self.turn.as_ref()?;
+        let member = self.membership.as_ref()?;
+        Some(Turn::take(self, member.device()))
     }
 
     /// Takes the turn for the forward pass.
     pub(crate) fn begin_turn(self: &Arc<Self>) {
         if let Some(forward) = &self.turn {
-            let turn = Turn::take(self);
-            *forward.lock() = Some(turn);
+            let turn = self.take_turn();
+            *forward.lock() = turn;
         }
     }
 

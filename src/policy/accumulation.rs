@@ -20,6 +20,31 @@ impl Accumulation {
     }
 }
 
+/// Gradients of some uses of a parameter, added up.
+#[derive(Debug)]
+pub(crate) struct PartialSum<const D: usize> {
+    sum: Tensor<D>,
+    /// Of each of them, and of the whole.
+    dtype: DType,
+}
+
+impl<const D: usize> PartialSum<D> {
+    pub(crate) fn of(gradient: Tensor<D>) -> Self {
+        let dtype = gradient.dtype();
+        let sum = gradient;
+        Self { sum, dtype }
+    }
+
+    pub(crate) fn with(self, gradient: Tensor<D>, accumulation: Accumulation) -> Self {
+        let sum = add(accumulation.begin(self.sum), gradient);
+        Self { sum, ..self }
+    }
+
+    pub(crate) fn whole(self) -> Tensor<D> {
+        in_type(self.sum, self.dtype)
+    }
+}
+
 /// A sum with one gradient more, in the buffer of the sum.
 pub(crate) fn add<const D: usize>(sum: Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
     let gradient = in_type(gradient, sum.dtype());

@@ -21,7 +21,7 @@ mod states;
 mod statistics;
 mod update;
 
-pub(crate) use accumulation::{Accumulation, add, added, in_type, total};
+pub(crate) use accumulation::{Accumulation, PartialSum, add, added, in_type, total};
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;

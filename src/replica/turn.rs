@@ -1,6 +1,9 @@
 use std::sync::Arc;
 
+use burn::tensor::Device;
 use parking_lot::{Condvar, Mutex};
+
+use crate::device::hand_over;
 
 /// Whose turn it is to draw random numbers.
 ///
@@ -25,11 +28,13 @@ struct Holder {
 /// A turn, until it is dropped.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Turn(());
+pub(crate) struct Turn {
+    device: Device,
+}
 
 impl Turn {
-    /// Waits for the turn, for all threads that work for `owner`; those may take it again.
-    pub(crate) fn take<T>(owner: &Arc<T>) -> Self {
+    /// Waits for the turn to draw on `device`, for all threads that work for `owner`; those may take it again.
+    pub(crate) fn take<T>(owner: &Arc<T>, device: &Device) -> Self {
         let key = Arc::as_ptr(owner) as usize;
         let mut holder = TURNS.holder.lock();
         while holder.as_ref().is_some_and(|holder| holder.key != key) {
@@ -37,12 +42,15 @@ impl Turn {
         }
         let holder = holder.get_or_insert(Holder { key, times: 0 });
         holder.times += 1;
-        Self(())
+        let device = device.clone();
+        Self { device }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        // What `fusion` has gathered draws its numbers when it runs.
+        hand_over(&self.device);
         let mut holder = TURNS.holder.lock();
         let held = holder.as_mut().expect("a turn has a holder");
         held.times -= 1;

@@ -8,6 +8,7 @@ use super::parameter::ParameterSlot;
 use super::stage::{Outcome, Stage};
 use crate::memory::{self, Category};
 use crate::pass::{self, Owed, Pass};
+use crate::policy::PartialSum;
 use crate::replica::Hold;
 use crate::tap::{GradientSink, Passed};
 
@@ -54,15 +55,16 @@ impl<const D: usize> ParameterSlot<D> {
         };
         // The tap is a second handle to the value.
         expecting.tapped = None;
-        let gradient = match expecting.partial.take() {
-            Some(sum) => sum.add(gradient),
-            None => gradient,
+        let partial = match expecting.partial.take() {
+            Some(partial) => partial.with(gradient, pass.plan.accumulation),
+            None => PartialSum::of(gradient),
         };
         if !expecting.debt.is_settled() {
-            expecting.partial = Some(gradient);
+            expecting.partial = Some(partial);
             return;
         }
         drop(state);
+        let gradient = partial.whole();
         let zero_is_none = pass.blocks.have_unused_inputs();
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
         let placement = self.session.placement();

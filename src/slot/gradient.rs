@@ -83,7 +83,7 @@ impl<const D: usize> ParameterSlot<D> {
             let value = self.value();
             let sum = policy::in_type(sum.to_device(&value.device()), value.dtype());
             self.spend(pass, sum);
-        } else if begun && !pass.plan.goes_on {
+        } else if begun && pass.plan.goal == Goal::Update && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing);
         }

@@ -119,10 +119,8 @@ impl<const D: usize> ParameterSlot<D> {
                 return self.finish(Outcome::Dropped);
             }
         };
-        self.finish_sharing(
-            received,
-            pass.plan.goal == Goal::Update && *rank != meeting.owner,
-        );
+        let outdated = pass.plan.goal == Goal::Update && *rank != meeting.owner;
+        self.finish_sharing(meeting, Outcome::Shared { received, outdated });
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| Held { gradient, hold });
         if let Some(gradients) = meeting.answer(self.id, *rank, held) {
@@ -157,14 +155,15 @@ impl<const D: usize> ParameterSlot<D> {
         is_gathered.then(|| meeting.group.hold(*rank, self.likeness().bytes()))
     }
 
-    /// The rank has nothing to do with the gradient any more, nor, if it `gives_up` the value, with that: then the
-    /// owner can write it in place, and it comes back when it has.
-    fn finish_sharing(&self, received: bool, gives_up: bool) {
+    /// The rank has nothing to do with the gradient any more. It gives up an outdated value that the owner, on the same device,
+    /// could not write in place otherwise; one on a device of its own it keeps until the new one comes, for the owner may be lost.
+    fn finish_sharing(&self, meeting: &Meeting<D>, shared: Outcome<D>) {
         let mut state = self.state.lock();
-        state.stage = Stage::Complete(Outcome::Shared { received });
-        if gives_up {
+        let outdated = matches!(shared, Outcome::Shared { outdated: true, .. });
+        if outdated && self.likeness().device == *meeting.group.device(meeting.owner) {
             state.value = None;
         }
+        state.stage = Stage::Complete(shared);
     }
 
     /// The value as the owner of the parameter has it, on the device of this rank; `None` if that is the owner, or the owner
@@ -209,17 +208,24 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// The pass is over: forgets what has arrived, and takes the value back, if it was given up.
+    /// The pass is over: forgets what has arrived, and takes the value that the owner has now.
     pub(super) fn leave_meeting(&self) {
         let Some(Share { meeting, .. }) = self.share.get() else {
             return;
         };
         *meeting.answers.lock() = Answers::none(meeting.slots.len());
-        if meeting.group.replicates_weights() && self.state.lock().value.is_none() {
-            // Where it can't be had, who reads it is told why.
+        let state = self.state.lock();
+        let outdated = match &state.stage {
+            Stage::Complete(Outcome::Shared { outdated, .. }) => *outdated,
+            _ => false,
+        };
+        let comes_back = outdated || state.value.is_none();
+        drop(state);
+        if meeting.group.replicates_weights() && comes_back {
+            // Where it can't be had, what was there before stays, or who reads it is told why.
             let value = self.value_of_owner().and_then(Result::ok);
             let mut state = self.state.lock();
-            state.value = state.value.take().or(value);
+            state.value = value.or(state.value.take());
         }
     }
 }

@@ -222,8 +222,12 @@ impl<const D: usize> Slot for ParameterSlot<D> {
             Stage::Unread => None,
         };
         drop(state);
-        if let Some(gradient) = arrived {
-            return self.complete(pass, gradient, pass.blocks.have_unused_inputs());
+        if let Some(partial) = arrived {
+            self.complete(pass, partial.whole(), pass.blocks.have_unused_inputs());
+            // Zeros that stand for none are no answer yet.
+            if !matches!(self.state.lock().stage, Stage::Unread) {
+                return;
+            }
         }
         match self.share.get() {
             Some(share) if pass.admits() => self.share_gradient(share, pass, None),

@@ -4,6 +4,7 @@ use burn::tensor::Tensor;
 
 use super::SlotReport;
 use crate::pass::{Debt, Graph};
+use crate::policy::PartialSum;
 
 /// What passes have left for an update.
 #[derive(Clone, Debug)]
@@ -34,7 +35,7 @@ pub(super) struct Expecting<const D: usize> {
     /// What is to come.
     pub(super) debt: Debt,
     /// The sum of what has come.
-    pub(super) partial: Option<Tensor<D>>,
+    pub(super) partial: Option<PartialSum<D>>,
 }
 
 impl<const D: usize> Expecting<D> {
@@ -60,8 +61,9 @@ impl<const D: usize> Default for Expecting<D> {
 pub(super) enum Outcome<const D: usize> {
     /// It is on its way to the host.
     Leaving,
-    /// It is with the owner of the parameter, another rank or this one; or that rank knows that there is none here.
-    Shared { received: bool },
+    /// It is with the owner of the parameter, another rank or this one; or that rank knows that there is none here. If it is another, the
+    /// value here is `outdated` when that has used it.
+    Shared { received: bool, outdated: bool },
     /// It was added to what had been accumulated, for the end of the pass.
     Added {
         sum: Box<Tensor<D>>,
@@ -103,7 +105,13 @@ impl<const D: usize> Before<D> {
 impl<const D: usize> Outcome<D> {
     pub(super) fn report(&self) -> SlotReport {
         SlotReport {
-            received: !matches!(self, Self::Shared { received: false }),
+            received: !matches!(
+                self,
+                Self::Shared {
+                    received: false,
+                    ..
+                }
+            ),
             updated: matches!(self, Self::Updated { .. }),
             copied: match self {
                 Self::Updated { copied } => *copied,

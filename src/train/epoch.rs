@@ -59,13 +59,18 @@ impl<M: LearnerModel> Events<M> {
         Some((items, made.into_iter().reduce(sum)?))
     }
 
-    /// Ends the training. Of the errors that Burn has, that of a worker is about a training step.
+    /// Ends the training.
     fn fail(&self, error: &FusedError) {
         let (device_id, message) = match error {
             FusedError::Rank { rank, error, .. } => (*rank, error.to_string()),
             FusedError::RankPanicked { rank, message, .. } => (*rank, message.clone()),
             error => (0, error.to_string()),
         };
+        self.fail_at(device_id, message);
+    }
+
+    /// Ends the training with an error of a device. Of the errors that Burn has, that of a worker is about a training step.
+    pub(super) fn fail_at(&self, device_id: usize, message: String) {
         let failure = WorkerFailure { device_id, message };
         self.interrupter.fail(TrainingError::Workers(vec![failure]));
     }

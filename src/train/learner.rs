@@ -190,7 +190,8 @@ impl<M: LearnerModel> FusedLearner<M> {
     }
 
     /// Chooses what every one of several devices keeps of the parameters that it does not own, as
-    /// [`FusedReplicas::with_sharding`](crate::FusedReplicas::with_sharding).
+    /// [`FusedReplicas::with_sharding`](crate::FusedReplicas::with_sharding). The launch panics if `Full` is chosen, and no devices with
+    /// [`with_training_strategy`](Self::with_training_strategy).
     #[must_use]
     pub fn with_sharding(mut self, sharding: Sharding) -> Self {
         self.sharding = sharding;

@@ -1,11 +1,10 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::train::{Learner, LearnerModel};
 
 use super::engine::Engine;
 use super::exchange::no_optimizer;
 use super::model::FusedModel;
+use crate::device::caught;
 use crate::error::FusedError;
 
 /// The model and the optimizer of a learner, lent to a fused optimizer.
@@ -53,6 +52,17 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
         self.lent = true;
     }
 
+    /// Ends the loan.
+    ///
+    /// # Errors
+    ///
+    /// If the model can't be put together again: a device that has some of it is lost. The learner has no weights then.
+    pub(super) fn end(mut self) -> Result<(), String> {
+        let given_back = caught(|| self.give_back());
+        self.lent = false;
+        given_back
+    }
+
     fn give_back(&mut self) {
         let model = self.engine.model();
         let optimizer = self.engine.replace_optimizer(no_optimizer());
@@ -63,15 +73,13 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
 
 impl<M: LearnerModel> Drop for Loan<'_, M> {
     fn drop(&mut self) {
-        if !self.lent {
-            return;
-        }
-        if !std::thread::panicking() {
-            return self.give_back();
-        }
         // A second panic would end the process.
-        if catch_unwind(AssertUnwindSafe(|| self.give_back())).is_err() {
-            log::error!("after a panic in training the model can't be put together again");
+        if self.lent
+            && let Err(reason) = caught(|| self.give_back())
+        {
+            log::error!(
+                "after a panic in training the model can't be put together again: {reason}"
+            );
         }
     }
 }

@@ -45,6 +45,15 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         let policies = self.policies.clone();
         let blocks = self.gradient_checkpointing.clone();
         match (&self.execution, &self.offload) {
+            (Execution::OfModel, _) if self.sharding != Sharding::default() => {
+                Err(FusedError::Replicas {
+                    reason: format!(
+                        "`with_sharding({:?})` is for several devices, and none are named: name them with \
+                         `with_training_strategy`",
+                        self.sharding
+                    ),
+                })
+            }
             (Execution::OfModel, None) | (Execution::One(_), None) => {
                 let fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
                 let fused = fused.with_gradient_checkpointing(blocks);
@@ -194,7 +203,12 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             }
         }
 
-        drop(loan);
+        if let Err(reason) = loan.end() {
+            events.fail_at(
+                0,
+                format!("the model can't be put together again: {reason}"),
+            );
+        }
         (learner.model(), events.processor)
     }
 }

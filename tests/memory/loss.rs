@@ -33,7 +33,9 @@ fn no_more_logits_than_those_of_a_chunk_are_there_at_once() {
             });
         })
     };
-    let (whole, chunked) = (step(true), step(false));
+    let whole = step(true);
+    // The least of some: a thread of the backend allocates its buffer for matrix products when it first takes part.
+    let chunked = (0..4).map(|_| step(false)).min().unwrap();
     assert!(
         whole > 3 * TOKENS * LOGITS,
         "{whole} bytes with whole logits"

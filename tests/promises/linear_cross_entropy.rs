@@ -6,7 +6,7 @@ use backburn::{
 };
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
+use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
 use proptest::prelude::*;
@@ -267,6 +267,34 @@ fn probabilities_of_a_model_in_bf16_are_in_f32() {
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
     let loss = fused.step(0.1, |model| model.chunked(&config.init(), &text));
     assert_eq!(number(&whole), number(&loss));
+}
+
+/// 1024 equal terms: in bf16 their sum stays what it is after 256.
+#[test]
+fn the_gradient_of_a_head_in_bf16_can_be_summed_in_f32() {
+    let device = Device::flex().autodiff();
+    let head = LinearConfig::new(1, 2).with_initializer(Initializer::Zeros);
+    let head = || {
+        cast(
+            head.clone().with_bias(false).init(&device),
+            FloatDType::BF16,
+        )
+    };
+    let hidden = Tensor::<2>::ones([1024, 1], &device).cast(FloatDType::BF16);
+    let targets = Tensor::<1, Int>::zeros([1024], &device);
+    let config = LinearCrossEntropyLossConfig::new().with_chunk_size(1);
+    let loss = config.init();
+    let moved = |mut fused: FusedOptimizer<Linear>| {
+        fused.step(1.0, |head| {
+            loss.forward(head, hidden.clone(), targets.clone())
+        });
+        let weight = fused.model().weight.val().inner().into_data();
+        weight.iter::<f32>().next().unwrap()
+    };
+    let fused = || FusedOptimizer::new(head(), SgdConfig::new().init());
+    let in_bf16 = moved(fused());
+    let in_f32 = moved(fused().with_full_precision_accumulation());
+    assert_eq!((in_bf16, in_f32), (0.125, 0.5));
 }
 
 #[test]

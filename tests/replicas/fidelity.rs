@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use backburn::{FusedOptimizer, FusedReplicas, Ownership, Sharding};
+use backburn::{
+    FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, LinearCrossEntropyLossConfig,
+    Ownership, Sharding,
+};
 use burn::module::Lora;
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::SgdConfig;
@@ -131,6 +134,50 @@ fn a_batch_split_over_ranks_equals_the_whole() {
         let pairs = alone.iter::<f64>().zip(fused.iter::<f64>());
         let far = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(far < 1e-5, "`{path}` is {far} off");
+    }
+}
+
+/// The tied embedding as the head of a loss in chunks, after layers in blocks.
+fn loss_in_chunks(model: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
+    let targets = tokens.clone().flatten(0, 1);
+    let hidden = model.embedding.forward(tokens).flatten(0, 1);
+    let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
+    let layers = model.layers.iter();
+    let hidden = layers.fold(hidden, |x, layer| gradient_checkpointing(layer, x, run));
+    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(2);
+    loss.init().forward(&model.embedding, hidden, targets)
+}
+
+#[test]
+fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
+    let _alone = alone();
+    let devices = flex(3);
+    let initial = Network::init(&devices[0]);
+    let whole = tokens(&devices[0], &[6, 6, 6]);
+    let clipping = GlobalNormClippingConfig::Exact(0.3);
+    let mut alone =
+        FusedOptimizer::new(copied(&initial, &devices[0]), adamw()).with_clipping(clipping);
+    for batch in &whole {
+        alone.step_repeatable(RATE, |model| loss_in_chunks(model, batch.clone()));
+    }
+    let expected = weights(&alone.model());
+    for sharding in [Sharding::State, Sharding::Full] {
+        let model = copied(&initial, &devices[0]);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .with_sharding(sharding)
+            .with_clipping(clipping);
+        for batch in &whole {
+            let parts = batch.clone().chunk(3, 0);
+            fused.step_repeatable(RATE, parts, |model, part| loss_in_chunks(model, part) / 3.0);
+        }
+        let weights = weights(&fused.model());
+        for ((path, one), (_, other)) in expected.iter().zip(&weights) {
+            let mut pairs = one.iter::<f64>().zip(other.iter::<f64>());
+            assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "`{path}`");
+        }
+        assert_changed(&initial, &fused.model(), |path| {
+            path.starts_with("embedding") || path.starts_with("layers")
+        });
     }
 }
 

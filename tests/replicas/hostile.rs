@@ -319,6 +319,34 @@ fn full_precision_accumulation_changes_no_step_without_micro_batches() {
     assert_equal_weights(&train(false), &train(true));
 }
 
+/// A gradient of zeros that stands for none, of a block that ignores an input, is an answer of its rank nevertheless.
+#[test]
+fn zeros_of_one_rank_swallow_no_gradient_of_another() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let model = copy(&initial, || Network::init(device));
+    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2));
+    let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
+    let batches = vec![(x.clone(), false), (x, true)];
+    fused.step(RATE, batches, |model: &Network, (x, uses)| {
+        let unused = model.layers[0].forward(x.clone());
+        let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
+        let out = gradient_checkpointing(&model.layers[1], (x.clone(), unused), ignoring);
+        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x);
+        let aside = gradient_checkpointing(&model.layers[0], x, run);
+        let y = match uses {
+            true => out + aside.clone(),
+            false => out,
+        };
+        // Kept: its block may still have a gradient to come.
+        (y.powi_scalar(2).mean(), aside)
+    });
+    assert_changed(&initial, &fused.model(), |path| {
+        path.starts_with("layers.0") || path.starts_with("layers.1")
+    });
+}
+
 /// Its second run must see the value of the first.
 #[test]
 fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {

@@ -108,7 +108,15 @@ impl<M: Module + 'static> Crew<M> {
                 if takes_part.contains(&true) && takes_part.len() > 1 {
                     let modules = self.forms(first).map(|form| &form.module);
                     let modules: Vec<_> = modules.zip(takes_part).collect();
-                    self.statistics.average(&modules);
+                    let averaged = caught(|| self.statistics.average(&modules));
+                    // A device that is lost has ended the pass already.
+                    if let (Ok(_), Err(reason)) = (&ended, averaged) {
+                        return Err(FusedError::Replicas {
+                            reason: format!(
+                                "the running statistics of all ranks could not be averaged: {reason}"
+                            ),
+                        });
+                    }
                 }
             }
         }
@@ -161,10 +169,11 @@ impl<M: Module + 'static> Crew<M> {
         let Ended { outputs, failed } = self.set_to_work(tasks, numbers.as_ref(), work);
         if let Some(numbers) = numbers {
             // What is drawn next does not depend on how many numbers the ranks have drawn.
-            let _turn = Turn::take(&self.group);
+            let _turn = Turn::take(&self.group, self.group.device(0));
             numbers.end();
         }
-        self.check(failed, &running)?;
+        let repeats = order.rehearsal.is_some();
+        self.check(failed, &running, repeats)?;
 
         let mut report = StepReport::default();
         let mut gradients: Vec<_> = (0..running.len()).map(|_| GradientsParams::new()).collect();
@@ -182,7 +191,7 @@ impl<M: Module + 'static> Crew<M> {
         }
         let used = used.map_err(Failure::Panic);
         let used = used.and_then(|used| used.map_err(Failure::Error));
-        used.map_err(|failure| failure.on(0, &self.group))?;
+        used.map_err(|failure| failure.on(0, &self.group, repeats))?;
         let ended = ending.well();
         drop(running);
         first.report_on(ended, received, report);
@@ -275,7 +284,7 @@ impl<M: Module + 'static> Crew<M> {
         if !self.group.takes_turns() || closure == Closure::Nothing {
             return Ok(None);
         }
-        let _turn = Turn::take(&self.group);
+        let _turn = Turn::take(&self.group, self.group.device(0));
         let devices = self.group.devices().to_vec();
         let numbers = || {
             Stream::new(devices, |device| match &order.rehearsal {
@@ -295,6 +304,7 @@ impl<M: Module + 'static> Crew<M> {
         &self,
         mut failed: Vec<(usize, Failure)>,
         running: &[Running],
+        repeats: bool,
     ) -> Result<(), FusedError> {
         let first = self.group.failed();
         failed.sort_by_key(|(rank, _)| (Some(*rank) != first, *rank));
@@ -313,7 +323,7 @@ impl<M: Module + 'static> Crew<M> {
             .collect();
         match passes.into_iter().chain(failed).next() {
             None => Ok(()),
-            Some((rank, failure)) => Err(failure.on(rank, &self.group)),
+            Some((rank, failure)) => Err(failure.on(rank, &self.group, repeats)),
         }
     }
 

@@ -64,11 +64,21 @@ impl<M: Module> FusedReplicas<M> {
     ///
     /// # Panics
     ///
-    /// As that.
+    /// With the message of the error that
+    /// [`try_with_full_precision_accumulation`](Self::try_with_full_precision_accumulation) returns.
     #[must_use]
     pub fn with_full_precision_accumulation(self) -> Self {
-        let first = self.first.with_full_precision_accumulation();
-        Self { first, ..self }
+        self.try_with_full_precision_accumulation()
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`with_full_precision_accumulation`](Self::with_full_precision_accumulation).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_with_full_precision_accumulation`].
+    pub fn try_with_full_precision_accumulation(self) -> Result<Self, FusedError> {
+        self.chosen(FusedOptimizer::try_with_full_precision_accumulation)
     }
 
     /// Calls `hook` with the gradient of every parameter in `group`, summed over all ranks, as

@@ -63,11 +63,11 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn on(self, rank: usize, group: &Group) -> FusedError {
+    /// The error of a pass that may be `repeated` if its random numbers were not those of the pass before.
+    pub(super) fn on(self, rank: usize, group: &Group, repeated: bool) -> FusedError {
         let device = format!("{:?}", group.device(rank));
         match self {
-            // The step may begin anew.
-            Self::Error(error @ FusedError::RandomNumbers { .. }) => error,
+            Self::Error(error @ FusedError::RandomNumbers { .. }) if repeated => error,
             Self::Error(error) => FusedError::Rank {
                 rank,
                 device,

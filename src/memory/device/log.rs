@@ -6,7 +6,8 @@ use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
 use super::super::error::MemoryError;
 use super::super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
 
-/// A recording of the memory of a device: what its pools held at the begin of every phase.
+/// A recording of the memory of a device: what its pools held at the begin of every phase, and
+/// when gradients came.
 pub(crate) struct DeviceLog {
     device: Device,
     start: Instant,
@@ -51,7 +52,8 @@ impl DeviceLog {
         self.start.elapsed().as_nanos() as f64 / 1e9
     }
 
-    fn sample(&mut self) {
+    /// Reads what the pools hold now.
+    pub(crate) fn sample(&mut self) {
         let Some(usage) = self.device.memory_pool_usage() else {
             return;
         };

@@ -43,6 +43,15 @@ impl Log {
         }
     }
 
+    fn show<const D: usize>(&mut self, category: Category, tensor: &Tensor<D>) {
+        match self {
+            Self::Process(_) => process::show(category, tensor),
+            // Pools don't know what is in them, but a gradient that has just come may be the moment of the most.
+            Self::Device(log) if category == Category::Gradient => log.sample(),
+            Self::Device(_) => {}
+        }
+    }
+
     fn finish(self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
         match self {
             Self::Process(log) => log.finish(blocks),
@@ -135,7 +144,9 @@ pub(crate) fn leave_second_run(run: BlockRun) {
 
 /// Tells what the buffer of `tensor` is used for, if something records.
 pub(crate) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
-    if is_recording() {
-        process::show(category, tensor);
+    if is_recording()
+        && let Some(recording) = &mut *CURRENT.lock()
+    {
+        recording.log.show(category, tensor);
     }
 }

@@ -6,6 +6,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, SafetensorsStore};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 
+use crate::backends::on_every_backend;
 use crate::compare::weights;
 
 #[derive(Module, Debug)]
@@ -62,6 +63,25 @@ fn a_file_in_half_precision_is_loaded_in_the_type_of_training() {
         assert_eq!(model.forward(x).dims(), [6, 3]);
     }
 }
+
+/// In f16, which `ndarray` and some GPUs don't have.
+fn a_file_may_be_in_a_type_that_the_device_lacks(device: &Device) {
+    let host = Device::flex().autodiff();
+    let bytes = file(&Net::init(5, &host), true);
+    let load = |device| {
+        let mut store = SafetensorsStore::from_bytes(Some(bytes.clone()));
+        let model = Net::init(5, device);
+        let (model, _) = load_from_store(model, &mut store, FloatDType::F32).unwrap();
+        assert!(model.rows.weight.val().is_require_grad());
+        assert_eq!(model.devices()[0], *device);
+        weights(&model)
+    };
+    for ((path, expected), (_, loaded)) in load(&host).iter().zip(&load(device)) {
+        assert_eq!(expected, loaded, "{path}");
+    }
+}
+
+on_every_backend!(a_file_may_be_in_a_type_that_the_device_lacks);
 
 #[test]
 fn misshapen_tensors_are_errors_whatever_the_store_validates() {

@@ -243,6 +243,14 @@ fn what_can_not_be_fused_is_refused() {
         .with_offload(OffloadConfig::new(Offload::Updates), &device);
     let text = panic_of(move || training.launch_fused(learner));
     assert!(text.contains("can't be offloaded"), "{text}");
+
+    let run = Run {
+        sharding: Sharding::Full,
+        ..Run::new(1)
+    };
+    let folder = folder.path().to_path_buf();
+    let text = panic_of(move || run.fused(Regression::init(), &folder));
+    assert!(text.contains("`with_training_strategy`"), "{text}");
 }
 
 /// A step of a training, as a model's own.

@@ -1,24 +1,26 @@
 //! Devices of servers in other processes, which Burn's remote backend reaches, are trained on as those of this one.
 
 #[allow(dead_code)] // A part of other tests.
-#[path = "promises/compare.rs"]
+#[path = "../promises/compare.rs"]
 mod compare;
+mod learner;
+mod lost;
+mod server;
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use backburn::{FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, Sharding};
+use backburn::{FusedError, FusedOptimizer, FusedReplicas, Sharding};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::remote::RemoteHost;
 use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
 use burn::tensor::{Device, Distribution, Tensor};
 
-use compare::{assert_equal_weights, copy};
+use compare::{assert_equal_weights, copy, weights};
+use server::Server;
 
 const TOKEN: &str = "secret";
 const SERVES: &str = "BACKBURN_TEST_SERVES";
@@ -47,49 +49,6 @@ fn serve() {
         .unwrap();
 }
 
-struct Server {
-    process: Child,
-    url: String,
-    device: Device,
-}
-
-impl Server {
-    fn start() -> Self {
-        Self::start_as("backburn")
-    }
-
-    fn start_as(kind: &str) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["serve", "--exact", "--nocapture"])
-            .env(SERVES, kind)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        let mut lines = output.lines().map(Result::unwrap);
-        let address = lines.find_map(|line| Some(line.strip_prefix("serves ")?.to_string()));
-        let url = format!("ws://{}", address.expect("the server tells its address"));
-        // Nobody reads on, and the server must not wait for that.
-        std::thread::spawn(move || lines.for_each(drop));
-        let host = RemoteHost::websocket(url.as_str()).with_credential(TOKEN);
-        let device = Device::remote_options(&host).init().unwrap().autodiff();
-        Self {
-            process,
-            url,
-            device,
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 #[derive(Module, Debug)]
 struct Net {
     input: Linear,
@@ -108,6 +67,15 @@ impl Net {
         let x = self.output.forward(self.input.forward(x).tanh());
         x.powi_scalar(2).mean()
     }
+}
+
+#[track_caller]
+fn assert_clean(error: &FusedError) {
+    let is_clean = matches!(
+        error,
+        FusedError::Rank { .. } | FusedError::RankPanicked { .. } | FusedError::DeviceLost { .. }
+    );
+    assert!(is_clean, "{error}");
 }
 
 fn flex() -> Device {
@@ -200,107 +168,6 @@ fn replicas_train_on_two_servers() {
             assert_equal_weights(&expected, &fused.model().fork(&flex()));
         }
     });
-}
-
-#[track_caller]
-fn assert_clean(error: &FusedError) {
-    let is_clean = matches!(
-        error,
-        FusedError::Rank { .. } | FusedError::RankPanicked { .. } | FusedError::DeviceLost { .. }
-    );
-    assert!(is_clean, "{error}");
-}
-
-#[test]
-fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
-    for (killed, millis, sharding) in [
-        (0, 30, Sharding::State),
-        (1, 55, Sharding::Full),
-        (2, 80, Sharding::State),
-        (0, 105, Sharding::Full),
-    ] {
-        in_time(move || {
-            let mut servers = [Server::start(), Server::start(), Server::start()];
-            let devices: Vec<Device> = servers.iter().map(|server| server.device.clone()).collect();
-            let batches = |devices: &[Device]| -> Vec<Tensor<2>> {
-                let batches = devices.iter();
-                batches.map(|device| Tensor::ones([5, 6], device)).collect()
-            };
-            let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
-                .with_sharding(sharding);
-            fused.step(RATE, batches(&devices), Net::loss);
-            let mut process = std::mem::replace(&mut servers[killed].process, dummy());
-            let killer = std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_millis(millis));
-                process.kill().unwrap();
-                process.wait().unwrap();
-            });
-            let error = loop {
-                // Making a batch may be what fails first.
-                let step = || fused.try_step(RATE, batches(&devices), Net::loss);
-                match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(error)) => break Some(error),
-                    Err(_) => break None,
-                }
-            };
-            killer.join().unwrap();
-            error.iter().for_each(assert_clean);
-
-            // The servers that are left train on, with others.
-            servers.swap(killed, 2);
-            let devices = &devices_of(&servers[..2]);
-            let model = Net::init(&flex());
-            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec());
-            fused.step(RATE, batches(devices), Net::loss);
-        });
-    }
-}
-
-fn devices_of(servers: &[Server]) -> Vec<Device> {
-    let host = |server: &Server| RemoteHost::websocket(server.url.as_str()).with_credential(TOKEN);
-    let device = |server| Device::remote_options(&host(server)).init().unwrap();
-    servers
-        .iter()
-        .map(|server| device(server).autodiff())
-        .collect()
-}
-
-/// A process that has ended.
-fn dummy() -> Child {
-    let mut ended = Command::new(std::env::current_exe().unwrap())
-        .args(["--list"])
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    ended.wait().unwrap();
-    ended
-}
-
-#[test]
-fn a_server_that_is_gone_is_an_error_with_every_policy() {
-    type Policy = fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>;
-    let policies: [Policy; 3] = [
-        |fused| fused,
-        |fused| fused.with_clipping(GlobalNormClippingConfig::Lagged(1.0)),
-        |fused| fused.with_clipping(GlobalNormClippingConfig::Exact(1.0)),
-    ];
-    for policy in policies {
-        in_time(move || {
-            let mut server = Server::start();
-            let device = server.device.clone();
-            let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()));
-            let x = Tensor::<2>::ones([5, 6], &device);
-            let mut step = || fused.try_step_repeatable(RATE, |model| model.loss(x.clone()));
-            step().unwrap();
-            server.process.kill().unwrap();
-            server.process.wait().unwrap();
-            let Err(error) = step() else {
-                panic!("the server is gone")
-            };
-            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
-        });
-    }
 }
 
 #[test]

@@ -1,0 +1,193 @@
+//! A language model of 0.96 billion parameters: memory and time of a step by technique, beside stock Burn.
+//!
+//! ```sh
+//! cargo bench --bench language_model                   # both vocabularies; hours on two cores
+//! cargo bench --bench language_model -- 50257 chunked  # the rows with all of these words
+//! cargo bench --bench language_model -- estimate 50257 # what is known of the peaks before the first step
+//! cargo bench --bench language_model -- check          # what estimates from fewer layers are worth, at a smaller size
+//! ```
+//!
+//! Every row trains the model `billion` of the example `text` for two steps of one piece of 2,048 tokens of GPT-2, in a process of its
+//! own: the most bytes allocated at once, the time of the second step, and the losses of both. Rows that a machine of 24 GB has no room
+//! for are estimated (*): each needs as much more for a layer as it needs for the fourth and the fifth beside three. With a vocabulary
+//! of 30,000 the rarer tokens are folded into it.
+
+#[allow(dead_code)] // A part of an example.
+#[path = "../../examples/text/model/mod.rs"]
+mod model;
+mod training;
+mod way;
+
+use std::process::Command;
+
+use backburn::memory::RecordingAllocator;
+use peak_alloc::PeakAlloc;
+
+use model::Preset;
+use way::{BLOCKS, FUSED, STOCK, WAYS, Way};
+
+static BYTES: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
+
+const VOCABULARIES: [usize; 2] = [30_000, 50_257];
+/// Depths that there is room for without blocks that run twice.
+const FEWER_LAYERS: [usize; 2] = [3, 5];
+
+fn main() {
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    match arguments
+        .iter()
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .as_slice()
+    {
+        [task @ ("train" | "dry-run"), preset, vocabulary, depth, way] => {
+            let number = |text: &str| text.parse::<usize>().expect("a number");
+            let way = Way::named(way);
+            let config = preset_named(preset).config(number(vocabulary));
+            let config = way.config(config.with_depth(number(depth)));
+            match *task {
+                "train" => training::train(&way, &config),
+                _ => training::dry_run(&way, &config),
+            }
+        }
+        ["check"] => check(),
+        ["estimate", words @ ..] => estimates(words),
+        words => table(words),
+    }
+}
+
+fn preset_named(name: &str) -> Preset {
+    match name {
+        "medium" => Preset::Medium,
+        "billion" => Preset::Billion,
+        other => panic!("there is no preset {other}"),
+    }
+}
+
+/// The numbers that a process of its own prints.
+fn numbers<const N: usize>(
+    task: &str,
+    preset: &str,
+    vocabulary: usize,
+    depth: usize,
+    way: &Way,
+) -> [f64; N] {
+    let output = Command::new(std::env::current_exe().expect("a program"))
+        .args([task, preset, &vocabulary.to_string(), &depth.to_string()])
+        .arg(way.name)
+        .output()
+        .expect("it runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {errors}", way.name);
+    let output = String::from_utf8(output.stdout).expect("numbers");
+    let numbers = output
+        .split_whitespace()
+        .map(|number| number.parse().expect("a number"));
+    let numbers: Vec<f64> = numbers.collect();
+    numbers
+        .try_into()
+        .unwrap_or_else(|numbers| panic!("{N} numbers are expected, not {numbers:?}"))
+}
+
+struct Measured {
+    parameters: f64,
+    peak: f64,
+    seconds: f64,
+    first: f64,
+    last: f64,
+}
+
+fn measure(preset: &str, vocabulary: usize, depth: usize, way: &Way) -> Measured {
+    let [parameters, peak, seconds, first, last] = numbers("train", preset, vocabulary, depth, way);
+    Measured {
+        parameters,
+        peak,
+        seconds,
+        first,
+        last,
+    }
+}
+
+/// The peak at `depth`, from those at fewer layers.
+fn extrapolate(preset: &str, vocabulary: usize, depth: usize, way: &Way) -> f64 {
+    let [few, more] = FEWER_LAYERS.map(|depth| measure(preset, vocabulary, depth, way).peak);
+    let layer = (more - few) / (FEWER_LAYERS[1] - FEWER_LAYERS[0]) as f64;
+    few + (depth - FEWER_LAYERS[0]) as f64 * layer
+}
+
+/// The rows that have all of `words`.
+fn rows(words: &[&str]) -> impl Iterator<Item = (usize, Way)> {
+    let all = VOCABULARIES
+        .into_iter()
+        .flat_map(|vocabulary| WAYS.map(|way| (vocabulary, way)));
+    all.filter(|(vocabulary, way)| {
+        let name = vocabulary.to_string();
+        words.iter().all(|word| *word == name || *word == way.name)
+    })
+}
+
+fn table(words: &[&str]) {
+    println!(
+        "{:<12}{:<24}{:>10}{:>12}{:>12}{:>16}",
+        "vocabulary", "", "GB", "bytes / P", "s a step", "loss"
+    );
+    let depth = Preset::Billion.config(1).depth;
+    for (vocabulary, way) in rows(words) {
+        print!("{vocabulary:<12}{:<24}", way.name);
+        if !way.fits() {
+            let peak = extrapolate("billion", vocabulary, depth, &way);
+            println!("{:>9.2}*", peak / 1e9);
+            continue;
+        }
+        let row = measure("billion", vocabulary, depth, &way);
+        println!(
+            "{:>10.2}{:>12.2}{:>12.1}{:>16}",
+            row.peak / 1e9,
+            row.peak / row.parameters,
+            row.seconds,
+            format!("{:.2} -> {:.2}", row.first, row.last)
+        );
+    }
+}
+
+/// The peaks that [`MemoryEstimate`](backburn::MemoryEstimate) gives before the first step: those of stock and of plain fused training
+/// come from the dry run of blocks.
+fn estimates(words: &[&str]) {
+    println!("{:<12}{:<24}{:>10}", "vocabulary", "", "GB");
+    let depth = Preset::Billion.config(1).depth;
+    for (vocabulary, way) in rows(words).filter(|(_, way)| way.fits()) {
+        let [stock, fused, recomputed] = numbers("dry-run", "billion", vocabulary, depth, &way);
+        let line = |name, bytes: f64| println!("{vocabulary:<12}{name:<24}{:>10.2}", bytes / 1e9);
+        if way.name == BLOCKS.name {
+            line(STOCK.name, stock);
+            line(FUSED.name, fused);
+        }
+        line(way.name, recomputed);
+    }
+}
+
+/// Peaks from fewer layers, and measured ones, at the size `medium`, which stock Burn has room for.
+fn check() {
+    println!(
+        "{:<24}{:>14}{:>14}{:>10}",
+        "", "estimated GB", "measured GB", "ratio"
+    );
+    let config = Preset::Medium.config(50_257);
+    for way in [STOCK, FUSED] {
+        let estimated = extrapolate("medium", config.vocabulary, config.depth, &way);
+        let measured = measure("medium", config.vocabulary, config.depth, &way).peak;
+        println!(
+            "{:<24}{:>14.3}{:>14.3}{:>10.3}",
+            way.name,
+            estimated / 1e9,
+            measured / 1e9,
+            estimated / measured
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! What a process of its own does: a training of two steps, or a dry run before the first. Either prints its numbers.
+
+use std::time::Instant;
+
+use backburn::memory::{MemoryRecorder, keep_pages};
+use backburn::{FusedOptimizer, MemoryEstimate};
+use burn::optim::GradientsParams;
+use burn::prelude::*;
+use burn::tensor::TensorData;
+use flate2::read::GzDecoder;
+use tiktoken_rs::r50k_base_singleton;
+
+use crate::BYTES;
+use crate::model::{LanguageModel, LanguageModelConfig};
+use crate::way::Way;
+
+const PLAYS: &[u8] = include_bytes!("../../examples/text/data/shakespeare.txt.gz");
+const LEARNING_RATE: f64 = 1e-4;
+
+/// Prints parameters, the most bytes allocated at once, the seconds of the second step, and the losses of both.
+pub fn train(way: &Way, config: &LanguageModelConfig) {
+    keep_pages();
+    let device = Device::flex().autodiff();
+    let text = text(config, &device);
+    let model = way.model(config, &device);
+    let parameters = model.num_params();
+    let mut losses = Vec::new();
+    let mut seconds = 0.0;
+    let mut step = steps(model, way, text);
+    for _ in 0..2 {
+        let begun = Instant::now();
+        losses.push(step().into_scalar::<f64>());
+        seconds = begun.elapsed().as_secs_f64();
+    }
+    let peak = BYTES.peak_usage();
+    println!("{parameters} {peak} {seconds} {} {}", losses[0], losses[1]);
+}
+
+fn steps(model: LanguageModel, way: &Way, text: Tensor<2, Int>) -> Box<dyn FnMut() -> Tensor<1>> {
+    let mut optimizer = way.optimizer();
+    if !way.fused {
+        let mut model = Some(model);
+        return Box::new(move || {
+            let current = model.take().expect("the step before has put it back");
+            let losses = current.losses(text.clone());
+            let gradients = GradientsParams::from_grads(losses.total.backward(), &current);
+            model = Some(optimizer.step(LEARNING_RATE, current, gradients));
+            losses.cross_entropy
+        });
+    }
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    Box::new(move || {
+        let losses = |model: &LanguageModel| {
+            let losses = model.losses(text.clone());
+            (losses.total, losses.cross_entropy)
+        };
+        fused.step(LEARNING_RATE, losses).1
+    })
+}
+
+/// Prints the peaks that are estimated before the first step: of stock Burn, fused, and fused with blocks that run twice.
+pub fn dry_run(way: &Way, config: &LanguageModelConfig) {
+    let device = Device::flex().autodiff();
+    let text = text(config, &device);
+    let model = way.model(config, &device);
+    let optimizer = way.optimizer();
+    let estimate = MemoryEstimate::new(&model, &optimizer);
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    let recorder = MemoryRecorder::start().expect("the allocator records");
+    fused.dry_run(|model| model.losses(text.clone()).total);
+    let timeline = recorder.finish().expect("a recording");
+    let peaks = estimate.peaks(&timeline).expect("one pass fits in the log");
+    println!("{} {} {}", peaks.stock, peaks.fused, peaks.recomputed);
+}
+
+/// The first piece of the plays. Shape: `[1, context + 1]`.
+fn text(config: &LanguageModelConfig, device: &Device) -> Tensor<2, Int> {
+    let plays = std::io::read_to_string(GzDecoder::new(PLAYS)).expect("it is a text");
+    let length = config.context + 1;
+    let tokens = r50k_base_singleton().encode_ordinary(&plays);
+    let folded = tokens
+        .iter()
+        .map(|token| *token as i32 % config.vocabulary as i32);
+    let folded: Vec<i32> = folded.take(length).collect();
+    Tensor::from_data(TensorData::new(folded, [1, length]), device)
+}

@@ -1,0 +1,109 @@
+//! The rows of the table.
+
+use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, FloatDType};
+
+use crate::model::{LanguageModel, LanguageModelConfig};
+
+/// A way to train.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    pub name: &'static str,
+    pub fused: bool,
+    pub blocks: bool,
+    pub chunked: bool,
+    pub weights: Option<WeightFormat>,
+    pub states: StateFormat,
+}
+
+pub const STOCK: Way = Way {
+    name: "stock",
+    fused: false,
+    blocks: false,
+    chunked: false,
+    weights: None,
+    states: StateFormat::Full,
+};
+pub const FUSED: Way = Way {
+    name: "fused",
+    fused: true,
+    ..STOCK
+};
+pub const BLOCKS: Way = Way {
+    name: "blocks",
+    blocks: true,
+    ..FUSED
+};
+const CHUNKED: Way = Way {
+    name: "chunked",
+    chunked: true,
+    ..BLOCKS
+};
+
+pub const WAYS: [Way; 8] = [
+    STOCK,
+    FUSED,
+    BLOCKS,
+    CHUNKED,
+    Way {
+        name: "chunked-8",
+        states: StateFormat::Bits8,
+        ..CHUNKED
+    },
+    Way {
+        name: "chunked-split24-8",
+        weights: Some(WeightFormat::Split24),
+        states: StateFormat::Bits8,
+        ..CHUNKED
+    },
+    Way {
+        name: "chunked-stochastic-8",
+        weights: Some(WeightFormat::Stochastic),
+        states: StateFormat::Bits8,
+        ..CHUNKED
+    },
+    Way {
+        name: "chunked-stochastic-4",
+        weights: Some(WeightFormat::Stochastic),
+        states: StateFormat::Bits4,
+        ..CHUNKED
+    },
+];
+
+impl Way {
+    pub fn named(name: &str) -> Self {
+        let way = WAYS.into_iter().find(|way| way.name == name);
+        way.unwrap_or_else(|| panic!("there is no row {name}"))
+    }
+
+    /// Whether a machine of 24 GB has room for it at the size `billion`: that for the activations of all layers is not there.
+    pub fn fits(&self) -> bool {
+        self.blocks
+    }
+
+    pub fn config(&self, config: LanguageModelConfig) -> LanguageModelConfig {
+        config
+            .with_recompute_layers(self.blocks)
+            .with_chunk_size(self.chunked.then_some(256))
+    }
+
+    pub fn model(&self, config: &LanguageModelConfig, device: &Device) -> LanguageModel {
+        device.seed(1);
+        let model = config.init(device);
+        match self.weights {
+            Some(_) => backburn::cast(model, FloatDType::BF16),
+            None => model,
+        }
+    }
+
+    pub fn optimizer(&self) -> ModuleOptimizer {
+        match (self.weights, self.states) {
+            (None, StateFormat::Full) => burn::optim::AdamWConfig::new().init(),
+            (weights, states) => AdamWConfig::new()
+                .with_state_format(states)
+                .with_weight_format(weights.unwrap_or(WeightFormat::Plain))
+                .init(),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Servers that are gone.
+
+use std::sync::Mutex;
+
+use backburn::{GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter, Ownership};
+use burn::module::ParamGroup;
+use burn::nn::{BatchNorm, BatchNormConfig};
+
+use super::*;
+
+#[test]
+fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
+    for (killed, millis, sharding) in [
+        (0, 30, Sharding::State),
+        (1, 55, Sharding::Full),
+        (2, 80, Sharding::State),
+        (0, 105, Sharding::Full),
+    ] {
+        in_time(move || {
+            let mut servers = [Server::start(), Server::start(), Server::start()];
+            let devices: Vec<Device> = servers.iter().map(|server| server.device.clone()).collect();
+            let batches = |devices: &[Device]| -> Vec<Tensor<2>> {
+                let batches = devices.iter();
+                batches.map(|device| Tensor::ones([5, 6], device)).collect()
+            };
+            let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
+                .with_sharding(sharding);
+            fused.step(RATE, batches(&devices), Net::loss);
+            servers.swap(killed, 2);
+            let [first, second, mut doomed] = servers;
+            let killer = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(millis));
+                doomed.kill();
+            });
+            let error = loop {
+                // Making a batch may be what fails first.
+                let step = || fused.try_step(RATE, batches(&devices), Net::loss);
+                match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => break Some(error),
+                    Err(_) => break None,
+                }
+            };
+            killer.join().unwrap();
+            error.iter().for_each(assert_clean);
+
+            // The servers that are left train on, with others.
+            let devices = &[first.connected_again(), second.connected_again()];
+            let model = Net::init(&flex());
+            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec());
+            fused.step(RATE, batches(devices), Net::loss);
+        });
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_is_an_error_with_every_policy() {
+    type Policy = fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>;
+    let policies: [Policy; 3] = [
+        |fused| fused,
+        |fused| fused.with_clipping(GlobalNormClippingConfig::Lagged(1.0)),
+        |fused| fused.with_clipping(GlobalNormClippingConfig::Exact(1.0)),
+    ];
+    for policy in policies {
+        in_time(move || {
+            let mut server = Server::start();
+            let device = server.device.clone();
+            let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()));
+            let x = Tensor::<2>::ones([5, 6], &device);
+            let mut step = || fused.try_step_repeatable(RATE, |model| model.loss(x.clone()));
+            step().unwrap();
+            server.kill();
+            let Err(error) = step() else {
+                panic!("the server is gone")
+            };
+            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+        });
+    }
+}
+
+/// Kills a server when the sum of the gradients of a parameter is there, which then can't be stepped.
+struct KillAt {
+    path: &'static str,
+    server: Mutex<Option<Server>>,
+}
+
+impl GradientHook for KillAt {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if parameter.path == self.path
+            && let Some(mut server) = self.server.lock().unwrap().take()
+        {
+            server.kill();
+        }
+        GradientFlow::Continue(gradient)
+    }
+}
+
+#[test]
+fn a_lost_owner_takes_states_and_no_weights() {
+    in_time(|| {
+        let server = Server::start();
+        let devices = [flex(), server.device.clone()];
+        let initial = Net::init(&flex());
+        let batches = devices
+            .each_ref()
+            .map(|device| Tensor::ones([5, 6], device));
+        // By size, the second largest is the server's.
+        let hook = KillAt {
+            path: "output.weight",
+            server: Mutex::new(Some(server)),
+        };
+        let mut fused = FusedReplicas::new(initial.clone(), adamw(), devices)
+            .with_ownership(Ownership::BySize)
+            .with_hook(ParamGroup::all(), hook);
+        assert_clean(&fused.try_step(RATE, batches, Net::loss).unwrap_err());
+        let weights = weights(&fused.model());
+        assert_eq!(weights.len(), 4);
+        for (path, values) in weights {
+            assert!(values.iter::<f32>().all(f32::is_finite), "{path}");
+        }
+        let before = initial.output.weight.val().into_data();
+        assert_eq!(fused.model().output.weight.val().into_data(), before);
+    });
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn a_lost_rank_with_running_statistics_is_an_error() {
+    in_time(|| {
+        let mut server = Server::start();
+        let devices = [flex(), server.device.clone()];
+        let model = Normed {
+            linear: LinearConfig::new(6, 3).init(&flex()),
+            norm: BatchNormConfig::new(3).init(&flex()),
+        };
+        let loss = |model: &Normed, x: Tensor<2>| {
+            let x = model.norm.forward(model.linear.forward(x));
+            x.powi_scalar(3).mean()
+        };
+        let batches = devices
+            .each_ref()
+            .map(|device| Tensor::<2>::ones([5, 6], device));
+        let mut fused = FusedReplicas::new(model, adamw(), devices);
+        fused.step(RATE, batches.clone(), loss);
+        server.kill();
+        assert_clean(&fused.try_step(RATE, batches, loss).unwrap_err());
+        assert_eq!(weights(&fused.model()).len(), 6);
+    });
+}

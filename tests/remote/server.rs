@@ -1,0 +1,69 @@
+//! Servers in processes of their own.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use burn::remote::RemoteHost;
+use burn::tensor::Device;
+
+use super::{SERVES, TOKEN};
+
+pub struct Server {
+    process: Child,
+    url: String,
+    pub device: Device,
+}
+
+impl Server {
+    pub fn start() -> Self {
+        Self::start_as("backburn")
+    }
+
+    pub fn start_as(kind: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["serve", "--exact", "--nocapture"])
+            .env(SERVES, kind)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let mut lines = output.lines().map(Result::unwrap);
+        let address = lines.find_map(|line| Some(line.strip_prefix("serves ")?.to_string()));
+        let url = format!("ws://{}", address.expect("the server tells its address"));
+        // Nobody reads on, and the server must not wait for that.
+        std::thread::spawn(move || lines.for_each(drop));
+        let device = connect(&url);
+        Self {
+            process,
+            url,
+            device,
+        }
+    }
+}
+
+impl Server {
+    /// Ends its process.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Its device by another connection.
+    pub fn connected_again(&self) -> Device {
+        connect(&self.url)
+    }
+}
+
+fn connect(url: &str) -> Device {
+    let host = RemoteHost::websocket(url).with_credential(TOKEN);
+    Device::remote_options(&host).init().unwrap().autodiff()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
