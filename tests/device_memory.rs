@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
 use backburn::optim::{AdamWConfig, StateFormat};
 use backburn::{
-    FusedOptimizer, FusedReplicas, GradientCheckpointingConfig, Ownership, Sharding,
-    gradient_checkpointing,
+    FusedOptimizer, FusedReplicas, GradientCheckpointingConfig, MemoryEstimate, Ownership,
+    Sharding, gradient_checkpointing,
 };
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
@@ -155,7 +155,7 @@ fn no_device_holds_the_weights_that_another_owns() {
     let batches = devices
         .iter()
         .map(|device| Tensor::<2>::ones([2, WIDTH], device));
-    fused.step(1e-3, batches.collect(), |model: &Vec<Linear>, x| {
+    fused.step(1e-3, batches, |model: &Vec<Linear>, x| {
         let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
         let blocks = model.iter();
         blocks
@@ -166,4 +166,28 @@ fn no_device_holds_the_weights_that_another_owns() {
     for (rank, held) in held().enumerate() {
         assert!((1.5..1.55).contains(&held), "rank {rank} holds {held} P");
     }
+}
+
+/// Logits of 16 MB, and their gradients, of a model that has little else.
+#[test]
+fn a_dry_run_on_a_device_sees_what_there_is_when_gradients_come() {
+    let _alone = ALONE.lock();
+    let device = Device::wgpu(Default::default()).autodiff();
+    let before = in_use(&device);
+    let model = LinearConfig::new(16, 8192).init(&device);
+    let x = Tensor::<2>::ones([512, 16], &device);
+    let loss = |model: &Linear| model.forward(x.clone()).powi_scalar(2).mean();
+    let optimizer = AdamWConfig::new().init();
+    let estimate = MemoryEstimate::new(&model, &optimizer);
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    fused.dry_run(loss);
+    let recorder = MemoryRecorder::start_on(&device).unwrap();
+    fused.dry_run(loss);
+    let estimated = estimate.peaks(&recorder.finish().unwrap()).unwrap().fused;
+    fused.step(1e-3, loss);
+    let recorder = MemoryRecorder::start_on(&device).unwrap();
+    fused.step(1e-3, loss);
+    let measured = recorder.finish().unwrap().peak().bytes.total() - before;
+    let ratio = estimated as f64 / measured as f64;
+    assert!((0.9..1.1).contains(&ratio), "{estimated} for {measured}");
 }

@@ -55,7 +55,7 @@ pub(crate) fn is_cubecl(device: &Device) -> bool {
 /// As long as `fusion` gathers operations, they hold their tensors, those that were dropped among them. And every thread
 /// has a stream of its own on CubeCL devices: what one has uploaded and not handed over, another can read too early.
 pub(crate) fn hand_over(device: &Device) {
-    if is_cubecl(device)
+    if (is_cubecl(device) || is_remote(device))
         && let Err(error) = device.flush()
     {
         // Whoever reads a result is told what has failed.

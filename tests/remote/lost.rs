@@ -1,8 +1,8 @@
 //! Servers that are gone.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use backburn::{GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter, Ownership};
+use backburn::{GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter};
 use burn::module::ParamGroup;
 use burn::nn::{BatchNorm, BatchNormConfig};
 
@@ -81,7 +81,7 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
 /// Kills a server when the sum of the gradients of a parameter is there, which then can't be stepped.
 struct KillAt {
     path: &'static str,
-    server: Mutex<Option<Server>>,
+    server: Arc<Mutex<Option<Server>>>,
 }
 
 impl GradientHook for KillAt {
@@ -100,7 +100,7 @@ impl GradientHook for KillAt {
 }
 
 #[test]
-fn a_lost_owner_takes_states_and_no_weights() {
+fn a_lost_server_takes_states_and_no_weights() {
     in_time(|| {
         let server = Server::start();
         let devices = [flex(), server.device.clone()];
@@ -108,21 +108,24 @@ fn a_lost_owner_takes_states_and_no_weights() {
         let batches = devices
             .each_ref()
             .map(|device| Tensor::ones([5, 6], device));
-        // By size, the second largest is the server's.
+        let doomed = Arc::new(Mutex::new(None));
         let hook = KillAt {
+            // By size, the second largest is the server's.
             path: "output.weight",
-            server: Mutex::new(Some(server)),
+            server: doomed.clone(),
         };
-        let mut fused = FusedReplicas::new(initial.clone(), adamw(), devices)
+        let mut fused = FusedReplicas::new(initial, adamw(), devices)
             .with_ownership(Ownership::BySize)
             .with_hook(ParamGroup::all(), hook);
+        fused.step(RATE, batches.clone(), Net::loss);
+        let before = fused.model().output.weight.val().into_data();
+        *doomed.lock().unwrap() = Some(server);
         assert_clean(&fused.try_step(RATE, batches, Net::loss).unwrap_err());
         let weights = weights(&fused.model());
         assert_eq!(weights.len(), 4);
         for (path, values) in weights {
             assert!(values.iter::<f32>().all(f32::is_finite), "{path}");
         }
-        let before = initial.output.weight.val().into_data();
         assert_eq!(fused.model().output.weight.val().into_data(), before);
     });
 }
@@ -134,7 +137,7 @@ struct Normed {
 }
 
 #[test]
-fn a_lost_rank_with_running_statistics_is_an_error() {
+fn a_lost_server_is_an_error_where_there_are_running_statistics() {
     in_time(|| {
         let mut server = Server::start();
         let devices = [flex(), server.device.clone()];

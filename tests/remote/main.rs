@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use backburn::{FusedError, FusedOptimizer, FusedReplicas, Sharding};
+use backburn::{FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -188,7 +188,9 @@ fn a_server_without_backburn_is_an_error() {
                 }
                 true => {
                     let model = Net::init(&flex());
-                    let mut fused = FusedReplicas::new(model, optimizer, devices);
+                    // The first, which is the stock server, steps all.
+                    let mut fused = FusedReplicas::new(model, optimizer, devices)
+                        .with_ownership(Ownership::MainDevice);
                     fused.try_step(RATE, batches, Net::loss).map(|_| ())
                 }
             };

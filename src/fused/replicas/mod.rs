@@ -76,8 +76,8 @@ use setup::Setup;
 ///
 /// If a rank fails, the step ends on all ranks with an error that names it. Parameters whose gradients had come from
 /// all ranks by then are updated, the others unchanged; weights and optimizer states stay readable, but for those
-/// on a device that is gone: with [`Sharding::State`] it takes along the states it owns, with [`Sharding::Full`] the
-/// weights, too.
+/// on a device that is gone: with [`Sharding::State`] it takes along the states it owns, with [`Sharding::Full`], and in the
+/// first step, the weights, too.
 pub struct FusedReplicas<M: Module> {
     /// The first rank, with what all have in common.
     first: FusedOptimizer<M>,

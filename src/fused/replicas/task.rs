@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::optim::GradientsParams;
 
-use crate::device::{caught, check_connected};
+use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
 use crate::pass::Pass;
 use crate::random::Stream;
@@ -40,6 +40,8 @@ impl Task {
             let output = work(&self.pass)?;
             self.pass.end_turn();
             self.slots.flush(&self.pass)?;
+            // Updates on behalf of others, too: where they fail, the step does.
+            self.group.devices().iter().for_each(hand_over);
             check_connected(|| vec![self.group.device(self.rank).clone()])?;
             Ok(output)
         });
