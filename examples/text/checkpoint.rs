@@ -91,8 +91,9 @@ pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) 
     // At this moment it becomes the checkpoint.
     file.persist(folder.join(STATE))?;
     let _kept = new.keep();
-    if let Some(before) = before {
-        std::fs::remove_dir_all(folder.join(before.files))?;
+    // Nothing outside of the folder, whatever the file says.
+    if let Some(files) = before.as_ref().and_then(|before| before.files.file_name()) {
+        std::fs::remove_dir_all(folder.join(files))?;
     }
     Ok(())
 }

@@ -53,7 +53,8 @@ pub(crate) fn is_cubecl(device: &Device) -> bool {
 /// Lets `device` have what this thread has asked it for.
 ///
 /// As long as `fusion` gathers operations, they hold their tensors, those that were dropped among them. And every thread
-/// has a stream of its own on CubeCL devices: what one has uploaded and not handed over, another can read too early.
+/// has a stream of its own on CubeCL devices: what one has uploaded and not handed over, another can read too early. What is
+/// meant for a server waits for more to be sent with it.
 pub(crate) fn hand_over(device: &Device) {
     if (is_cubecl(device) || is_remote(device))
         && let Err(error) = device.flush()
