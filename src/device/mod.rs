@@ -20,7 +20,7 @@ use burn::tensor::{Device, Tensor};
 
 pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there};
-pub(crate) use read::{moved, read};
+pub(crate) use read::{between_servers, moved, read};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]

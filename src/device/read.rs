@@ -1,3 +1,4 @@
+use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
 use super::{is_cubecl, is_remote};
@@ -6,7 +7,7 @@ use super::{is_cubecl, is_remote};
 ///
 /// CubeCL reads when the data are first looked at, and shows what has been written in place by then; meanwhile the
 /// memory of the device stays taken. So it is looked at, and copied, at once.
-pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
+pub(crate) fn read<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> TensorData {
     // With a second handle nobody writes in place.
     let _kept = tensor.clone();
     let data = tensor.into_data();
@@ -15,15 +16,24 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
 }
 
 /// `tensor`, which has no autodiff, on `device`: what it holds now.
-///
-/// From one server to another it goes through this process: a server that waits for a tensor of another waits for ever if
-/// that is gone, and need not know under what address the other is reached from there.
-pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+pub(crate) fn moved<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Tensor<D, K> {
     let from = tensor.device();
-    let through_here = is_cubecl(&from) || is_remote(&from) && is_remote(device);
+    let through_here = is_cubecl(&from) || between_servers(&from, device);
     if !through_here || from == *device {
         return tensor.to_device(device);
     }
     let dtype = tensor.dtype();
     Tensor::from_data(read(tensor), (device, dtype))
+}
+
+/// Whether Burn would have one server ask another for a tensor.
+///
+/// What we move goes through this process instead: a server waits for ever if the other is gone, or has the tensor ready just
+/// when it is asked for it (`ExternalCommService` of Burn 0.22.1 looks, and listens for news only then). And it need not
+/// know under what address the other is reached from there.
+pub(crate) fn between_servers(from: &Device, to: &Device) -> bool {
+    is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
 }

@@ -18,7 +18,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use crate::device::is_cubecl;
+use crate::device::{between_servers, is_cubecl};
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 #[cfg(feature = "cubecl")]
@@ -27,7 +27,7 @@ use crate::pass::{Course, Session};
 use crate::policy::{Policies, Unconfirmed};
 use crate::record;
 use crate::report::StepReport;
-use crate::slot::{FusedForm, KeptStatistics, Role};
+use crate::slot::{FusedForm, KeptStatistics, Role, forked};
 use crate::tap::Census;
 
 #[cfg(feature = "train")]
@@ -211,7 +211,14 @@ impl<M: Module> FusedOptimizer<M> {
     /// If this build does not cover the backend of `device`.
     pub fn fork(&mut self, device: &Device) {
         match self.session.placement() {
-            None => self.change_model(|model| model.fork(device)),
+            None => {
+                let devices = self.form.module.devices();
+                if devices.iter().any(|from| between_servers(from, device)) {
+                    let brought = self.session.update().bring_states_here();
+                    brought.unwrap_or_else(|error| panic!("{error}"));
+                }
+                self.change_model(|model| forked(model, device));
+            }
             Some(placement) => placement
                 .on(device)
                 .and_then(|placement| self.place(placement))

@@ -81,7 +81,7 @@ impl<const D: usize> ParameterSlot<D> {
         drop(state);
         if let Some(sum) = sum {
             let value = self.value();
-            let sum = policy::in_type(sum.to_device(&value.device()), value.dtype());
+            let sum = policy::in_type(moved(sum, &value.device()), value.dtype());
             self.spend(pass, sum);
         } else if begun && pass.plan.goal == Goal::Update && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();

@@ -33,6 +33,7 @@ pub(crate) use foresight::FetchAhead;
 pub(crate) use form::{FusedForm, Slots};
 pub(crate) use frozen::with_frozen;
 pub(crate) use inventory::{Inventory, Role};
+pub(crate) use moved::forked;
 pub(crate) use statistics::{KeptStatistics, RunningStatistics, with_own_statistics};
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, own_leaf, slotless, with_constants,

@@ -3,8 +3,10 @@
 #[allow(dead_code)] // A part of other tests.
 #[path = "../promises/compare.rs"]
 mod compare;
+mod door;
 mod learner;
 mod lost;
+mod moves;
 mod server;
 
 use std::io::Read;

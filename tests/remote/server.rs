@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
 
+use super::door::door_to;
 use super::{SERVES, TOKEN};
 
 pub struct Server {
@@ -31,7 +32,8 @@ impl Server {
         let output = BufReader::new(process.stdout.take().unwrap());
         let mut lines = output.lines().map(Result::unwrap);
         let address = lines.find_map(|line| Some(line.strip_prefix("serves ")?.to_string()));
-        let url = format!("ws://{}", address.expect("the server tells its address"));
+        let address = address.expect("the server tells its address");
+        let url = format!("ws://{}", door_to(address.parse().unwrap()));
         // Nobody reads on, and the server must not wait for that.
         std::thread::spawn(move || lines.for_each(drop));
         let device = connect(&url);

@@ -252,6 +252,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
     fn share(&mut self, model: M) -> Result<(), FusedError> {
         let (mut ranks, group) = self.setup.ranks(model, &self.first.session)?;
         let (form, session) = ranks.remove(0).into_parts();
+        if group.moves_between_servers(self.crew.group()) {
+            self.first.session.update().bring_states_here()?;
+        }
         self.first.replace_form(form, session)?;
         self.crew.replace(ranks, group);
         Ok(())

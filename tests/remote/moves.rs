@@ -1,0 +1,94 @@
+//! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
+
+use burn::module::{Param, ParamId};
+use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::tensor::Int;
+
+use super::*;
+
+/// With all that goes along when a model is moved.
+#[derive(Module, Debug)]
+struct Mixed {
+    columns: Param<Tensor<1, Int>>,
+    frozen: Linear,
+    norm: BatchNorm,
+    linear: Linear,
+}
+
+impl Mixed {
+    fn init(device: &Device) -> Self {
+        let columns = Tensor::<1, Int>::from_data([5, 3, 0], device);
+        Self {
+            columns: Param::initialized(ParamId::new(), columns),
+            frozen: LinearConfig::new(3, 4).init(device).no_grad(),
+            norm: BatchNormConfig::new(4).init(device),
+            linear: LinearConfig::new(4, 2).init(device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.frozen.forward(x.select(1, self.columns.val()));
+        let x = self.linear.forward(self.norm.forward(x).tanh());
+        x.powi_scalar(2).mean()
+    }
+}
+
+/// Batches for two ranks.
+fn steps(count: usize) -> Vec<[Tensor<2>; 2]> {
+    let batch = || Tensor::random([5, 6], Distribution::Default, &flex());
+    (0..count).map(|_| [batch(), batch()]).collect()
+}
+
+#[test]
+fn what_moves_between_servers_goes_through_this_process() {
+    in_time(|| {
+        let servers = [Server::start(), Server::start()];
+        let remote = servers.each_ref().map(|server| server.device.clone());
+        let initial = Mixed::init(&flex());
+        let steps = steps(8);
+        let trained = |devices: [Device; 2]| {
+            let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[1]);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
+            for (index, batches) in steps.iter().enumerate() {
+                fused = match index {
+                    2 => fused.with_ownership(Ownership::MainDevice),
+                    4 => fused.with_sharding(Sharding::Full),
+                    6 => fused.with_ownership(Ownership::BySize),
+                    _ => fused,
+                };
+                let batches = batches.clone().into_iter().zip(&devices);
+                let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
+                fused.step(RATE, batches, Mixed::loss);
+            }
+            fused.model().fork(&flex())
+        };
+        assert_equal_weights(&trained([flex(), flex()]), &trained(remote));
+    });
+}
+
+#[test]
+fn a_model_moves_to_another_server_with_its_states() {
+    in_time(|| {
+        let servers = [Server::start(), Server::start()];
+        let remote = servers.each_ref().map(|server| server.device.clone());
+        let initial = Mixed::init(&flex());
+        let steps = steps(4);
+        for index in 0..optimizers().len() {
+            let trained = |devices: [Device; 2]| {
+                let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[0]);
+                let optimizer = optimizers().remove(index);
+                let mut fused = FusedOptimizer::new(model, optimizer);
+                for (step, [x, _]) in steps.iter().enumerate() {
+                    let device = &devices[step / 2];
+                    if step == 2 {
+                        fused.fork(device);
+                    }
+                    let x = x.clone().to_device(device);
+                    fused.step(RATE, |model| model.loss(x));
+                }
+                fused.into_parts().0.fork(&flex())
+            };
+            assert_equal_weights(&trained([flex(), flex()]), &trained(remote.clone()));
+        }
+    });
+}
