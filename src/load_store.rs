@@ -5,6 +5,7 @@ use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 
 use crate::cast::{check_devices, leaf_in, running_statistics};
+use crate::device::host;
 use crate::error::FusedError;
 
 /// Why weights were not loaded from a file.
@@ -139,18 +140,6 @@ impl<M: Module> Module for CastOnLoad<M> {
     }
 }
 
-/// Where tensors are in the type of the file, which `device` may not have.
-#[cfg(feature = "flex")]
-fn host(_device: &Device) -> Device {
-    Device::flex()
-}
-
-/// The same without a backend for all types.
-#[cfg(not(feature = "flex"))]
-fn host(device: &Device) -> Device {
-    device.clone()
-}
-
 /// A parameter like `param` on another device, without a value.
 fn empty<const D: usize>(param: &Param<Tensor<D>>, device: Device) -> Param<Tensor<D>> {
     let shape = param.lazy_shape();
@@ -183,6 +172,7 @@ impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
             false => self.dtype,
         };
         let device = param.lazy_device();
+        // In the type of the file, which `device` may not have.
         let loaded = self.mapper.map_float(empty(&param, host(&device)));
         if loaded.is_initialized() {
             let id = loaded.id;

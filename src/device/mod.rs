@@ -10,6 +10,7 @@ mod check;
 #[cfg(feature = "cuda")]
 mod driver;
 mod read;
+mod servers;
 mod trial;
 #[cfg(not(feature = "cubecl"))]
 mod unasked;
@@ -20,7 +21,8 @@ use burn::tensor::{Device, Tensor};
 
 pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there};
-pub(crate) use read::{between_servers, moved, read};
+pub(crate) use read::{moved, read};
+pub(crate) use servers::{check_connected, forked, host, is_remote};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]
@@ -61,38 +63,5 @@ pub(crate) fn hand_over(device: &Device) {
     {
         // Whoever reads a result is told what has failed.
         log::debug!("{device:?} has not taken all operations: {error}");
-    }
-}
-
-/// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
-/// says that it has not arrived; so it is waited for. Other devices are not.
-pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
-    if cfg!(not(feature = "remote")) {
-        return Ok(());
-    }
-    let devices = devices();
-    let mut remote = devices.iter().filter(|device| is_remote(device));
-    remote.try_for_each(|device| {
-        let answer = caught(|| {
-            device
-                .clone()
-                .inner()
-                .sync()
-                .map_err(|error| error.to_string())
-        });
-        answer.flatten().map_err(|reason| FusedError::DeviceLost {
-            device: format!("{device:?}"),
-            reason,
-        })
-    })
-}
-
-/// Whether `device` is one of a server's.
-pub(crate) fn is_remote(device: &Device) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
-    match device.clone().inner().as_dispatch() {
-        #[cfg(feature = "remote")]
-        burn::backend::DispatchDevice::Remote(_) => true,
-        _ => false,
     }
 }

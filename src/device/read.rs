@@ -1,7 +1,8 @@
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
-use super::{is_cubecl, is_remote};
+use super::is_cubecl;
+use super::servers::between_servers;
 
 /// What `tensor`, which has no autodiff, holds now.
 ///
@@ -21,19 +22,12 @@ pub(crate) fn moved<const D: usize, K: Basic>(
     device: &Device,
 ) -> Tensor<D, K> {
     let from = tensor.device();
-    let through_here = is_cubecl(&from) || between_servers(&from, device);
-    if !through_here || from == *device {
+    if from == *device {
+        return tensor;
+    }
+    if !is_cubecl(&from) && !between_servers(&from, device) {
         return tensor.to_device(device);
     }
     let dtype = tensor.dtype();
     Tensor::from_data(read(tensor), (device, dtype))
-}
-
-/// Whether Burn would have one server ask another for a tensor.
-///
-/// What we move goes through this process instead: a server waits for ever if the other is gone, or has the tensor ready just
-/// when it is asked for it (`ExternalCommService` of Burn 0.22.1 looks, and listens for news only then). And it need not
-/// know under what address the other is reached from there.
-pub(crate) fn between_servers(from: &Device, to: &Device) -> bool {
-    is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
 }

@@ -8,13 +8,14 @@ mod context;
 mod counted;
 mod course;
 mod debt;
+mod graph;
 mod loss;
 mod readers;
 mod rehearsal;
 mod scope;
 mod session;
+mod stage;
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,11 +32,14 @@ pub(crate) use blocks::{BlockChoice, Blocks, Way};
 pub use context::StepContext;
 pub(crate) use course::{Course, Foresight};
 pub(crate) use debt::{Debt, Owed};
+pub(crate) use graph::Graph;
 pub use loss::scale_loss;
 pub(crate) use readers::Readers;
 pub(crate) use rehearsal::Rehearsal;
 pub(crate) use scope::{Entered, Place, Scope};
 pub(crate) use session::{Running, Session};
+use stage::Failure;
+pub(crate) use stage::{Closure, Stage};
 
 /// A pass, from the closure that computes the loss to the last gradient.
 #[derive(Debug)]
@@ -64,68 +68,6 @@ pub(crate) struct Pass {
     turn: Option<Mutex<Option<Turn>>>,
     /// Which of several ranks it is that of.
     pub(crate) membership: Option<Membership>,
-}
-
-/// What the closure of a pass does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closure {
-    /// It returns a loss.
-    Loss,
-    /// It runs the backward pass itself, and scales the loss for it.
-    Backward,
-    /// There is none: what has been accumulated is used.
-    Nothing,
-}
-
-/// How far a pass is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// The closure computes the loss; a backward pass inside of it is a mistake.
-    Forward,
-    /// Gradients may arrive.
-    Backward,
-    /// A failure has ended it: gradients arrive and are dropped.
-    Failed,
-    /// It is over: nothing of it may be used any more.
-    Over,
-}
-
-/// What has ended a pass.
-enum Failure {
-    Error(FusedError),
-    Panic(Box<dyn Any + Send>),
-}
-
-impl std::fmt::Debug for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Error(error) => write!(f, "Error({error})"),
-            Self::Panic(_) => f.write_str("Panic"),
-        }
-    }
-}
-
-/// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and the second
-/// run of a block happens in one of them.
-#[derive(Debug, Default)]
-pub(crate) struct Graph {
-    /// What the taps in it owe.
-    owed: Mutex<Vec<Owed>>,
-}
-
-impl Graph {
-    /// A parameter is read in it: the next one, counted from zero, whose tap owes a gradient.
-    pub(crate) fn read(&self, debt: &Debt) -> (usize, Owed) {
-        let mut owed = self.owed.lock();
-        owed.push(Owed::new(debt));
-        let read = owed.len() - 1;
-        (read, owed[read].clone())
-    }
-
-    /// No backward pass goes through it: its taps owe nothing.
-    pub(crate) fn abandon(&self) {
-        self.owed.lock().iter().for_each(Owed::settle);
-    }
 }
 
 impl Pass {

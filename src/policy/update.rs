@@ -10,8 +10,6 @@ use burn::tensor::{Bytes, Device, Tensor};
 use super::backup::Backup;
 use super::keeper::KEEPER_ID;
 use super::states::{holds_codes, joined, split, written};
-use crate::device::caught;
-use crate::error::FusedError;
 use crate::offload::Placement;
 use crate::optim::{StepCall, compact_records, records_are_compact};
 
@@ -76,22 +74,6 @@ impl Update {
             self.optimizer = self.with_states(of_policies);
         }
         before
-    }
-
-    /// Brings all states to this process, from where each goes to the device of its next gradient.
-    ///
-    /// # Errors
-    ///
-    /// If a device does not tell them; all are where they were then.
-    pub(crate) fn bring_states_here(&mut self) -> Result<(), FusedError> {
-        let brought = caught(|| {
-            let optimizer = self.optimizer();
-            let record = written(compact_records(|| optimizer.to_record()));
-            optimizer.load_record(joined([record]))
-        });
-        let optimizer = brought.map_err(|reason| FusedError::UnreadableRecord { reason })?;
-        self.replace(optimizer);
-        Ok(())
     }
 
     /// Whether the optimizer has all states itself.

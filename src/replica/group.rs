@@ -8,7 +8,6 @@ use super::flow::{Flow, Part, Stuck};
 use super::ledger::{Hold, Ledger};
 use super::ownership::{Ownership, Sharding};
 use super::wire::Wire;
-use crate::device::between_servers;
 
 /// The ranks that train a model together.
 #[derive(Debug)]
@@ -64,15 +63,6 @@ impl Group {
     /// The rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
         self.owners.get(&id).copied().unwrap_or_default()
-    }
-
-    /// Whether a parameter of both has its owner on another server than in `before`.
-    pub(crate) fn moves_between_servers(&self, before: &Self) -> bool {
-        self.owners.iter().any(|(id, owner)| {
-            let owner_before = before.owners.get(id);
-            owner_before
-                .is_some_and(|o| between_servers(&before.devices[*o], &self.devices[*owner]))
-        })
     }
 
     /// The devices of the ranks, without autodiff.

@@ -5,8 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::inventory::{Inventory, Role};
-use crate::device::{between_servers, is_remote, moved};
-use crate::tap::lift;
+use crate::device::forked;
 
 /// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
 pub(super) fn moved_but_for<M: Module>(
@@ -21,46 +20,6 @@ pub(super) fn moved_but_for<M: Module>(
     };
     let module = forked(module.map(&mut values), device);
     module.map(&mut PutBack(values.taken))
-}
-
-/// [`Module::fork`], but through this process where Burn would go from one server to another.
-pub(crate) fn forked<M: Module>(module: M, device: &Device) -> M {
-    match is_remote(device) {
-        true => module.map(&mut ThroughHere(device)).fork(device),
-        false => module.fork(device),
-    }
-}
-
-struct ThroughHere<'a>(&'a Device);
-
-impl ModuleMapper for ThroughHere<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !between_servers(&param.lazy_device(), self.0) {
-            return param;
-        }
-        let (id, value, mapper) = param.consume();
-        let is_require_grad = value.is_require_grad();
-        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-        let value = lift(moved(value.inner(), &self.0.clone().inner()), strategy);
-        Param::from_mapped_value(id, value.set_require_grad(is_require_grad), mapper)
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        match between_servers(&param.lazy_device(), self.0) {
-            true => param.map(|value| moved(value, self.0)),
-            false => param,
-        }
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        match between_servers(&param.lazy_device(), self.0) {
-            true => param.map(|value| moved(value, self.0)),
-            false => param,
-        }
-    }
 }
 
 /// Looks at the parameters of `module` that were moved to the host and are not in training: CubeCL reads when
@@ -103,6 +62,7 @@ impl<F: Fn(ParamId) -> bool> ModuleMapper for Values<'_, F> {
             return param;
         }
         let (id, value, mapper) = param.consume();
+        // Where it need not be sent to.
         let nothing = Tensor::empty([1; D], (self.device, value.dtype()));
         self.taken.insert(id, Box::new(value));
         Param::from_mapped_value(id, nothing, mapper)

@@ -1,4 +1,3 @@
-use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use burn::backend::TensorMetadata;
@@ -6,16 +5,14 @@ use burn::module::ParamId;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
+use super::Slot;
 use super::home::{Home, Keeps};
-use super::meeting::{Meeting, Share};
+use super::meeting::Share;
 use super::placeholder::Likeness;
-use super::stage::{Accumulated, Expecting, Outcome, Stage};
-use super::{Slot, SlotReport};
-use crate::device::{Written, moved};
-use crate::memory::{self, Category};
-use crate::pass::{Pass, Session};
+use super::stage::{Accumulated, Expecting, Stage};
+use crate::device::moved;
+use crate::pass::Session;
 use crate::policy;
-use crate::replica::Group;
 use crate::tap::lift;
 
 /// The slot of a parameter of rank `D`.
@@ -196,181 +193,5 @@ impl<const D: usize> ParameterSlot<D> {
                 self.path
             ),
         }
-    }
-}
-
-impl<const D: usize> Slot for ParameterSlot<D> {
-    fn path(&self) -> &str {
-        &self.path
-    }
-
-    fn show(&self) {
-        if let Some(value) = &self.state.lock().value {
-            memory::show(Category::Parameter, value);
-        }
-    }
-
-    fn flush(&self, pass: &Arc<Pass>) {
-        let mut state = self.state.lock();
-        let arrived = match &mut state.stage {
-            Stage::Complete(_) => return,
-            // A use that the loss does not depend on.
-            Stage::Expecting(expecting) => {
-                expecting.tapped = None;
-                expecting.partial.take()
-            }
-            Stage::Unread => None,
-        };
-        drop(state);
-        if let Some(partial) = arrived {
-            self.complete(pass, partial.whole(), pass.blocks.have_unused_inputs());
-            // Zeros that stand for none are no answer yet.
-            if !matches!(self.state.lock().stage, Stage::Unread) {
-                return;
-            }
-        }
-        match self.share.get() {
-            Some(share) if pass.admits() => self.share_gradient(share, pass, None),
-            Some(_) => {}
-            None => self.use_gradients(pass, Vec::new()),
-        }
-    }
-
-    fn ask_written(&self, written: &mut Written) {
-        let state = self.state.lock();
-        if !self.is_owner() && state.value.is_none() {
-            return;
-        }
-        written.ask(
-            &self.path,
-            state.copy.as_ref().unwrap_or(&self.held(&state)),
-        );
-    }
-
-    fn comes_over(&self) -> bool {
-        matches!(&self.home, Home::Host(home) if !home.keeps_copy())
-    }
-
-    fn fetch(&self) {
-        let mut state = self.state.lock();
-        if let Home::Host(home) = &self.home
-            && state.copy.is_none()
-        {
-            // If it fails, the read that needs it says so.
-            let value = state.value.clone();
-            state.copy = value.and_then(|value| self.come_over(home, value).ok());
-        }
-    }
-
-    fn let_go(&self) {
-        // Whoever is at it takes the copy away itself.
-        if self.comes_over()
-            && let Some(mut state) = self.state.try_lock()
-        {
-            state.copy = None;
-        }
-    }
-
-    fn keep_copy(&self) {
-        if let Home::Host(home) = &self.home {
-            home.keep_copy();
-        }
-    }
-
-    fn copy_bytes(&self) -> usize {
-        self.likeness.bytes()
-    }
-
-    fn bytes(&self) -> usize {
-        match &self.home {
-            Home::Device => self.likeness.bytes(),
-            Home::Host(_) => {
-                let value = self.value();
-                value.shape().num_elements() * value.dtype().size()
-            }
-        }
-    }
-
-    fn is_written_in_place(&self) -> bool {
-        self.at_owner(|state| state.in_place)
-    }
-
-    fn has_accumulated(&self) -> bool {
-        self.at_owner(|state| !matches!(state.accumulated, Accumulated::Nothing))
-    }
-
-    fn accumulated_is_finite(&self) -> bool {
-        self.at_owner(|state| match &state.accumulated {
-            Accumulated::Sum(sum) => policy::is_finite(sum),
-            _ => true,
-        })
-    }
-
-    fn end(&self, well: bool) -> SlotReport {
-        self.let_go();
-        self.leave_meeting();
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let stage = std::mem::take(&mut state.stage);
-        let Stage::Complete(outcome) = stage else {
-            return SlotReport::default();
-        };
-        let report = outcome.report();
-        match outcome {
-            Outcome::Added { sum, .. } if well => state.accumulated = Accumulated::Sum(sum),
-            Outcome::Added { before, .. } => state.accumulated = before.accumulated(),
-            // The state of the optimizer does not come back from an update.
-            Outcome::Began => state.accumulated = Accumulated::InOptimizerState,
-            Outcome::Updated { .. } => {
-                if well || matches!(state.accumulated, Accumulated::InOptimizerState) {
-                    state.accumulated = Accumulated::Nothing;
-                }
-            }
-            Outcome::Vetoed => {
-                if well && matches!(state.accumulated, Accumulated::Sum(_)) {
-                    state.accumulated = Accumulated::Nothing;
-                }
-            }
-            Outcome::Leaving | Outcome::Shared { .. } | Outcome::Measured | Outcome::Dropped => {}
-        }
-        report
-    }
-
-    fn drop_accumulated(&self) {
-        self.at_owner(|state| {
-            if let Accumulated::Sum(_) = state.accumulated {
-                state.accumulated = Accumulated::Nothing;
-            }
-        });
-    }
-
-    fn forget_group(&self) {
-        self.at_owner(|state| state.accumulated = Accumulated::Nothing);
-    }
-
-    fn has_begun_group(&self) -> bool {
-        self.at_owner(|state| matches!(state.accumulated, Accumulated::InOptimizerState))
-    }
-
-    fn begin_group(&self) {
-        self.at_owner(|state| state.accumulated = Accumulated::InOptimizerState);
-    }
-
-    fn meet(&self, slots: &[Arc<dyn Slot>], group: &Arc<Group>) {
-        let slots = slots.iter().map(|slot| {
-            let slot = slot.clone().into_any().downcast::<Self>();
-            slot.expect("a parameter has the same rank in every replica")
-        });
-        Meeting::of(&slots.collect::<Vec<_>>(), group);
-    }
-
-    fn copy_accumulated(&self, from: &Arc<dyn Slot>) {
-        if let Ok(from) = from.clone().into_any().downcast::<Self>() {
-            self.state.lock().accumulated = from.state.lock().accumulated.clone();
-        }
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }

@@ -7,6 +7,7 @@ use burn::tensor::Device;
 use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 
 use super::exchange::Exchange;
+use crate::device::forked;
 
 /// The model as Burn's training sees it during [`launch_fused`](super::LaunchFused::launch_fused).
 ///
@@ -85,7 +86,7 @@ impl<M: Module> Module for FusedModel<M> {
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.with(|model| model.fork(device))
+        self.with(|model| forked(model, device))
     }
 
     fn to_device(self, device: &Device) -> Self {

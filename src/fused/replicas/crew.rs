@@ -6,41 +6,22 @@ use std::sync::mpsc::channel;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
+use super::rank::{Rank, statistics_of};
 use super::task::{Failure, Task, Worked};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
 use crate::fused::run::{Ending, Order};
 use crate::fused::{FusedOptimizer, retained, work};
-use crate::pass::{Closure, Pass, Running, Scope, Session};
+use crate::pass::{Closure, Pass, Running, Scope};
 use crate::policy::Goal;
 use crate::random::Stream;
 use crate::replica::{Group, Membership, Turn};
 use crate::report::StepReport;
-use crate::slot::{FusedForm, KeptStatistics, RunningStatistics, Slots};
+use crate::slot::{FusedForm, KeptStatistics, RunningStatistics};
 use crate::worker::Worker;
 
 /// What a rank does in a pass with its batch, given its number.
 pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &Arc<Pass>, usize, B) -> Worked<R> + Send + Sync>;
-
-/// The replica of one rank.
-pub(super) struct Rank<M> {
-    form: FusedForm<M>,
-    session: Arc<Session>,
-}
-
-impl<M: Module> Rank<M> {
-    pub(super) fn new(form: FusedForm<M>, session: Arc<Session>) -> Self {
-        Self { form, session }
-    }
-
-    pub(super) fn slots(&self) -> &Arc<Slots> {
-        self.form.slots()
-    }
-
-    pub(super) fn into_parts(self) -> (FusedForm<M>, Arc<Session>) {
-        (self.form, self.session)
-    }
-}
 
 /// All ranks but the first, and the threads of all.
 pub(super) struct Crew<M> {
@@ -335,14 +316,6 @@ impl<M: Module + 'static> Crew<M> {
             rank.form.module = retained::take_over(module, &first.form.module, inventory);
         }
     }
-}
-
-/// The running statistics that all ranks have.
-fn statistics_of<M: Module>(others: &[Rank<M>]) -> RunningStatistics {
-    let first = others.first();
-    first.map_or_else(RunningStatistics::default, |rank| {
-        RunningStatistics::of(&rank.form.module)
-    })
 }
 
 /// What has come of the work of all ranks, by rank.

@@ -1,8 +1,10 @@
 //! A model trained on several devices, each with a batch of its own.
 
 mod bytes;
+mod change;
 mod crew;
 mod policies;
+mod rank;
 mod setup;
 mod step;
 mod task;
@@ -21,9 +23,8 @@ use crate::optim::AccumulateInState;
 use crate::pass::Session;
 use crate::policy::Policies;
 use crate::record;
-use crate::replica::{Ownership, Sharding};
 use crate::report::StepReport;
-use crate::slot::{KeptStatistics, Role};
+use crate::slot::Role;
 pub use bytes::RankBytes;
 use crew::Crew;
 use setup::Setup;
@@ -31,7 +32,7 @@ use setup::Setup;
 /// A [`FusedOptimizer`] on several devices: data parallel training with gradient release.
 ///
 /// Every device, or *rank*, has a replica of the model and computes with a batch of its own. The gradients of a
-/// parameter are added up by its [owner](Ownership), which steps it and gives the others the new value; none waits
+/// parameter are added up by its [owner](crate::Ownership), which steps it and gives the others the new value; none waits
 /// for the end of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`: gradients are
 /// summed, not averaged, so a loss that is a mean is to be divided by the number of ranks where the result of one
 /// device is wanted.
@@ -76,7 +77,7 @@ use setup::Setup;
 ///
 /// If a rank fails, the step ends on all ranks with an error that names it. Parameters whose gradients had come from
 /// all ranks by then are updated, the others unchanged; weights and optimizer states stay readable, but for those
-/// on a device that is gone: with [`Sharding::State`] it takes along the states it owns, with [`Sharding::Full`], and in the
+/// on a device that is gone: with [`Sharding::State`](crate::Sharding::State) it takes along the states it owns, with [`Sharding::Full`](crate::Sharding::Full), and in the
 /// first step, the weights, too.
 pub struct FusedReplicas<M: Module> {
     /// The first rank, with what all have in common.
@@ -167,101 +168,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Ok(fused)
     }
 
-    /// Chooses what a rank keeps of the parameters that it does not own. Accumulated gradients are dropped.
-    ///
-    /// # Panics
-    ///
-    /// As [`change_model`](Self::change_model).
-    #[must_use]
-    pub fn with_sharding(self, sharding: Sharding) -> Self {
-        self.set_up(|setup| setup.sharding = sharding)
-    }
-
-    /// Chooses which rank owns a parameter. Accumulated gradients are dropped.
-    ///
-    /// # Panics
-    ///
-    /// As [`change_model`](Self::change_model).
-    #[must_use]
-    pub fn with_ownership(self, ownership: Ownership) -> Self {
-        self.set_up(|setup| setup.ownership = ownership)
-    }
-
-    /// Lets a rank be at most so many gradients ahead of the slowest; 2 by default. Accumulated gradients are
-    /// dropped.
-    ///
-    /// Gradients that have arrived at their owner wait there for those of the other ranks: for N ranks that are
-    /// read in the same order at most (N - 1) (`max_lead` + 1). Ranks that compute them in another order, or
-    /// have none for many parameters, let more of them wait.
-    ///
-    /// # Panics
-    ///
-    /// As [`change_model`](Self::change_model).
-    #[must_use]
-    pub fn with_max_lead(self, max_lead: usize) -> Self {
-        self.set_up(|setup| setup.max_lead = max_lead)
-    }
-
-    /// Lets the forward passes of the ranks run at once: for closures that draw no random numbers (dropout, noise).
-    /// Accumulated gradients are dropped.
-    ///
-    /// By default ranks take turns at Burn's random generators, which are one a process. If a closure draws after all, its
-    /// numbers are others in every run; a block that runs twice notices it, and the step ends with
-    /// [`FusedError::RandomNumbers`].
-    ///
-    /// # Panics
-    ///
-    /// As [`change_model`](Self::change_model).
-    #[must_use]
-    pub fn without_random_numbers(self) -> Self {
-        self.set_up(|setup| setup.draws = false)
-    }
-
-    fn set_up(mut self, choose: impl FnOnce(&mut Setup)) -> Self {
-        choose(&mut self.setup);
-        // From owner to owner, so that no device has to hold all weights.
-        let model = self.first.form.with_owners();
-        self.share(model).unwrap_or_else(|error| panic!("{error}"));
-        self
-    }
-
-    /// Changes the model between two steps, as [`FusedOptimizer::change_model`]. With [`Sharding::Full`] all weights
-    /// are on the first device meanwhile.
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
-    pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
-        self.try_change_model(change)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The fallible [`change_model`](Self::change_model).
-    ///
-    /// # Errors
-    ///
-    /// As [`FusedOptimizer::try_change_model`]; nothing has changed then.
-    pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
-        let statistics = KeptStatistics::of(&self.first.form.module);
-        self.share(change(self.model()))?;
-        statistics.forget();
-        Ok(())
-    }
-
-    /// Goes on with replicas of `model`; nothing has changed if that can't be.
-    fn share(&mut self, model: M) -> Result<(), FusedError> {
-        let (mut ranks, group) = self.setup.ranks(model, &self.first.session)?;
-        let (form, session) = ranks.remove(0).into_parts();
-        if group.moves_between_servers(self.crew.group()) {
-            self.first.session.update().bring_states_here()?;
-        }
-        self.first.replace_form(form, session)?;
-        self.crew.replace(ranks, group);
-        Ok(())
-    }
-
     /// An ordinary Burn model with the current values, on the first device, as [`FusedOptimizer::model`]. With
-    /// [`Sharding::Full`] all weights come to that device for it.
+    /// [`Sharding::Full`](crate::Sharding::Full) all weights come to that device for it.
     pub fn model(&self) -> M {
         self.first.model()
     }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::crew::Rank;
+use super::rank::Rank;
 use crate::device::hand_over;
 use crate::error::FusedError;
 use crate::pass::Session;

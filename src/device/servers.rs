@@ -1,0 +1,71 @@
+//! Devices of Burn's remote servers.
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::caught;
+use crate::error::FusedError;
+
+/// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
+/// says that it has not arrived; so it is waited for. Other devices are not.
+pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
+    if cfg!(not(feature = "remote")) {
+        return Ok(());
+    }
+    let devices = devices();
+    let mut remote = devices.iter().filter(|device| is_remote(device));
+    remote.try_for_each(|device| {
+        let answer = caught(|| {
+            device
+                .clone()
+                .inner()
+                .sync()
+                .map_err(|error| error.to_string())
+        });
+        answer.flatten().map_err(|reason| FusedError::DeviceLost {
+            device: format!("{device:?}"),
+            reason,
+        })
+    })
+}
+
+/// Whether `device` is one of a server's.
+pub(crate) fn is_remote(device: &Device) -> bool {
+    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "remote")]
+        burn::backend::DispatchDevice::Remote(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether Burn would have one server ask another for a tensor, or one device of a server another.
+///
+/// What we move goes through this process instead: a server waits for ever if the other is gone, or has the tensor ready just
+/// when it is asked for it (`ExternalCommService` of Burn 0.22.1 looks, and listens for news only then). And it need not
+/// know under what address the other is reached from there. Two devices of one server can't be told from those of two.
+pub(super) fn between_servers(from: &Device, to: &Device) -> bool {
+    is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
+}
+
+/// [`Module::fork`], but what is on another server than `device` goes through this process.
+pub(crate) fn forked<M: Module>(module: M, device: &Device) -> M {
+    let devices = module.devices();
+    match devices.iter().any(|from| between_servers(from, device)) {
+        // As a whole, since Burn's mappers don't see constants.
+        true => module.fork(&host(device)).fork(device),
+        false => module.fork(device),
+    }
+}
+
+/// The device of this process that has all types, or `device` if this build has none.
+#[cfg(feature = "flex")]
+pub(crate) fn host(_device: &Device) -> Device {
+    Device::flex()
+}
+
+/// The same without a backend for all types.
+#[cfg(not(feature = "flex"))]
+pub(crate) fn host(device: &Device) -> Device {
+    device.clone()
+}

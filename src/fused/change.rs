@@ -1,0 +1,89 @@
+//! Changes of a fused model between two steps.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+
+use super::FusedOptimizer;
+use crate::device::forked;
+use crate::error::FusedError;
+use crate::pass::Session;
+use crate::slot::{FusedForm, KeptStatistics, Role};
+
+impl<M: Module> FusedOptimizer<M> {
+    /// Changes the model between two steps: freeze or thaw parameters, load other weights.
+    ///
+    /// ```
+    /// # use backburn::FusedOptimizer;
+    /// # use burn::{module::Module, module::ParamGroup, nn::LinearConfig, optim::SgdConfig, tensor::Device};
+    /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
+    /// ```
+    ///
+    /// The optimizer keeps the state of every parameter. Accumulated gradients are dropped, but for those
+    /// in the optimizer state.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
+    pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
+        self.try_change_model(change)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`change_model`](Self::change_model).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new) and
+    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) on the model that `change` returns;
+    /// nothing has changed then.
+    pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
+        let statistics = KeptStatistics::of(&self.form.module);
+        let form = FusedForm::new(change(self.model()), &self.session)?;
+        self.replace_form(form, self.session.clone())?;
+        statistics.forget();
+        Ok(())
+    }
+
+    /// Goes on with a changed model, whose slots are those of `session`; nothing has changed if that can't be.
+    pub(super) fn replace_form(
+        &mut self,
+        form: FusedForm<M>,
+        session: Arc<Session>,
+    ) -> Result<(), FusedError> {
+        self.policies
+            .check_retained(form.inventory().count(Role::Retained).0)?;
+        form.slots().copy_groups(self.form.slots());
+        (self.form, self.session) = (form, session);
+        self.course = None;
+        *self.retained_gradients.get_mut() = GradientsParams::new();
+        Ok(())
+    }
+
+    /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state
+    /// follows at the next step.
+    ///
+    /// # Panics
+    ///
+    /// If this build does not cover the backend of `device`.
+    pub fn fork(&mut self, device: &Device) {
+        match self.session.placement() {
+            None => self.change_model(|model| forked(model, device)),
+            Some(placement) => placement
+                .on(device)
+                .and_then(|placement| self.place(placement))
+                .unwrap_or_else(|error| panic!("{error}")),
+        }
+    }
+
+    /// [`fork`](Self::fork) by value.
+    #[must_use]
+    pub fn to_device(mut self, device: &Device) -> Self {
+        self.fork(device);
+        self
+    }
+}
