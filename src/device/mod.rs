@@ -1,6 +1,7 @@
-//! What a device of CubeCL's is asked, since not everything that goes wrong on it is told: whether it is there
-//! and computes, before training, and whether it has computed the parameters, after a step.
+//! What devices are asked, and how tensors go from one to another.
 //!
+//! Not everything that goes wrong on a device of CubeCL's is told, so it is asked whether it is there and computes, before
+//! training, and whether it has computed the parameters, after a step.
 //! CubeCL compiles a kernel when it is first launched. Where that fails with an error, all that the kernel was to
 //! write counts as lost, and a read of it says why ([`Written`] asks for it). Where the compiler panics, on the
 //! thread of the device, the buffers stay as they are, and nothing says so: only a result that is known
@@ -22,7 +23,7 @@ use burn::tensor::{Device, Tensor};
 pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there};
 pub(crate) use read::{moved, read};
-pub(crate) use servers::{check_connected, forked, host, is_remote};
+pub(crate) use servers::{check_connected, forked, is_remote, sent};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]
@@ -64,4 +65,16 @@ pub(crate) fn hand_over(device: &Device) {
         // Whoever reads a result is told what has failed.
         log::debug!("{device:?} has not taken all operations: {error}");
     }
+}
+
+/// The device of this process that has all types, or `device` if this build has none.
+#[cfg(feature = "flex")]
+pub(crate) fn host(_device: &Device) -> Device {
+    Device::flex()
+}
+
+/// The same without a backend for all types.
+#[cfg(not(feature = "flex"))]
+pub(crate) fn host(device: &Device) -> Device {
+    device.clone()
 }

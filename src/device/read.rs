@@ -1,14 +1,12 @@
-use burn::tensor::kind::Basic;
 use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
-use super::is_cubecl;
-use super::servers::between_servers;
+use super::{is_cubecl, sent};
 
 /// What `tensor`, which has no autodiff, holds now.
 ///
 /// CubeCL reads when the data are first looked at, and shows what has been written in place by then; meanwhile the
 /// memory of the device stays taken. So it is looked at, and copied, at once.
-pub(crate) fn read<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> TensorData {
+pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
     // With a second handle nobody writes in place.
     let _kept = tensor.clone();
     let data = tensor.into_data();
@@ -17,16 +15,10 @@ pub(crate) fn read<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> TensorData
 }
 
 /// `tensor`, which has no autodiff, on `device`: what it holds now.
-pub(crate) fn moved<const D: usize, K: Basic>(
-    tensor: Tensor<D, K>,
-    device: &Device,
-) -> Tensor<D, K> {
+pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();
-    if from == *device {
-        return tensor;
-    }
-    if !is_cubecl(&from) && !between_servers(&from, device) {
-        return tensor.to_device(device);
+    if !is_cubecl(&from) || from == *device {
+        return sent(tensor, device);
     }
     let dtype = tensor.dtype();
     Tensor::from_data(read(tensor), (device, dtype))

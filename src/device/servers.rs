@@ -1,9 +1,10 @@
 //! Devices of Burn's remote servers.
 
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Device, Tensor};
 
-use super::caught;
+use super::{caught, host};
 use crate::error::FusedError;
 
 /// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
@@ -44,8 +45,19 @@ pub(crate) fn is_remote(device: &Device) -> bool {
 /// What we move goes through this process instead: a server waits for ever if the other is gone, or has the tensor ready just
 /// when it is asked for it (`ExternalCommService` of Burn 0.22.1 looks, and listens for news only then). And it need not
 /// know under what address the other is reached from there. Two devices of one server can't be told from those of two.
-pub(super) fn between_servers(from: &Device, to: &Device) -> bool {
+fn between_servers(from: &Device, to: &Device) -> bool {
     is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
+}
+
+/// [`Tensor::to_device`], but from one server to another through this process.
+pub(crate) fn sent<const D: usize, K: Basic>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Tensor<D, K> {
+    match between_servers(&tensor.device(), device) {
+        true => tensor.to_device(&host(device)).to_device(device),
+        false => tensor.to_device(device),
+    }
 }
 
 /// [`Module::fork`], but what is on another server than `device` goes through this process.
@@ -56,16 +68,4 @@ pub(crate) fn forked<M: Module>(module: M, device: &Device) -> M {
         true => module.fork(&host(device)).fork(device),
         false => module.fork(device),
     }
-}
-
-/// The device of this process that has all types, or `device` if this build has none.
-#[cfg(feature = "flex")]
-pub(crate) fn host(_device: &Device) -> Device {
-    Device::flex()
-}
-
-/// The same without a backend for all types.
-#[cfg(not(feature = "flex"))]
-pub(crate) fn host(device: &Device) -> Device {
-    device.clone()
 }

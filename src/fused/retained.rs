@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use crate::device::{Written, moved};
+use crate::device::{Written, moved, sent};
 use crate::error::FusedError;
 use crate::policy::{self, Accumulation, Goal, Plan, Update, is_finite};
 use crate::replica::Group;
@@ -33,7 +33,7 @@ impl ModuleVisitor for Copy<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.gradients.get::<D>(param.id) {
             let device = param.base().device().inner();
-            self.copied.register(param.id, moved(gradient, &device));
+            self.copied.register(param.id, sent(gradient, &device));
         }
     }
 }
@@ -168,7 +168,7 @@ impl ModuleVisitor for Add<'_> {
             // No gradient has come in the last pass: the sum is all there is.
             (Some(sum), None) => {
                 let value = param.base();
-                policy::in_type(moved(sum, &value.device().inner()), value.dtype())
+                policy::in_type(sent(sum, &value.device().inner()), value.dtype())
             }
             (None, Some(gradient)) if goes_on => self.plan.accumulation.begin(gradient),
             (None, Some(gradient)) => gradient,

@@ -5,6 +5,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
+use crate::device::sent;
 use crate::pass::Pass;
 use crate::slot::{TrackedTensor, Unused};
 use crate::tap::{GradientSink, Passed, join, lift};
@@ -140,6 +141,6 @@ impl Link {
 pub(super) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     match tensor.device() == *device {
         true => tensor,
-        false => tensor.to_device(device),
+        false => sent(tensor, device),
     }
 }

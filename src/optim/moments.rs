@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 use super::format::{Formats, LowBits, Noise, RecordedFormat, Root, StateTensor, Weight, loaded};
 use super::kernel::{self, update_in_format};
 use super::rule::Rule;
-use crate::device::moved;
+use crate::device::sent;
 
 /// State of [`Adam`](super::Adam) and [`AdamW`](super::AdamW); its record is that of Burn's
 /// [`AdamState`](burn::optim::AdamState), with the low bits of the weight beside it if there are any.
@@ -43,7 +43,7 @@ impl<const D: usize> MomentsState<D> {
             time: self.time,
             moment_1: self.moment_1.on_device(device),
             moment_2: self.moment_2.on_device(device),
-            max_moment_2: self.max_moment_2.map(|max| moved(max, device)),
+            max_moment_2: self.max_moment_2.map(|max| sent(max, device)),
             low_bits: self.low_bits.map(|low| low.on_device(device)),
         }
     }

@@ -1,6 +1,6 @@
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::device::moved;
+use crate::device::sent;
 
 /// The float type in which gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub(crate) fn add<const D: usize>(sum: Tensor<D>, gradient: Tensor<D>) -> Tensor
 
 /// The same for a sum that stays as it is, in the buffer of the gradient.
 pub(crate) fn added<const D: usize>(sum: &Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
-    let sum = moved(sum.clone(), &gradient.device());
+    let sum = sent(sum.clone(), &gradient.device());
     in_type(gradient, sum.dtype()).add(sum)
 }
 

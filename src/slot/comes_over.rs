@@ -5,6 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::module::{Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
+use crate::device::sent;
 use crate::offload::Placement;
 
 /// Lets parameters that rest on the host come over to the device whenever they are read, for a model that
@@ -49,7 +50,7 @@ impl Reparameterization for ComesOver {
         let base = self.placement.over(base);
         match &self.device {
             None => base,
-            Some(device) => base.to_device(device),
+            Some(device) => sent(base, device),
         }
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 
 use super::parameter::ParameterSlot;
 use super::stage::{Accumulated, Before, Outcome, Stage};
-use crate::device::{self, moved};
+use crate::device::{self, moved, sent};
 use crate::error::FusedError;
 use crate::memory::{self, Category};
 use crate::pass::Pass;
@@ -81,7 +81,7 @@ impl<const D: usize> ParameterSlot<D> {
         drop(state);
         if let Some(sum) = sum {
             let value = self.value();
-            let sum = policy::in_type(moved(sum, &value.device()), value.dtype());
+            let sum = policy::in_type(sent(sum, &value.device()), value.dtype());
             self.spend(pass, sum);
         } else if begun && pass.plan.goal == Goal::Update && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use super::Slot;
 use super::parameter::{ParameterSlot, State};
 use super::stage::{Outcome, Stage};
-use crate::device::{caught, moved};
+use crate::device::{caught, moved, sent};
 use crate::error::FusedError;
 use crate::offload::Placement;
 use crate::pass::Graph;
@@ -49,7 +49,7 @@ impl Home {
         };
         if !placement.rests_on_host(value.shape().num_elements()) {
             let device = placement.device().clone().inner();
-            return (Self::Device, value.to_device(&device));
+            return (Self::Device, sent(value, &device));
         }
         let value = moved(value, placement.host());
         let dtype = placement.compute_dtype(value.dtype());

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::inventory::{Inventory, Role};
-use crate::device::forked;
+use crate::device::{forked, host, is_remote};
 
 /// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
 pub(super) fn moved_but_for<M: Module>(
@@ -15,7 +15,11 @@ pub(super) fn moved_but_for<M: Module>(
 ) -> M {
     let mut values = Values {
         stays,
-        device,
+        // Not on a server, which would be asked for them.
+        beside: match is_remote(device) {
+            true => host(device).autodiff(),
+            false => device.clone(),
+        },
         taken: HashMap::new(),
     };
     let module = forked(module.map(&mut values), device);
@@ -49,21 +53,20 @@ impl ModuleVisitor for Look<'_> {
 }
 
 /// Takes values out of their module, and leaves one element in the place of each.
-struct Values<'a, F> {
+struct Values<F> {
     stays: F,
-    /// Where the rest of the module goes.
-    device: &'a Device,
+    /// Where the elements in their places are.
+    beside: Device,
     taken: HashMap<ParamId, Box<dyn Any>>,
 }
 
-impl<F: Fn(ParamId) -> bool> ModuleMapper for Values<'_, F> {
+impl<F: Fn(ParamId) -> bool> ModuleMapper for Values<F> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if !(self.stays)(param.id) {
             return param;
         }
         let (id, value, mapper) = param.consume();
-        // Where it need not be sent to.
-        let nothing = Tensor::empty([1; D], (self.device, value.dtype()));
+        let nothing = Tensor::empty([1; D], (&self.beside, value.dtype()));
         self.taken.insert(id, Box::new(value));
         Param::from_mapped_value(id, nothing, mapper)
     }
@@ -73,12 +76,15 @@ struct PutBack(HashMap<ParamId, Box<dyn Any>>);
 
 impl ModuleMapper for PutBack {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(value) = self.0.remove(&param.id) else {
+        // A frozen parameter may be in several places.
+        let Some(value) = self.0.get(&param.id) else {
             return param;
         };
-        let value = value.downcast::<Tensor<D>>();
-        let value = value.expect("a value has the rank of its parameter");
+        let value = value.downcast_ref::<Tensor<D>>();
+        let value = value
+            .expect("a value has the rank of its parameter")
+            .clone();
         let (id, _nothing, mapper) = param.consume();
-        Param::from_mapped_value(id, *value, mapper)
+        Param::from_mapped_value(id, value, mapper)
     }
 }

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16};
 
 use super::root::{GROUP, Values};
 use super::weight::{WeightFormat, join24, join32, mark, split24, split32};
-use crate::device::moved;
+use crate::device::sent;
 
 /// What the weights of a parameter in bf16 lack of those that are trained.
 ///
@@ -106,7 +106,7 @@ impl LowBits {
     /// The same on another device.
     pub(crate) fn on_device(self, device: &Device) -> Self {
         Self {
-            words: moved(self.words, device),
+            words: sent(self.words, device),
             ..self
         }
     }

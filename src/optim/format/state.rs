@@ -2,7 +2,7 @@ use burn::config::Config;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 
 use super::root::{Coding, GROUP, Root, Width};
-use crate::device::moved;
+use crate::device::sent;
 
 /// How an optimizer keeps its states.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +86,10 @@ impl<const D: usize> StateTensor<D> {
     /// The same on another device.
     pub(crate) fn on_device(self, device: &Device) -> Self {
         match self {
-            Self::Full(state) => Self::Full(moved(state, device)),
+            Self::Full(state) => Self::Full(sent(state, device)),
             Self::Packed(packed) => Self::Packed(PackedState {
-                codes: moved(packed.codes, device),
-                scales: moved(packed.scales, device),
+                codes: sent(packed.codes, device),
+                scales: sent(packed.scales, device),
                 ..packed
             }),
         }

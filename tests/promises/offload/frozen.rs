@@ -79,6 +79,20 @@ fn adapters_on_weights_that_wait_compute_in_inference(device: &Device) {
     }
 }
 
+fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
+    let mut initial = frozen(Network::init(device));
+    initial.blocks[2].expand.weight = initial.blocks[1].expand.weight.clone();
+    let batches = batches(device);
+    for mode in modes(device) {
+        let mut plain = FusedOptimizer::new(initial.clone(), AdamConfig::new().init());
+        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+        train_fused(&mut plain, 3, RATE, loss);
+        train_fused(&mut fused, 3, RATE, loss);
+        assert_equal_weights(&plain.model(), &fused.model());
+    }
+}
+
 fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     let model = Network::init(device).apply_lora(Lora::new(2, 4.0));
     let mode = Offload::Weights(WaitingBlocks::All);
@@ -97,4 +111,5 @@ on_every_backend!(
     an_adapter_outside_of_a_block_is_refused_by_name,
     frozen_weights_rest_on_the_host_and_are_read_on_the_device,
     adapters_on_weights_that_wait_compute_in_inference,
+    a_frozen_weight_in_two_blocks_waits_for_both,
 );
