@@ -3,10 +3,11 @@
 //! ```sh
 //! cargo bench --bench memory
 //! cargo bench --bench memory -- ViT-S      # the rows with this in their name
+//! cargo bench --bench memory -- ndarray    # those on this backend
 //! cargo bench --bench memory -- policies   # the second table
 //! ```
 //!
-//! Every row trains three steps with Adam in f32 on the CPU, once through Burn's `Learner` and once
+//! Every row trains three steps with Adam in f32 on the CPU (on `flex`, unless it says another backend), once through Burn's `Learner` and once
 //! through `FusedOptimizer`, and prints the most bytes allocated at once, in multiples of the bytes
 //! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
 //! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
@@ -28,7 +29,7 @@ use burn::train::{InferenceStep, Learner, TrainStep};
 use peak_alloc::PeakAlloc;
 
 use network::vit::VitConfig;
-use network::{Mlp, Network};
+use network::{Mlp, Network, Recurrent};
 use policies::Policy;
 
 #[global_allocator]
@@ -46,6 +47,8 @@ fn main() {
     let is_chosen =
         |name: &str| chosen.is_empty() || chosen.iter().any(|part| name.contains(part.as_str()));
 
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    let [flex, ndarray] = [Device::flex(), Device::ndarray()].map(Device::autodiff);
     if chosen.iter().all(|part| part != "policies") {
         println!(
             "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>10}{:>8}",
@@ -55,15 +58,32 @@ fn main() {
     let name = "MLP 12 x (512, 2048)";
     if is_chosen(name) {
         let init = |device: &Device, blocks| Mlp::init(device).with_recompute_blocks(blocks);
-        row(init, name, [16, 512]);
+        row(init, name, [16, 512], &flex);
     }
-    for (name, config, batch) in [
-        ("ViT digits, batch 64", VitConfig::digits(), 64),
-        ("ViT-Ti/16, batch 1", VitConfig::vit_ti_16(), 1),
-        ("ViT-S/16, batch 1", VitConfig::vit_s_16(), 1),
-        ("ViT-S/16, batch 8", VitConfig::vit_s_16(), 8),
-        ("ViT-B/16, batch 1", VitConfig::vit_b_16(), 1),
-        ("ViT-L/16, batch 1", VitConfig::vit_l_16(), 1),
+    for (name, width, steps) in [
+        ("LSTM 2 x 256, T = 64", 256, 64),
+        ("LSTM 2 x 64, T = 400", 64, 400),
+    ] {
+        if is_chosen(name) {
+            let init = |device: &Device, blocks| {
+                Recurrent::of_width(width, device).with_recompute_blocks(blocks)
+            };
+            row(init, name, [8, steps, width], &flex);
+        }
+    }
+    let name = "MLP, ndarray";
+    if is_chosen(name) {
+        let init = |device: &Device, blocks| Mlp::init(device).with_recompute_blocks(blocks);
+        row(init, name, [16, 512], &ndarray);
+    }
+    for (name, config, batch, device) in [
+        ("ViT digits, batch 64", VitConfig::digits(), 64, &flex),
+        ("ViT-Ti/16, batch 1", VitConfig::vit_ti_16(), 1, &flex),
+        ("ViT-Ti/16, ndarray", VitConfig::vit_ti_16(), 1, &ndarray),
+        ("ViT-S/16, batch 1", VitConfig::vit_s_16(), 1, &flex),
+        ("ViT-S/16, batch 8", VitConfig::vit_s_16(), 8, &flex),
+        ("ViT-B/16, batch 1", VitConfig::vit_b_16(), 1, &flex),
+        ("ViT-L/16, batch 1", VitConfig::vit_l_16(), 1, &flex),
     ] {
         let size = config.image_size;
         let shape = [batch, config.channels, size, size];
@@ -72,7 +92,7 @@ fn main() {
                 let config = config.clone().with_recompute_blocks(blocks);
                 config.init(device)
             };
-            row(init, name, shape);
+            row(init, name, shape, device);
         }
     }
     if is_chosen("policies") {
@@ -112,18 +132,21 @@ fn policy_rows() {
 }
 
 /// Trains both ways and prints the peaks. `init` is told whether to run blocks twice.
-fn row<const D: usize, M>(init: impl Fn(&Device, bool) -> M, name: &str, input: [usize; D])
-where
+fn row<const D: usize, M>(
+    init: impl Fn(&Device, bool) -> M,
+    name: &str,
+    input: [usize; D],
+    device: &Device,
+) where
     M: Network<D> + TrainStep<Input = Tensor<D>> + InferenceStep,
     M: Module + std::fmt::Display + 'static,
 {
-    let device = Device::flex().autodiff();
-    let input = Tensor::<D>::random(input, burn::tensor::Distribution::Default, &device);
+    let input = Tensor::<D>::random(input, burn::tensor::Distribution::Default, device);
 
     let mut parameters = 0;
     let mut largest = 0;
     let stock = peak(|| {
-        let model = init(&device, false);
+        let model = init(device, false);
         parameters = size_of::<f32>() * model.num_params();
         largest = largest_parameter(&model);
         let optimizer = AdamConfig::new().init();
@@ -135,8 +158,8 @@ where
         }
     });
 
-    let plain = fused(|device| init(device, false), input.clone(), &device);
-    let block = fused(|device| init(device, true), input.clone(), &device);
+    let plain = fused(|device| init(device, false), input.clone(), device);
+    let block = fused(|device| init(device, true), input.clone(), device);
     let balanced = {
         let device = device.clone().gradient_checkpointing();
         let strategy = device.gradient_checkpointing_strategy().unwrap_or_default();

@@ -1,10 +1,11 @@
-use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{FloatDType, Tensor};
 
+use crate::device::check_has;
 use crate::error::FusedError;
+use crate::slot::running_statistics;
 use crate::tap::lift;
 
 /// `model` with its float parameters in another type, one after the other: there is never more than one of them in
@@ -36,7 +37,8 @@ pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
 ///
 /// # Errors
 ///
-/// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`.
+/// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`,
+/// [`FusedError::DeviceNotThere`] if it is not there.
 pub fn try_cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);
@@ -46,13 +48,7 @@ pub fn try_cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError>
 /// Refuses a type in which a device of `model` can't compute.
 pub(crate) fn check_devices<M: Module>(model: &M, dtype: FloatDType) -> Result<(), FusedError> {
     let mut devices = model.devices().into_iter();
-    match devices.find(|device| !device.supports_dtype(dtype)) {
-        None => Ok(()),
-        Some(device) => Err(FusedError::FloatTypeNotSupported {
-            dtype: format!("{dtype:?}"),
-            device: format!("{device:?}"),
-        }),
-    }
+    devices.try_for_each(|device| check_has(&device, dtype.into()))
 }
 
 struct Cast {
@@ -89,103 +85,4 @@ pub(crate) fn leaf<const D: usize>(
     let requires_grad = value.is_require_grad();
     let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
     lift(make(value.inner()), strategy).set_require_grad(requires_grad)
-}
-
-/// The running statistics among the parameters of `model`: clones share them, so what is put into those of a clone
-/// shows in the model.
-pub(crate) fn running_statistics<M: Module>(model: &M) -> HashSet<ParamId> {
-    let mut resting = Resting::default();
-    model.visit(&mut resting);
-    if resting.0.is_empty() {
-        return HashSet::new();
-    }
-    let ids: HashSet<ParamId> = resting.0.keys().copied().collect();
-    let mut emptied = Emptied {
-        among: &ids,
-        found: HashSet::new(),
-    };
-    {
-        let _put_back = PutBack {
-            model,
-            values: resting.0,
-        };
-        drop(model.clone().map(&mut Empty(&ids)));
-        model.visit(&mut emptied);
-    }
-    emptied.found
-}
-
-/// Puts the values back into the statistics that have none, when dropped.
-struct PutBack<'a, M: Module> {
-    model: &'a M,
-    values: HashMap<ParamId, Box<dyn Any>>,
-}
-
-impl<M: Module> Drop for PutBack<'_, M> {
-    fn drop(&mut self) {
-        let values = std::mem::take(&mut self.values);
-        drop(self.model.clone().map(&mut Fill(values)));
-    }
-}
-
-/// The values that are there and not in training.
-#[derive(Default)]
-struct Resting(HashMap<ParamId, Box<dyn Any>>);
-
-impl ModuleVisitor for Resting {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.is_initialized() {
-            return;
-        }
-        let value = param.base();
-        if !value.is_require_grad() && value.shape().num_elements() > 0 {
-            self.0.insert(param.id, Box::new(value));
-        }
-    }
-}
-
-/// Leaves no element of these.
-struct Empty<'a>(&'a HashSet<ParamId>);
-
-impl ModuleMapper for Empty<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.0.contains(&param.id) {
-            return param;
-        }
-        let (id, value, mapper) = param.consume();
-        let nothing = Tensor::zeros([0; D], (&value.device(), value.dtype()));
-        Param::from_mapped_value(id, nothing, mapper)
-    }
-}
-
-/// Those without an element.
-struct Emptied<'a> {
-    among: &'a HashSet<ParamId>,
-    found: HashSet<ParamId>,
-}
-
-impl ModuleVisitor for Emptied<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.among.contains(&param.id) && param.lazy_shape().num_elements() == 0 {
-            self.found.insert(param.id);
-        }
-    }
-}
-
-/// Fills what has no element.
-struct Fill(HashMap<ParamId, Box<dyn Any>>);
-
-impl ModuleMapper for Fill {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_initialized() || param.lazy_shape().num_elements() > 0 {
-            return param;
-        }
-        match self.0.remove(&param.id).map(|value| value.downcast()) {
-            Some(Ok(value)) => {
-                let (id, _nothing, mapper) = param.consume();
-                Param::from_mapped_value(id, *value, mapper)
-            }
-            _ => param,
-        }
-    }
 }

@@ -224,14 +224,16 @@ pub enum FusedError {
     /// Random numbers that should have come twice did not: another thread has drawn from Burn's
     /// generator, which all threads of the process share.
     #[error(
-        "{place} saw other random numbers than the first: another thread (a worker of the data loader, \
-         a test beside) drew from Burn's random generator, which all threads share. No parameter was \
-         updated since. Draw random numbers on other threads from a generator of their own (the crate \
-         `rand`), or not while a step is under way"
+        "{place} saw other random numbers than the first, time and again: another thread (a worker of the data \
+         loader, a test beside) draws from Burn's random generator, which all threads share. {unmoved}. Draw the \
+         noise of a batch in the closure of the step, or in the batcher from a generator of its own (the crate \
+         `rand`)"
     )]
     RandomNumbers {
         /// What saw them the second time.
         place: String,
+        /// Which parameters have kept their values.
+        unmoved: String,
     },
 
     /// A step from accumulated gradients without any.
@@ -240,6 +242,18 @@ pub enum FusedError {
          `step_accumulated`"
     )]
     NothingAccumulated,
+
+    /// The backward pass of a micro-batch broke off when it had added to accumulated gradients, which have one buffer.
+    #[error(
+        "a micro-batch failed when the accumulated gradient of parameter `{path}` had a part of it already ({reason}): all \
+         accumulated gradients are dropped. Begin again with the first micro-batch since the last step"
+    )]
+    AccumulatedLost {
+        /// Path of the parameter; of several, the first by name.
+        path: String,
+        /// What has ended the backward pass.
+        reason: String,
+    },
 
     /// The gradients were measured, and not used.
     #[error(
@@ -302,6 +316,13 @@ pub enum FusedError {
     IncompleteRecording {
         /// How many.
         lost: usize,
+    },
+
+    /// A recording that is not what a recorder wrote.
+    #[error("{reason}")]
+    UnusableRecording {
+        /// What is wrong with it.
+        reason: String,
     },
 
     /// A budget of bytes that gradient checkpointing can't keep.
@@ -440,15 +461,35 @@ pub enum FusedError {
 }
 
 impl FusedError {
+    /// The second run of a block was not like the first.
+    pub(crate) fn other_run(block: &str) -> Self {
+        Self::RandomNumbers {
+            place: format!("the second run of the recomputed block {block}"),
+            unmoved: "Its parameters and those that only blocks before it use have not moved; those behind it may have"
+                .to_string(),
+        }
+    }
+
+    const SECOND_PASS: &str = "the second of the two passes of a step";
+
+    /// Whether the two passes of a step were not alike, which another attempt may mend.
+    pub(crate) fn is_of_passes(&self) -> bool {
+        matches!(self, Self::RandomNumbers { place, .. } if place == Self::SECOND_PASS)
+    }
+
     /// The two passes of a step are not alike.
     pub(crate) fn other_passes() -> Self {
-        let place = "the second of the two passes of a step".to_string();
-        Self::RandomNumbers { place }
+        Self::RandomNumbers {
+            place: Self::SECOND_PASS.to_string(),
+            unmoved: "The parameters whose gradients had not arrived have not moved".to_string(),
+        }
     }
 
     /// Those of the step before were not, as is known now.
     pub(crate) fn other_passes_before() -> Self {
-        let place = "the second of the two passes of the step before this one".to_string();
-        Self::RandomNumbers { place }
+        Self::RandomNumbers {
+            place: "the second of the two passes of the step before this one".to_string(),
+            unmoved: "No parameter has moved since".to_string(),
+        }
     }
 }

@@ -48,6 +48,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod cast;
+mod caught;
 mod device;
 mod error;
 mod estimate;

@@ -43,7 +43,8 @@ pub struct LinearCrossEntropyLossConfig {
     pub chunk_size: usize,
     /// Targets that count for nothing, neither in the sum nor in the number of tokens. Unlike those of Burn's
     /// [`CrossEntropyLossConfig`](burn::nn::loss::CrossEntropyLossConfig), they may lie outside of the vocabulary: PyTorch's
-    /// `ignore_index` is -100.
+    /// `ignore_index` is -100. Targets of a type without a sign are never negative: `u64::MAX` is not the padding -1, but no
+    /// class, and refused.
     pub pad_tokens: Option<Vec<i64>>,
     /// Label smoothing: the share of every target that is spread evenly over all classes, from 0 to 1.
     pub smoothing: Option<f32>,
@@ -164,8 +165,9 @@ impl LinearCrossEntropyLoss {
             "there are {tokens} hidden states and {targets_given} targets: one target for each is needed"
         );
         assert!(tokens > 0, "the loss of no tokens is not defined");
+        let given = targets.dtype();
         let targets = signed(targets);
-        let padding = self.padding(&targets);
+        let padding = self.padding(&targets, given);
         let targets = match &padding {
             None => targets,
             // Any class: what it gives is not used.
@@ -194,11 +196,16 @@ impl LinearCrossEntropyLoss {
         }
     }
 
-    /// Which targets count for nothing.
-    fn padding(&self, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
+    /// Which targets, that were `given` in this type, count for nothing.
+    fn padding(&self, targets: &Tensor<1, Int>, given: DType) -> Option<Tensor<1, Bool>> {
         let is = |token: &i64| targets.clone().equal_scalar(*token);
-        // A number that the type of the targets does not have is none of them.
-        let fits = |token: &&i64| targets.dtype() == DType::I64 || i32::try_from(**token).is_ok();
+        let has_sign = matches!(given, DType::I8 | DType::I16 | DType::I32 | DType::I64);
+        // A number that the type of the targets does not have is none of them: the largest without a sign are negative
+        // here.
+        let fits = |token: &&i64| {
+            (has_sign || **token >= 0)
+                && (targets.dtype() == DType::I64 || i32::try_from(**token).is_ok())
+        };
         let pads = self.pad_tokens.iter().filter(fits);
         pads.map(is).reduce(Tensor::bool_or)
     }

@@ -4,7 +4,8 @@ use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::cast::{check_devices, leaf, running_statistics};
+use crate::cast::{check_devices, leaf};
+use crate::slot::running_statistics;
 
 /// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
 ///

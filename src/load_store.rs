@@ -1,12 +1,14 @@
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
 use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 
-use crate::cast::{check_devices, leaf_in, running_statistics};
+use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
+use crate::slot::running_statistics;
 
 /// Why weights were not loaded from a file.
 #[derive(Debug, thiserror::Error)]
@@ -15,19 +17,25 @@ pub enum LoadError {
     /// A device of the model can't compute in the type that was asked for.
     #[error(transparent)]
     Device(#[from] FusedError),
-    /// The file can't be read, or does not fit the model: what Burn's store says, which names the tensors.
-    #[error("the weights can't be loaded: {0}")]
-    Store(String),
+    /// The file can't be read, or does not fit the model.
+    #[error("the weights in {path} can't be loaded: {reason}", path = path.display())]
+    Store {
+        /// The file.
+        path: PathBuf,
+        /// What Burn's store says, which names the tensors.
+        reason: String,
+    },
 }
 
-/// `model` with the weights of a file, of safetensors or of PyTorch, each straight on the model's device and in `dtype`, one after the
-/// other.
+/// `model` with the weights of the file at `path`, of safetensors or of PyTorch, each straight on the model's device and in `dtype`, one
+/// after the other.
 ///
 /// Beside those loaded before there is never more than one of them. Burn's stores hold that one twice for a moment, in the type of the
 /// file (a weight of a linear layer from PyTorch, which is turned, three times): if that is `dtype`, the peak is the loaded model and one tensor.
 /// With the feature `flex` the file may be in a type that the device lacks. A model that has just been made draws nothing.
-/// Names are mapped, and weights filtered, by Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or
-/// [`PytorchStore`](burn::store::PytorchStore) (Burn's features `safetensors` and `pytorch`), whose own `apply_to` keeps the types of the file.
+/// The file is opened as `store` says: names are mapped, and weights filtered, by Burn's
+/// [`SafetensorsStore`](burn::store::SafetensorsStore) or [`PytorchStore`](burn::store::PytorchStore) (Burn's features `safetensors` and
+/// `pytorch`), whose own `apply_to` keeps the types of the file.
 /// What the store leaves out (if it is told to allow a part, of several files, say) stays as it is, in `dtype`; the returned
 /// [`ApplyResult`] says what that is: of this file, so with several, a parameter is missing if all results say so. Tensors of the file that the model
 /// has no place for are `unused` there, and no error. Running statistics of normalization layers keep their type.
@@ -43,8 +51,8 @@ pub enum LoadError {
 /// let device = Device::flex().autodiff();
 /// # LinearConfig::new(64, 64).init(&device).save_into(&mut SafetensorsStore::from_file(&path))?;
 /// let model = LinearConfig::new(64, 64).init(&device);
-/// let mut store = SafetensorsStore::from_file(&path);
-/// let (model, _) = load_from_store(model, &mut store, FloatDType::BF16)?;
+/// let store = |path| SafetensorsStore::from_file(path).allow_partial(false);
+/// let (model, _) = load_from_store(model, &path, store, FloatDType::BF16)?;
 /// assert_eq!(model.weight.val().dtype(), DType::BF16);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -60,7 +68,8 @@ pub enum LoadError {
 /// Burn's stores end the process if anything panics while a model is mapped: a model in the closure of a fused step, say.
 pub fn load_from_store<M, S>(
     model: M,
-    store: &mut S,
+    path: impl AsRef<Path>,
+    store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
 ) -> Result<(M, ApplyResult), LoadError>
 where
@@ -73,13 +82,18 @@ where
         model,
         dtype,
     };
+    let path = path.as_ref().to_path_buf();
+    let unloadable = |reason| LoadError::Store {
+        path: path.clone(),
+        reason,
+    };
     let applied = casting
-        .load_from(store)
-        .map_err(|error| LoadError::Store(error.to_string()))?;
+        .load_from(&mut store(path.clone()))
+        .map_err(|error| unloadable(error.to_string()))?;
     match applied.errors.is_empty() {
         true => Ok((casting.model, applied)),
         // The store was told not to validate.
-        false => Err(LoadError::Store(format!("{:?}", applied.errors))),
+        false => Err(unloadable(format!("{:?}", applied.errors))),
     }
 }
 

@@ -1,4 +1,9 @@
+use std::sync::Arc;
+
+use burn::backend::DispatchTensor;
 use burn::tensor::{Gradients, Tensor};
+
+use crate::tap::{GradientSink, Passed, join};
 
 /// What the forward closure of a step returns: a loss of any rank, alone or with anything else.
 ///
@@ -25,9 +30,33 @@ pub trait Loss: sealed::Sealed + Sized {
     #[doc(hidden)]
     fn numbers(&self) -> Tensor<1>;
 
-    /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss.
+    /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss. Who wants to know is told when the
+    /// pass begins, and Burn has locked the graph.
     #[doc(hidden)]
-    fn go_back(self, scale: Option<f64>) -> (Self, Gradients);
+    fn go_back(self, scale: Option<f64>, begins: Option<Told>) -> (Self, Gradients);
+}
+
+/// Is told something.
+#[doc(hidden)]
+pub type Told = Box<dyn Fn() + Send + Sync>;
+
+/// At the root of a graph, whose backward step is the first.
+struct Root(Told);
+
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Root")
+    }
+}
+
+impl GradientSink for Root {
+    fn receive(&self, gradient: DispatchTensor) -> Passed {
+        (self.0)();
+        Passed {
+            value: Some(gradient),
+            beside: None,
+        }
+    }
 }
 
 impl<const D: usize> Loss for Tensor<D> {
@@ -40,10 +69,17 @@ impl<const D: usize> Loss for Tensor<D> {
         self.clone().inner().reshape([elements])
     }
 
-    fn go_back(self, scale: Option<f64>) -> (Self, Gradients) {
-        let scaled = scale.map(|scale| self.clone().mul_scalar(scale));
-        let gradients = Tensor::backward(scaled.as_ref().unwrap_or(&self));
-        drop(scaled);
+    fn go_back(self, scale: Option<f64>, begins: Option<Told>) -> (Self, Gradients) {
+        let mut root = self.clone();
+        if let Some(scale) = scale {
+            root = root.mul_scalar(scale);
+        }
+        if let Some(told) = begins {
+            let beside = root.clone().into_dispatch();
+            root = join(root, beside, Arc::new(Root(told)));
+        }
+        let gradients = root.backward();
+        drop(root);
         (self.detach(), gradients)
     }
 }
@@ -57,8 +93,8 @@ impl<const D: usize, T> Loss for (Tensor<D>, T) {
         self.0.numbers()
     }
 
-    fn go_back(self, scale: Option<f64>) -> (Self, Gradients) {
-        let (loss, gradients) = self.0.go_back(scale);
+    fn go_back(self, scale: Option<f64>, begins: Option<Told>) -> (Self, Gradients) {
+        let (loss, gradients) = self.0.go_back(scale, begins);
         ((loss, self.1), gradients)
     }
 }

@@ -4,6 +4,8 @@
 //! begin with the same seed, but what another thread takes in between is missing: who needs the same
 //! numbers has to compare what was computed with them.
 
+use std::time::{Duration, Instant};
+
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use parking_lot::Mutex;
 
@@ -90,6 +92,42 @@ impl Stream {
         let touched = !self.devices.iter().any(is_cubecl) && self.is_touched();
         seed(&self.devices, mix(self.seed, run));
         (result, touched)
+    }
+}
+
+/// How long something that another thread has disturbed is tried again: a loader that fills its queue is done soon.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    begun: Instant,
+    attempts: usize,
+    pause: Duration,
+}
+
+impl Patience {
+    /// Attempts there are in any case, however long they take.
+    const ATTEMPTS: usize = 5;
+    const TIME: Duration = Duration::from_secs(2);
+    const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+    /// From the first attempt on.
+    pub(crate) fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            attempts: 0,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// An attempt was disturbed: pauses before the next, if there is to be one.
+    pub(crate) fn lasts(&mut self) -> bool {
+        self.attempts += 1;
+        if self.attempts >= Self::ATTEMPTS && self.begun.elapsed() > Self::TIME {
+            return false;
+        }
+        std::thread::sleep(self.pause);
+        let longer = (2 * self.pause).max(Duration::from_millis(1));
+        self.pause = longer.min(Self::LONGEST_PAUSE);
+        true
     }
 }
 

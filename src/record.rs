@@ -7,11 +7,21 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Shape, Tensor, TensorData};
 use burn_pack::{Reader, Scalar, Writer};
 
+use crate::device::caught;
 use crate::error::FusedError;
 use crate::optim::{
     WeightFormat, compact_records, expected, is_compact, low_bits_named, stock_can_ignore,
 };
 use crate::policy::KEEPER_ID;
+
+/// What Burn's optimizers keep for every element of a parameter, under these names.
+const OF_ELEMENTS: [&str; 5] = [
+    "moment_1",
+    "moment_2",
+    "max_moment_2",
+    "velocity",
+    "momentum",
+];
 
 /// The scalar in which Burn's `ModuleOptimizer::to_record` keeps the rank of a parameter.
 const RANK: &str = "__rank";
@@ -58,28 +68,26 @@ pub(crate) fn parameters_without_state<M: Module>(
         .collect())
 }
 
-/// The words of the low bits in a record, with the formats of the weights that lack them.
+/// The words of the low bits in the record of one parameter, if it has any, with the format of the weights that lack
+/// them.
 pub(crate) fn low_bits(
     record: OptimizerRecord,
-) -> Result<HashMap<ParamId, (WeightFormat, Vec<u32>)>, FusedError> {
+) -> Result<Option<(WeightFormat, Vec<u32>)>, FusedError> {
     let bytes = record.into_bytes().map_err(unreadable)?;
-    let mut found = HashMap::new();
-    for (id, state) in states(bytes)? {
+    for state in states(bytes)?.into_values() {
         let scalar = |name: &str| {
-            state
-                .scalars
-                .get(name)
-                .and_then(|s| usize::try_from(*s).ok())
+            let scalar = state.scalars.get(name);
+            scalar.and_then(|scalar| usize::try_from(*scalar).ok())
         };
         for tensor in &state.tensors {
             if let Some(format) = low_bits_named(&tensor.name, scalar) {
                 let bytes = tensor.to_bytes().map_err(unreadable)?;
                 let data = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
-                found.insert(ParamId::from(id), (format, data.iter::<u32>().collect()));
+                return Ok(Some((format, data.iter::<u32>().collect())));
             }
         }
     }
-    Ok(found)
+    Ok(None)
 }
 
 /// What a record holds for one parameter.
@@ -161,9 +169,20 @@ impl State {
             });
         }
         for tensor in &self.tensors {
-            let mut sizes = tensor.shape.iter().zip(shape.iter());
-            let fits = sizes.all(|(found, expected)| *found == 1 || found == expected);
-            if tensor.shape.num_dims() == rank && !fits {
+            let leaf = tensor.name.rsplit('.').next().unwrap_or_default();
+            let is_of_elements = OF_ELEMENTS.contains(&leaf);
+            if is_of_elements && !tensor.dtype.is_float() {
+                let reason = format!("`{path}`: `{leaf}` is in {:?}", tensor.dtype);
+                return Err(unreadable(reason));
+            }
+            let fits = if is_of_elements {
+                tensor.shape == *shape
+            } else {
+                let mut sizes = tensor.shape.iter().zip(shape.iter());
+                let fits = sizes.all(|(found, expected)| *found == 1 || found == expected);
+                fits || tensor.shape.num_dims() != rank
+            };
+            if !fits {
                 return Err(FusedError::RecordShape {
                     path: path.to_string(),
                     state: self.name_in_state(&tensor.name).to_string(),
@@ -210,7 +229,12 @@ impl State {
         }
         let bytes = writer.into_bytes().map_err(unreadable)?;
         let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
-        let loaded = empty.clone().load_record(record);
+        // An optimizer makes tensors of what it finds, and a damaged record has others than it expects.
+        let loaded = caught(|| empty.clone().load_record(record));
+        let loaded = loaded.map_err(|reason| {
+            let path = self.path.as_ref().unwrap_or(&self.id);
+            unreadable(format!("the state of `{path}`: {reason}"))
+        })?;
         let loaded = match names(&self).iter().any(|name| is_compact(name)) {
             true => compact_records(|| loaded.to_record()),
             false => loaded.to_record(),

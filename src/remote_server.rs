@@ -18,6 +18,25 @@ use crate::optim::kernel::{SinglePass, UPDATE, run_update};
 /// [`FusedOptimizer`](crate::FusedOptimizer) or [`FusedReplicas`](crate::FusedReplicas). Without this crate on the
 /// server's side its optimizers can't step there, Burn's can.
 ///
+/// # Who may come
+///
+/// By itself it lets in everyone who reaches it, as Burn's server does: give it an authorizer
+/// ([`TokenAuthorizer`](burn::server::TokenAuthorizer)) before it serves. Whoever is let in computes on the devices, in the memory that they
+/// have. An update that does not fit (shapes, types, the number of states) is refused before a kernel sees it, and ends the session that has sent it
+/// and no other; what Burn's own operations refuse is Burn's business, so let in whom you trust.
+///
+/// A WebSocket (`ws://`) is not encrypted: whoever reads the traffic reads the token and the weights. And a
+/// [`WebSocketTransport`](burn::server::WebSocketTransport) made with a port listens on all interfaces of the machine; one made with a listener, on that.
+///
+/// A web page can open a WebSocket to the machine on which it is shown, and Burn's server does not ask where a page comes from. Without a
+/// token any page that is visited there can open a session: compute on the devices, fill their memory, seed their random
+/// generator, have the server connect to an address that it names, and take a tensor that Burn moves between two devices of the server
+/// just then. It sees no other tensor of another session, and no file. With one it is turned away. (Tensors that Burn sends
+/// from server to server are asked for without a token, each by a random number of 64 bits.)
+///
+/// Iroh, Burn's other transport, is encrypted, and comes with Burn's feature `remote`. A server listens there only if it is told to serve an
+/// [`IrohTransport`](burn::server::IrohTransport); this crate has not been tried with it.
+///
 /// # Errors
 ///
 /// If there are no devices, or not all of one backend, or this build of the crate has no kernel for it; if a device can't be used, as

@@ -1,9 +1,10 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, ThreadId};
 
 use parking_lot::{Condvar, Mutex};
+
+use crate::caught::catch;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -42,7 +43,7 @@ impl Worker {
                         bytes,
                     };
                     // Whoever has given the job sees to its panics; the thread goes on.
-                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                    if catch(job).is_err() {
                         log::error!("a job beside the training has panicked");
                     }
                 }

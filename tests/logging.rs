@@ -4,8 +4,8 @@
 
 use std::sync::{Mutex, Once};
 
-use backburn::FusedOptimizer;
 use backburn::train::{FusedLearner, LaunchFused};
+use backburn::{FusedOptimizer, gradient_checkpointing};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
@@ -105,6 +105,33 @@ fn attaching_copies_and_missing_gradients_are_told_once() {
     drop(kept);
     let (_, _, nothing) = step();
     assert_eq!(nothing, []);
+}
+
+#[test]
+fn an_input_that_a_block_leaves_unused_is_told_once() {
+    let _alone = ALONE.lock();
+    listen();
+    let device = Device::flex().autodiff();
+    let model: Vec<Linear> = (0..2)
+        .map(|_| LinearConfig::new(2, 2).init(&device))
+        .collect();
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    told();
+    let x = Tensor::<2>::ones([3, 2], &device);
+    for _ in 0..3 {
+        fused.step(0.1, |model| {
+            let unused = model[0].forward(x.clone());
+            let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
+            gradient_checkpointing(&model[1], (x.clone(), unused), ignoring).mean()
+        });
+    }
+    let told = told();
+    let [(Level::Warn, text)] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(text.contains("block `1`"), "{text}");
+    assert!(text.contains("input 1"), "{text}");
+    assert!(text.contains("detach it"), "{text}");
 }
 
 #[derive(Module, Debug)]

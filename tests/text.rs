@@ -276,8 +276,8 @@ fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
         let path = folder.path().join("model.safetensors");
         let mut store = SafetensorsStore::from_file(&path).overwrite(true);
         saved.init(&device).save_into(&mut store).unwrap();
-        let mut store = SafetensorsStore::from_file(&path);
-        let loaded = load_from_store(asked.init(&device), &mut store, FloatDType::F32);
+        let store = SafetensorsStore::from_file;
+        let loaded = load_from_store(asked.init(&device), &path, store, FloatDType::F32);
         loaded.map_err(|error: LoadError| anyhow::anyhow!("{error}"))
     };
     let config = config();
@@ -297,9 +297,10 @@ fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
         ),
         &["embedding.weight", "300", "256"],
     );
-    std::fs::write(folder.path().join("broken.safetensors"), b"nonsense").unwrap();
-    let mut store = SafetensorsStore::from_file(folder.path().join("broken.safetensors"));
-    assert!(load_from_store(config.init(&device), &mut store, FloatDType::F32).is_err());
+    let broken = folder.path().join("broken.safetensors");
+    std::fs::write(&broken, b"nonsense").unwrap();
+    let store = SafetensorsStore::from_file;
+    assert!(load_from_store(config.init(&device), &broken, store, FloatDType::F32).is_err());
 }
 
 #[test]

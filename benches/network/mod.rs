@@ -78,23 +78,40 @@ impl Network<4> for vit::Vit {
 #[derive(Module, Debug)]
 pub struct Recurrent {
     layers: Vec<Lstm>,
+    #[module(skip)]
+    recompute_blocks: bool,
 }
 
 impl Recurrent {
     pub fn init(device: &Device) -> Self {
-        let layer = || LstmConfig::new(256, 256, true).init(device);
+        Self::of_width(256, device)
+    }
+
+    /// The same with layers of another width.
+    pub fn of_width(width: usize, device: &Device) -> Self {
+        let layer = || LstmConfig::new(width, width, true).init(device);
         Self {
             layers: vec![layer(), layer()],
+            recompute_blocks: false,
+        }
+    }
+
+    pub fn with_recompute_blocks(self, recompute_blocks: bool) -> Self {
+        Self {
+            recompute_blocks,
+            ..self
         }
     }
 }
 
 impl Network<3> for Recurrent {
     fn loss(&self, input: Tensor<3>) -> Tensor<1> {
-        let output = self
-            .layers
-            .iter()
-            .fold(input, |x, layer| layer.forward(x, None).0);
+        let forward = |layer: &Lstm, x: Tensor<3>| layer.forward(x, None).0;
+        let layers = self.layers.iter();
+        let output = layers.fold(input, |x, layer| match self.recompute_blocks {
+            true => gradient_checkpointing(layer, x, forward),
+            false => forward(layer, x),
+        });
         output.powi_scalar(2).mean()
     }
 }

@@ -131,12 +131,8 @@ fn load(model: LanguageModel, path: &Path, options: &Options) -> Result<Language
     let dtype = options.formats.dtype();
     let name = path.display();
     let loaded = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("safetensors") => {
-            load_from_store(model, &mut SafetensorsStore::from_file(path), dtype)
-        }
-        Some("pt" | "pth" | "bin") => {
-            load_from_store(model, &mut PytorchStore::from_file(path), dtype)
-        }
+        Some("safetensors") => load_from_store(model, path, SafetensorsStore::from_file, dtype),
+        Some("pt" | "pth" | "bin") => load_from_store(model, path, PytorchStore::from_file, dtype),
         Some("bpk") => {
             let record = ModuleRecord::load(path).with_context(|| format!("in {name}"))?;
             return load_record_in(model, record, dtype).with_context(|| format!("in {name}"));
@@ -145,7 +141,7 @@ fn load(model: LanguageModel, path: &Path, options: &Options) -> Result<Language
             "{name} is no file of safetensors (.safetensors), of PyTorch (.pt, .pth, .bin) or of Burn (.bpk)"
         ),
     };
-    let (model, applied) = loaded.with_context(|| format!("in {name}"))?;
+    let (model, applied) = loaded?;
     ensure!(
         applied.unused.is_empty(),
         "{name} has tensors that the model has no place for: {}; choose its size with `--preset` and `--tied`",

@@ -1,5 +1,3 @@
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, DeviceType, FloatDType};
@@ -7,6 +5,7 @@ use parking_lot::Mutex;
 
 use super::is_cubecl;
 use super::trial;
+use crate::caught::catch;
 use crate::error::FusedError;
 
 /// The devices and types that have passed: kernels are compiled once a process.
@@ -16,8 +15,9 @@ static PASSED: Mutex<Vec<(Device, DType)>> = Mutex::new(Vec::new());
 /// [`backburn::optim`](crate::optim): to be called first in `main`, before a model is created there.
 ///
 /// [`FusedOptimizer::new`](crate::FusedOptimizer::new) asks the same of every device and float type of a
-/// model's parameters, but a model can need its device before, and Burn panics where that is not there. On CPU
-/// backends all is well. With the environment variable `BACKBURN_TRUST_DEVICES=1` nothing is computed, for devices
+/// model's parameters, but a model can need its device before, and Burn panics where that is not there. CPU
+/// backends are there, and compute; so does a server, or it was not started: both are only asked for the type (`ndarray` has no f16 and
+/// no bf16, `flex` has both). With the environment variable `BACKBURN_TRUST_DEVICES=1` nothing is computed, for devices
 /// that only pretend to.
 ///
 /// ```
@@ -29,7 +29,7 @@ static PASSED: Mutex<Vec<(Device, DType)>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 ///
-/// - [`FusedError::DeviceNotThere`]: the device is not there, or its driver is not, or is too old.
+/// - [`FusedError::DeviceNotThere`]: the device is not there, or its driver is not, or is too old, or its server does not answer.
 /// - [`FusedError::FloatTypeNotSupported`]: it can't compute in `dtype`.
 /// - [`FusedError::DeviceComputesWrong`]: it does not compute what it should, or nothing at all.
 pub fn check_device(device: &Device, dtype: FloatDType) -> Result<(), FusedError> {
@@ -45,16 +45,13 @@ pub(crate) fn check_all_there(devices: &[Device]) -> Result<(), FusedError> {
 /// [`check_device`], for any type that a parameter may have.
 pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     let key = (device.clone().inner(), dtype);
-    if !is_cubecl(device) || PASSED.lock().contains(&key) {
+    if PASSED.lock().contains(&key) {
         return Ok(());
     }
     let (device, dtype) = (&key.0, key.1);
-    is_there(device)?;
-    if !device.supports_dtype(dtype) {
-        return Err(FusedError::FloatTypeNotSupported {
-            dtype: format!("{dtype:?}"),
-            device: format!("{device:?}"),
-        });
+    check_has(device, dtype)?;
+    if !is_cubecl(device) {
+        return Ok(());
     }
     if !is_trusted() {
         let tried = caught(|| trial::run(device, dtype.into())).flatten();
@@ -66,6 +63,19 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     }
     PASSED.lock().push(key);
     Ok(())
+}
+
+/// Refuses a type that `device` does not have for all computations, by its own word.
+pub(crate) fn check_has(device: &Device, dtype: DType) -> Result<(), FusedError> {
+    let device = device.clone().inner();
+    is_there(&device)?;
+    match device.supports_dtype(dtype) {
+        true => Ok(()),
+        false => Err(FusedError::FloatTypeNotSupported {
+            dtype: format!("{dtype:?}"),
+            device: format!("{device:?}"),
+        }),
+    }
 }
 
 /// Whether the word of a device is taken for what it can do.
@@ -112,9 +122,6 @@ fn listed(device: &Device) -> Option<Vec<Device>> {
 
 /// What `work` returns, or what it says in its panic.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        text.unwrap_or("it panicked without a message").to_string()
-    })
+    let unsaid = "it panicked without a message";
+    catch(work).map_err(|panic| panic.text().unwrap_or(unsaid).to_string())
 }

@@ -21,7 +21,7 @@ mod written;
 use burn::tensor::{Device, Tensor};
 
 pub use check::check_device;
-pub(crate) use check::{caught, check, check_all_there};
+pub(crate) use check::{caught, check, check_all_there, check_has};
 pub(crate) use read::{moved, read};
 pub(crate) use servers::{check_connected, forked, is_remote, sent};
 #[cfg(not(feature = "cubecl"))]

@@ -108,9 +108,7 @@ fn state<const D: usize>(
     let mut update = Update::new(optimizer.clone());
     let zeros = value.zeros_like();
     let stepped = update.step(path, id, zeros.clone(), zeros, false);
-    stepped
-        .result
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    stepped.result.unwrap_or_else(|panic| panic.resume());
     // As it is kept, and not as stock Burn would record it.
     state_bytes(compact_records(|| update.to_record()), id)
 }

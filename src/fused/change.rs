@@ -3,17 +3,16 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
 use crate::device::forked;
 use crate::error::FusedError;
-use crate::pass::Session;
-use crate::slot::{FusedForm, KeptStatistics, Role};
+use crate::pass::{Reads, Session};
+use crate::slot::{FusedForm, KeptStatistics};
 
 impl<M: Module> FusedOptimizer<M> {
-    /// Changes the model between two steps: freeze or thaw parameters, load other weights.
+    /// Changes the model between two steps: freeze or thaw parameters, load other weights, remove a layer.
     ///
     /// ```
     /// # use backburn::FusedOptimizer;
@@ -23,8 +22,13 @@ impl<M: Module> FusedOptimizer<M> {
     /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
     /// ```
     ///
-    /// The optimizer keeps the state of every parameter. Accumulated gradients are dropped, but for those
-    /// in the optimizer state.
+    /// The optimizer keeps the state of every parameter, frozen ones too; the states of those that are gone from the
+    /// model, or have another shape, are dropped. Accumulated gradients are dropped, but for those in the optimizer
+    /// state.
+    ///
+    /// A parameter that comes back under the id of one that was removed starts anew. The other states go through a record
+    /// then, as in [`try_load_record`](Self::try_load_record), and those that gradients were accumulated in begin a new
+    /// group.
     ///
     /// # Panics
     ///
@@ -38,30 +42,28 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new) and
-    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) on the model that `change` returns;
-    /// nothing has changed then.
+    /// As [`try_new`](Self::try_new) on the model that `change` returns; nothing has changed then.
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.form.module);
         let form = FusedForm::new(change(self.model()), &self.session)?;
-        self.replace_form(form, self.session.clone())?;
-        statistics.forget();
+        self.replace_form(form, self.session.clone());
+        statistics.forget(Reads::InTime);
         Ok(())
     }
 
-    /// Goes on with a changed model, whose slots are those of `session`; nothing has changed if that can't be.
-    pub(super) fn replace_form(
-        &mut self,
-        form: FusedForm<M>,
-        session: Arc<Session>,
-    ) -> Result<(), FusedError> {
-        self.policies
-            .check_retained(form.inventory().count(Role::Retained).0)?;
-        form.slots().copy_groups(self.form.slots());
+    /// Goes on with a changed model, whose slots are those of `session`.
+    pub(super) fn replace_form(&mut self, form: FusedForm<M>, session: Arc<Session>) {
+        let gone = self.form.inventory().gone_from(form.inventory());
+        let is_here = |id| form.inventory().get(id).is_some();
+        let through_a_record = session.update().depart(gone, is_here);
+        if !through_a_record {
+            form.slots().copy_groups(self.form.slots());
+        }
         (self.form, self.session) = (form, session);
+        if through_a_record {
+            self.keep_policies();
+        }
         self.course = None;
-        *self.retained_gradients.get_mut() = GradientsParams::new();
-        Ok(())
     }
 
     /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state

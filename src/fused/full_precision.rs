@@ -1,11 +1,10 @@
-use std::collections::HashMap;
-
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::FusedOptimizer;
 use crate::cast::cast;
-use crate::optim::{LowBits, WeightFormat, compact_records};
+use crate::optim::LowBits;
+use crate::pass::Session;
 use crate::record;
 use crate::tap::lift;
 
@@ -13,30 +12,30 @@ impl<M: Module> FusedOptimizer<M> {
     /// The current model in f32, with the low bits of its weights
     /// ([`WeightFormat`](crate::optim::WeightFormat)) put back: to save, to export, to go on from with other formats.
     ///
-    /// Holds a record of the optimizer for a moment, with the states as they are kept.
+    /// Beside the model that it makes, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {
-        let record = compact_records(|| self.to_record());
-        let low_bits = record::low_bits(record).expect("Burn reads its own record");
-        let joined = self.model().map(&mut Join { low_bits });
+        let session = &self.session;
+        let joined = self.model().map(&mut Join { session });
         cast(joined, FloatDType::F32)
     }
 }
 
-struct Join {
-    /// The words of the low bits, and the formats of the weights that lack them.
-    low_bits: HashMap<ParamId, (WeightFormat, Vec<u32>)>,
+struct Join<'a> {
+    session: &'a Session,
 }
 
-impl ModuleMapper for Join {
+impl ModuleMapper for Join<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some((format, words)) = self.low_bits.remove(&param.id) else {
+        // Low bits are those of bf16; somebody may have cast it since.
+        if !param.is_initialized() || param.val().dtype() != DType::BF16 {
+            return param;
+        }
+        let record = self.session.update().record_of(param.id);
+        let low_bits = record::low_bits(record).expect("Burn reads its own record");
+        let Some((format, words)) = low_bits else {
             return param;
         };
         let (id, high, mapper) = param.consume();
-        if high.dtype() != DType::BF16 {
-            // Somebody has cast it since; low bits are those of bf16.
-            return Param::from_mapped_value(id, high, mapper);
-        }
         let requires_grad = high.is_require_grad();
         let strategy = high.gradient_checkpointing_strategy().unwrap_or_default();
         let value = LowBits::join(words, format, high.inner());

@@ -5,7 +5,6 @@ mod full_precision;
 mod offload;
 mod policies;
 mod replicas;
-mod retained;
 mod run;
 mod step;
 mod two_passes;
@@ -16,8 +15,7 @@ use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
-use parking_lot::Mutex;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -25,7 +23,7 @@ use crate::gradient_checkpointing::GradientCheckpointingConfig;
 #[cfg(feature = "cubecl")]
 use crate::memory;
 use crate::pass::{Course, Session};
-use crate::policy::{Policies, Unconfirmed};
+use crate::policy::{Policies, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::slot::{FusedForm, Role};
@@ -66,8 +64,6 @@ pub use replicas::{FusedReplicas, RankBytes};
 pub struct FusedOptimizer<M: Module> {
     form: FusedForm<M>,
     session: Arc<Session>,
-    /// What was accumulated of the parameters that are ordinary leaves.
-    retained_gradients: Mutex<GradientsParams>,
     report: StepReport,
     told: HashSet<ParamId>,
     policies: Policies,
@@ -100,7 +96,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// is not there, or does not compute what it should in the float type of a parameter
     /// ([`check_device`](crate::check_device)).
     pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
-        let fused = Self::with_session(model, Arc::new(Session::new(optimizer)))?;
+        let fused = Self::with_session(model, Arc::new(Session::new(Update::new(optimizer))))?;
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]
         if fused.form.module.devices().iter().any(is_cubecl) {
@@ -117,7 +113,6 @@ impl<M: Module> FusedOptimizer<M> {
         Self {
             form,
             session,
-            retained_gradients: Mutex::new(GradientsParams::new()),
             report: StepReport::default(),
             told: HashSet::new(),
             policies: Policies::default(),
@@ -255,8 +250,7 @@ impl<M: Module> FusedOptimizer<M> {
 /// statistics of normalization layers, as by all clones of a Burn model.
 impl<M: Module> Clone for FusedOptimizer<M> {
     fn clone(&self) -> Self {
-        let optimizer = self.session.update().optimizer();
-        let session = Arc::new(Session::new(optimizer));
+        let session = Arc::new(Session::new(self.session.update().again()));
         // With threads of its own.
         let placement = self.session.placement().map(|placement| {
             let again = placement.on(placement.device());
@@ -266,8 +260,6 @@ impl<M: Module> Clone for FusedOptimizer<M> {
         let clone = Self::with_session(self.model(), session);
         let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));
         clone.form.slots().copy_accumulated(self.form.slots());
-        let retained = self.retained_gradients.lock();
-        *clone.retained_gradients.get_mut() = retained::copy(&self.form.module, &retained);
         clone.policies = self.policies.split();
         clone.keep_policies();
         clone.report = self.report.clone();

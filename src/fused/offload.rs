@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Device;
 
-use super::{FusedOptimizer, retained};
+use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::offload::{OffloadConfig, Placement};
 use crate::pass::{Course, Foresight, Session};
@@ -96,7 +96,6 @@ impl<M: Module> FusedOptimizer<M> {
     /// Brings everything to where `placement` says; nothing has changed if that can't be.
     pub(super) fn place(&mut self, placement: Placement) -> Result<(), FusedError> {
         let slots = self.form.slots().clone();
-        let retained = retained::copy(&self.form.module, self.retained_gradients.get_mut());
         let session = self.session.clone();
         let before = session.place(Some(Arc::new(placement)));
         let unplaced = Unplaced {
@@ -107,7 +106,6 @@ impl<M: Module> FusedOptimizer<M> {
         unplaced.forget();
         self.restore_policies();
         self.form.slots().copy_accumulated(&slots);
-        *self.retained_gradients.get_mut() = retained::copy(&self.form.module, &retained);
         Ok(())
     }
 }

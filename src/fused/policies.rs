@@ -59,7 +59,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// As [`try_new`](Self::try_new); if the options of the optimizer don't allow it (an L2 penalty in
-    /// `Adam`, no momentum in `Sgd`), or a trainable parameter carries a reparameterization.
+    /// `Adam`, no momentum in `Sgd`).
     pub fn try_accumulating_in_state(
         model: M,
         optimizer: impl AccumulateInState,
@@ -76,7 +76,6 @@ impl<M: Module> FusedOptimizer<M> {
         policies: Policies,
     ) -> Result<Self, FusedError> {
         let mut fused = Self::try_new(model, optimizer)?;
-        policies.check_retained(fused.num_retained())?;
         fused.policies = policies;
         fused.restore_policies();
         Ok(fused)
@@ -188,20 +187,6 @@ impl<M: Module> FusedOptimizer<M> {
         gradient_checkpointing: GradientCheckpointingConfig,
     ) -> Self {
         self.gradient_checkpointing = gradient_checkpointing;
-        self
-    }
-
-    /// Keeps the optimizer states of the smallest parameters, of up to `bytes` together, as they were when the
-    /// pass began, to its end; 32 KiB by default, `usize::MAX` for all.
-    ///
-    /// An optimizer that panics in an update takes the state that it was given along. The parameter itself
-    /// never goes with it, and neither does a state that is kept; one that is not starts anew, which a log
-    /// says. States that are kept are not updated in place, and take their memory twice at the end of the
-    /// pass. The optimizers of [`backburn::optim`](crate::optim) look before they write: nothing is kept of
-    /// theirs, and nothing lost.
-    #[must_use]
-    pub fn with_state_backup_limit(mut self, bytes: usize) -> Self {
-        self.policies.state_backup.limit = bytes;
         self
     }
 

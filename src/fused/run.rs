@@ -1,15 +1,14 @@
 //! One pass of a fused optimizer.
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
-use super::{retained, work};
-use crate::device::check_connected;
+use super::work;
+use crate::device::{caught, check_connected};
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
@@ -17,7 +16,7 @@ use crate::offload::Placement;
 use crate::pass::{Closure, Pass, Rehearsal};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
-use crate::slot::{SlotReport, Slots};
+use crate::slot::{FusedForm, SlotReport};
 
 /// What a pass is to do.
 #[derive(Clone)]
@@ -66,8 +65,8 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// A pass whose closure returns the gradients of the parameters that are ordinary leaves.
     ///
-    /// It ends well or not at all: where there is an error, or a panic, all that has been accumulated is
-    /// that of before, or dropped where a sum was overwritten. (What the optimizer state has taken stays.)
+    /// It ends well or not at all: where there is an error, or a panic, what has been accumulated is that of before, but
+    /// for sums that were overwritten, which are lost. (What the optimizer state has taken stays.)
     pub(super) fn run<R>(
         &mut self,
         closure: Closure,
@@ -75,64 +74,53 @@ impl<M: Module> FusedOptimizer<M> {
         work: impl FnOnce(&M, &Arc<Pass>) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         self.report = StepReport::default();
-        let plan = order.plan.clone();
+        let goal = order.plan.goal;
         let foresight = self.foresight();
         let choice = self.gradient_checkpointing.choice();
         let running = work::begin(&self.session, closure, order, choice, foresight);
-        let ending = Ending(vec![self.form.slots().clone()]);
-        let in_flight = InFlight(self.form.placement());
-        self.prepare(&plan);
+        let mut ending = Ending::of([&mut self.form]);
+        let in_flight = InFlight(ending.form(0).placement());
         if memory::is_recording() {
-            self.form.slots().iter().for_each(|slot| slot.show());
+            let slots = ending.form(0).slots();
+            slots.iter().for_each(|slot| slot.show());
         }
         memory::enter(memory::Phase::Forward);
-        let (output, gradients) = {
+        let output = {
             let _scope = running.pass.enter();
-            let output = work(&self.form.module, &running.pass)?;
+            let (output, gradients) = work(&ending.form(0).module, &running.pass)?;
             drop(in_flight);
-            self.form.slots().flush(&running.pass)?;
+            ending.form(0).slots().flush(&running.pass)?;
+            ending.deliver(goal, [(&running.pass, gradients)]);
+            running.pass.check()?;
             output
         };
-        let mut report = StepReport::default();
-        let received = gradients.len();
-        self.use_retained(&plan, vec![gradients], &mut report)?;
         let ended = ending.well();
         self.learn_course(running.pass.course());
         drop(running);
-        self.report_on(ended, received, report);
+        self.report_on(ended);
         check_connected(|| self.form.module.devices())?;
-        if plan.goal == Goal::Update {
+        if goal == Goal::Update {
             work::check_written([&self.form])?;
         }
         Ok(output)
     }
 
-    /// Keeps what an optimizer that panics in the pass could take along.
-    pub(super) fn prepare(&self, plan: &Plan) {
-        if plan.goal == Goal::Update {
-            let limit = self.policies.state_backup.limit;
-            self.session.update().back_up(self.form.at_risk(limit));
-        }
-    }
-
-    pub(super) fn report_on(
-        &mut self,
-        ended: Vec<(ParamId, SlotReport)>,
-        retained: usize,
-        mut report: StepReport,
-    ) {
+    pub(super) fn report_on(&mut self, ended: Vec<(ParamId, SlotReport)>) {
         let count = |what: fn(&SlotReport) -> bool| {
             let slots = ended.iter().filter(|(_, slot)| what(slot));
             slots.count()
         };
-        let received = count(|slot| slot.received) + retained;
         let updated = count(|slot| slot.updated);
         let tells = count(|slot| slot.copied.is_some()) == updated;
-        report.updated += updated;
-        report.vetoed += count(|slot| slot.vetoed);
-        report.copied = tells.then(|| count(|slot| slot.copied == Some(true)));
-        report.without_gradient = self.form.trained().saturating_sub(received);
-        report.gradients_alive = self.session.census().map(|census| census.take());
+        let received = count(|slot| slot.received);
+        let report = StepReport {
+            updated,
+            vetoed: count(|slot| slot.vetoed),
+            copied: tells.then(|| count(|slot| slot.copied == Some(true))),
+            without_gradient: self.form.trained().saturating_sub(received),
+            gradients_alive: self.session.census().map(|census| census.take()),
+            ..StepReport::default()
+        };
         for (id, slot) in ended {
             if !slot.received && self.told.insert(id) {
                 let path = self.form.path(id);
@@ -142,45 +130,10 @@ impl<M: Module> FusedOptimizer<M> {
         self.report = report;
     }
 
-    /// Does with the gradients of the parameters that are ordinary leaves, in the order of their sum, what the pass
-    /// is for.
-    pub(super) fn use_retained(
-        &mut self,
-        plan: &Plan,
-        gradients: Vec<GradientsParams>,
-        report: &mut StepReport,
-    ) -> Result<(), FusedError> {
-        let module = &self.form.module;
-        let inventory = self.form.inventory();
-        let sums = self.retained_gradients.get_mut();
-        let gradients = retained::sum(module, plan, sums, gradients);
-        if plan.goal == Goal::Accumulate {
-            *sums = gradients;
-            return Ok(());
-        }
-        let arrived = gradients.len();
-        let gradients = retained::call_hooks(module, inventory, plan, gradients)?;
-        if plan.goal == Goal::Measure {
-            return Ok(());
-        }
-        report.vetoed += arrived - gradients.len();
-        report.updated += gradients.len();
-        let stepped = {
-            let mut update = self.session.update();
-            retained::step(module, inventory, gradients, &mut update)
-        };
-        self.form.module = stepped.module;
-        if let Some(panic) = stepped.panic {
-            resume_unwind(panic);
-        }
-        *self.retained_gradients.get_mut() = GradientsParams::new();
-        Ok(())
-    }
-
     /// Whether a step has gradients to use before its pass.
-    pub(super) fn has_accumulated(&mut self) -> bool {
+    pub(super) fn has_accumulated(&self) -> bool {
         let mut slots = self.form.slots().iter();
-        !self.retained_gradients.get_mut().is_empty() || slots.any(|slot| slot.has_accumulated())
+        slots.any(|slot| slot.has_accumulated())
     }
 
     /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
@@ -190,15 +143,14 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn drop_accumulated(&mut self) {
         let slots = self.form.slots().iter();
         slots.for_each(|slot| slot.drop_accumulated());
-        *self.retained_gradients.get_mut() = GradientsParams::new();
     }
 
     /// Drops accumulated gradients that no step can use, since they are not finite.
     pub(super) fn drop_accumulated_if_not_finite(&mut self) {
         let slots = self.form.slots();
-        let in_slots = slots.iter().all(|slot| slot.accumulated_is_finite());
-        let retained = self.retained_gradients.get_mut();
-        if !in_slots || !retained::are_finite(&self.form.module, retained) {
+        let are_finite = caught(|| slots.iter().all(|slot| slot.accumulated_is_finite()));
+        // Of a device that is lost nobody knows.
+        if are_finite == Ok(false) {
             log::warn!(
                 "the accumulated gradients are not finite, so no step can use them: they are dropped"
             );
@@ -218,14 +170,37 @@ impl Drop for InFlight {
     }
 }
 
-/// Ends a pass in every slot of every rank, when dropped as one that has not ended well.
-pub(super) struct Ending(pub(super) Vec<Arc<Slots>>);
+/// A pass under way in the forms of all ranks. When dropped, it ends in every slot, as one that has not ended well, and
+/// the leaves of the modules have the values that their slots have then.
+pub(super) struct Ending<'a, M: Module>(Vec<&'a mut FusedForm<M>>);
 
-impl Ending {
+impl<'a, M: Module> Ending<'a, M> {
+    pub(super) fn of(forms: impl IntoIterator<Item = &'a mut FusedForm<M>>) -> Self {
+        Self(forms.into_iter().collect())
+    }
+
+    pub(super) fn form(&self, rank: usize) -> &FusedForm<M> {
+        self.0[rank]
+    }
+
+    /// Uses the gradients of the parameters that are ordinary leaves, of every rank in its pass.
+    pub(super) fn deliver<'p>(
+        &mut self,
+        goal: Goal,
+        gradients: impl IntoIterator<Item = (&'p Arc<Pass>, GradientsParams)>,
+    ) {
+        if goal == Goal::Update {
+            self.0.iter_mut().for_each(|form| form.let_go_of_leaves());
+        }
+        for (form, (pass, gradients)) in self.0.iter().zip(gradients) {
+            pass.guarded_in_queue(|| form.slots().deliver(pass, gradients));
+        }
+    }
+
     /// What has happened to each parameter, on all ranks together.
     pub(super) fn well(self) -> Vec<(ParamId, SlotReport)> {
         let mut reports = HashMap::<ParamId, SlotReport>::new();
-        for (id, report) in self.0.iter().flat_map(|slots| slots.end(true)) {
+        for (id, report) in self.0.iter().flat_map(|form| form.slots().end(true)) {
             let others = reports.remove(&id).unwrap_or_default();
             reports.insert(id, others.and(report));
         }
@@ -233,14 +208,11 @@ impl Ending {
     }
 }
 
-impl Drop for Ending {
+impl<M: Module> Drop for Ending<'_, M> {
     fn drop(&mut self) {
-        let ended = self.0.iter().flat_map(|slots| slots.end(false));
-        // All of them, whatever is found.
-        let overwritten = ended.filter(|(_, slot)| slot.overwritten).count() > 0;
-        if let (true, Some(slots)) = (overwritten, self.0.first()) {
-            slots.drop_overwritten();
-        }
+        let slots = self.0.iter().map(|form| form.slots());
+        slots.for_each(|slots| drop(slots.end(false)));
+        self.0.iter_mut().for_each(|form| form.renew_leaves());
         memory::enter(memory::Phase::Other);
     }
 }

@@ -1,14 +1,13 @@
 //! The steps of a fused optimizer.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use super::run::Order;
-use crate::device::check_connected;
+use crate::caught::catch;
+use crate::device::{caught, check_connected};
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::pass::Closure;
@@ -73,9 +72,9 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
     /// drawn from the generator of the device before the first. Burn's generators are shared by all
-    /// threads: where another one draws from them meanwhile, both runs are repeated, and if that does not
-    /// help, the step ends with [`FusedError::RandomNumbers`] and nothing is updated. Running statistics
-    /// are updated once. The output of the second run is returned.
+    /// threads: where another one draws from them meanwhile, both runs are repeated, with pauses for about two
+    /// seconds, and if that does not help, the step ends with [`FusedError::RandomNumbers`], which says what has not
+    /// moved. Running statistics are updated once. The output of the second run is returned.
     ///
     /// CubeCL devices would have to be waited for. There the seeds of all steps come from the first, and
     /// whether both runs saw the same numbers is known when the next step waits for the norm of its gradients:
@@ -129,7 +128,9 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step).
+    /// As [`try_step`](Self::try_step). Whatever ends the backward pass of a micro-batch when sums were overwritten
+    /// already, a panic in the second run of a block, too, is [`FusedError::AccumulatedLost`]: all accumulated
+    /// gradients are dropped then, in any other case they are those of before.
     pub fn try_accumulate<L: Loss>(
         &mut self,
         forward: impl FnOnce(&M) -> L,
@@ -169,21 +170,37 @@ impl<M: Module> FusedOptimizer<M> {
         })
     }
 
-    /// Adds up the gradients of one pass.
+    /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
     pub(super) fn add<R>(
         &mut self,
         run: impl FnOnce(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        self.noting_lost_devices(|fused| {
-            if !fused.policies.in_state() {
-                let plan = fused.policies.plan(Goal::Accumulate, None);
-                return run(fused, plan.into());
-            }
-            fused.one_pass(|fused, mut order| {
-                order.plan.goes_on = true;
-                run(fused, order)
+        let add = || {
+            self.noting_lost_devices(|fused| {
+                if !fused.policies.in_state() {
+                    let plan = fused.policies.plan(Goal::Accumulate, None);
+                    return run(fused, plan.into());
+                }
+                fused.one_pass(|fused, mut order| {
+                    order.plan.goes_on = true;
+                    run(fused, order)
+                })
             })
-        })
+        };
+        let ended = catch(add);
+        let go_on = || ended.unwrap_or_else(|panic| panic.resume());
+        let lost = self.form.slots().lost_accumulated().map(str::to_string);
+        let Some(path) = lost else {
+            return go_on();
+        };
+        self.drop_accumulated();
+        let reason = match caught(go_on) {
+            Ok(ended) => ended
+                .err()
+                .map_or_else(String::new, |error| error.to_string()),
+            Err(panic) => panic,
+        };
+        Err(FusedError::AccumulatedLost { path, reason })
     }
 
     /// Updates the parameters in one pass or two, as the policies ask for.
@@ -193,10 +210,15 @@ impl<M: Module> FusedOptimizer<M> {
         run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         self.session.update().learning_rate = learning_rate;
-        self.noting_lost_devices(|fused| match fused.policies.measures_first() {
+        let update = |fused: &mut Self| match fused.policies.measures_first() {
             true => fused.two_passes(run),
             false => fused.one_pass(run),
-        })
+        };
+        let ended = catch(|| self.noting_lost_devices(update));
+        if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
+            self.drop_accumulated_if_not_finite();
+        }
+        ended.unwrap_or_else(|panic| panic.resume())
     }
 
     /// A panic of `run` is an error if a device is lost: who reads from it first is the first to notice.
@@ -204,13 +226,12 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         run: impl FnOnce(&mut Self) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let ended = catch_unwind(AssertUnwindSafe(|| run(self)));
-        ended.unwrap_or_else(|panic| {
+        catch(|| run(self)).unwrap_or_else(|panic| {
             check_connected(|| match self.session.membership() {
                 Some(member) => member.group.devices().to_vec(),
                 None => self.form.module.devices(),
             })?;
-            resume_unwind(panic)
+            panic.resume()
         })
     }
 

@@ -8,14 +8,11 @@ use super::FusedOptimizer;
 use super::run::Order;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::pass::Rehearsal;
+use crate::pass::{Reads, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
-use crate::random::Stream;
+use crate::random::{Patience, Stream};
 use crate::slot::KeptStatistics;
 use crate::tap::sweep;
-
-/// Times that the two passes of a step begin anew since other threads draw random numbers.
-const ATTEMPTS: usize = 5;
 
 impl<M: Module> FusedOptimizer<M> {
     /// First all gradients are measured, then they are used; once more from the start if another thread
@@ -30,14 +27,29 @@ impl<M: Module> FusedOptimizer<M> {
         };
         let random = Stream::new(devices, |device| self.session.next_seed(device));
         let reads = !random.devices.iter().any(is_cubecl);
-        let mut attempts = 0..ATTEMPTS;
+        let mut patience = Patience::new();
+        let known = self.session.learned.reads();
+        let mut statistics = Some(KeptStatistics::before(&self.form.module, known));
+        let mut states = known.unwrap_or_default();
         loop {
             let rehearsal = Arc::new(Rehearsal::new(random.clone(), reads));
-            match self.rehearsed(&rehearsal, &mut run) {
-                Err(FusedError::RandomNumbers { .. })
-                    if reads && !rehearsal.is_used() && attempts.next().is_some() =>
+            match self.rehearsed(&rehearsal, &mut statistics, known, states, &mut run) {
+                // A block has been patient itself.
+                Err(error)
+                    if error.is_of_passes()
+                        && reads
+                        && !rehearsal.is_used()
+                        && patience.lasts() =>
                 {
                     random.devices.iter().for_each(sweep);
+                    if let Some(kept) = &mut statistics {
+                        kept.see();
+                        // It may be no other thread, but that the model reads its states otherwise.
+                        if known.is_none() && kept.differ() {
+                            states = states.other();
+                        }
+                        kept.rewind(states);
+                    }
                 }
                 ended => return ended,
             }
@@ -47,6 +59,9 @@ impl<M: Module> FusedOptimizer<M> {
     fn rehearsed<R>(
         &mut self,
         rehearsal: &Arc<Rehearsal>,
+        statistics: &mut Option<KeptStatistics<M>>,
+        known: Option<Reads>,
+        states: Reads,
         run: &mut impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         let ranks = self
@@ -63,10 +78,14 @@ impl<M: Module> FusedOptimizer<M> {
             }
         };
         let plan = self.policies.plan(Goal::Measure, None);
-        let output = {
-            let _statistics = KeptStatistics::of(&self.form.module);
-            run(self, order(&plan))?
-        };
+        let output = run(self, order(&plan))?;
+        if known.is_none() && self.session.learned.reads() == Some(Reads::InTime) {
+            log::warn!(
+                "a block that runs twice has shown in the first of two passes that the model reads running states of \
+                 its own with the last update: in this step they are updated twice"
+            );
+        }
+        statistics.iter_mut().for_each(KeptStatistics::see);
         let before = std::mem::take(&mut self.unconfirmed);
         let norm = plan.norm_and_confirm(&before)?;
         let (norm, agree) = norm.expect("the pass measures");
@@ -76,7 +95,6 @@ impl<M: Module> FusedOptimizer<M> {
         if let Some(path) = norm.not_finite {
             let scaling = self.policies.scaling();
             if !scaling.is_some_and(LossScaler::can_back_off) {
-                self.drop_accumulated_if_not_finite();
                 let norm = norm.value;
                 return Err(FusedError::NormNotFinite { norm, path });
             }
@@ -94,12 +112,16 @@ impl<M: Module> FusedOptimizer<M> {
         } else if ranks || rehearsal.draws() {
             plan = plan.comparing(norm);
         }
-        let statistics = Some(KeptStatistics::of(&self.form.module));
+        statistics.iter().for_each(|kept| kept.rewind(states));
         let output = run(self, order(&plan));
-        match &output {
-            Err(FusedError::RandomNumbers { .. }) => drop(statistics),
+        if !matches!(output, Err(FusedError::RandomNumbers { .. })) {
             // Whatever came of it, the forward pass has updated them.
-            _ => statistics.into_iter().for_each(KeptStatistics::forget),
+            if let Some(updated) = statistics.take() {
+                if rehearsal.reads() && output.is_ok() && updated.differ() {
+                    self.session.learned.have_read(states);
+                }
+                updated.forget(states);
+            }
         }
         let output = output?;
         self.unconfirmed = rehearsal.unconfirmed();

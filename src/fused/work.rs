@@ -5,13 +5,13 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
-use super::retained;
 use super::run::Order;
 use crate::device::{self, Written};
 use crate::error::FusedError;
-use crate::loss::Loss;
+use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::pass::{BlockChoice, Closure, Foresight, Pass, Running, Session};
+use crate::replica::Membership;
 use crate::slot::FusedForm;
 
 /// Begins a pass in `session`.
@@ -48,8 +48,12 @@ pub(super) fn there_and_back<M: Module, L: Loss>(
         return Err(FusedError::other_passes());
     }
     pass.enter_backward();
+    let begins = pass.among_others().map(|Membership { group, rank }| {
+        group.ready(rank);
+        Box::new(move || group.begun(rank)) as Told
+    });
     memory::enter(memory::Phase::Backward);
-    let (loss, mut gradients) = loss.go_back(pass.plan.scale);
+    let (loss, mut gradients) = loss.go_back(pass.plan.scale, begins);
     let gradients = GradientsParams::from_params(&mut gradients, model, retained);
     Ok((loss, gradients))
 }
@@ -62,7 +66,6 @@ pub(super) fn check_written<'a, M: Module + 'a>(
     for form in forms {
         let slots = form.slots().iter();
         slots.for_each(|slot| slot.ask_written(&mut written));
-        retained::ask_written(&form.module, form.inventory(), &mut written);
     }
     written.answer()
 }

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use super::GradientCheckpointingConfig;
 use crate::error::FusedError;
 use crate::memory::{MemoryTimeline, RecomputedBlock};
@@ -46,8 +48,8 @@ impl GradientCheckpointingConfig {
     ///
     /// # Errors
     ///
-    /// If the recording is not complete or has no recomputed block, or even with all blocks recomputed its peak is above
-    /// the budget.
+    /// If the recording is not complete, damaged or has no recomputed block, or even with all blocks recomputed its peak is
+    /// above the budget.
     pub fn for_budget(timeline: &MemoryTimeline, budget: usize) -> Result<Self, FusedError> {
         if timeline.lost > 0 {
             let lost = timeline.lost;
@@ -56,20 +58,24 @@ impl GradientCheckpointingConfig {
         let Some(last) = timeline.blocks.iter().map(|block| block.index).max() else {
             return Err(FusedError::NoBlocks);
         };
+        timeline
+            .check()
+            .map_err(|error| FusedError::UnusableRecording {
+                reason: error.to_string(),
+            })?;
         let mut planned: Vec<usize> = timeline.samples.iter().map(|s| s.bytes.total()).collect();
         let least = timeline.peak().bytes.total();
         if least > budget {
             return Err(FusedError::Budget { budget, least });
         }
         let mut keep = vec![false; last + 1];
-        for (index, keep) in keep.iter_mut().enumerate().rev() {
-            let blocks = timeline.blocks.iter();
-            let runs: Vec<_> = blocks.filter(|block| block.index == index).collect();
+        let indices: BTreeSet<usize> = timeline.blocks.iter().map(|block| block.index).collect();
+        for index in indices.into_iter().rev() {
+            let runs = timeline.blocks.iter().filter(|block| block.index == index);
             let mut with = planned.clone();
-            runs.iter()
-                .for_each(|block| add(block, timeline, &mut with));
-            if !runs.is_empty() && with.iter().all(|bytes| *bytes <= budget) {
-                (*keep, planned) = (true, with);
+            runs.for_each(|block| add(block, timeline, &mut with));
+            if with.iter().all(|bytes| *bytes <= budget) {
+                (keep[index], planned) = (true, with);
             }
         }
         Ok(Self::new().with_keep_activations(keep))
@@ -80,7 +86,7 @@ impl GradientCheckpointingConfig {
 fn add(block: &RecomputedBlock, timeline: &MemoryTimeline, bytes: &mut [usize]) {
     for (sample, bytes) in timeline.samples.iter().zip(bytes) {
         if (block.forward..block.backward).contains(&sample.seconds) {
-            *bytes += block.activations;
+            *bytes = bytes.saturating_add(block.activations);
         }
     }
 }

@@ -18,54 +18,70 @@ pub(super) type Rerun =
 /// A block's place on the tape: after all of its outputs, and before all that it computes with.
 ///
 /// ```text
-/// output 0 --+               +-- input 0
-/// output 1 --+--> joint --> link 0 --> link 1 --> ..
-/// output 2 --+                          +-- input 1
+/// output 0 --+     +-- input 0
+/// output 1 --+--> link 0 --> link 1 --> ..
+/// output 2 --+                +-- input 1
 /// ```
 ///
 /// Every arrow is a tensor of one element, whose gradient says nothing but that it is its turn. So a
 /// block may have inputs and outputs of all shapes, dtypes and devices, and an output that the loss does
-/// not use has no gradient.
+/// not use has no gradient. The joint has no more nodes than that: every backward pass in the process, and so the
+/// second run of every block, looks at all nodes that there are.
 pub(super) struct Joint {
     pass: Arc<Pass>,
+    /// Of the block.
+    name: String,
     rerun: Mutex<Option<Rerun>>,
     /// Of the outputs.
     arrived: Mutex<Vec<Option<DispatchTensor>>>,
-    /// Of what the block computes with.
+    /// Of what the block computes with: nothing if the pass has failed.
     found: Mutex<Vec<Option<DispatchTensor>>>,
 }
 
 impl Joint {
-    pub(super) fn new(pass: Arc<Pass>, rerun: Rerun, outputs: usize) -> Self {
+    pub(super) fn new(pass: Arc<Pass>, name: String, rerun: Rerun, outputs: usize) -> Self {
         Self {
             pass,
+            name,
             rerun: Mutex::new(Some(rerun)),
             arrived: Mutex::new(std::iter::repeat_with(|| None).take(outputs).collect()),
             found: Mutex::default(),
         }
     }
 
-    /// The node of the joint on the tape, between `tracked`, which the block computes with, and the outputs.
+    /// The first node of the joint on the tape, between `tracked`, which the block computes with, and the outputs.
     pub(super) fn node(
         self: &Arc<Self>,
         tracked: Vec<TrackedTensor>,
         device: &Device,
         strategy: GradientCheckpointingStrategy,
     ) -> Tensor<1> {
-        let end = Tensor::zeros([1], &device.clone().inner());
-        let end = lift(end, strategy).require_grad();
-        let links = tracked.into_iter().enumerate().rev();
-        let first = links.fold(end, |next, (index, tracked)| {
-            let link = Link {
+        let end = lift(Tensor::zeros([1], &device.clone().inner()), strategy);
+        let link = |index, unused| {
+            Arc::new(Link {
                 joint: self.clone(),
                 index,
-                unused: Mutex::new(tracked.unused),
-            };
-            join(moved(next, &tracked.device), tracked.tensor, Arc::new(link))
-        });
-        let nothing = lift(Tensor::<1>::zeros([1], &first.device().inner()), strategy);
-        let turn = Arc::new(Turn(self.clone()));
-        join(first, nothing.into_dispatch(), turn)
+                unused: Mutex::new(unused),
+            })
+        };
+        if tracked.is_empty() {
+            let leaf = end.clone().require_grad();
+            return join(end, leaf.into_dispatch(), link(0, None));
+        }
+        let links = tracked.into_iter().enumerate().rev();
+        links.fold(end, |next, (index, tracked)| {
+            let link = link(index, tracked.unused);
+            join(moved(next, &tracked.device), tracked.tensor, link)
+        })
+    }
+
+    /// The turn of a link comes; that of the block comes with the first.
+    fn reach(&self) {
+        let rerun = self.rerun.lock().take();
+        if let Some(rerun) = rerun {
+            let arrived = std::mem::take(&mut *self.arrived.lock());
+            *self.found.lock() = self.pass.guarded(|| rerun(arrived));
+        }
     }
 
     /// The gradient of an output arrives.
@@ -77,24 +93,6 @@ impl Joint {
 impl Debug for Joint {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.write_str("Joint")
-    }
-}
-
-/// The turn of the block itself.
-#[derive(Debug)]
-struct Turn(Arc<Joint>);
-
-impl GradientSink for Turn {
-    fn receive(&self, signal: DispatchTensor) -> Passed {
-        let Self(joint) = self;
-        let rerun = joint.rerun.lock().take();
-        let rerun = rerun.expect("a backward pass reaches every node once");
-        let arrived = std::mem::take(&mut *joint.arrived.lock());
-        *joint.found.lock() = joint.pass.guarded(|| rerun(arrived));
-        Passed {
-            value: Some(signal),
-            beside: None,
-        }
     }
 }
 
@@ -114,6 +112,7 @@ impl Debug for Link {
 
 impl GradientSink for Link {
     fn receive(&self, signal: DispatchTensor) -> Passed {
+        self.joint.reach();
         Passed {
             value: Some(signal),
             beside: self.gradient(),
@@ -123,15 +122,14 @@ impl GradientSink for Link {
 
 impl Link {
     fn gradient(&self) -> Option<DispatchTensor> {
-        let found = self
-            .joint
-            .found
-            .lock()
-            .get_mut(self.index)
-            .and_then(Option::take);
-        found.or_else(|| {
-            let zeros = self.unused.lock().take()?;
-            self.joint.pass.blocks.leave_unused();
+        let mut found = self.joint.found.lock();
+        let found = found.get_mut(self.index).map(Option::take);
+        let has_run = found.is_some();
+        found.flatten().or_else(|| {
+            let Unused { what, zeros } = self.unused.lock().take()?;
+            if has_run {
+                self.joint.pass.blocks.tell_unused(&self.joint.name, &what);
+            }
             Some(zeros())
         })
     }

@@ -30,8 +30,10 @@ impl FloatMap for Keep {
             self.strategy = strategy;
         }
         let tracked = tensor.is_tracked();
+        let index = self.tracked.len();
+        let what = || format!("float input {index} (counted from 0)");
         self.tracked
-            .push(tracked.then(|| TrackedTensor::new(tensor.clone())));
+            .push(tracked.then(|| TrackedTensor::new(tensor.clone(), what)));
         tensor.inner()
     }
 }

@@ -29,10 +29,11 @@ use name::{located, name};
 use outputs::{Forms, Tapped};
 use segment::Segment;
 
+use crate::device::is_cubecl;
 use crate::memory;
 use crate::pass::{Scope, Way};
 use crate::random::Stream;
-use crate::slot::{is_in_training, slotless, with_constants, with_frozen};
+use crate::slot::{SeenStates, is_in_training, slotless, with_constants, with_frozen};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -71,16 +72,26 @@ use crate::slot::{is_in_training, slotless, with_constants, with_frozen};
 /// tensors of any rank, integer and boolean ones, and tuples, options and lists of them. Blocks may share
 /// weights and nest. Running statistics are updated once.
 ///
+/// Both runs see a running state as it was before the first, and it is updated once. How a state of the block's own is
+/// read (with `RunningState::value`, or in time with `RunningState::value_sync`, as batch normalization does) shows where
+/// the runs are compared; a model reads all its own in one of the ways. On
+/// CubeCL devices nothing is compared, and a block runs again on the thread of the backward pass: there a state that its
+/// own block reads, and statistics of blocks on threads of the program's own, can differ from those of stock.
+///
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
 /// a step from the generator of its device. All threads share that generator: where another one draws from it
-/// during a run (a worker of a data loader may), the block runs again, and if that does not help, the step ends
-/// with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). So with dropout a run differs from one
+/// during a run (a worker of a data loader may), the block runs again, with pauses for about two seconds, and if that
+/// does not help, the step ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). So with dropout a run differs from one
 /// that simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](GradientCheckpointingConfig::keep_activations).
 ///
 /// CubeCL devices would have to be waited for. There one seed is drawn for all steps, in the first that needs one,
 /// so that seeding the device again later changes only what is drawn outside of blocks; and that another thread
 /// has drawn is not noticed.
+///
+/// A tracked input that the block leaves unused, or whose outputs the loss does, gets a gradient of zeros, with which an
+/// optimizer with momentum moves on; the log says so once. Where there should be none, detach it before the block. A
+/// parameter of the block that is read and not used gets none.
 ///
 /// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both
 /// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
@@ -174,6 +185,7 @@ where
     let kept = input.map_floats(&mut keep);
     let Keep { tracked, strategy } = keep;
     let (inside, readers) = scope.unrecorded(random.seed);
+    let states = SeenStates::before(&block);
     let begun = Instant::now();
     let (output, drawn) = {
         let _entered = inside.enter();
@@ -192,6 +204,10 @@ where
         scope.pass.blocks.first_run(|| located(run, place))
     };
     let took = begun.elapsed();
+    let states = states.after(&block);
+    if let Some(device) = random.devices.first() {
+        scope.pass.blocks.sweep(device);
+    }
     if let Some(index) = index {
         scope.pass.leave_first_run(index, &readers);
     }
@@ -215,17 +231,18 @@ where
         // Nothing in it is trained.
         return output;
     }
-    let (output, fingerprint) = match drawn {
+    // What a state of the block's own has done to its output is compared, too.
+    let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
+    let (output, fingerprint) = match compares {
         false => (output, None),
         true => {
             let (output, fingerprint) = Fingerprint::of(output);
             (output, Some(fingerprint))
         }
     };
-    scope.pass.blocks.wait();
     let outputs = forms.found.len();
     let strategy = forms.strategy;
-    let pass = scope.pass.clone();
+    let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
     let segment = Segment {
         block,
         slotless,
@@ -239,12 +256,14 @@ where
         random,
         fingerprint,
         took,
+        states,
+        thread: worker::thread(),
         readers,
         index,
         run,
     };
     let rerun = Box::new(|gradients| segment.run(gradients));
-    let joint = Arc::new(Joint::new(pass, rerun, outputs));
+    let joint = Arc::new(Joint::new(pass, name_of_joint, rerun, outputs));
     output.map_floats(&mut Tapped {
         node: joint.node(tracked, &device, strategy),
         joint: &joint,

@@ -1,6 +1,6 @@
-use std::any::{Any, type_name};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::any::type_name;
 
+use crate::caught::catch;
 use crate::pass::Readers;
 
 /// What a recomputed block is called in messages: its type, and the place in the model of the
@@ -15,13 +15,8 @@ pub(super) fn name<B>(readers: &Readers) -> String {
 
 /// Does `work`, and puts before the message of a panic in it where it was.
 pub(super) fn located<R>(work: impl FnOnce() -> R, place: impl FnOnce() -> String) -> R {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| match message(&*payload) {
+    catch(work).unwrap_or_else(|panic| match panic.text() {
         Some(message) => panic!("{} panicked: {message}", place()),
-        None => resume_unwind(payload),
+        None => panic.resume(),
     })
-}
-
-fn message(payload: &(dyn Any + Send)) -> Option<&str> {
-    let string = payload.downcast_ref::<String>().map(String::as_str);
-    string.or_else(|| payload.downcast_ref::<&str>().copied())
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::activations::FloatMap;
 use super::joint::{Joint, moved};
-use crate::tap::{GradientSink, Passed, tap};
+use crate::tap::{GradientSink, Passed, join, lift, tap};
 
 /// Notes what a block returns.
 #[derive(Debug, Default, PartialEq)]
@@ -51,13 +51,8 @@ impl FloatMap for Tapped<'_> {
             signal: Mutex::new(Some(Tensor::ones([1], (&device.inner(), beside.dtype())))),
         };
         self.index += 1;
-        tap(
-            tensor.inner(),
-            self.strategy,
-            beside.into_dispatch(),
-            Arc::new(output),
-            None,
-        )
+        let untracked = lift(tensor.inner(), self.strategy);
+        join(untracked, beside.into_dispatch(), Arc::new(output))
     }
 }
 

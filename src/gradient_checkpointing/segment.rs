@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use burn::backend::DispatchTensor;
@@ -11,17 +12,14 @@ use super::host::KeptInput;
 use super::keep::Leaves;
 use super::name::located;
 use super::outputs::{Forms, Roots};
-use super::worker;
+use super::worker::{self, Place};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
-use crate::pass::{Readers, Scope};
-use crate::random::Stream;
-use crate::slot::{KeptStatistics, OwnLeaf, with_frozen, with_own_leaves};
+use crate::pass::{Readers, Reads, Scope};
+use crate::random::{Patience, Stream};
+use crate::slot::{OwnLeaf, SeenStates, with_frozen, with_own_leaves};
 use crate::tap::sweep;
-
-/// Second runs of a block that other threads disturb by drawing random numbers, before it is given up.
-const ATTEMPTS: usize = 5;
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
@@ -43,6 +41,10 @@ pub(super) struct Segment<B, X, F> {
     pub(super) fingerprint: Option<Fingerprint>,
     /// How long the first run took.
     pub(super) took: Duration,
+    /// The running states in it.
+    pub(super) states: SeenStates,
+    /// The user's thread that the first run was on.
+    pub(super) thread: ThreadId,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Readers>,
     /// Of a block that is in no other.
@@ -79,11 +81,9 @@ where
         let readers = self.readers.clone();
         let recorded = {
             let _turn = pass.take_turn();
-            let _statistics = KeptStatistics::of(&self.block);
             self.record()
         };
         readers.settle();
-        pass.blocks.done();
         let Recorded { output, leaves } = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
@@ -118,20 +118,30 @@ where
             scope,
             random,
             took,
+            states,
+            thread,
             fingerprint,
             ..
         } = self;
-        // Each attempt takes one; the last leaves no other handle.
-        let attempts = if fingerprint.is_some() { ATTEMPTS } else { 1 };
+        let learned = scope.pass.blocks.learned.clone();
+        let mut reads = learned.reads().unwrap_or_default();
+        // Whether a run that was not like the first has left an update aside.
+        let mut spoiled = false;
         let has_one_stream = !random.devices.iter().any(is_cubecl);
-        let mut inputs = vec![self.input.take(); attempts];
-
-        while let Some(input) = inputs.pop() {
-            let block = match scope.pass.placement() {
+        let mut patience = Patience::new();
+        let mut input = Some(self.input.take());
+        loop {
+            // A run that is not compared with the first is the last, and nothing else holds what it computes with.
+            let input = match fingerprint {
+                Some(_) => input.clone(),
+                None => input.take(),
+            };
+            let input = input.expect("what is not compared runs once");
+            let recorded = match scope.pass.placement() {
                 None => block.clone(),
                 Some(placement) => with_frozen(block.clone(), placement),
             };
-            let (block, mut leaves_of_block) = with_own_leaves(block, &slotless);
+            let (recorded, mut leaves_of_block) = with_own_leaves(recorded, &slotless);
             let mut leaves = Leaves {
                 strategy,
                 tracked: tracked.iter(),
@@ -152,15 +162,24 @@ where
                          before it are unchanged,"
                     )
                 };
-                let run = || stream.during(2, || forward(&block, input));
+                let run = || stream.during(2, || forward(&recorded, input));
                 (located(run, place), forward)
             };
-            // What a closure has captured can be a tensor of the graph that is locked now. (A device that has
-            // a stream for every thread is left on this one.)
-            let (output, given_back) = match size_of::<F>() > 0 && has_one_stream {
-                true => worker::run(again, took, &name),
-                false => again(),
+            let leaves_aside =
+                !scope.pass.has_closure_on(thread) || states.has_own() && reads == Reads::Late;
+            let place = match () {
+                // It has a stream for every thread.
+                _ if !has_one_stream => Place::Here,
+                _ if !states.is_empty() && leaves_aside && !spoiled => Place::Apart,
+                // What a closure has captured can be a tensor of the graph that is locked now.
+                _ if size_of::<F>() > 0 => Place::Worker,
+                _ => Place::Here,
             };
+            let shown = match place {
+                Place::Apart => states.again_elsewhere(&block, reads),
+                Place::Here | Place::Worker => states.again(&block, reads),
+            };
+            let (output, given_back) = worker::run(place, thread, again, took, &name);
             forward = given_back;
             let mut forms = Forms::default();
             let output = output.map_floats(&mut forms);
@@ -174,14 +193,23 @@ where
             };
             let (output, again) = Fingerprint::of(output);
             if *first == again {
+                if states.differ() {
+                    learned.have_read(reads);
+                }
+                if spoiled {
+                    shown.mend();
+                }
                 return Ok(Recorded { output, leaves });
             }
+            spoiled |= place == Place::Apart;
+            reads = reads.other();
+            drop(shown);
             inside.abandon();
             drop((output, leaves));
             random.devices.iter().for_each(sweep);
+            if !patience.lasts() {
+                return Err(FusedError::other_run(&name));
+            }
         }
-        Err(FusedError::RandomNumbers {
-            place: format!("the second run of the recomputed block {name}"),
-        })
     }
 }

@@ -21,6 +21,13 @@ pub enum MemoryError {
     #[error("the recording is empty: nothing was allocated or marked between start and finish")]
     Empty,
 
+    /// What was read from a file, or put together by hand, is not what a recorder wrote.
+    #[error("the recording is damaged: {reason}. Record again")]
+    Damaged {
+        /// What can't be.
+        reason: String,
+    },
+
     /// CubeCL reads its configuration once.
     #[error(
         "the memory pools are laid out already: call `match_pool_sizes` before the first use of a \

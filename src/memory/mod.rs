@@ -63,7 +63,8 @@
 //! | `device` | the memory pools of a device, and their setting |
 //! | `block_run` | the moments of a recomputed block, for both |
 //! | `plot` | pictures of a timeline |
-//! | `timeline` | what was recorded, and how it is saved |
+//! | `timeline` | what was recorded, and what is saved of it |
+//! | `file` | how something is saved: whole, or not at all |
 //! | `error` | what can go wrong |
 //!
 //! `heap` stands beside them: it changes what the heap of the process keeps, and records nothing.
@@ -71,6 +72,7 @@
 mod block_run;
 mod device;
 mod error;
+mod file;
 mod heap;
 #[cfg(feature = "train")]
 mod metric;

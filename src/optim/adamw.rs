@@ -33,7 +33,7 @@ pub struct AdamWConfig {
     /// Whether to use the AMSGrad variant.
     #[config(default = false)]
     amsgrad: bool,
-    /// How the moments are kept; the maximum of AMSGrad is always full.
+    /// How the moments are kept; the maximum of AMSGrad and the second moment beside it are always full.
     #[config(default = "StateFormat::Full")]
     state_format: StateFormat,
     /// What weights in bf16 have beside their bits.
@@ -126,7 +126,7 @@ impl AccumulateInState for AdamW {
         state: Option<&MomentsState<D>>,
     ) -> Option<String> {
         let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let moments = state.into_iter().flat_map(MomentsState::moments);
+        let moments = state.into_iter().flat_map(MomentsState::shapes);
         kernel::refusal(self.formats(), parameter, gradient, moments, low_bits)
     }
 

@@ -39,11 +39,6 @@ impl StepCall {
         }
     }
 
-    /// Whether the optimizer has given the reserve up.
-    pub(crate) fn writes_in_place(&self) -> bool {
-        CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.in_place))
-    }
-
     /// Why the optimizer has not stepped, and has given back what it got.
     pub(crate) fn refusal(&self) -> Option<String> {
         CALL.with_borrow_mut(|call| call.as_mut()?.refusal.take())

@@ -2,7 +2,9 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, Weight, WeightFormat};
+use super::format::{
+    Formats, LowBits, Noise, RecordedFormat, StateFormat, Weight, WeightFormat, around,
+};
 use super::kernel;
 
 /// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
@@ -70,11 +72,12 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let formats = self.formats();
         let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let checked = kernel::check_step(formats, &parameter, &gradient, [], low_bits);
-        let checked = checked.and_then(|()| match formats.is_whole(&parameter) {
+        let checked = match formats.is_whole(&parameter) {
             true => Ok(()),
-            false => kernel::check_bf16(&parameter, self.format),
-        });
+            false => kernel::check_around(&parameter, self.format),
+        };
+        let checked =
+            checked.and_then(|()| kernel::check_step(formats, &parameter, &gradient, [], low_bits));
         if let Err(reason) = checked {
             call::refuse(reason);
             return (parameter, state);
@@ -119,22 +122,24 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
     }
 }
 
-/// Under the names of the optimizer's own.
+/// Under the names of the optimizer's own; what is around it has others, since that may be in formats, too.
 impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         if let Some(state) = &self.state {
             state.state_flatten(prefix, sink);
         }
+        let around = around(prefix);
         let format = RecordedFormat::of::<D>([], self.time);
-        format.wrapping(self.state.is_some()).flatten(prefix, sink);
+        format.wrapping(self.state.is_some()).flatten(&around, sink);
         if let Some(low) = &self.low_bits {
-            low.flatten::<D>(prefix, sink);
+            low.flatten::<D>(&around, sink);
         }
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let format = RecordedFormat::unflatten(prefix, source)?;
-        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
+        let around = around(prefix);
+        let format = RecordedFormat::unflatten(&around, source)?;
+        let low_bits = LowBits::unflatten(&around, source, device).ok()?;
         let state = S::state_unflatten(prefix, source, device);
         // All or nothing.
         let is_whole = state.is_some() || !format.wraps;

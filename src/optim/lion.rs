@@ -99,7 +99,7 @@ impl Optimizer for Lion {
         state: Option<LionState<D>>,
     ) -> (Tensor<D>, Option<LionState<D>>) {
         let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let momentum = state.as_ref().map(|state| &state.momentum);
+        let momentum = state.as_ref().map(|state| state.momentum.shape());
         let formats = self.formats();
         let refusal = kernel::refusal(formats, &parameter, &gradient, momentum, low_bits);
         if let Some(reason) = refusal {

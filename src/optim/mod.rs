@@ -7,7 +7,7 @@
 //! They are drop-ins: the configs have the fields, defaults and builders of Burn's, `init()` gives a
 //! [`ModuleOptimizer`] for stock and fused training alike, `build()` the
 //! bare optimizer for a parameter group, and their records load into Burn's own and the other way
-//! round.
+//! round. A config that Burn's wrote as JSON loads into ours.
 //!
 //! ```
 //! use backburn::FusedOptimizer;

@@ -1,7 +1,9 @@
 use burn::optim::{AdaptiveMomentumState, RecordState, StateSink, StateSource};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Shape, Tensor};
 
-use super::format::{Formats, LowBits, Noise, RecordedFormat, Root, StateTensor, Weight, loaded};
+use super::format::{
+    Formats, LowBits, Noise, RecordedFormat, Root, StateTensor, Weight, loaded, steps,
+};
 use super::kernel::{self, update_in_format};
 use super::rule::Rule;
 use crate::device::sent;
@@ -14,18 +16,24 @@ pub struct MomentsState<const D: usize> {
     pub time: usize,
     /// The moving average of the gradient.
     pub moment_1: StateTensor<D>,
-    /// The moving average of its square.
+    /// The moving average of its square, which is full where its largest is kept.
     pub moment_2: StateTensor<D>,
     /// The largest second moment (AMSGrad), which is always full.
+    ///
+    /// So is the second moment then: in few bits it is right on average, and the largest of numbers around the right
+    /// one is too large. After 20,000 steps of normal gradients, `beta_2` being 0.999, it would be 1.4 times that of f32 in 8
+    /// bits and 3.1 times in 4, for elements of a tenth of their group's largest gradient.
     pub max_moment_2: Option<Tensor<D>>,
     /// What the weight in bf16 lacks.
     pub low_bits: Option<LowBits>,
 }
 
 impl<const D: usize> MomentsState<D> {
-    /// The states that a format is for.
-    pub(super) fn moments(&self) -> [&StateTensor<D>; 2] {
-        [&self.moment_1, &self.moment_2]
+    /// The shapes of all that belongs to single elements.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
+        let moments = [&self.moment_1, &self.moment_2].map(StateTensor::shape);
+        let max = self.max_moment_2.as_ref().map(Tensor::shape);
+        moments.into_iter().chain(max)
     }
 
     /// Burn's own state, in full.
@@ -71,7 +79,7 @@ impl<const D: usize> RecordState for MomentsState<D> {
         if let Some(max) = &self.max_moment_2 {
             sink.push_tensor(&moments, "max_moment_2", max.to_data());
         }
-        RecordedFormat::of(self.moments(), 0).flatten(prefix, sink);
+        RecordedFormat::of([&self.moment_1, &self.moment_2], 0).flatten(prefix, sink);
         if let Some(low) = &self.low_bits {
             low.flatten::<D>(prefix, sink);
         }
@@ -81,19 +89,28 @@ impl<const D: usize> RecordState for MomentsState<D> {
         let format = RecordedFormat::unflatten(prefix, source)?;
         let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
         let moments = format!("{prefix}.momentum");
-        let time = source.take_scalar(&moments, "time")?.try_into().ok()?;
+        let time = steps(source.take_scalar(&moments, "time")?)?;
+        let max = match source.take_tensor(&moments, "max_moment_2") {
+            Some(max) => Some(loaded(max, device)?),
+            None => None,
+        };
+        // One that is in full beside its largest is kept so.
+        let whole = match &max {
+            Some(_) => StateTensor::unflatten_full(&moments, "moment_2", source, device),
+            None => None,
+        };
         let mut moment =
             |leaf, root| StateTensor::unflatten(&moments, leaf, root, &format, source, device);
-        let moment_1 = moment("moment_1", Root::Signed)?;
-        let moment_2 = moment("moment_2", Root::Positive)?;
-        let max = source.take_tensor(&moments, "max_moment_2");
-        Some(Self {
+        let state = Self {
             time,
-            moment_1,
-            moment_2,
-            max_moment_2: max.map(|max| loaded(max, device)),
+            moment_1: moment("moment_1", Root::Signed)?,
+            moment_2: whole.or_else(|| moment("moment_2", Root::Positive))?,
+            max_moment_2: max,
             low_bits,
-        })
+        };
+        let shape = state.moment_1.shape();
+        let fit = state.shapes().all(|other| other == shape);
+        fit.then_some(state)
     }
 }
 
@@ -181,7 +198,12 @@ fn update_formatted<const D: usize>(
     let noise = Noise::of_step(time);
     let [moment_1, moment_2] = moments;
     let moment_1 = formats.state(moment_1, Root::Signed, &parameter);
-    let moment_2 = formats.state(moment_2, Root::Positive, &parameter);
+    let of_second = if amsgrad {
+        formats.with_full_states()
+    } else {
+        formats
+    };
+    let moment_2 = of_second.state(moment_2, Root::Positive, &parameter);
     let weight = formats.weight(parameter, low_bits);
     let (weight, moments, max_moment_2) = match amsgrad {
         false => {

@@ -141,6 +141,7 @@ impl AccumulateInState for Sgd {
     ) -> Option<String> {
         let low_bits = state.and_then(|state| state.low_bits.as_ref());
         let velocity = state.and_then(|state| state.velocity.as_ref());
+        let velocity = velocity.map(StateTensor::shape);
         kernel::refusal(self.formats(), parameter, gradient, velocity, low_bits)
     }
 

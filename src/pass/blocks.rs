@@ -1,11 +1,13 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
+use super::Learned;
 use super::counted::Counted;
 use crate::random::{self, StepSeeds, mix};
+use crate::tap::Litter;
 
 /// What a step does with the blocks under gradient checkpointing.
 #[derive(Clone, Debug, Default)]
@@ -22,11 +24,11 @@ pub(crate) struct Blocks {
     pub(crate) choice: BlockChoice,
     /// The number of blocks so far that are in no other.
     called: AtomicUsize,
-    /// Blocks whose first run is under way, and those that have yet to run a second time.
+    /// Blocks whose first run is under way.
     running: AtomicUsize,
-    waiting: AtomicUsize,
-    /// Whether tensors got a gradient of zeros, since the block that they went into did not use them.
-    unused_inputs: AtomicBool,
+    /// Of their first runs.
+    litter: Litter,
+    pub(crate) learned: Arc<Learned>,
     /// Where the seed of this step comes from.
     seeds: Arc<StepSeeds>,
     random: Mutex<BlockRandom>,
@@ -52,13 +54,18 @@ pub(crate) enum Way {
 
 impl Blocks {
     /// The blocks of a pass; `seed` is that of their random numbers, if it has to be this one.
-    pub(super) fn new(choice: BlockChoice, seeds: Arc<StepSeeds>, seed: Option<u64>) -> Self {
+    pub(super) fn new(
+        choice: BlockChoice,
+        learned: Arc<Learned>,
+        seeds: Arc<StepSeeds>,
+        seed: Option<u64>,
+    ) -> Self {
         Self {
             choice,
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
-            waiting: AtomicUsize::new(0),
-            unused_inputs: AtomicBool::new(false),
+            litter: Litter::new(),
+            learned,
             seeds,
             random: Mutex::new(BlockRandom {
                 seed: seed.map(|seed| (seed, 0)),
@@ -82,34 +89,25 @@ impl Blocks {
         run()
     }
 
+    /// Lets autodiff let go of what first runs have left, if that is enough to be worth it.
+    pub(crate) fn sweep(&self, device: &Device) {
+        self.litter.sweep(device);
+    }
+
     /// Whether a block runs without recording, on whichever thread.
     pub(crate) fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed) > 0
     }
 
-    /// A block waits for its second run.
-    pub(crate) fn wait(&self) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A block has run for the second time.
-    pub(crate) fn done(&self) {
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Whether code of the user is still to run in this pass.
-    pub(crate) fn are_waiting(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
-    }
-
-    /// A block has not used a tensor that went into it, which gets a gradient of zeros for that.
-    pub(crate) fn leave_unused(&self) {
-        self.unused_inputs.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a gradient of zeros may stand for none.
-    pub(crate) fn have_unused_inputs(&self) -> bool {
-        self.unused_inputs.load(Ordering::Relaxed)
+    /// A block has not used `what`, a tracked tensor that it has been given.
+    pub(crate) fn tell_unused(&self, block: &str, what: &str) {
+        if self.learned.is_new(format!("{block} {what}")) {
+            log::warn!(
+                "the recomputed block {block} does not use its {what}, or the loss does not use what it computes with \
+                 it: the gradient of that is zero, where without gradient checkpointing there would be none. If there \
+                 should be none, detach it before the block"
+            );
+        }
     }
 
     /// The seed of the next block that is in no other, which computes on `device`.

@@ -9,6 +9,7 @@ mod counted;
 mod course;
 mod debt;
 mod graph;
+mod learned;
 mod loss;
 mod readers;
 mod rehearsal;
@@ -16,12 +17,13 @@ mod scope;
 mod session;
 mod stage;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
+use crate::caught::catch;
 use crate::error::FusedError;
 use crate::offload::Placement;
 use crate::policy::Plan;
@@ -33,6 +35,7 @@ pub use context::StepContext;
 pub(crate) use course::{Course, Foresight};
 pub(crate) use debt::{Debt, Owed};
 pub(crate) use graph::Graph;
+pub(crate) use learned::{Learned, Reads};
 pub use loss::scale_loss;
 pub(crate) use readers::Readers;
 pub(crate) use rehearsal::Rehearsal;
@@ -52,6 +55,8 @@ pub(crate) struct Pass {
     stage: Mutex<Stage>,
     failure: Mutex<Option<Failure>>,
     closure: Closure,
+    /// That of the closure.
+    thread: OnceLock<ThreadId>,
     /// Set when the loss has been scaled; none if the closure need not see to that.
     scaled: Option<AtomicBool>,
     /// Whether the use of a gradient has failed: no later one is used.
@@ -90,6 +95,7 @@ impl Pass {
             stage: Mutex::new(stage),
             failure: Mutex::default(),
             closure,
+            thread: OnceLock::new(),
             scaled: scales.then(AtomicBool::default),
             stopped: AtomicBool::default(),
             is_given_up: AtomicBool::default(),
@@ -104,7 +110,13 @@ impl Pass {
 
     /// This thread is in the pass until what is returned is dropped.
     pub(crate) fn enter(self: &Arc<Self>) -> Entered {
+        let _ = self.thread.set(std::thread::current().id());
         Scope::of_step(self.clone()).enter()
+    }
+
+    /// Whether this is the thread that the closure is called on.
+    pub(crate) fn has_closure_on(&self, thread: ThreadId) -> bool {
+        self.thread.get() == Some(&thread)
     }
 
     /// The same as the pass of one of several ranks.
@@ -116,18 +128,42 @@ impl Pass {
         self
     }
 
+    /// Its rank, if there are others.
+    pub(crate) fn among_others(&self) -> Option<Membership> {
+        let member = self.membership.as_ref();
+        member.filter(|member| member.group.ranks() > 1).cloned()
+    }
+
     /// Waits for the turn to draw random numbers, where several ranks do.
+    ///
+    /// # Panics
+    ///
+    /// If another group of ranks may wait for this one.
     pub(crate) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
-        self.turn.as_ref()?;
-        let member = self.membership.as_ref()?;
-        Some(Turn::take(self, member.device()))
+        let turn = self.try_take_turn();
+        turn.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    pub(super) fn try_take_turn(self: &Arc<Self>) -> Result<Option<Turn>, FusedError> {
+        match (&self.turn, &self.membership) {
+            (Some(_), Some(member)) => Turn::take(self, &member.group, member.device()).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Takes the turn for the forward pass.
-    pub(crate) fn begin_turn(self: &Arc<Self>) {
+    pub(crate) fn begin_turn(self: &Arc<Self>) -> Result<(), FusedError> {
         if let Some(forward) = &self.turn {
-            let turn = self.take_turn();
+            let turn = self.try_take_turn()?;
             *forward.lock() = turn;
+        }
+        Ok(())
+    }
+
+    /// The code of the user goes on, which may have a turn.
+    pub(crate) fn show_life(self: &Arc<Self>) {
+        if self.turn.is_some() {
+            Turn::show_life(self);
         }
     }
 
@@ -175,9 +211,9 @@ impl Pass {
         if self.closure == Closure::Backward {
             return work();
         }
-        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        catch(work).unwrap_or_else(|panic| {
             if self.is_given_up.load(Ordering::Relaxed) {
-                resume_unwind(panic);
+                panic.resume();
             }
             self.end_with(Failure::Panic(panic));
             R::default()
@@ -192,7 +228,7 @@ impl Pass {
 
     /// Uses a gradient on another thread than the one that runs the backward pass. A panic ends the pass.
     pub(crate) fn guarded_in_queue(&self, use_gradient: impl FnOnce()) {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(use_gradient)) {
+        if let Err(panic) = catch(use_gradient) {
             self.stopped.store(true, Ordering::Release);
             self.end_with(Failure::Panic(panic));
         }
@@ -240,7 +276,7 @@ impl Pass {
         match self.failure.lock().take() {
             None => Ok(()),
             Some(Failure::Error(error)) => Err(error),
-            Some(Failure::Panic(panic)) => resume_unwind(panic),
+            Some(Failure::Panic(panic)) => panic.resume(),
         }
     }
 

@@ -1,11 +1,10 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{BlockChoice, Blocks, Pass, Rehearsal, Stage};
+use super::{BlockChoice, Blocks, Learned, Pass, Rehearsal, Stage};
 use crate::offload::Placement;
 use crate::policy::Update;
 use crate::random::{StepSeeds, of_rank};
@@ -20,6 +19,7 @@ pub(crate) struct Session {
     clocks: Mutex<Vec<Clock>>,
     census: Mutex<Option<Arc<Census>>>,
     seeds: Arc<StepSeeds>,
+    pub(crate) learned: Arc<Learned>,
     /// Where things are, if something waits on the host.
     placement: Mutex<Option<Arc<Placement>>>,
     /// Which replica of the model this is, if there are several.
@@ -27,14 +27,15 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
+    pub(crate) fn new(update: Update) -> Self {
         Self {
             placement: Mutex::new(None),
             pass: Mutex::new(None),
-            update: Arc::new(Mutex::new(Update::new(optimizer))),
+            update: Arc::new(Mutex::new(update)),
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
             seeds: Arc::default(),
+            learned: Arc::default(),
             membership: None,
         }
     }
@@ -48,6 +49,7 @@ impl Session {
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
             seeds: Arc::default(),
+            learned: self.learned.clone(),
             membership: Some(membership),
         }
     }
@@ -71,7 +73,7 @@ impl Session {
         let seed = rehearsal.and_then(Rehearsal::block_seed);
         let rank = self.membership.as_ref().map_or(0, |member| member.rank);
         let seed = seed.map(|seed| of_rank(seed, rank));
-        Blocks::new(choice, self.seeds.clone(), seed)
+        Blocks::new(choice, self.learned.clone(), self.seeds.clone(), seed)
     }
 
     /// The seed for a step on `device`.
@@ -105,20 +107,6 @@ impl Session {
         self.update.lock()
     }
 
-    /// Builds the ticks for `reads` parameters of `device`.
-    pub(crate) fn wind_clock(
-        &self,
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-        reads: usize,
-    ) {
-        let mut clocks = self.clocks.lock();
-        match clocks.iter_mut().find(|clock| clock.fits(device, strategy)) {
-            Some(clock) => clock.extend_to(reads),
-            None => clocks.push(Clock::new(device, strategy, reads)),
-        }
-    }
-
     /// The clock tick of the given index.
     pub(crate) fn tick(
         &self,
@@ -126,10 +114,32 @@ impl Session {
         device: &Device,
         strategy: GradientCheckpointingStrategy,
     ) -> DispatchTensor {
-        let clocks = self.clocks.lock();
-        let clock = clocks.iter().find(|clock| clock.fits(device, strategy));
-        let clock = clock.expect("a clock is wound for every parameter that is attached");
-        clock.tick(index)
+        self.with_clock(device, strategy, |clock| clock.tick(index))
+    }
+
+    /// A tracked tensor that is deeper than the ticks of so many reads.
+    pub(crate) fn below(
+        &self,
+        reads: usize,
+        device: &Device,
+        strategy: GradientCheckpointingStrategy,
+    ) -> DispatchTensor {
+        self.with_clock(device, strategy, |clock| clock.below(reads))
+    }
+
+    fn with_clock<R>(
+        &self,
+        device: &Device,
+        strategy: GradientCheckpointingStrategy,
+        ask: impl FnOnce(&mut Clock) -> R,
+    ) -> R {
+        let mut clocks = self.clocks.lock();
+        let fitting = clocks.iter().position(|clock| clock.fits(device, strategy));
+        let clock = fitting.unwrap_or_else(|| {
+            clocks.push(Clock::new(device, strategy));
+            clocks.len() - 1
+        });
+        ask(&mut clocks[clock])
     }
 
     pub(crate) fn set_census(&self, census: Option<Arc<Census>>) {
@@ -156,11 +166,11 @@ pub(crate) struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         {
-            // Blocks leave the generators with a seed.
-            let _turn = self.pass.take_turn();
-            self.pass.blocks.end();
+            // Blocks leave the generators with a seed, but not those of others who keep the turn.
+            if let Ok(_turn) = self.pass.try_take_turn() {
+                self.pass.blocks.end();
+            }
         }
-        self.session.update.lock().drop_backup();
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;

@@ -1,7 +1,6 @@
 //! How far a pass is, and what has ended it.
 
-use std::any::Any;
-
+use crate::caught::Caught;
 use crate::error::FusedError;
 
 /// What the closure of a pass does.
@@ -29,16 +28,8 @@ pub(crate) enum Stage {
 }
 
 /// What has ended a pass.
+#[derive(Debug)]
 pub(super) enum Failure {
     Error(FusedError),
-    Panic(Box<dyn Any + Send>),
-}
-
-impl std::fmt::Debug for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Error(error) => write!(f, "Error({error})"),
-            Self::Panic(_) => f.write_str("Panic"),
-        }
-    }
+    Panic(Caught),
 }

@@ -59,12 +59,6 @@ pub(crate) fn added<const D: usize>(sum: &Tensor<D>, gradient: Tensor<D>) -> Ten
     in_type(gradient, sum.dtype()).add(sum)
 }
 
-/// The whole gradient: the last one with the sum of those before, in the type of its parameter.
-pub(crate) fn total<const D: usize>(sum: &Tensor<D>, last: Tensor<D>) -> Tensor<D> {
-    let dtype = last.dtype();
-    in_type(added(sum, last), dtype)
-}
-
 /// `tensor` in this type.
 pub(crate) fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     match tensor.dtype() == dtype {

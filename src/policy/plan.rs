@@ -3,7 +3,6 @@ use std::sync::Arc;
 use burn::module::ParamGroup;
 
 use super::accumulation::Accumulation;
-use super::backup::StateBackup;
 use super::clip::GlobalNormClippingConfig;
 use super::compare::{Compare, CompareLater, Unconfirmed};
 use super::hook::{AnyHook, Hooks};
@@ -36,7 +35,6 @@ pub(crate) struct Policies {
     in_state: bool,
     accumulation: Accumulation,
     state: PolicyState,
-    pub(crate) state_backup: StateBackup,
 }
 
 impl Policies {
@@ -66,17 +64,6 @@ impl Policies {
 
     pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
         self.hooks.push(group, hook);
-    }
-
-    /// Refuses parameters whose gradients are retained to the end of the pass where there must be none.
-    pub(crate) fn check_retained(&self, retained: usize) -> Result<(), FusedError> {
-        match self.in_state && retained > 0 {
-            true => Err(FusedError::NotInState {
-                reason: "a parameter in training carries a reparameterization (a LoRA base): freeze it, \
-                         or accumulate in a buffer",
-            }),
-            false => Ok(()),
-        }
     }
 
     /// The same policies, which learn on their own from here.
@@ -159,6 +146,14 @@ impl Policies {
         let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
         let skips = |scaling: &LossScaler| scaling.overflow() == Overflow::SkipStep;
         exact || self.scaling.as_ref().is_some_and(skips)
+    }
+
+    /// Whether a step can go on with gradients that are not finite: it leaves their parameters out, or itself, and scales
+    /// the loss down.
+    pub(crate) fn bear_overflow(&self) -> bool {
+        self.scaling.as_ref().is_some_and(|scaling| {
+            scaling.overflow() == Overflow::SkipParameter || scaling.can_back_off()
+        })
     }
 
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.

@@ -42,7 +42,7 @@ struct Found {
     numbers: Tensor<1>,
 }
 
-/// Statistics of the gradient of one parameter.
+/// Statistics of the gradient of one parameter; all are zero if it has no elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct GradientStatistic {
@@ -92,18 +92,22 @@ impl GradientHook for GradientStatistics {
         parameter: HookedParameter<'_, D>,
         gradient: Tensor<D>,
     ) -> GradientFlow<D> {
-        let wide = widened(&gradient);
-        let dtype = FloatDType::from(wide.dtype());
-        let zeros = wide.clone().equal_scalar(0.0).float();
-        let squares = Squares::of(&gradient);
-        let numbers = vec![
-            wide.clone().mean(),
-            wide.abs().max(),
-            zeros.mean().cast(dtype),
-        ];
-        let path = parameter.path.to_string();
-        let numbers = Tensor::cat(numbers, 0);
-        self.found.lock().insert(path, Found { squares, numbers });
+        let found = Found {
+            squares: Squares::of(&gradient),
+            numbers: numbers(&gradient),
+        };
+        self.found.lock().insert(parameter.path.to_string(), found);
         GradientFlow::Continue(gradient)
     }
+}
+
+/// Mean, largest, fraction of zeros. Nothing has no largest.
+fn numbers<const D: usize>(gradient: &Tensor<D>) -> Tensor<1> {
+    let wide = widened(gradient);
+    let dtype = FloatDType::from(wide.dtype());
+    if wide.shape().num_elements() == 0 {
+        return Tensor::zeros([3], (&wide.device(), wide.dtype()));
+    }
+    let zeros = wide.clone().equal_scalar(0.0).float().mean().cast(dtype);
+    Tensor::cat(vec![wide.clone().mean(), wide.abs().max(), zeros], 0)
 }

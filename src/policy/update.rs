@@ -1,33 +1,31 @@
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::backup::Backup;
+use super::departed::Departed;
 use super::keeper::KEEPER_ID;
 use super::states::{holds_codes, joined, split, written};
+use crate::caught::{Caught, catch};
 use crate::offload::Placement;
 use crate::optim::{StepCall, compact_records, records_are_compact};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
 ///
-/// The optimizer is not cloned while training, but for the states that are backed up: Burn updates a state
-/// in place only while it has one owner.
+/// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
-    backup: Option<Backup>,
-    /// Of parameters whose update has panicked: their states are lost in `optimizer`.
-    spares: HashMap<ParamId, ModuleOptimizer>,
     /// If states wait on the host.
     placement: Option<Arc<Placement>>,
     /// The records of the states that do.
     waiting: HashMap<ParamId, Bytes>,
+    /// If parameters have left the model.
+    departed: Option<Departed>,
 }
 
 impl Update {
@@ -35,11 +33,42 @@ impl Update {
         Self {
             optimizer,
             learning_rate: 0.0.into(),
-            backup: None,
-            spares: HashMap::new(),
             placement: None,
             waiting: HashMap::new(),
+            departed: None,
         }
+    }
+
+    /// One that shares the states, and lets parameters come back that have left the model of this one.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            departed: self.departed.clone(),
+            ..Self::new(self.optimizer())
+        }
+    }
+
+    /// Drops the states of parameters that have left the model. Returns whether the others went through a record, since
+    /// `is_here` says that some have come back, which start anew.
+    pub(crate) fn depart(
+        &mut self,
+        parameters: Vec<ParamId>,
+        is_here: impl Fn(ParamId) -> bool,
+    ) -> bool {
+        for id in &parameters {
+            self.waiting.remove(id);
+        }
+        if !parameters.is_empty() {
+            let departed = self.departed.take();
+            let mut departed = departed.unwrap_or_else(|| Departed::none_of(&self.optimizer));
+            self.change(|optimizer| departed.leave(optimizer, parameters));
+            self.departed = Some(departed);
+        }
+        let back = self.departed.take_if(|departed| departed.are_back(is_here));
+        let any = back.is_some();
+        if let Some(departed) = back {
+            self.change(|optimizer| departed.back(&optimizer));
+        }
+        any
     }
 
     /// Lets the states wait where `placement` says.
@@ -51,18 +80,17 @@ impl Update {
 
     /// The optimizer with all states, which it shares.
     pub(crate) fn optimizer(&self) -> ModuleOptimizer {
-        match self.has_all() {
-            true => self.optimizer.clone(),
-            // Only a record brings the states of several optimizers together.
-            false => self.optimizer.clone().load_record(self.to_record()),
+        if self.waiting.is_empty() {
+            return self.optimizer.clone();
         }
+        // Only a record brings the states of several optimizers together.
+        self.optimizer.clone().load_record(self.to_record())
     }
 
     /// Puts another optimizer in, and returns the one before with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if !self.has_all() {
+        if !self.waiting.is_empty() {
             self.optimizer = self.optimizer();
-            self.spares.clear();
             self.waiting.clear();
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
@@ -74,11 +102,6 @@ impl Update {
             self.optimizer = self.with_states(of_policies);
         }
         before
-    }
-
-    /// Whether the optimizer has all states itself.
-    fn has_all(&self) -> bool {
-        self.spares.is_empty() && self.waiting.is_empty()
     }
 
     /// The optimizer with the states of these records, and no other.
@@ -95,12 +118,23 @@ impl Update {
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer.to_record();
-        if self.has_all() {
+        if self.waiting.is_empty() {
             return record;
         }
-        let spares = self.spares.values().map(|spare| written(spare.to_record()));
         let waiting = self.waiting.values().map(|state| self.asked_for(state));
-        joined([written(record)].into_iter().chain(spares).chain(waiting))
+        joined([written(record)].into_iter().chain(waiting))
+    }
+
+    /// The state of one parameter, as it is kept.
+    pub(crate) fn record_of(&self, id: ParamId) -> OptimizerRecord {
+        if let Some(state) = self.waiting.get(&id) {
+            return joined([state.clone()]);
+        }
+        // Burn's optimizer drops the states of a group that another optimizer is added for.
+        let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![id]));
+        let nothing = SgdConfig::new().build();
+        let alone = self.optimizer.clone().with_group(others, nothing, None);
+        compact_records(|| alone.to_record())
     }
 
     /// The record of a state that waits, in the form that was asked for: it waits as it is kept, in codes.
@@ -111,27 +145,11 @@ impl Update {
         }
     }
 
-    /// Keeps the states of `parameters` for the pass that begins: those of optimizers that can panic in the
-    /// middle of a step.
-    pub(crate) fn back_up(&mut self, parameters: Vec<ParamId>) {
-        let any = !parameters.is_empty();
-        self.backup = any.then(|| Backup::of(&self.optimizer, parameters));
-        let backup = self.backup.as_mut();
-        backup
-            .into_iter()
-            .for_each(|backup| backup.add(&self.spares));
-    }
-
-    /// The pass is over.
-    pub(crate) fn drop_backup(&mut self) {
-        self.backup = None;
-    }
-
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
     /// state of the optimizer takes it, if it can.
     ///
     /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
-    /// the reserve, which is given up then.
+    /// the reserve, which is given up then. An optimizer that panics takes the state that it was given along.
     pub(crate) fn step<const D: usize>(
         &mut self,
         path: &str,
@@ -143,12 +161,10 @@ impl Update {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
         let call = StepCall::begin(more_to_come, value.clone());
-        let waits = self
-            .placement
-            .as_ref()
-            .is_some_and(|p| p.state_waits(elements));
         let waiting = self.waiting.get(&id).cloned();
-        let is_own = waits || waiting.is_some();
+        // What has come from a record waits on, however small.
+        let waits =
+            waiting.is_some() || (self.placement.as_ref()).is_some_and(|p| p.state_waits(elements));
         let step = || {
             let mut gradients = GradientsParams::new();
             gradients.register(id, gradient);
@@ -158,59 +174,37 @@ impl Update {
                 param: Param::initialized(id, Tensor::from_inner(value)),
             };
             let learning_rate = self.learning_rate.clone();
-            let mut own = is_own.then(|| self.with_states(waiting));
-            let optimizer = match &mut own {
-                Some(own) => own,
-                None => self.spares.get_mut(&id).unwrap_or(&mut self.optimizer),
+            let stepped = if waits {
+                let mut own = self.with_states(waiting);
+                let stepped = own.step(learning_rate, addressed, gradients);
+                let state = compact_records(|| written(own.to_record()));
+                self.waiting.insert(id, state.shared());
+                stepped
+            } else {
+                self.optimizer.step(learning_rate, addressed, gradients)
             };
-            let stepped = optimizer.step(learning_rate, addressed, gradients);
-            if let Some(own) = own {
-                self.keep(id, own, waits);
-            }
             stepped.param.into_value().inner()
         };
-        match catch_unwind(AssertUnwindSafe(step)) {
+        match catch(step) {
             Ok(value) => Stepped {
                 value: Some(value),
-                in_place: call.writes_in_place(),
                 result: match call.refusal() {
-                    Some(reason) => Err(Box::new(reason)),
+                    Some(reason) => Err(Caught::saying(reason)),
                     None => Ok(()),
                 },
             },
             Err(panic) => {
                 // A state that waits is that of before.
-                if !is_own {
-                    self.restore(path, id);
+                if !waits {
+                    log::error!(
+                        "an optimizer panicked and took its state of parameter `{path}` along, which starts anew"
+                    );
                 }
                 Stepped {
                     value: call.take_reserve(),
-                    in_place: false,
                     result: Err(panic),
                 }
             }
-        }
-    }
-
-    /// Keeps the state of one parameter, for which it is to wait on the host or not.
-    fn keep(&mut self, id: ParamId, optimizer: ModuleOptimizer, waits: bool) {
-        if waits {
-            let state = compact_records(|| written(optimizer.to_record()));
-            self.waiting.insert(id, state.shared());
-        } else {
-            self.waiting.remove(&id);
-            self.spares.insert(id, optimizer);
-        }
-    }
-
-    fn restore(&mut self, path: &str, id: ParamId) {
-        let backup = self.backup.as_ref();
-        match backup.and_then(|backup| backup.of_one(id)) {
-            Some(spare) => drop(self.spares.insert(id, spare)),
-            None => log::error!(
-                "an optimizer panicked and took its state of parameter `{path}` along, which starts anew: it \
-                 was not kept, see `with_state_backup_limit`"
-            ),
         }
     }
 }
@@ -220,10 +214,8 @@ pub(crate) struct Stepped<const D: usize> {
     /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
     /// while it writes in place.
     pub(crate) value: Option<Tensor<D>>,
-    /// Whether the optimizer writes in place, and says before that nothing can go wrong.
-    pub(crate) in_place: bool,
     /// How it panicked.
-    pub(crate) result: std::thread::Result<()>,
+    pub(crate) result: Result<(), Caught>,
 }
 
 /// A single parameter that shows its path in the model to a mapper: parameter groups match by

@@ -2,9 +2,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// So long a rank waits before it looks what the others do, and before it goes on all the same.
+/// So long a rank waits before it looks what the others do.
 const LOOK_AFTER: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(60);
+/// So long it waits for one of which it does not know what it does.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A rank waits for one that waits for it.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,39 +14,72 @@ pub(crate) struct Stuck;
 /// How far one rank may run ahead of another in a backward pass.
 ///
 /// A gradient that has arrived waits at the owner for those of the other ranks. So a rank that has sent more
-/// gradients than the slowest, and than `max_lead` beyond, waits for it. The slowest never waits: ranks that
-/// compute their gradients in opposed orders come through, too. Neither does anybody wait for ever: a rank waits in
-/// Burn's backward pass, which locks its autodiff graph, and that may be the graph of the slowest, too, where both
-/// compute with one tracked tensor.
+/// gradients than the slowest, and than `max_lead` beyond, waits for it, however long that takes. The slowest never waits:
+/// ranks that compute their gradients in opposed orders come through, too.
+///
+/// A rank waits in Burn's backward pass, which locks its autodiff graph, and that may be the graph of the slowest, too,
+/// where both compute with one tracked tensor. So all wait for the last forward pass before the first backward pass
+/// begins, and one that has asked for its backward pass and gets no step of it done is stuck, as is one that is stuck in
+/// a block. Only of a closure that runs the backward pass itself nobody knows how far it is before its first gradient.
 #[derive(Debug)]
 pub(super) struct Flow {
     max_lead: usize,
+    /// Of a pass, at most.
+    gradients: usize,
+    look_after: Duration,
+    patience: Duration,
     ranks: Mutex<Ranks>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct Ranks {
-    sent: Vec<Sent>,
+    standing: Vec<Standing>,
     /// The first that has failed.
     failed: Option<usize>,
     /// Whether a rank has waited in vain: nobody waits any more in this pass.
     is_free: bool,
 }
 
-/// The gradients that a rank has sent in a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sent {
-    SoFar(usize),
-    All,
+/// How far a rank is in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// In its closure.
+    Forward,
+    /// It has asked for its backward pass.
+    Ready(Instant),
+    /// In its backward pass, it has sent so many gradients.
+    Backward(usize),
+    /// It sends no more.
+    Through,
+}
+
+impl Ranks {
+    /// The fewest gradients that one has sent of which some are to come.
+    fn least(&self) -> Option<usize> {
+        let sent = self.standing.iter().filter_map(|standing| match standing {
+            Standing::Forward | Standing::Ready(_) => Some(0),
+            Standing::Backward(sent) => Some(*sent),
+            Standing::Through => None,
+        });
+        sent.min()
+    }
+
+    fn any(&self, are: impl Fn(&Standing) -> bool) -> bool {
+        self.standing.iter().any(are)
+    }
 }
 
 impl Flow {
-    pub(super) fn new(ranks: usize, max_lead: usize) -> Self {
+    /// Of ranks that send so many `gradients` in a pass, at most.
+    pub(super) fn new(ranks: usize, max_lead: usize, gradients: usize) -> Self {
         Self {
             max_lead,
+            gradients,
+            look_after: LOOK_AFTER,
+            patience: PATIENCE,
             ranks: Mutex::new(Ranks {
-                sent: vec![Sent::All; ranks],
+                standing: vec![Standing::Through; ranks],
                 failed: None,
                 is_free: false,
             }),
@@ -56,43 +90,73 @@ impl Flow {
     /// A pass begins, in which the ranks for which `takes_part` says so send gradients.
     pub(super) fn begin(&self, takes_part: &[bool]) {
         let of = |takes_part: &bool| match takes_part {
-            true => Sent::SoFar(0),
-            false => Sent::All,
+            true => Standing::Forward,
+            false => Standing::Through,
         };
         *self.ranks.lock() = Ranks {
-            sent: takes_part.iter().map(of).collect(),
+            standing: takes_part.iter().map(of).collect(),
             failed: None,
             is_free: false,
         };
+    }
+
+    /// The rank is about to begin its backward pass; waits until all others are.
+    pub(super) fn ready(&self, rank: usize) {
+        let mut ranks = self.ranks.lock();
+        ranks.standing[rank] = Standing::Ready(Instant::now());
+        self.changed.notify_all();
+        // One that can't be too far ahead has nothing to wait for, later either.
+        while self.max_lead < self.gradients
+            && ranks.failed.is_none()
+            && ranks.any(|standing| *standing == Standing::Forward)
+        {
+            self.changed.wait(&mut ranks);
+        }
+        ranks.standing[rank] = Standing::Ready(Instant::now());
+    }
+
+    /// The backward pass of the rank has begun.
+    pub(super) fn begun(&self, rank: usize) {
+        self.ranks.lock().standing[rank] = Standing::Backward(0);
     }
 
     /// The rank has sent one gradient more; waits while it is too far ahead. An error if `is_stuck` says that waiting is
     /// in vain.
     pub(super) fn sent(&self, rank: usize, is_stuck: impl Fn() -> bool) -> Result<(), Stuck> {
         let mut ranks = self.ranks.lock();
-        let Sent::SoFar(before) = ranks.sent[rank] else {
-            return Ok(());
+        let sent = match ranks.standing[rank] {
+            Standing::Forward | Standing::Ready(_) => 1,
+            Standing::Backward(before) => before + 1,
+            Standing::Through => return Ok(()),
         };
-        ranks.sent[rank] = Sent::SoFar(before + 1);
+        ranks.standing[rank] = Standing::Backward(sent);
         self.changed.notify_all();
-        let ahead = |ranks: &Ranks| match ranks.sent.iter().min() {
-            Some(Sent::SoFar(least)) => before + 1 - least > self.max_lead,
-            _ => false,
+        let ahead = |ranks: &Ranks| {
+            let least = ranks.least();
+            least.is_some_and(|least| sent - least > self.max_lead)
         };
         let begun = Instant::now();
         while ranks.failed.is_none() && !ranks.is_free && ahead(&ranks) {
-            if !self.changed.wait_for(&mut ranks, LOOK_AFTER).timed_out() {
+            let looked_at = Instant::now() + self.look_after;
+            if !self.changed.wait_until(&mut ranks, looked_at).timed_out() {
                 continue;
             }
-            if MutexGuard::unlocked(&mut ranks, &is_stuck) {
+            let locked_out = |standing: &Standing| match standing {
+                Standing::Ready(since) => since.elapsed() > 2 * self.look_after,
+                _ => false,
+            };
+            if ranks.any(locked_out) || MutexGuard::unlocked(&mut ranks, &is_stuck) {
                 return Err(Stuck);
             }
-            if begun.elapsed() > PATIENCE {
+            let in_closure = ranks.any(|standing| *standing == Standing::Forward);
+            if in_closure && begun.elapsed() > self.patience {
                 ranks.is_free = true;
                 self.changed.notify_all();
                 log::warn!(
-                    "rank {rank} has waited {PATIENCE:?} for a slower one, and goes on, so that more gradients wait at \
-                     their owners: if both compute with one tracked tensor, a captured one, detach it"
+                    "rank {rank} has waited {:?} for one whose closure runs the backward pass itself and has had no \
+                     gradient, and goes on, so that more gradients wait at their owners: if both compute with one tracked \
+                     tensor, a captured one, detach it",
+                    self.patience
                 );
             }
         }
@@ -111,7 +175,7 @@ impl Flow {
 
     fn leave(&self, rank: usize, well: bool) {
         let mut ranks = self.ranks.lock();
-        ranks.sent[rank] = Sent::All;
+        ranks.standing[rank] = Standing::Through;
         if !well {
             ranks.failed.get_or_insert(rank);
         }
@@ -152,13 +216,21 @@ impl Drop for Part<'_> {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
+    /// One whose ranks soon look what the others do.
+    fn impatient(ranks: usize, max_lead: usize) -> Flow {
+        Flow {
+            look_after: Duration::from_millis(50),
+            patience: Duration::from_millis(20),
+            ..Flow::new(ranks, max_lead, usize::MAX)
+        }
+    }
+
     #[test]
     fn no_rank_is_further_ahead_than_the_limit() {
-        let flow = Flow::new(3, 2);
+        let flow = Flow::new(3, 2, usize::MAX);
         flow.begin(&[true, true, true]);
         let sent = [const { AtomicUsize::new(0) }; 3];
         thread::scope(|scope| {
@@ -184,15 +256,77 @@ mod tests {
         assert_eq!(flow.failed(), None);
     }
 
+    /// Not in its forward pass, and not in its backward pass.
     #[test]
-    fn nobody_waits_for_a_rank_that_has_failed() {
-        let flow = Flow::new(2, 0);
+    fn a_slow_rank_does_not_lift_the_limit() {
+        let flow = impatient(2, 2);
+        let slow = || thread::sleep(10 * flow.patience);
+        flow.begin(&[true, true]);
+        let sent = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            let fast = scope.spawn(|| {
+                let part = flow.take_part(0);
+                flow.ready(0);
+                flow.begun(0);
+                for _ in 0..5 {
+                    assert_eq!(flow.sent(0, || false), Ok(()));
+                    sent.fetch_add(1, Ordering::SeqCst);
+                }
+                part.well();
+            });
+            let part = flow.take_part(1);
+            slow();
+            assert_eq!(sent.load(Ordering::SeqCst), 0);
+            flow.ready(1);
+            flow.begun(1);
+            for before in 0..5 {
+                slow();
+                assert!(sent.load(Ordering::SeqCst) <= before + 2);
+                assert_eq!(flow.sent(1, || false), Ok(()));
+            }
+            part.well();
+            fast.join().unwrap();
+        });
+        assert_eq!(flow.failed(), None);
+    }
+
+    /// It waits for the graph of the one that waits for it.
+    #[test]
+    fn a_rank_whose_backward_pass_does_not_begin_is_stuck() {
+        let flow = impatient(2, 0);
         flow.begin(&[true, true]);
         thread::scope(|scope| {
-            scope.spawn(|| flow.sent(0, || false));
-            thread::sleep(Duration::from_millis(5));
-            drop(flow.take_part(1));
+            let locked_out = scope.spawn(|| flow.ready(1));
+            flow.ready(0);
+            flow.begun(0);
+            assert_eq!(flow.sent(0, || false), Err(Stuck));
+            locked_out.join().unwrap();
         });
-        assert_eq!(flow.failed(), Some(1));
+    }
+
+    /// Its closure runs the backward pass itself.
+    #[test]
+    fn nobody_waits_for_ever_for_a_rank_of_which_nothing_is_known() {
+        let flow = impatient(2, 0);
+        flow.begin(&[true, true]);
+        assert_eq!(flow.sent(0, || false), Ok(()));
+        assert_eq!(flow.sent(0, || false), Ok(()));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_rank_that_has_failed() {
+        for is_ready in [false, true] {
+            let flow = Flow::new(2, 0, usize::MAX);
+            flow.begin(&[true, true]);
+            thread::scope(|scope| {
+                scope.spawn(|| match is_ready {
+                    true => flow.ready(0),
+                    false => assert_eq!(flow.sent(0, || false), Ok(())),
+                });
+                thread::sleep(Duration::from_millis(5));
+                drop(flow.take_part(1));
+            });
+            assert_eq!(flow.failed(), Some(1));
+        }
     }
 }

@@ -41,8 +41,8 @@ impl Group {
         parameters: Vec<(ParamId, String, usize)>,
     ) -> Self {
         Self {
+            flow: Flow::new(devices.len(), max_lead, parameters.len()),
             owners: ownership.assign(parameters, devices.len()),
-            flow: Flow::new(devices.len(), max_lead),
             wire: Wire::default(),
             ledger: Ledger::new(devices.len()),
             devices: devices.into_iter().map(Device::inner).collect(),
@@ -108,6 +108,16 @@ impl Group {
     /// The first rank that has failed in it.
     pub(crate) fn failed(&self) -> Option<usize> {
         self.flow.failed()
+    }
+
+    /// A rank is about to begin its backward pass; waits until the others are.
+    pub(crate) fn ready(&self, rank: usize) {
+        self.flow.ready(rank);
+    }
+
+    /// The backward pass of a rank has begun.
+    pub(crate) fn begun(&self, rank: usize) {
+        self.flow.begun(rank);
     }
 
     /// A rank has sent a gradient; waits while it is too far ahead of the others.

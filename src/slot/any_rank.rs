@@ -4,6 +4,8 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use burn::optim::GradientsParams;
+
 use super::home::Home;
 use super::meeting::Meeting;
 use super::parameter::ParameterSlot;
@@ -24,6 +26,9 @@ pub(crate) trait Slot: Debug + Send + Sync {
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     fn flush(&self, pass: &Arc<Pass>);
 
+    /// Uses the gradient of a parameter that is an ordinary leaf, if it is among these.
+    fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams);
+
     /// Asks whether the device has computed the value.
     fn ask_written(&self, written: &mut Written);
 
@@ -43,19 +48,20 @@ pub(crate) trait Slot: Debug + Send + Sync {
     fn copy_bytes(&self) -> usize;
 
     /// Bytes of the value.
+    #[cfg(feature = "cubecl")]
     fn bytes(&self) -> usize;
-
-    /// Whether the optimizer has last written in place, which it does only where nothing can go wrong.
-    fn is_written_in_place(&self) -> bool;
 
     /// Whether there is an accumulated gradient.
     fn has_accumulated(&self) -> bool;
+
+    /// Whether a pass that has not ended well has overwritten the sum of gradients.
+    fn has_lost_accumulated(&self) -> bool;
 
     /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
     fn accumulated_is_finite(&self) -> bool;
 
     /// Lets go of the autodiff graph and says what happened in this pass. If it ended `well`, what it has
-    /// accumulated counts; if not, what had been accumulated before it does.
+    /// accumulated counts; if not, what had been accumulated before it does, where it was not overwritten.
     fn end(&self, well: bool) -> SlotReport;
 
     /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
@@ -92,8 +98,6 @@ pub(crate) struct SlotReport {
     pub(crate) copied: Option<bool>,
     /// A gradient arrived, and a hook kept it from being used.
     pub(crate) vetoed: bool,
-    /// The sum of gradients was overwritten by a new one.
-    pub(crate) overwritten: bool,
 }
 
 impl SlotReport {
@@ -104,7 +108,6 @@ impl SlotReport {
             updated: self.updated || other.updated,
             copied: self.copied.or(other.copied),
             vetoed: self.vetoed || other.vetoed,
-            overwritten: self.overwritten || other.overwritten,
         }
     }
 }
@@ -133,16 +136,19 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         };
         drop(state);
         if let Some(partial) = arrived {
-            self.complete(pass, partial.whole(), pass.blocks.have_unused_inputs());
-            // Zeros that stand for none are no answer yet.
-            if !matches!(self.state.lock().stage, Stage::Unread) {
-                return;
-            }
+            return self.complete(pass, partial.whole());
         }
         match self.share.get() {
             Some(share) if pass.admits() => self.share_gradient(share, pass, None),
             Some(_) => {}
             None => self.use_gradients(pass, Vec::new()),
+        }
+    }
+
+    fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
+        match gradients.remove::<D>(self.id) {
+            Some(gradient) => self.complete(pass, gradient),
+            None => self.flush(pass),
         }
     }
 
@@ -191,6 +197,7 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         self.likeness().bytes()
     }
 
+    #[cfg(feature = "cubecl")]
     fn bytes(&self) -> usize {
         match &self.home {
             Home::Device => self.likeness().bytes(),
@@ -201,12 +208,12 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         }
     }
 
-    fn is_written_in_place(&self) -> bool {
-        self.at_owner(|state| state.in_place)
-    }
-
     fn has_accumulated(&self) -> bool {
         self.at_owner(|state| !matches!(state.accumulated, Accumulated::Nothing))
+    }
+
+    fn has_lost_accumulated(&self) -> bool {
+        self.at_owner(|state| matches!(state.accumulated, Accumulated::Overwritten))
     }
 
     fn accumulated_is_finite(&self) -> bool {
@@ -227,8 +234,11 @@ impl<const D: usize> Slot for ParameterSlot<D> {
         };
         let report = outcome.report();
         match outcome {
-            Outcome::Added { sum, .. } if well => state.accumulated = Accumulated::Sum(sum),
-            Outcome::Added { before, .. } => state.accumulated = before.accumulated(),
+            Outcome::Added(sum) => {
+                if well {
+                    state.accumulated = Accumulated::Sum(sum);
+                }
+            }
             // The state of the optimizer does not come back from an update.
             Outcome::Began => state.accumulated = Accumulated::InOptimizerState,
             Outcome::Updated { .. } => {
@@ -248,7 +258,7 @@ impl<const D: usize> Slot for ParameterSlot<D> {
 
     fn drop_accumulated(&self) {
         self.at_owner(|state| {
-            if let Accumulated::Sum(_) = state.accumulated {
+            if let Accumulated::Sum(_) | Accumulated::Overwritten = state.accumulated {
                 state.accumulated = Accumulated::Nothing;
             }
         });

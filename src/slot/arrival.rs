@@ -65,12 +65,11 @@ impl<const D: usize> ParameterSlot<D> {
         }
         drop(state);
         let gradient = partial.whole();
-        let zero_is_none = pass.blocks.have_unused_inputs();
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
         let placement = self.session.placement();
         let queue = placement.filter(|p| !p.states_wait() && !memory::is_recording());
         let Some(placement) = queue else {
-            return self.complete(pass, gradient, zero_is_none);
+            return self.complete(pass, gradient);
         };
         if !pass.admits() {
             return self.finish(Outcome::Dropped);
@@ -81,7 +80,7 @@ impl<const D: usize> ParameterSlot<D> {
             // What has failed elsewhere since, later gradients see.
             match pass.is_stopped() {
                 true => slot.finish(Outcome::Dropped),
-                false => pass.guarded_in_queue(|| slot.use_up(&pass, gradient, zero_is_none)),
+                false => pass.guarded_in_queue(|| slot.use_up(&pass, gradient)),
             }
         });
     }

@@ -4,29 +4,29 @@ use std::sync::Arc;
 use burn::module::{Module, Param, ParamId, Reparameterizer};
 use burn::tensor::Tensor;
 
-use super::Slot;
 use super::handle::SlotHandle;
 use super::inventory::{Inventory, Role};
 use super::parameter::ParameterSlot;
 use super::placeholder::trap;
+use super::slots::Slots;
 use crate::pass::Session;
 
 /// Brings `module` into fused form: the value of every parameter whose gradient is released moves into
-/// a slot.
+/// a slot; one that is retained to the end of the pass is a leaf of the module, which shares it with its slot.
 ///
 /// All other parameters stay as they are.
 pub(crate) fn attach<M: Module>(
     module: M,
     inventory: &Inventory,
     session: &Arc<Session>,
-    waiting_bases: &[String],
-) -> (M, HashMap<ParamId, Arc<dyn Slot>>) {
-    let mut slots = HashMap::new();
+    adapters: &HashMap<ParamId, Arc<str>>,
+) -> (M, Slots) {
+    let mut slots = Slots::default();
     let module = module.apply_reparameterization(Attach {
         inventory,
         session,
-        waiting_bases,
-        trap_tick: inventory.count(Role::Released).0,
+        adapters,
+        reads: inventory.count(Role::Released).0,
         slots: &mut slots,
     });
     (module, slots)
@@ -35,11 +35,11 @@ pub(crate) fn attach<M: Module>(
 struct Attach<'a> {
     inventory: &'a Inventory,
     session: &'a Arc<Session>,
-    /// The paths of adapted parameters that wait on the host.
-    waiting_bases: &'a [String],
-    /// A graph reads every parameter once at most, so this tick is deeper than all of them.
-    trap_tick: usize,
-    slots: &'a mut HashMap<ParamId, Arc<dyn Slot>>,
+    /// Those of bases that wait on the host, and the path of the base of each.
+    adapters: &'a HashMap<ParamId, Arc<str>>,
+    /// A graph reads every parameter once at most, so what is deeper than as many reads is deeper than all of them.
+    reads: usize,
+    slots: &'a mut Slots,
 }
 
 impl Reparameterizer for Attach<'_> {
@@ -50,21 +50,35 @@ impl Reparameterizer for Attach<'_> {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<SlotHandle>) {
-        if self.inventory.role(param.id) != Some(Role::Released) {
+        let role = self.inventory.role(param.id);
+        if let None | Some(Role::Frozen) = role {
+            return (param, None);
+        }
+        let session = self.session;
+        if role == Some(Role::Retained) {
+            let value = param.base();
+            let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+            let slot = ParameterSlot::new(
+                param.id,
+                path,
+                value.inner(),
+                strategy,
+                session.clone(),
+                None,
+            );
+            self.slots.add_leaf(param.id, Arc::new(slot));
             return (param, None);
         }
         let (id, value, mapper) = param.consume();
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
         let value = value.inner();
-        let (session, tick) = (self.session, self.trap_tick);
-        let mut slot = ParameterSlot::new(id, path, value, strategy, session.clone());
-        let adapts = |base: &&String| path.strip_prefix(*base).is_some_and(|p| p.starts_with('.'));
-        slot.waiting_base = self.waiting_bases.iter().find(adapts).cloned();
+        let placement = session.placement();
+        let mut slot = ParameterSlot::new(id, path, value, strategy, session.clone(), placement);
+        slot.waiting_base = self.adapters.get(&id).cloned();
         let slot = Arc::new(slot);
         let likeness = slot.likeness();
-        session.wind_clock(&likeness.device, strategy, tick + 1);
-        let placeholder = trap(likeness, path, session, tick, strategy);
-        self.slots.insert(id, slot.clone());
+        let placeholder = trap(likeness, path, session, self.reads, strategy);
+        self.slots.add(id, slot.clone());
         let handle = SlotHandle::new(slot.clone(), &placeholder);
 
         // A clone that is saved holds the values; one that is loaded would hold none.

@@ -1,10 +1,11 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::module::{Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
+use super::frozen::refuse_outside_of_a_block;
 use crate::device::sent;
 use crate::offload::Placement;
 
@@ -13,11 +14,8 @@ use crate::offload::Placement;
 pub(super) struct ComeOver {
     pub(super) placement: Arc<Placement>,
     pub(super) parameters: HashSet<ParamId>,
-}
-
-impl ComeOver {
-    /// The name of what it attaches.
-    pub(super) const NAME: &'static str = ComesOver::NAME;
+    /// The frozen adapters of bases that wait, and the path of the base of each.
+    pub(super) adapters: HashMap<ParamId, Arc<str>>,
 }
 
 impl Reparameterizer for ComeOver {
@@ -28,10 +26,14 @@ impl Reparameterizer for ComeOver {
         _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<ComesOver>) {
-        let comes_over = self.parameters.contains(&param.id);
-        let placement = self.placement.clone();
-        let device = None;
-        (param, comes_over.then_some(ComesOver { placement, device }))
+        let base = self.adapters.get(&param.id).cloned();
+        let comes_over = base.is_some() || self.parameters.contains(&param.id);
+        let way = comes_over.then(|| ComesOver {
+            placement: self.placement.clone(),
+            base,
+            device: None,
+        });
+        (param, way)
     }
 }
 
@@ -39,6 +41,8 @@ impl Reparameterizer for ComeOver {
 #[derive(Clone, Debug)]
 pub(super) struct ComesOver {
     placement: Arc<Placement>,
+    /// The path of the waiting base that it adapts.
+    base: Option<Arc<str>>,
     /// Where it leads instead, if its model was moved.
     device: Option<Device>,
 }
@@ -47,10 +51,13 @@ impl Reparameterization for ComesOver {
     const NAME: &'static str = "backburn";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let base = self.placement.over(base);
+        if let Some(path) = &self.base {
+            refuse_outside_of_a_block(path);
+        }
+        let value = self.placement.over(base);
         match &self.device {
-            None => base,
-            Some(device) => sent(base, device),
+            None => value,
+            Some(device) => sent(value, device),
         }
     }
 }

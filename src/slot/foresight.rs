@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
-use super::form::Slots;
+use super::slots::Slots;
 use crate::offload::Placement;
 use crate::pass::{Course, Foresight};
 

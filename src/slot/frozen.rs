@@ -1,15 +1,15 @@
 //! Frozen parameters that wait on the host, and come over when they are read.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::comes_over::ComeOver;
 use super::inventory::{Inventory, Role};
+use super::running::running_statistics;
 use crate::device::moved;
 use crate::offload::Placement;
+use crate::pass::Scope;
 use crate::tap::lift;
 
 /// The frozen parameters of `module` that wait on the host, and whether each carries an adapter, which Burn lets no
@@ -17,50 +17,59 @@ use crate::tap::lift;
 pub(super) fn waiting<M: Module>(
     module: &M,
     inventory: &Inventory,
-    placement: &Arc<Placement>,
+    placement: &Placement,
 ) -> HashMap<ParamId, bool> {
-    let waits = |elements| placement.frozen_waits(elements);
-    let found = inventory.with_role(Role::Frozen);
-    let parameters = found.filter(|(_, elements)| waits(*elements));
-    let parameters = parameters.map(|(id, _)| id).collect();
-    // Only what is a parameter shows what it is given to carry.
-    let probe = module.clone().apply_reparameterization(ComeOver {
-        placement: placement.clone(),
-        parameters,
-    });
     let mut carrying = Carrying {
         inventory,
         placement,
+        statistics: running_statistics(module),
         last: None,
         found: HashMap::new(),
     };
-    probe.visit(&mut carrying);
+    module.visit(&mut carrying);
     carrying.found
+}
+
+/// Refuses to read an adapter of the parameter at `base`, which waits on the host, where nothing brings it over: Burn
+/// adds the two, and only a block is given the base on the device.
+pub(super) fn refuse_outside_of_a_block(base: &str) {
+    if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
+        panic!(
+            "parameter `{base}` waits on the host and has an adapter, and was read outside of a block \
+             under gradient checkpointing: read it in a block, leave it out of the adapter's parameter \
+             group, or raise `OffloadConfig::min_elements` so that it stays on the device"
+        );
+    }
 }
 
 struct Carrying<'a> {
     inventory: &'a Inventory,
     placement: &'a Placement,
+    statistics: HashSet<ParamId>,
     last: Option<ParamId>,
     found: HashMap<ParamId, bool>,
 }
 
 impl ModuleVisitor for Carrying<'_> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
+    fn enter_module(&mut self, _name: &str, container_type: &str) {
+        // Burn visits a reparameterized parameter first, then enters its reparameterization.
         if let Some(id) = self.last.take()
             && container_type == "Reparameterization"
         {
-            self.found.insert(id, name != ComeOver::NAME);
+            self.found.insert(id, true);
         }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let is_frozen = self.inventory.role(param.id) == Some(Role::Frozen);
-        let waits = || {
-            self.placement
-                .frozen_waits(param.lazy_shape().num_elements())
-        };
-        self.last = (is_frozen && waits()).then_some(param.id);
+        let elements = param.lazy_shape().num_elements();
+        let waits = is_frozen
+            && self.placement.frozen_waits(elements)
+            && !self.statistics.contains(&param.id);
+        self.last = waits.then_some(param.id);
+        if waits {
+            self.found.entry(param.id).or_insert(false);
+        }
     }
 }
 

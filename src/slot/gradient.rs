@@ -1,14 +1,13 @@
 //! What becomes of a complete gradient.
 
-use std::any::Any;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
 use super::parameter::ParameterSlot;
-use super::stage::{Accumulated, Before, Outcome, Stage};
+use super::stage::{Accumulated, Outcome, Stage};
+use crate::caught::Caught;
 use crate::device::{self, moved, sent};
 use crate::error::FusedError;
 use crate::memory::{self, Category};
@@ -17,23 +16,18 @@ use crate::policy::{self, Goal};
 
 impl<const D: usize> ParameterSlot<D> {
     /// Does with the gradient of a pass what the pass is for.
-    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>, zero_is_none: bool) {
+    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         match pass.admits() {
-            true => self.use_up(pass, gradient, zero_is_none),
+            true => self.use_up(pass, gradient),
             false => self.finish(Outcome::Dropped),
         }
     }
 
-    /// The same, for a pass that has not failed. A gradient of zeros stands for none if `zero_is_none`.
-    pub(super) fn use_up(&self, pass: &Arc<Pass>, gradient: Tensor<D>, zero_is_none: bool) {
+    /// The same, for a pass that has not failed.
+    pub(super) fn use_up(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         if let Err(error) = self.prove(&gradient) {
             pass.stop(error);
             return self.finish(Outcome::Dropped);
-        }
-        if zero_is_none && is_zero(&gradient) {
-            // None, as in stock: a zero would let an optimizer with momentum move the parameter.
-            self.state.lock().stage = Stage::Unread;
-            return;
         }
         if let Some(share) = self.share.get() {
             return self.share_gradient(share, pass, Some(gradient));
@@ -104,36 +98,28 @@ impl<const D: usize> ParameterSlot<D> {
         Ok(())
     }
 
-    /// Adds gradients to what has been accumulated.
-    fn add(&self, pass: &Arc<Pass>, gradient: Tensor<D>, others: impl Iterator<Item = Tensor<D>>) {
-        let placement = self.session.placement();
-        let lay_by = |sum: Tensor<D>| match &placement {
-            Some(placement) => moved(sum, placement.host()),
-            None => sum,
-        };
-        let can_fail = self.blocks_are_waiting(pass);
+    /// Adds gradients, in the order of their sum, to what has been accumulated: in its buffer, since a second one would
+    /// take the size of the parameter.
+    fn add(&self, pass: &Arc<Pass>, first: Tensor<D>, others: impl Iterator<Item = Tensor<D>>) {
         let mut state = self.state.lock();
-        let kept = match &state.accumulated {
-            // The pass, or the way to the host, could still fail.
-            Accumulated::Sum(sum) if placement.is_some() || can_fail => Some(sum.clone()),
-            _ => None,
+        let first = match &state.accumulated {
+            Accumulated::Sum(sum) => policy::in_type(first, sum.dtype()),
+            _ => pass.plan.accumulation.begin(first),
         };
-        let (sum, before) = if let Some(before) = kept {
-            (
-                lay_by(policy::added(&before, gradient)),
-                Before::Kept(before),
-            )
-        } else if let Accumulated::Sum(sum) =
-            std::mem::replace(&mut state.accumulated, Accumulated::Nothing)
-        {
-            (policy::add(*sum, gradient), Before::Overwritten)
-        } else {
-            let first = pass.plan.accumulation.begin(gradient);
-            (lay_by(first), Before::Nothing)
+        // The way to the host can fail: before it, nothing is overwritten.
+        let first = match self.session.placement() {
+            Some(placement) => moved(first, placement.host()),
+            None => first,
         };
-        state.accumulated = Accumulated::Nothing;
+        let sum = match std::mem::take(&mut state.accumulated) {
+            Accumulated::Sum(sum) => {
+                state.accumulated = Accumulated::Overwritten;
+                policy::add(*sum, first)
+            }
+            _ => first,
+        };
         let sum = Box::new(others.fold(sum, policy::add));
-        state.stage = Stage::Complete(Outcome::Added { sum, before });
+        state.stage = Stage::Complete(Outcome::Added(sum));
     }
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
@@ -177,7 +163,6 @@ impl<const D: usize> ParameterSlot<D> {
         }
         memory::enter(memory::Phase::Backward);
         state.value = stepped.value;
-        state.in_place = stepped.in_place;
         state.stage = Stage::Complete(match stepped.result {
             Ok(()) if more_to_come => Outcome::Began,
             Ok(()) => Outcome::Updated { copied },
@@ -193,14 +178,13 @@ impl<const D: usize> ParameterSlot<D> {
     }
 
     /// Goes on with the panic of an optimizer, with the name of the parameter.
-    fn pass_on(&self, panic: Box<dyn Any + Send>) -> ! {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        match text.or_else(|| panic.downcast_ref::<&str>().copied()) {
+    fn pass_on(&self, panic: Caught) -> ! {
+        match panic.text() {
             Some(text) => panic!(
                 "the optimizer panicked in the update of parameter `{}`, which keeps its value: {text}",
                 self.path
             ),
-            None => resume_unwind(panic),
+            None => panic.resume(),
         }
     }
 
@@ -223,13 +207,4 @@ impl<const D: usize> ParameterSlot<D> {
         }
         (Tensor::from_dispatch(value), Some(copied))
     }
-}
-
-/// Whether all elements are zero; waits for the device.
-fn is_zero<const D: usize>(gradient: &Tensor<D>) -> bool {
-    gradient
-        .clone()
-        .equal_scalar(0.0)
-        .all()
-        .into_scalar::<bool>()
 }

@@ -1,7 +1,8 @@
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
 
 use super::handle::SlotHandle;
 use crate::device;
@@ -25,6 +26,7 @@ pub(crate) enum Role {
 pub(crate) struct Entry {
     pub(crate) path: String,
     pub(crate) elements: usize,
+    shape: Shape,
     pub(crate) role: Role,
     /// It is tracked by autodiff, but no leaf.
     computed: bool,
@@ -61,6 +63,8 @@ impl Inventory {
         }
 
         let mut entries = HashMap::<ParamId, Entry>::new();
+        // A server is asked over the network.
+        let mut checked = Vec::new();
         for (id, entry) in clerk.found {
             let dtype = match placement {
                 Some(placement) => placement.compute_dtype(entry.dtype),
@@ -74,8 +78,12 @@ impl Inventory {
                     path: entry.path,
                 });
             }
-            if entry.role != Role::Frozen {
+            // Where it is already, a frozen one may be in any type.
+            let goes = device.clone().inner() != entry.device.clone().inner();
+            let asked = (device.clone(), dtype);
+            if (entry.role != Role::Frozen || goes) && !checked.contains(&asked) {
                 device::check(device, dtype)?;
+                checked.push(asked);
             }
             let waits = |placement: &Placement| match entry.role {
                 Role::Released => placement.rests_on_host(entry.elements),
@@ -143,19 +151,25 @@ impl Inventory {
         self.get(id).map(|entry| entry.role)
     }
 
+    /// The parameters that `changed` has no more, or in another shape.
+    pub(crate) fn gone_from(&self, changed: &Self) -> Vec<ParamId> {
+        let is_there = |id: &ParamId, entry: &Entry| {
+            let changed = changed.get(*id);
+            changed.is_some_and(|changed| changed.shape == entry.shape)
+        };
+        let gone = self
+            .entries
+            .iter()
+            .filter(|(id, entry)| !is_there(id, entry));
+        gone.map(|(id, _)| *id).collect()
+    }
+
     /// The number of parameters with this role, and of elements in them.
     pub(crate) fn count(&self, role: Role) -> (usize, usize) {
         let entries = self.entries.values().filter(|entry| entry.role == role);
         entries.fold((0, 0), |(parameters, elements), entry| {
             (parameters + 1, elements + entry.elements)
         })
-    }
-
-    /// The parameters with this role, and the elements of each.
-    pub(super) fn with_role(&self, role: Role) -> impl Iterator<Item = (ParamId, usize)> {
-        let entries = self.entries.iter();
-        let entries = entries.filter(move |(_, entry)| entry.role == role);
-        entries.map(|(id, entry)| (*id, entry.elements))
     }
 
     /// The parameters with this role, with their paths and numbers of elements.
@@ -170,6 +184,24 @@ impl Inventory {
         let entries = self.entries.iter().filter(|(_, entry)| entry.role == role);
         let bytes = entries.map(|(id, entry)| (*id, entry.elements * entry.dtype.size()));
         bytes.collect()
+    }
+
+    /// The parameters that adapt one of `bases`, and the path of the base of each.
+    pub(crate) fn adapters(
+        &self,
+        bases: impl Iterator<Item = ParamId>,
+    ) -> HashMap<ParamId, Arc<str>> {
+        let mut adapters = HashMap::new();
+        for base in bases.filter_map(|id| self.get(id)) {
+            let path: Arc<str> = base.path.as_str().into();
+            let adapts = |entry: &Entry| {
+                let below = entry.path.strip_prefix(&*path);
+                below.is_some_and(|below| below.starts_with('.'))
+            };
+            let found = self.entries.iter().filter(|(_, entry)| adapts(entry));
+            adapters.extend(found.map(|(id, _)| (*id, path.clone())));
+        }
+        adapters
     }
 
     /// The ids of the parameters that stay ordinary leaves.
@@ -215,6 +247,7 @@ impl ModuleVisitor for Clerk {
         let entry = Entry {
             path: self.names.join("."),
             elements: value.shape().num_elements(),
+            shape: value.shape(),
             role: match value.is_require_grad() {
                 true => Role::Released,
                 false => Role::Frozen,

@@ -88,13 +88,6 @@ impl<const D: usize> Meeting<D> {
         let answers = std::mem::replace(&mut *answers, Answers::none(ranks));
         Some(self.group.in_order(id, answers.gradients))
     }
-
-    /// Whether code of the user is still to run on some rank.
-    fn blocks_are_waiting(&self) -> bool {
-        let slots = (0..self.slots.len()).filter_map(|rank| self.slot(rank));
-        let mut passes = slots.filter_map(|slot| slot.session.pass());
-        passes.any(|pass| pass.blocks.are_waiting())
-    }
 }
 
 impl<const D: usize> ParameterSlot<D> {
@@ -131,9 +124,9 @@ impl<const D: usize> ParameterSlot<D> {
             let waits = meeting.group.has_sent(*rank, || !tap::is_free(device));
             if waits.is_err() {
                 pass.give_up(
-                    "it waits in its backward pass for a rank whose forward pass waits for it: both compute with one \
-                     tracked tensor, so that Burn joins their autodiff graphs, and locks both. Detach what the closure \
-                     has captured, and give every rank a tensor of its own",
+                    "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \
+                     that Burn joins their autodiff graphs, and locks both. Detach what the closure has captured, and give \
+                     every rank a tensor of its own",
                 );
             }
         }
@@ -197,14 +190,6 @@ impl<const D: usize> ParameterSlot<D> {
         match owner {
             Some(owner) => look(&mut owner.state.lock()),
             None => look(&mut self.state.lock()),
-        }
-    }
-
-    /// Whether code of the user is still to run in the pass, on whichever rank.
-    pub(super) fn blocks_are_waiting(&self, pass: &Pass) -> bool {
-        match self.share.get() {
-            Some(share) => share.meeting.blocks_are_waiting(),
-            None => pass.blocks.are_waiting(),
         }
     }
 

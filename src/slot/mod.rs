@@ -6,6 +6,7 @@
 mod any_rank;
 mod arrival;
 mod attach;
+mod averaged;
 mod comes_over;
 mod foresight;
 mod form;
@@ -14,24 +15,32 @@ mod gradient;
 mod handle;
 mod home;
 mod inventory;
+mod leaves;
 mod meeting;
 mod moved;
 mod parameter;
 mod placeholder;
 mod read;
 mod restore;
+mod running;
+mod slots;
 mod stage;
+mod states;
 mod statistics;
 mod tracked;
-#[cfg(feature = "flex")]
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;
 
 pub(crate) use any_rank::{Slot, SlotReport};
+pub(crate) use averaged::RunningStatistics;
 pub(crate) use foresight::FetchAhead;
-pub(crate) use form::{FusedForm, Slots};
+pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
 pub(crate) use inventory::{Inventory, Role};
-pub(crate) use statistics::{KeptStatistics, RunningStatistics, with_own_statistics};
+pub(crate) use running::running_statistics;
+pub(crate) use slots::Slots;
+pub(crate) use states::{KeptStatistics, SeenStates};
+pub(crate) use statistics::with_own_statistics;
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, own_leaf, slotless, with_constants,
     with_own_leaves,

@@ -11,6 +11,7 @@ use super::meeting::Share;
 use super::placeholder::Likeness;
 use super::stage::{Accumulated, Expecting, Stage};
 use crate::device::moved;
+use crate::offload::Placement;
 use crate::pass::Session;
 use crate::policy;
 use crate::tap::lift;
@@ -26,7 +27,7 @@ pub(crate) struct ParameterSlot<const D: usize> {
     pub(super) tells_owners: bool,
     pub(super) home: Home,
     /// The path of the frozen parameter that this one adapts, if that waits on the host.
-    pub(super) waiting_base: Option<String>,
+    pub(super) waiting_base: Option<Arc<str>>,
     /// What the value has in common with that which the model computes with.
     likeness: Likeness,
     /// If several replicas have the parameter.
@@ -43,22 +44,20 @@ pub(super) struct State<const D: usize> {
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated<D>,
     pub(super) stage: Stage<D>,
-    /// Whether the optimizer has last written in place, so that nothing need be kept of the state.
-    pub(super) in_place: bool,
     /// Whether the device has computed a gradient for it.
     pub(super) proven: bool,
 }
 
 impl<const D: usize> ParameterSlot<D> {
-    /// A slot for `value`, which has no autodiff and goes to where it is to rest.
+    /// A slot for `value`, which has no autodiff and goes to where `placement` lets it rest.
     pub(crate) fn new(
         id: ParamId,
         path: &str,
         value: Tensor<D>,
         strategy: GradientCheckpointingStrategy,
         session: Arc<Session>,
+        placement: Option<Arc<Placement>>,
     ) -> Self {
-        let placement = session.placement();
         let mut likeness = Likeness::of(&value, placement.as_deref());
         let (home, value) = match session.membership() {
             None => {
@@ -90,7 +89,6 @@ impl<const D: usize> ParameterSlot<D> {
                 copy: None,
                 accumulated: Accumulated::Nothing,
                 stage: Stage::Unread,
-                in_place: false,
                 proven: false,
             }),
         }

@@ -1,17 +1,20 @@
 use std::sync::Arc;
 
-use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
+use burn::backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{
-    DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions, TensorData,
+    Bytes, DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions,
+    TensorData,
 };
 
 use super::inventory::{Inventory, Role};
 #[cfg(feature = "flex")]
 use super::unreadable::nothing;
+#[cfg(feature = "ndarray")]
+use super::unreadable::nothing_once_cloned;
 use crate::offload::Placement;
 use crate::pass::Session;
-use crate::tap::{GradientSink, Passed, tap};
+use crate::tap::{GradientSink, Passed, join, lift};
 
 /// What a placeholder has in common with the value that it stands for.
 #[derive(Clone, Debug)]
@@ -46,25 +49,38 @@ impl Likeness {
     }
 }
 
-/// A tensor that costs one element and holds NaN.
-fn stand_in<const D: usize>(likeness: &Likeness) -> Tensor<D> {
-    let options = TensorCreationOptions::new(likeness.device.clone()).with_dtype(likeness.dtype);
-    Tensor::<D>::full([1; D], f32::NAN, options).expand::<D, _>(likeness.shape.clone())
-}
-
-/// The same, but on `flex` it holds nothing: to read it panics.
-fn unreadable<const D: usize>(likeness: &Likeness, path: &str) -> Tensor<D> {
+/// A tensor that costs nothing of the size of its shape: on `flex` and `ndarray` to read it panics, elsewhere it is one
+/// element of NaN.
+fn unreadable<const D: usize>(likeness: &Likeness, why: String) -> Tensor<D> {
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
+    let of = move |bytes: fn(String, usize) -> Bytes| {
+        let (shape, dtype) = (likeness.shape.clone(), likeness.dtype);
+        let data = TensorData::from_bytes(bytes(why, likeness.bytes()), shape, dtype);
+        Tensor::from_data(data, (&likeness.device, dtype))
+    };
     #[allow(unreachable_patterns)] // What is there depends on the build.
     match likeness.device.as_dispatch() {
         #[cfg(feature = "flex")]
-        burn::backend::DispatchDevice::Flex(_) => {
-            let (shape, dtype) = (likeness.shape.clone(), likeness.dtype);
-            let bytes = nothing(around(path), shape.num_elements() * dtype.size());
-            let data = TensorData::from_bytes(bytes, shape, dtype);
-            Tensor::from_data(data, (&likeness.device, dtype))
+        DispatchDevice::Flex(_) => of(nothing),
+        // The zeros go with what is cloned.
+        #[cfg(feature = "ndarray")]
+        #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+        DispatchDevice::NdArray(_) => of(nothing_once_cloned).clone(),
+        _ => {
+            let device = likeness.device.clone();
+            let options = TensorCreationOptions::new(device).with_dtype(likeness.dtype);
+            let element = Tensor::<D>::full([1; D], f32::NAN, options);
+            element.expand::<D, _>(likeness.shape.clone())
         }
-        _ => stand_in(likeness),
     }
+}
+
+/// Stands for a value that an optimizer has taken along.
+pub(super) fn gone<const D: usize>(likeness: &Likeness, path: &str) -> Tensor<D> {
+    let why = format!(
+        "the value of parameter `{path}` is gone: its optimizer panicked while it wrote it"
+    );
+    unreadable(likeness, why)
 }
 
 /// What is wrong with a read of a placeholder.
@@ -79,25 +95,20 @@ fn around(path: &str) -> String {
 
 /// The placeholder of a parameter in fused form: a backward pass through it panics with the path.
 ///
-/// `tick` must be deeper than every tap: then the trap springs before any parameter is updated.
+/// It is deeper than the taps of so many `reads`: the trap springs before any parameter is updated.
 pub(crate) fn trap<const D: usize>(
     likeness: &Likeness,
     path: &str,
     session: &Session,
-    tick: usize,
+    reads: usize,
     strategy: GradientCheckpointingStrategy,
 ) -> Tensor<D> {
     let trap = Trap {
         path: path.to_string(),
     };
-    let tick = session.tick(tick, &likeness.device, strategy);
-    tap(
-        unreadable(likeness, path),
-        strategy,
-        tick,
-        Arc::new(trap),
-        None,
-    )
+    let below = session.below(reads, &likeness.device, strategy);
+    let placeholder = lift(unreadable(likeness, around(path)), strategy);
+    join(placeholder, below, Arc::new(trap))
 }
 
 #[derive(Debug)]
@@ -112,11 +123,17 @@ impl GradientSink for Trap {
 }
 
 /// Tells a placeholder from a tensor that has been put in its place: where its elements lie, and in which
-/// order. None where the backend does not tell.
+/// order. None where the backend does not tell, and for what `ndarray` has not copied yet: a placeholder, and what comes
+/// straight from a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(Option<(usize, Vec<usize>, Vec<isize>)>);
 
 impl Identity {
+    /// Whether the backend tells that both are one.
+    pub(super) fn is_surely(&self, other: &Self) -> bool {
+        self.0.is_some() && self == other
+    }
+
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
         #[allow(unreachable_patterns)] // What is there depends on the build.
@@ -127,6 +144,10 @@ impl Identity {
                 let address = Arc::as_ptr(&tensor.data_arc()) as usize + layout.start_offset();
                 let shape = layout.shape().to_vec();
                 Self(Some((address, shape, layout.strides().to_vec())))
+            }
+            #[cfg(feature = "ndarray")]
+            DispatchTensorKind::NdArray(BackendTensor::Float(tensor)) if tensor.is_borrowed() => {
+                Self(None)
             }
             #[cfg(feature = "ndarray")]
             DispatchTensorKind::NdArray(BackendTensor::Float(tensor)) => {
@@ -167,16 +188,15 @@ struct Hollow<'a> {
 
 impl ModuleMapper for Hollow<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.inventory.role(param.id) {
-            None | Some(Role::Frozen) => param,
-            Some(Role::Released | Role::Retained) => {
-                let (id, value, mapper) = param.consume();
-                let mut likeness = Likeness::of(&value, None);
-                if let Some(device) = self.device {
-                    likeness.device = device.clone();
-                }
-                Param::from_mapped_value(id, stand_in(&likeness), mapper)
-            }
+        let entry = self.inventory.get(param.id);
+        let Some(entry) = entry.filter(|entry| entry.role != Role::Frozen) else {
+            return param;
+        };
+        let (id, value, mapper) = param.consume();
+        let mut likeness = Likeness::of(&value, None);
+        if let Some(device) = self.device {
+            likeness.device = device.clone();
         }
+        Param::from_mapped_value(id, unreadable(&likeness, around(&entry.path)), mapper)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::arrival::Arrival;
+use super::frozen::refuse_outside_of_a_block;
 use super::home::Keeps;
 use super::parameter::ParameterSlot;
 use super::stage;
@@ -15,6 +16,7 @@ impl<const D: usize> ParameterSlot<D> {
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self) -> Tensor<D> {
+        self.check_base();
         if let Some(scope) = Scope::current()
             && let Place::Unrecorded(readers) = &scope.place
             && self
@@ -44,10 +46,13 @@ impl<const D: usize> ParameterSlot<D> {
                 self.path
             )
         });
+        pass.show_life();
         let place = self.place(&pass);
-        self.check_base(&pass, &place);
         match &place {
-            Place::Recorded(graph) => self.have_brought(Some(graph)),
+            Place::Recorded(graph) => {
+                self.check_base();
+                self.have_brought(Some(graph));
+            }
             Place::Unrecorded(_) => self.have_brought(None),
             Place::Hook(_) => {}
         }
@@ -58,6 +63,8 @@ impl<const D: usize> ParameterSlot<D> {
                 readers.add(self.id, &self.path, &self.expecting(&mut state).debt);
                 drop(state);
                 drop(self.count_gathered());
+                // A recurrent layer reads its parameters in every step of a long run.
+                pass.blocks.sweep(&self.likeness().device);
                 self.constant()
             }
             Place::Hook(called_for) => panic!(
@@ -70,17 +77,10 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// Refuses an adapter outside of a block whose base waits on the host: Burn adds the two, and only a block is
-    /// given the base on the device.
-    fn check_base(&self, pass: &Arc<Pass>, place: &Place) {
-        let outside = matches!(place, Place::Recorded(graph) if Arc::ptr_eq(graph, &pass.graph))
-            && !Scope::current().is_some_and(|scope| scope.is_in_block());
-        if let (true, Some(base)) = (outside, &self.waiting_base) {
-            panic!(
-                "parameter `{base}` waits on the host and has an adapter, and was read outside of a block \
-                 under gradient checkpointing: read it in a block, leave it out of the adapter's parameter \
-                 group, or raise `OffloadConfig::min_elements` so that it stays on the device"
-            );
+    /// As [`refuse_outside_of_a_block`], if this adapts a base that waits.
+    fn check_base(&self) {
+        if let Some(base) = &self.waiting_base {
+            refuse_outside_of_a_block(base);
         }
     }
 

@@ -1,15 +1,7 @@
-use std::any::Any;
-use std::collections::HashMap;
-use std::sync::Arc;
-
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, Tensor};
 
-use super::Slot;
-use super::inventory::{Inventory, Role};
-use super::parameter::ParameterSlot;
-use crate::device::moved;
-use crate::tap::lift;
+use super::slots::Slots;
 
 /// Which of its values a restored parameter has.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,67 +16,24 @@ pub(crate) enum Which<'a> {
     Computes,
 }
 
-/// Fills the hollow module with the values in the slots, and with those of the parameters that
-/// stayed ordinary leaves of `fused`.
-pub(crate) fn restore<M: Module>(
-    hollow: M,
-    fused: &M,
-    inventory: &Inventory,
-    slots: &HashMap<ParamId, Arc<dyn Slot>>,
-    which: Which<'_>,
-) -> M {
-    let mut left = Left {
-        inventory,
-        values: HashMap::new(),
-    };
-    fused.visit(&mut left);
-    hollow.map(&mut Restore {
-        slots,
-        left: left.values,
-        which,
-    })
-}
-
-/// Collects the values of the parameters that are left to the end of a pass.
-struct Left<'a> {
-    inventory: &'a Inventory,
-    values: HashMap<ParamId, Box<dyn Any>>,
-}
-
-impl ModuleVisitor for Left<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.inventory.role(param.id) == Some(Role::Retained) {
-            self.values.insert(param.id, Box::new(param.base()));
-        }
-    }
+/// Fills the hollow module with the values in the slots.
+pub(crate) fn restore<M: Module>(hollow: M, slots: &Slots, which: Which<'_>) -> M {
+    hollow.map(&mut Restore { slots, which })
 }
 
 struct Restore<'a> {
-    slots: &'a HashMap<ParamId, Arc<dyn Slot>>,
-    left: HashMap<ParamId, Box<dyn Any>>,
+    slots: &'a Slots,
     which: Which<'a>,
 }
 
 impl Restore<'_> {
-    fn value<const D: usize>(&mut self, id: ParamId) -> Option<Tensor<D>> {
-        if let Some(slot) = self.slots.get(&id) {
-            let slot = slot.clone().into_any().downcast::<ParameterSlot<D>>();
-            let slot = slot.expect("a slot has the rank of its parameter");
-            return Some(match self.which {
-                Which::Rests => slot.leaf(),
-                Which::RestsWithOwner => slot.leaf_of_owner(),
-                Which::OnHost(host) => slot.leaf_on(host),
-                Which::Computes => slot.leaf_here(),
-            });
-        }
-        let value = self.left.remove(&id)?.downcast::<Tensor<D>>();
-        let value = *value.expect("a value has the rank of its parameter");
+    fn value<const D: usize>(&self, id: ParamId) -> Option<Tensor<D>> {
+        let slot = self.slots.typed::<D>(id)?;
         Some(match self.which {
-            Which::OnHost(host) => {
-                let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-                lift(moved(value.inner(), host), strategy).require_grad()
-            }
-            Which::Rests | Which::RestsWithOwner | Which::Computes => value,
+            Which::Rests => slot.leaf(),
+            Which::RestsWithOwner => slot.leaf_of_owner(),
+            Which::OnHost(host) => slot.leaf_on(host),
+            Which::Computes => slot.leaf_here(),
         })
     }
 }

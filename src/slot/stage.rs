@@ -7,11 +7,14 @@ use crate::pass::{Debt, Graph};
 use crate::policy::PartialSum;
 
 /// What passes have left for an update.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) enum Accumulated<const D: usize> {
+    #[default]
     Nothing,
     /// The sum of their gradients.
     Sum(Box<Tensor<D>>),
+    /// The pass under way has added to their sum, in its buffer: unless it ends well, the sum is lost.
+    Overwritten,
     /// The optimizer state holds gradients of a group that has not ended.
     InOptimizerState,
 }
@@ -64,11 +67,8 @@ pub(super) enum Outcome<const D: usize> {
     /// It is with the owner of the parameter, another rank or this one; or that rank knows that there is none here. If it is another, the
     /// value here is `outdated` when that has used it.
     Shared { received: bool, outdated: bool },
-    /// It was added to what had been accumulated, for the end of the pass.
-    Added {
-        sum: Box<Tensor<D>>,
-        before: Before<D>,
-    },
+    /// It was added to what had been accumulated: the sum, for the end of the pass.
+    Added(Box<Tensor<D>>),
     /// A hook has measured it.
     Measured,
     /// The optimizer state has taken it; the parameter moves with the last of the group.
@@ -80,26 +80,6 @@ pub(super) enum Outcome<const D: usize> {
     Vetoed,
     /// The pass had failed.
     Dropped,
-}
-
-/// The sum that a gradient was added to.
-#[derive(Debug)]
-pub(super) enum Before<const D: usize> {
-    /// There was none.
-    Nothing,
-    /// It is kept, since the pass could still fail.
-    Kept(Box<Tensor<D>>),
-    /// It has become the new one: only Burn's own backward steps were still to come.
-    Overwritten,
-}
-
-impl<const D: usize> Before<D> {
-    pub(super) fn accumulated(self) -> Accumulated<D> {
-        match self {
-            Self::Kept(sum) => Accumulated::Sum(sum),
-            Self::Nothing | Self::Overwritten => Accumulated::Nothing,
-        }
-    }
 }
 
 impl<const D: usize> Outcome<D> {
@@ -118,13 +98,6 @@ impl<const D: usize> Outcome<D> {
                 _ => None,
             },
             vetoed: matches!(self, Self::Vetoed),
-            overwritten: matches!(
-                self,
-                Self::Added {
-                    before: Before::Overwritten,
-                    ..
-                }
-            ),
         }
     }
 }

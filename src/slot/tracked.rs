@@ -24,8 +24,13 @@ pub(crate) fn slotless<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     slotless.map(|found| (found.place, found.value)).collect()
 }
 
-/// Makes the gradient of what a block does not use.
-pub(crate) type Unused = Box<dyn FnOnce() -> DispatchTensor + Send>;
+/// What a block is given and may not use.
+pub(crate) struct Unused {
+    /// What it is to the block.
+    pub(crate) what: String,
+    /// Makes its gradient then.
+    pub(crate) zeros: Box<dyn FnOnce() -> DispatchTensor + Send>,
+}
 
 /// A tracked tensor that a block computes with.
 pub(crate) struct TrackedTensor {
@@ -37,14 +42,18 @@ pub(crate) struct TrackedTensor {
 }
 
 impl TrackedTensor {
-    pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
+    /// `what` says what it is to the block.
+    pub(crate) fn new<const D: usize>(tensor: Tensor<D>, what: impl FnOnce() -> String) -> Self {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = tensor.device();
         let inner = device.clone().inner();
         let zeros = move || Tensor::<D>::zeros(shape, (&inner, dtype)).into_dispatch();
         let is_leaf = tensor.is_require_grad();
         Self {
-            unused: (!is_leaf).then(|| Box::new(zeros) as Unused),
+            unused: (!is_leaf).then(|| Unused {
+                what: what(),
+                zeros: Box::new(zeros),
+            }),
             tensor: tensor.into_dispatch(),
             device,
         }
@@ -113,9 +122,12 @@ impl ModuleVisitor for Tracked {
         let value = param.base();
         self.last = value.is_tracked();
         if self.last {
+            let place = self.place;
+            let what =
+                || format!("parameter {place} (counted from 0), which is computed outside of it");
             self.found.push(Found {
-                place: self.place,
-                value: TrackedTensor::new(value),
+                place,
+                value: TrackedTensor::new(value, what),
                 has_slot: false,
             });
         }

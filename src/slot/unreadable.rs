@@ -1,23 +1,38 @@
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
 /// `size` bytes that can't be read: who tries gets `reason`.
 pub(super) fn nothing(reason: String, size: usize) -> Bytes {
+    let reason = reason.into();
     let nothing = Nothing { reason, size };
     // SAFETY: the bytes must be initialized as far as the controller hands them out, and it hands out none.
     unsafe { Bytes::from_controller(Box::new(nothing), size) }
 }
 
+/// `size` zeros whose clones are [`nothing`], for a backend that asks where bytes lie before it takes them.
+#[cfg(feature = "ndarray")]
+pub(super) fn nothing_once_cloned(reason: String, size: usize) -> Bytes {
+    let reason = reason.into();
+    let zeros = Zeros {
+        zeros: Bytes::from_bytes_vec(vec![0; size]),
+        cloned: Nothing { reason, size },
+    };
+    // SAFETY: the controller hands out `size` zeros.
+    unsafe { Bytes::from_controller(Box::new(zeros), size) }
+}
+
+#[derive(Clone)]
 struct Nothing {
-    reason: String,
+    reason: Arc<str>,
     size: usize,
 }
 
 impl Nothing {
     fn error(&self) -> AccessError {
-        AccessError::Read(self.reason.clone())
+        AccessError::Read(self.reason.to_string())
     }
 }
 
@@ -43,5 +58,43 @@ impl AllocationController for Nothing {
 
     fn capacity(&self) -> usize {
         self.size
+    }
+
+    fn duplicate(&self) -> Option<Box<dyn AllocationController>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
+#[cfg(feature = "ndarray")]
+struct Zeros {
+    zeros: Bytes,
+    cloned: Nothing,
+}
+
+#[cfg(feature = "ndarray")]
+impl AllocationController for Zeros {
+    fn alloc_align(&self) -> usize {
+        self.cloned.alloc_align()
+    }
+
+    fn property(&self) -> AllocationProperty {
+        self.cloned.property()
+    }
+
+    unsafe fn memory_mut(
+        &mut self,
+        _policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        Err(self.cloned.error())
+    }
+
+    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let zeros: &[u8] = &self.zeros;
+        // SAFETY: what is initialized may be read as what may not be, and nobody can write through what is shared.
+        Ok(unsafe { std::slice::from_raw_parts(zeros.as_ptr().cast(), zeros.len()) })
+    }
+
+    fn duplicate(&self) -> Option<Box<dyn AllocationController>> {
+        self.cloned.duplicate()
     }
 }

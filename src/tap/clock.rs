@@ -4,7 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::extension::{Delivery, GradientSink, Passed, TapBackend};
-use super::sweep;
+use super::{join, lift, sweep};
 
 /// Depth between two ticks.
 ///
@@ -22,28 +22,25 @@ const SPACING: usize = 64;
 /// consumer has. Correctness does not depend on it, only memory does.
 ///
 /// Untracked inputs are no graph parents: ticks add nothing to the traversal and are kept from
-/// pass to pass.
+/// pass to pass. There are no more of them than the reads of one graph need, since every backward pass of the process
+/// looks at each.
 #[derive(Debug)]
 pub(crate) struct Clock {
     device: Device,
     strategy: GradientCheckpointingStrategy,
     ticks: Vec<Tensor<1>>,
+    /// What is deeper than so many reads, and tracked.
+    below: Option<(usize, Tensor<1>)>,
 }
 
 impl Clock {
-    /// A clock for `reads` parameters.
-    pub(crate) fn new(
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-        reads: usize,
-    ) -> Self {
-        let mut clock = Self {
+    pub(crate) fn new(device: &Device, strategy: GradientCheckpointingStrategy) -> Self {
+        Self {
             device: device.clone().inner(),
             strategy,
             ticks: Vec::new(),
-        };
-        clock.extend_to(reads);
-        clock
+            below: None,
+        }
     }
 
     /// Whether the ticks can be combined with tensors of this device and strategy.
@@ -52,22 +49,42 @@ impl Clock {
     }
 
     /// The tick of the `index`-th read, counted from zero.
-    pub(crate) fn tick(&self, index: usize) -> DispatchTensor {
+    pub(crate) fn tick(&mut self, index: usize) -> DispatchTensor {
+        while self.ticks.len() <= index {
+            let last = self.ticks.last().cloned();
+            let last = last.unwrap_or_else(|| self.start());
+            self.ticks.push(next(last));
+            sweep(&self.device);
+        }
         self.ticks[index].clone().into_dispatch()
     }
 
-    /// Builds the ticks for `reads` parameters, as far as they are not there.
-    pub(crate) fn extend_to(&mut self, reads: usize) {
-        while self.ticks.len() < reads {
-            let last = self.ticks.last().cloned().unwrap_or_else(|| {
-                Tensor::from_inner(Tensor::zeros([1], &self.device))
-                    .with_gradient_checkpointing_strategy(self.strategy)
-            });
-            let tick = (0..SPACING).fold(last, |tick, _| deeper(tick));
-            self.ticks.push(tick);
-            sweep(&self.device);
+    /// A tracked tensor that is deeper than the ticks of so many reads.
+    pub(crate) fn below(&mut self, reads: usize) -> DispatchTensor {
+        let is_deep = |(deep, _): &&(usize, Tensor<1>)| *deep >= reads;
+        if let Some((_, below)) = self.below.as_ref().filter(is_deep) {
+            return below.clone().into_dispatch();
         }
+        let deepest = (0..=reads).fold(self.start(), |tick, _| {
+            sweep(&self.device);
+            next(tick)
+        });
+        let leaf = self.start().require_grad();
+        let below = join(deepest, leaf.into_dispatch(), Arc::new(Untracked));
+        sweep(&self.device);
+        self.below = Some((reads, below.clone()));
+        below.into_dispatch()
     }
+
+    /// Above all ticks.
+    fn start(&self) -> Tensor<1> {
+        lift(Tensor::zeros([1], &self.device), self.strategy)
+    }
+}
+
+/// The tick after this one.
+fn next(tick: Tensor<1>) -> Tensor<1> {
+    (0..SPACING).fold(tick, |tick, _| deeper(tick))
 }
 
 /// The same untracked tensor, one deeper on the tape.
@@ -85,6 +102,6 @@ struct Untracked;
 
 impl GradientSink for Untracked {
     fn receive(&self, _gradient: DispatchTensor) -> Passed {
-        unreachable!("a clock tick is untracked and gets no gradient")
+        unreachable!("nothing passes a gradient on to a clock")
     }
 }

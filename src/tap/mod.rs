@@ -4,6 +4,8 @@
 mod census;
 mod clock;
 mod extension;
+mod litter;
+mod node;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 pub(crate) use census::Census;
 pub(crate) use clock::Clock;
 pub(crate) use extension::{GradientSink, Passed};
+pub(crate) use litter::Litter;
+pub(crate) use node::node;
 
 use extension::{Delivery, TapBackend};
 
@@ -35,8 +39,8 @@ pub(crate) fn tap<const D: usize>(
     tap_tensor(leaf, beside, delivery)
 }
 
-/// Taps `value`, which is tracked, beside another tensor: the finished gradient is delivered to `sink`,
-/// and both get what the sink passes on.
+/// Taps `value` beside another tensor, one of which is tracked: the finished gradient is delivered to `sink`,
+/// and what is tracked gets what the sink passes on.
 pub(crate) fn join<const D: usize>(
     value: Tensor<D>,
     beside: DispatchTensor,

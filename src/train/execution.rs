@@ -1,4 +1,4 @@
-use burn::tensor::{Device, GradientCheckpointingStrategy};
+use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, MultiDeviceOptim};
 
 use crate::error::FusedError;
@@ -38,21 +38,5 @@ impl Execution {
         };
         let reason = reason.to_string();
         Err(FusedError::Replicas { reason })
-    }
-}
-
-/// `device` with autodiff, and with Burn's gradient checkpointing if `like` has it.
-pub(super) fn training_device(device: &Device, like: &Device) -> Device {
-    let device = with_autodiff(device.clone());
-    match like.gradient_checkpointing_strategy() {
-        Some(GradientCheckpointingStrategy::Balanced) => device.gradient_checkpointing(),
-        _ => device,
-    }
-}
-
-pub(super) fn with_autodiff(device: Device) -> Device {
-    match device.is_autodiff() {
-        true => device,
-        false => device.autodiff(),
     }
 }

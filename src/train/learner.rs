@@ -219,14 +219,6 @@ impl<M: LearnerModel> FusedLearner<M> {
         self
     }
 
-    /// Keeps the optimizer states of the smallest parameters, of up to `bytes` together, to the end of a pass, as
-    /// [`FusedOptimizer::with_state_backup_limit`](crate::FusedOptimizer::with_state_backup_limit).
-    #[must_use]
-    pub fn with_state_backup_limit(mut self, bytes: usize) -> Self {
-        self.policies.state_backup.limit = bytes;
-        self
-    }
-
     fn chosen(mut self, choose: impl FnOnce(&mut Policies) -> Result<(), FusedError>) -> Self {
         choose(&mut self.policies).unwrap_or_else(|error| panic!("{error}"));
         if let Some(keeper) = self.policies.keeper() {

@@ -9,7 +9,7 @@ use burn::train::{
 
 use super::engine::Engine;
 use super::epoch::{self, Events};
-use super::execution::{Execution, training_device, with_autodiff};
+use super::execution::Execution;
 use super::learner::Repeat;
 use super::loan::Loan;
 use super::metric::LastStep;
@@ -88,7 +88,7 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
     /// Where the model of `learner` computes, with autodiff.
     fn training_devices(&self, learner: &Learner<FusedModel<M>>) -> Vec<Device> {
         let of_model = learner.model().devices().into_iter().next();
-        let of_model = with_autodiff(of_model.unwrap_or_default());
+        let of_model = of_model.unwrap_or_default().autodiff();
         let named = match (&self.execution, &self.offload) {
             (Execution::OfModel, None) => return vec![of_model],
             (Execution::OfModel, Some((_, device))) | (Execution::One(device), _) => {
@@ -96,9 +96,9 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
             }
             (Execution::Several { devices, .. }, _) => devices,
         };
-        let named = named.iter();
+        let named = named.iter().cloned();
         named
-            .map(|device| training_device(device, &of_model))
+            .map(|device| device.with_autodiff_context_from(&of_model))
             .collect()
     }
 }

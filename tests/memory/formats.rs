@@ -113,3 +113,34 @@ fn weights_and_states_take_the_bytes_of_their_formats() {
         );
     }
 }
+
+/// What is made is the model in f32; beside it there is no more than a parameter.
+#[test]
+fn full_precision_is_made_one_parameter_at_a_time() {
+    let _alone = ALONE.lock();
+    let ours = |states, weights| {
+        let config = AdamWConfig::new().with_state_format(states);
+        config.with_weight_format(weights).init()
+    };
+    let optimizers = [
+        ours(StateFormat::Bits8, WeightFormat::Split24),
+        ours(StateFormat::Full, WeightFormat::Split32),
+        ours(StateFormat::Full, WeightFormat::Plain),
+        burn::optim::AdamWConfig::new().init(),
+    ];
+    for (index, optimizer) in optimizers.into_iter().enumerate() {
+        let mut fused = FusedOptimizer::new(in_bf16(), optimizer);
+        let x = x(WIDTH).cast(FloatDType::BF16);
+        fused.step(1e-3, |model| model.loss(x.clone()));
+        let mut full = None;
+        let needed = peak(|| full = Some(fused.full_precision_model()));
+        let in_f32 = 4 * full.unwrap().num_params();
+        // Its state as it is written, in bytes of a parameter in f32, and read again.
+        let beside = 6 * LARGEST + 300_000;
+        assert!(beside < in_f32, "a small model shows nothing");
+        assert!(
+            needed < in_f32 + beside,
+            "{index}: {needed} bytes for {in_f32}, and {LARGEST}"
+        );
+    }
+}

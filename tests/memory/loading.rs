@@ -47,8 +47,8 @@ fn safetensors_come_straight_into_the_type_of_training() {
     saved.save_into(&mut store).unwrap();
     drop(store);
     assert_one_at_a_time(saved, 2, |model, dtype| {
-        let mut store = SafetensorsStore::from_file(&path);
-        load_from_store(model, &mut store, dtype).unwrap().0
+        let store = SafetensorsStore::from_file;
+        load_from_store(model, &path, store, dtype).unwrap().0
     });
 }
 
@@ -80,7 +80,7 @@ fn files_of_pytorch_come_straight_into_the_type_of_training() {
     drop(entries);
     // What PyTorch keeps the other way round is turned.
     assert_one_at_a_time(saved, 3, |model, dtype| {
-        let mut store = PytorchStore::from_file(&path);
-        load_from_store(model, &mut store, dtype).unwrap().0
+        let store = PytorchStore::from_file;
+        load_from_store(model, &path, store, dtype).unwrap().0
     });
 }

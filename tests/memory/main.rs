@@ -2,9 +2,12 @@
 //!
 //! A process of its own: it counts every allocated byte.
 
+mod blocks;
+mod exchange;
 mod formats;
 mod loading;
 mod loss;
+mod ndarray;
 mod pytorch_file;
 mod replicas;
 
@@ -237,6 +240,29 @@ fn accumulation_takes_one_buffer_and_in_the_optimizer_state_none() {
     assert!(in_state < plain + 0.01, "{in_state} P, {plain} P without");
     assert!(buffered > plain + 0.9, "a buffer of {buffered} P shows");
     assert!(buffered < plain + 1.05, "{buffered} P, {plain} P without");
+}
+
+/// The micro-batches from the third on, which add to what is there already.
+#[test]
+fn accumulation_beside_blocks_that_run_twice_takes_one_buffer() {
+    let _alone = ALONE.lock();
+    let (depth, width) = (8, 128);
+    let x = x(width);
+    let parameters = 4 * Mlp::init(depth, width, &device()).num_params();
+    let peak_beside = |loss: fn(&Mlp, Tensor<2>) -> Tensor<1>| {
+        let model = Mlp::init(depth, width, &device());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        fused.step(1e-3, |model| loss(model, x.clone()));
+        let peak = peak(|| {
+            for _ in 0..4 {
+                fused.accumulate(|model| loss(model, x.clone()));
+            }
+        });
+        peak as f64 / parameters as f64
+    };
+    let [plain, blocks] = [Mlp::loss, Mlp::recomputed_loss].map(peak_beside);
+    assert!(plain < 1.3, "{plain:.2} P");
+    assert!(blocks < 1.3, "{blocks:.2} P, {plain:.2} without blocks");
 }
 
 #[test]

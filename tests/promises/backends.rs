@@ -1,7 +1,7 @@
 //! Runs the same tests on every backend that is built.
 
-/// Turns functions that take an autodiff device into one test per backend and function.
-macro_rules! on_every_backend {
+/// The same on the backends of the CPU alone, where the promise is for these.
+macro_rules! on_every_cpu_backend {
     ($($test:ident),* $(,)?) => {
         mod flex {
             $(#[test]
@@ -17,6 +17,14 @@ macro_rules! on_every_backend {
                 super::$test(&burn::tensor::Device::ndarray().autodiff());
             })*
         }
+
+    };
+}
+
+/// Turns functions that take an autodiff device into one test per backend and function.
+macro_rules! on_every_backend {
+    ($($test:ident),* $(,)?) => {
+        $crate::backends::on_every_cpu_backend!($($test),*);
 
         #[cfg(feature = "cpu")]
         mod cpu {
@@ -44,4 +52,4 @@ macro_rules! on_every_backend {
     };
 }
 
-pub(crate) use on_every_backend;
+pub(crate) use {on_every_backend, on_every_cpu_backend};

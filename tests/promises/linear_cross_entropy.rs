@@ -13,6 +13,7 @@ use proptest::prelude::*;
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
+use crate::panics::panic_of;
 
 const CLASSES: usize = 11;
 const DIM: usize = 6;
@@ -320,6 +321,22 @@ fn ignored_targets_may_lie_outside_of_the_vocabulary() {
         &gradients(&model, &expected),
         &gradients(&model, &found),
         "gradients",
+    );
+}
+
+/// Read as a number with a sign it is -1.
+#[test]
+fn the_largest_target_without_a_sign_is_no_padding() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let mut text = text(2, &device);
+    let config = LinearCrossEntropyLossConfig::new().with_pad_tokens(Some(vec![-1]));
+    let largest = burn::tensor::TensorData::new(vec![3, u64::MAX], [2]);
+    text.targets = Tensor::from_data(largest, (&device, burn::tensor::DType::U64));
+    let message = panic_of(|| model.chunked(&config.init(), &text));
+    assert!(
+        message.contains("is not one of the 11 classes"),
+        "{message}"
     );
 }
 

@@ -2,6 +2,7 @@
 //! within a thousandth.
 
 use backburn::{FusedOptimizer, optim as ours};
+use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::ParamGroup;
 use burn::nn::{Gelu, Linear, LinearConfig};
@@ -231,6 +232,55 @@ fn assert_interchange(_name: &str, stock: impl Optimizer, ours: impl Optimizer, 
         let model = train(model, &mut after);
         assert_equal_weights(&expected, &model);
     }
+}
+
+/// What another program has saved lacks the fields that Burn's configs have not.
+#[test]
+fn a_config_of_burn_loads_into_ours() {
+    fn fields(config: &impl Config) -> serde_json::Map<String, serde_json::Value> {
+        let json = serde_json::to_value(config).unwrap();
+        json.as_object().unwrap().clone()
+    }
+
+    fn assert_loads<S: Config, O: Config>(stock: S) {
+        let json = burn::config::config_to_json(&stock);
+        let ours = O::load_binary(json.as_bytes()).unwrap();
+        let mut found = fields(&ours);
+        assert_eq!(found.remove("state_format").unwrap(), "Full");
+        assert_eq!(found.remove("weight_format").unwrap(), "Plain");
+        assert_eq!(found, fields(&stock));
+        // What is there is read.
+        let mut json = fields(&ours);
+        json.insert("state_format".into(), "Bits4".into());
+        json.insert("weight_format".into(), "Split24".into());
+        let text = serde_json::to_string(&json).unwrap();
+        assert_eq!(fields(&O::load_binary(text.as_bytes()).unwrap()), json);
+        json.insert("state_format".into(), "Bits5".into());
+        let text = serde_json::to_string(&json).unwrap();
+        assert!(O::load_binary(text.as_bytes()).is_err());
+    }
+
+    let clipping = Some(GradientClippingConfig::Norm(0.5));
+    let decay = Some(WeightDecayConfig::new(0.1));
+    let momentum = Some(MomentumConfig::new().with_nesterov(true));
+    assert_loads::<_, ours::AdamConfig>(
+        stock::AdamConfig::new()
+            .with_beta_1(0.8)
+            .with_weight_decay(decay.clone())
+            .with_grad_clipping(clipping.clone()),
+    );
+    assert_loads::<_, ours::AdamWConfig>(
+        stock::AdamWConfig::new()
+            .with_cautious_weight_decay(true)
+            .with_amsgrad(true),
+    );
+    assert_loads::<_, ours::SgdConfig>(
+        stock::SgdConfig::new()
+            .with_weight_decay(decay)
+            .with_momentum(momentum)
+            .with_gradient_clipping(clipping),
+    );
+    assert_loads::<_, ours::LionConfig>(stock::LionConfig::new().with_weight_decay(0.3));
 }
 
 fn mlp(device: &Device) -> Vec<Linear> {

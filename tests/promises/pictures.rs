@@ -49,7 +49,7 @@ fn of_process(second: Phase, gradients: usize) -> MemoryTimeline {
     })
 }
 
-fn stock() -> MemoryTimeline {
+pub fn stock() -> MemoryTimeline {
     of_process(Phase::Backward, 100_000_000)
 }
 

@@ -1,8 +1,8 @@
 //! What becomes of a step while another thread draws random numbers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backburn::{
     FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
@@ -13,7 +13,7 @@ use burn::nn::{DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
-use crate::compare::{assert_equal_weights, copy};
+use crate::compare::{assert_changed, assert_equal_weights, copy};
 use crate::{Model, distance, on_the_cpu};
 
 /// Says so when dropped.
@@ -77,6 +77,42 @@ fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step(device: &Device) {
     }
     assert_eq!(right + refused, 100);
     assert!(right > 0);
+}
+
+/// A data loader that draws noise while it fills its queue: for a third of a second, more or less without a pause.
+fn a_loader_that_draws_for_a_while_does_not_end_a_training(device: &Device) {
+    let model = LinearConfig::new(8, 8).init(device);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
+    let inner = device.clone().inner();
+    for clipping in [None, Some(GlobalNormClippingConfig::Exact(1e-3))] {
+        if let Some(clipping) = clipping {
+            fused = fused.with_clipping(clipping);
+        }
+        let start = Instant::now();
+        let drawn = move |device: &Device| {
+            if start.elapsed() < Duration::from_millis(300) {
+                // As another thread would.
+                Tensor::<1>::random([3], Distribution::Default, device);
+            }
+        };
+        let step = fused.try_step_repeatable(1e-2, |model| {
+            let (dropout, device) = (DropoutConfig::new(0.5).init(), inner.clone());
+            let second = Arc::new(AtomicBool::new(false));
+            let drop = move |linear: &Linear, x: Tensor<2>| {
+                if second.swap(true, Ordering::Relaxed) {
+                    drawn(&device);
+                }
+                dropout.forward(linear.forward(x))
+            };
+            gradient_checkpointing(model, x.clone(), drop).mean()
+        });
+        step.unwrap();
+        assert!(
+            start.elapsed() > Duration::from_millis(300),
+            "it is disturbed"
+        );
+    }
 }
 
 /// Keeps the last gradient.
@@ -167,10 +203,14 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
         .with_hook(ParamGroup::all(), Noting(updates.clone()));
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();
+    let second_runs = Arc::new(AtomicUsize::new(0));
+    let before = fused.model();
     let result = fused.try_step_repeatable(1e-2, |model| {
         let (dropout, device) = (DropoutConfig::new(0.5).init(), inner.clone());
+        let second_runs = second_runs.clone();
         let drop = move |linear: &Linear, x: Tensor<2>| {
-            if linear.weight.val().is_tracked() {
+            // The first is in the pass that measures.
+            if linear.weight.val().is_tracked() && second_runs.fetch_add(1, Ordering::Relaxed) > 0 {
                 // As another thread would.
                 Tensor::<1>::random([3], Distribution::Default, &device);
             }
@@ -183,6 +223,11 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
             .mean()
     });
     assert!(matches!(result, Err(FusedError::RandomNumbers { .. })));
+    assert_changed(&before, &fused.model(), |path| !path.starts_with("0."));
+    // And the message does not say otherwise.
+    let message = result.unwrap_err().to_string();
+    assert!(message.contains("have not moved"), "{message}");
+    assert!(!message.contains("No parameter was updated"), "{message}");
     let mut updates = updates.lock().unwrap().clone();
     let found = updates.len();
     updates.sort_unstable();
@@ -207,6 +252,11 @@ impl GradientHook for Noting {
 #[test]
 fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step_on_the_cpu() {
     on_the_cpu(a_disturbed_block_sees_its_numbers_again_or_ends_the_step);
+}
+
+#[test]
+fn a_loader_that_draws_for_a_while_does_not_end_a_training_on_the_cpu() {
+    on_the_cpu(a_loader_that_draws_for_a_while_does_not_end_a_training);
 }
 
 #[test]

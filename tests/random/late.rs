@@ -30,7 +30,7 @@ fn a_disturbed_step_of_exact_clipping_ends_the_next_one(device: &Device) {
     let (stepped, after) = step(usize::MAX);
     let error = stepped.unwrap_err();
     assert!(
-        matches!(&error, FusedError::RandomNumbers { place } if place.contains("step before")),
+        matches!(&error, FusedError::RandomNumbers { place, .. } if place.contains("step before")),
         "{error}"
     );
     assert!(after == disturbed, "the step that says so updates nothing");

@@ -1,6 +1,10 @@
 //! Replicas on devices of several kinds.
 
 use backburn::{FusedReplicas, GlobalNormClippingConfig, LossScalingConfig, Sharding};
+use burn::module::Lora;
+use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::GradientCheckpointingStrategy;
 
 use super::*;
 
@@ -62,9 +66,14 @@ fn replicas_equal_stock_on_devices_of_several_kinds() {
             let mut fused =
                 FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
             for batches in &steps {
-                fused.step(RATE, batches.clone(), move |model: &Network, batch| {
-                    model.loss_of(batch, in_blocks)
-                });
+                fused.step(
+                    RATE,
+                    batches.clone(),
+                    move |model: &Network, batch| match in_blocks {
+                        true => model.loss_in_blocks(batch),
+                        false => model.loss(batch),
+                    },
+                );
             }
             assert_equal_weights(&expected, &fused.model());
         }
@@ -113,5 +122,86 @@ fn policies_hold_on_devices_of_several_kinds() {
             }
             assert_equal_weights(&expected, &fused.model());
         }
+    }
+}
+
+/// Of each kind one: in training, frozen, with an adapter, and what is no parameter.
+#[derive(Module, Debug)]
+struct Assorted {
+    adapted: Linear,
+    frozen: Linear,
+    norm: BatchNorm,
+    layer: Linear,
+}
+
+impl Assorted {
+    fn init(device: &Device) -> Self {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        Self {
+            adapted: layer().apply_lora(Lora::new(2, 4.0)).unfreeze(),
+            frozen: layer().no_grad(),
+            norm: BatchNormConfig::new(4).init(device),
+            layer: layer(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.adapted.forward(x).tanh();
+        let x = self.frozen.forward(x).tanh();
+        let x = self.norm.forward(self.layer.forward(x).exp());
+        x.powi_scalar(3).mean()
+    }
+}
+
+/// As the learner's do. Burn refuses to compute with tensors of two strategies.
+#[test]
+fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let initial = Assorted::init(&device);
+    let batch = || Tensor::random([6, 4], Distribution::Default, &device);
+    let steps: Vec<Vec<Tensor<2>>> = (0..3).map(|_| vec![batch(), batch()]).collect();
+    let train = |device: &Device, sharding| {
+        let model = copy(&initial, || Assorted::init(device));
+        // Those of the devices that are named don't count.
+        let ranks = [
+            Device::flex(),
+            Device::flex().autodiff().gradient_checkpointing(),
+        ];
+        let mut fused =
+            FusedReplicas::new(model, SgdConfig::new().init(), ranks).with_sharding(sharding);
+        for batches in &steps {
+            let batches = batches.iter().cloned();
+            let places = fused.devices().iter();
+            let batches = batches.zip(places);
+            let there: Vec<_> = batches
+                .map(|(x, place)| Tensor::from_data(x.into_data(), place))
+                .collect();
+            let strategy = device.gradient_checkpointing_strategy();
+            fused.step(RATE, there, move |model: &Assorted, x: Tensor<2>| {
+                for weight in [
+                    &model.adapted.weight,
+                    &model.frozen.weight,
+                    &model.layer.weight,
+                ] {
+                    assert_eq!(weight.val().gradient_checkpointing_strategy(), strategy);
+                }
+                let mean = model.norm.running_mean.value();
+                assert_eq!(mean.gradient_checkpointing_strategy(), strategy);
+                model.loss(x)
+            });
+        }
+        // Between steps, too.
+        fused.change_model(|model| model);
+        fused.model()
+    };
+    let checkpointing = device.clone().gradient_checkpointing();
+    for sharding in [Sharding::State, Sharding::Full] {
+        let (plain, recomputed) = (train(&device, sharding), train(&checkpointing, sharding));
+        assert_equal_weights(&plain, &recomputed);
+        let strategy = |x: Tensor<2>| x.gradient_checkpointing_strategy();
+        let balanced = Some(GradientCheckpointingStrategy::Balanced);
+        assert_eq!(strategy(recomputed.frozen.weight.val()), balanced);
+        assert_eq!(strategy(recomputed.layer.weight.val()), balanced);
     }
 }

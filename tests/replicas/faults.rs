@@ -7,10 +7,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use backburn::{
-    FusedError, FusedReplicas, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    AnomalyCheck, FusedError, FusedReplicas, GlobalNormClippingConfig, GradientFlow, GradientHook,
     HookedParameter, Sharding,
 };
-use burn::module::ParamGroup;
+use burn::module::{Lora, ParamGroup};
 
 use super::*;
 
@@ -269,6 +269,38 @@ fn a_norm_that_is_not_finite_is_an_error() {
     assert_equal_weights(&initial, &fused.model());
 }
 
+/// A base that stays an ordinary leaf keeps its sum elsewhere.
+#[test]
+fn a_sum_of_all_ranks_that_is_not_finite_goes_with_the_step_that_a_hook_stops() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    for adapted in [false, true] {
+        let model = Network::init(device);
+        let model = match adapted {
+            true => model.apply_lora(Lora::new(2, 4.0)).unfreeze(),
+            false => model,
+        };
+        let mut fused =
+            FusedReplicas::new(model, adamw(), flex(2)).with_hook(ParamGroup::all(), AnomalyCheck);
+        let batches = tokens(device, &[2, 4]);
+        let poisoned = batches.clone().into_iter().zip([1.0, f32::NAN]);
+        fused.accumulate(poisoned, |model: &Network, (tokens, factor)| {
+            model.loss(tokens) * factor
+        });
+        let stopped = fused.try_step(RATE, batches.clone(), Network::loss);
+        let named = |error: &FusedError| matches!(error, FusedError::GradientNotFinite { .. });
+        assert!(
+            matches!(&stopped, Err(FusedError::Rank { error, .. }) if named(error)),
+            "{stopped:?}"
+        );
+        assert_eq!(
+            fused.try_step_accumulated(RATE),
+            Err(FusedError::NothingAccumulated)
+        );
+        fused.step(RATE, batches, Network::loss);
+    }
+}
+
 #[test]
 fn a_value_that_may_be_stepped_elsewhere_is_not_read() {
     let _alone = alone();
@@ -284,4 +316,49 @@ fn a_value_that_may_be_stepped_elsewhere_is_not_read() {
         text.contains("`scale`") && text.contains("gone to the other ranks"),
         "{text}"
     );
+}
+
+/// What a panic may carry: it panics again when it is dropped, and what that carries, too.
+struct Bomb {
+    forever: bool,
+}
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        match self.forever {
+            true => std::panic::panic_any(Bomb { forever: true }),
+            false => panic!("when it is dropped"),
+        }
+    }
+}
+
+#[test]
+fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
+    let _alone = alone();
+    let device = flex(1).remove(0);
+    in_time(move || {
+        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2));
+        let batches = tokens(&device, &[2, 2]);
+        for forever in [false, true] {
+            for in_a_block in [false, true] {
+                let fails = move |model: &Network, tokens: Tensor<2, Int>| -> Tensor<1> {
+                    let again = AtomicBool::new(!in_a_block);
+                    let run = move |layer: &Linear, x: Tensor<3>| {
+                        if again.swap(true, Ordering::Relaxed) {
+                            std::panic::panic_any(Bomb { forever });
+                        }
+                        layer.forward(x)
+                    };
+                    let x = model.embedding.forward(tokens);
+                    gradient_checkpointing(&model.layers[0], x, run).mean()
+                };
+                let error = fused.try_step(RATE, batches.clone(), fails);
+                assert!(
+                    matches!(error, Err(FusedError::RankPanicked { .. })),
+                    "{error:?}"
+                );
+                fused.step(RATE, batches.clone(), Network::loss);
+            }
+        }
+    });
 }

@@ -271,6 +271,84 @@ fn running_statistics_are_the_mean_over_ranks_of_a_device() {
 }
 
 #[derive(Module, Debug)]
+struct TwoWays {
+    one: BatchNorm,
+    other: BatchNorm,
+}
+
+/// A batch, and which of the ways it goes.
+type Way = (Tensor<2>, bool, bool);
+
+impl TwoWays {
+    fn init(device: &Device) -> Self {
+        let norm = || BatchNormConfig::new(2).with_momentum(0.3).init(device);
+        Self {
+            one: norm(),
+            other: norm(),
+        }
+    }
+
+    fn loss(&self, (x, one, other): Way, in_a_block: bool) -> Tensor<1> {
+        let run = move |model: &Self, x| {
+            let x = if one { model.one.forward(x) } else { x };
+            if other {
+                model.other.forward(x + 3.0)
+            } else {
+                x
+            }
+        };
+        let x = match in_a_block {
+            true => gradient_checkpointing(self, x, run),
+            false => run(self, x),
+        };
+        x.powi_scalar(3).mean()
+    }
+}
+
+/// Burn keeps the updates of a statistic by the thread that has made them: those that have made none have no part in
+/// the mean. Its order of more than two threads is any.
+#[test]
+fn running_statistics_are_the_mean_over_the_ranks_that_have_updated_them() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = TwoWays::init(device);
+    let batch = || Tensor::<2>::random([6, 2], Distribution::Default, device);
+    let one = || (batch(), true, false);
+    let other = || (batch(), false, true);
+    let both = || (batch(), true, true);
+    // An update that leaves the mean as it is counts, too.
+    let nothing = || (Tensor::zeros([6, 2], device), true, false);
+    let steps = [
+        vec![nothing(), one(), other()],
+        vec![one(), other(), both()],
+        vec![both(), both()],
+        vec![other(), other(), one()],
+        vec![other()],
+        vec![one(), one(), other()],
+    ];
+    for in_a_block in [false, true] {
+        let stock = copy(&initial, || TwoWays::init(device));
+        let model = copy(&initial, || TwoWays::init(device));
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3));
+        for batches in &steps {
+            // One rank after the other, each on a thread of its own, as in Burn's training.
+            std::thread::scope(|scope| {
+                for batch in batches.clone() {
+                    let stock = &stock;
+                    let thread = scope.spawn(move || drop(stock.loss(batch, in_a_block)));
+                    thread.join().unwrap();
+                }
+            });
+            let batches = batches.clone();
+            fused.step(0.0, batches, move |model: &TwoWays, batch| {
+                model.loss(batch, in_a_block)
+            });
+            assert_equal_weights(&stock.valid(), &fused.valid());
+        }
+    }
+}
+
+#[derive(Module, Debug)]
 struct NormedBlocks {
     blocks: Vec<(Linear, BatchNorm)>,
 }
@@ -336,6 +414,53 @@ fn parameters_left_to_the_end_are_summed_over_the_ranks() {
     let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), devices.clone());
     train(&mut fused, &steps);
     assert_equal_weights(&expected, &fused.model());
+}
+
+/// There is nothing in the step itself that says so: what it uses was accumulated before.
+#[test]
+fn a_base_stepped_with_what_was_accumulated_is_the_same_on_every_rank() {
+    let _alone = alone();
+    let devices = flex(3);
+    let adapted = || {
+        let model = Network::init(&devices[0]);
+        model.apply_lora(Lora::new(2, 4.0)).unfreeze()
+    };
+    let initial = adapted();
+    let batches = tokens(&devices[0], &[2, 4, 2]);
+    let same = tokens(&devices[0], &[2]).remove(0);
+    // The first reaches no base.
+    let beside = |model: &Network, _: Tensor<2, Int>| model.scale.val().mean();
+    for reaches_nothing in [true, false] {
+        let mut model = copy(&initial, adapted);
+        let mut sum = burn::optim::GradientsAccumulator::new();
+        let mut add = |loss: Tensor<1>| {
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            sum.accumulate(&model, gradients);
+        };
+        batches
+            .iter()
+            .for_each(|batch| add(model.loss(batch.clone())));
+        if reaches_nothing {
+            batches
+                .iter()
+                .for_each(|batch| add(beside(&model, batch.clone())));
+        }
+        model = adamw().step(RATE, model, sum.grads());
+
+        let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), devices.clone())
+            .with_ownership(Ownership::MainDevice);
+        fused.accumulate(batches.clone(), Network::loss);
+        match reaches_nothing {
+            true => drop(fused.step(RATE, batches.clone(), beside)),
+            false => fused.step_accumulated(RATE),
+        }
+        assert_equal_weights(&model, &fused.model());
+        let losses = fused.accumulate(vec![same.clone(); 3], Network::loss);
+        let expected = model.loss(same.clone()).into_data();
+        for loss in losses {
+            assert_eq!(loss.into_data(), expected, "{reaches_nothing}");
+        }
+    }
 }
 
 #[test]

@@ -319,7 +319,7 @@ fn full_precision_accumulation_changes_no_step_without_micro_batches() {
     assert_equal_weights(&train(false), &train(true));
 }
 
-/// A gradient of zeros that stands for none, of a block that ignores an input, is an answer of its rank nevertheless.
+/// A gradient of zeros, of a block that ignores an input, is an answer of its rank.
 #[test]
 fn zeros_of_one_rank_swallow_no_gradient_of_another() {
     let _alone = alone();

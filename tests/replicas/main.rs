@@ -11,6 +11,7 @@ mod hostile;
 mod policies;
 mod random;
 mod records;
+mod rows;
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -36,40 +37,53 @@ struct Network {
 
 impl Network {
     fn init(device: &Device) -> Self {
-        let layer = |_| LinearConfig::new(6, 6).init(device);
+        Self::of_width(6, device)
+    }
+
+    fn of_width(width: usize, device: &Device) -> Self {
+        let layer = |_| LinearConfig::new(width, width).init(device);
         Self {
-            embedding: EmbeddingConfig::new(9, 6).init(device),
+            embedding: EmbeddingConfig::new(9, width).init(device),
             layers: (0..4).map(layer).collect(),
-            sometimes: LinearConfig::new(6, 6).init(device),
-            scale: Param::from_tensor(Tensor::ones([6], device)),
+            sometimes: LinearConfig::new(width, width).init(device),
+            scale: Param::from_tensor(Tensor::ones([width], device)),
         }
     }
 
     fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_of(tokens, false)
+        self.loss_of(tokens, run)
     }
 
     fn loss_in_blocks(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
-        self.loss_of(tokens, true)
+        self.loss_of(tokens, |layer, x| gradient_checkpointing(layer, x, run))
     }
 
-    fn loss_of(&self, tokens: Tensor<2, Int>, in_blocks: bool) -> Tensor<1> {
+    /// With layers that are called by `block`.
+    fn loss_of(
+        &self,
+        tokens: Tensor<2, Int>,
+        block: impl Fn(&Linear, Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<1> {
         let is_even = tokens.dims()[0].is_multiple_of(2);
         let x = self.embedding.forward(tokens);
-        let run = |layer: &Linear, x: Tensor<3>| layer.forward(x).tanh();
-        let x = self.layers.iter().fold(x, |x, layer| match in_blocks {
-            true => gradient_checkpointing(layer, x, run),
-            false => run(layer, x),
-        });
+        let x = self.layers.iter().fold(x, |x, layer| block(layer, x));
         let x = match is_even {
             true => self.sometimes.forward(x),
             false => x,
         };
-        let x = x * self.scale.val().reshape([1, 1, 6]);
+        let x = x * self.scale.val().unsqueeze();
         let logits = x.matmul(self.embedding.weight.val().transpose().unsqueeze());
         logits.powi_scalar(2).mean()
     }
 }
+
+fn run(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
+    layer.forward(x).tanh()
+}
+
+/// What the rows are held to.
+#[global_allocator]
+static BYTES: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
 /// One at a time: the tests share the generators of the process, and the ranks two cores.
 fn alone() -> MutexGuard<'static, ()> {

@@ -194,3 +194,25 @@ fn bad_numbers_of_devices_and_batches_are_errors() {
         assert!(reason(error).contains(&format!("{} batches for 2 ranks", rows.len())));
     }
 }
+
+#[test]
+fn the_states_of_a_removed_layer_leave_the_record_of_replicas() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let batches = tokens(device, &[2, 4]);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let mut fused =
+            FusedReplicas::new(Network::init(device), adamw(), flex(2)).with_sharding(sharding);
+        fused.step(RATE, batches.clone(), Network::loss);
+        let whole = fused.model();
+        fused.change_model(|mut model| {
+            model.layers.pop();
+            model
+        });
+        fused.step(RATE, batches.clone(), Network::loss);
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+        fused.change_model(|_| whole);
+        fused.step(RATE, batches.clone(), Network::loss);
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+    }
+}

@@ -5,6 +5,7 @@ use burn::module::Module;
 use super::FusedReplicas;
 use super::setup::Setup;
 use crate::error::FusedError;
+use crate::pass::Reads;
 use crate::replica::{Ownership, Sharding};
 use crate::slot::KeptStatistics;
 
@@ -86,16 +87,18 @@ impl<M: Module + 'static> FusedReplicas<M> {
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.first.form.module);
         self.share(change(self.model()))?;
-        statistics.forget();
+        statistics.forget(Reads::InTime);
         Ok(())
     }
 
     /// Goes on with replicas of `model`; nothing has changed if that can't be.
     fn share(&mut self, model: M) -> Result<(), FusedError> {
-        let (mut ranks, group) = self.setup.ranks(model, &self.first.session)?;
+        let setup = self.setup.clone().of_model(&model);
+        let (mut ranks, group) = setup.ranks(model, &self.first.session)?;
         let (form, session) = ranks.remove(0).into_parts();
-        self.first.replace_form(form, session)?;
+        self.first.replace_form(form, session);
         self.crew.replace(ranks, group);
+        self.setup = setup;
         Ok(())
     }
 }

@@ -11,8 +11,8 @@ use super::task::{Failure, Task, Worked};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
 use crate::fused::run::{Ending, Order};
-use crate::fused::{FusedOptimizer, retained, work};
-use crate::pass::{Closure, Pass, Running, Scope};
+use crate::fused::{FusedOptimizer, work};
+use crate::pass::{Closure, Pass, Reads, Running, Scope};
 use crate::policy::Goal;
 use crate::random::Stream;
 use crate::replica::{Group, Membership, Turn};
@@ -81,14 +81,19 @@ impl<M: Module + 'static> Crew<M> {
             false => Vec::new(),
         };
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
+        let forms = self.forms(first).zip(&takes_part);
+        let before: Vec<_> = forms
+            .map(|(form, takes_part)| takes_part.then(|| self.statistics.look(&form.module)))
+            .collect();
         let ended = self.run_once(first, closure, order, &takes_part, batches, work);
         match (&ended, goal) {
             (_, Goal::Measure) | (Err(FusedError::RandomNumbers { .. }), _) => drop(statistics),
             _ => {
-                statistics.into_iter().for_each(KeptStatistics::forget);
+                let left = |statistics: KeptStatistics<M>| statistics.forget(Reads::InTime);
+                statistics.into_iter().for_each(left);
                 if takes_part.contains(&true) && takes_part.len() > 1 {
                     let modules = self.forms(first).map(|form| &form.module);
-                    let modules: Vec<_> = modules.zip(takes_part).collect();
+                    let modules: Vec<_> = modules.zip(before).collect();
                     let averaged = caught(|| self.statistics.average(&modules));
                     // A device that is lost has ended the pass already.
                     if let (Ok(_), Err(reason)) = (&ended, averaged) {
@@ -117,6 +122,7 @@ impl<M: Module + 'static> Crew<M> {
         self.check_place()?;
         let plan = order.plan.clone();
         self.group.begin(takes_part);
+        let repeats = order.rehearsal.is_some();
         let numbers = self.numbers(first, &order, closure)?;
         let running: Vec<Running> = {
             let sessions = [&first.session]
@@ -132,107 +138,49 @@ impl<M: Module + 'static> Crew<M> {
             };
             sessions.zip(takes_part).map(begin).collect()
         };
-        let forms: Vec<_> = self.forms(first).collect();
-        let slots = forms.iter().map(|form| form.slots().clone());
-        let ending = Ending(slots.collect());
-        first.prepare(&plan);
+        let others = self.others.iter_mut().map(|rank| &mut rank.form);
+        let mut ending = Ending::of([&mut first.form].into_iter().chain(others));
         // The batches come from this thread.
         self.group.devices().iter().for_each(hand_over);
 
-        let tasks = running.iter().enumerate().map(|(rank, running)| Task {
-            rank,
-            pass: running.pass.clone(),
-            slots: forms[rank].slots().clone(),
-            group: self.group.clone(),
+        let tasks = running.iter().enumerate().map(|(rank, running)| {
+            let form = ending.form(rank);
+            let task = Task {
+                rank,
+                pass: running.pass.clone(),
+                slots: form.slots().clone(),
+                group: self.group.clone(),
+            };
+            (task, form.module.clone())
         });
-        let modules = forms.iter().map(|form| form.module.clone());
-        let tasks = tasks.zip(modules).zip(batches).collect();
-        let Ended { outputs, failed } = self.set_to_work(tasks, numbers.as_ref(), work);
+        let tasks = tasks.zip(batches).collect();
+        let Ended { outputs, failed } =
+            set_to_work(&self.threads, &self.group, tasks, numbers.as_ref(), work);
         if let Some(numbers) = numbers {
             // What is drawn next does not depend on how many numbers the ranks have drawn.
-            let _turn = Turn::take(&self.group, self.group.device(0));
+            let _turn = turn(&self.group)?;
             numbers.end();
         }
-        let repeats = order.rehearsal.is_some();
-        self.check(failed, &running, repeats)?;
+        check(&self.group, failed, &running, repeats)?;
 
-        let mut report = StepReport::default();
         let mut gradients: Vec<_> = (0..running.len()).map(|_| GradientsParams::new()).collect();
         let mut given = Vec::new();
         for (rank, (output, of_rank)) in outputs {
             gradients[rank] = of_rank;
             given.push(output);
         }
-        let gradients = retained::in_order(&first.form.module, &self.group, gradients);
-        let received = gradients.first().map_or(0, GradientsParams::len);
-        let used = caught(|| first.use_retained(&plan, gradients, &mut report));
-        if received > 0 {
-            // Of an optimizer that has panicked, too: all ranks go on with the same values.
-            self.hand_over_retained(first);
-        }
-        let used = used.map_err(Failure::Panic);
-        let used = used.and_then(|used| used.map_err(Failure::Error));
-        used.map_err(|failure| failure.on(0, &self.group, repeats))?;
+        let passes = running.iter().map(|running| &running.pass);
+        ending.deliver(plan.goal, passes.zip(gradients));
+        check(&self.group, Vec::new(), &running, repeats)?;
         let ended = ending.well();
         drop(running);
-        first.report_on(ended, received, report);
+        first.report_on(ended);
         // What others have sent a rank since it was through.
         check_connected(|| self.group.devices().to_vec())?;
         if plan.goal == Goal::Update {
             work::check_written(self.forms(first))?;
         }
         Ok(given)
-    }
-
-    /// Lets all ranks do their part, each on its thread, and waits for them.
-    fn set_to_work<B: Send + 'static, R: Send + 'static>(
-        &self,
-        tasks: Vec<((Task, M), Option<B>)>,
-        numbers: Option<&Stream>,
-        work: &Work<M, B, R>,
-    ) -> Ended<R> {
-        let (sender, outcomes) = channel();
-        let (mut idle, mut at_work) = (Vec::new(), Vec::new());
-        for ((task, module), batch) in tasks {
-            let rank = task.rank;
-            let Some(batch) = batch else {
-                idle.push(task);
-                continue;
-            };
-            at_work.push(rank);
-            let (work, sender) = (work.clone(), sender.clone());
-            let numbers = numbers.map(|numbers| numbers.of_rank(rank, self.group.device(rank)));
-            self.threads[rank].give(0, usize::MAX, move || {
-                let outcome = task.run(numbers, |pass| work(&module, pass, rank, batch));
-                // The module is gone before anybody goes on.
-                drop((module, work));
-                let _ = sender.send((rank, outcome));
-            });
-        }
-        drop(sender);
-        let mut ended = Ended {
-            outputs: Vec::new(),
-            failed: Vec::new(),
-        };
-        for task in idle {
-            let rank = task.rank;
-            ended
-                .failed
-                .extend(task.stand_by().err().map(|failure| (rank, failure)));
-        }
-        for (rank, outcome) in outcomes {
-            at_work.retain(|at_work| *at_work != rank);
-            match outcome {
-                Ok(output) => ended.outputs.push((rank, output)),
-                Err(failure) => ended.failed.push((rank, failure)),
-            }
-        }
-        let silent = || Failure::Panic("dropping what its closure has left panicked".to_string());
-        ended
-            .failed
-            .extend(at_work.into_iter().map(|rank| (rank, silent())));
-        ended.outputs.sort_by_key(|(rank, _)| *rank);
-        ended
     }
 
     fn forms<'a>(&'a self, first: &'a FusedOptimizer<M>) -> impl Iterator<Item = &'a FusedForm<M>> {
@@ -265,7 +213,7 @@ impl<M: Module + 'static> Crew<M> {
         if !self.group.takes_turns() || closure == Closure::Nothing {
             return Ok(None);
         }
-        let _turn = Turn::take(&self.group, self.group.device(0));
+        let _turn = turn(&self.group)?;
         let devices = self.group.devices().to_vec();
         let numbers = || {
             Stream::new(devices, |device| match &order.rehearsal {
@@ -279,47 +227,95 @@ impl<M: Module + 'static> Crew<M> {
         });
         numbers.map(Some)
     }
+}
 
-    /// Goes on with the error of the first rank that has failed, if one has.
-    fn check(
-        &self,
-        mut failed: Vec<(usize, Failure)>,
-        running: &[Running],
-        repeats: bool,
-    ) -> Result<(), FusedError> {
-        let first = self.group.failed();
-        failed.sort_by_key(|(rank, _)| (Some(*rank) != first, *rank));
-        // An update on behalf of all ends the pass of the owner, which may have been through before.
-        let passes = running.iter().enumerate().map(|(rank, running)| {
-            let ended = caught(|| running.pass.check());
-            (
-                rank,
-                ended
-                    .map_err(Failure::Panic)
-                    .and_then(|ended| ended.map_err(Failure::Error)),
-            )
-        });
-        let passes: Vec<_> = passes
-            .filter_map(|(rank, ended)| Some((rank, ended.err()?)))
-            .collect();
-        match passes.into_iter().chain(failed).next() {
-            None => Ok(()),
-            Some((rank, failure)) => Err(failure.on(rank, &self.group, repeats)),
-        }
-    }
-
-    /// Gives all ranks the values of the parameters that the first has stepped.
-    fn hand_over_retained(&mut self, first: &FusedOptimizer<M>) {
-        let inventory = first.form.inventory();
-        for rank in &mut self.others {
-            let module = rank.form.module.clone();
-            rank.form.module = retained::take_over(module, &first.form.module, inventory);
-        }
-    }
+/// Waits for the turn to draw random numbers for all ranks.
+fn turn(group: &Arc<Group>) -> Result<Turn, FusedError> {
+    Turn::take(group, group, group.device(0))
 }
 
 /// What has come of the work of all ranks, by rank.
 struct Ended<R> {
     outputs: Vec<(usize, (R, GradientsParams))>,
     failed: Vec<(usize, Failure)>,
+}
+
+/// Lets all ranks do their part, each on its thread, and waits for them.
+fn set_to_work<M: Module + 'static, B: Send + 'static, R: Send + 'static>(
+    threads: &[Worker],
+    group: &Group,
+    tasks: Vec<((Task, M), Option<B>)>,
+    numbers: Option<&Stream>,
+    work: &Work<M, B, R>,
+) -> Ended<R> {
+    let (sender, outcomes) = channel();
+    let (mut idle, mut at_work) = (Vec::new(), Vec::new());
+    for ((task, module), batch) in tasks {
+        let rank = task.rank;
+        let Some(batch) = batch else {
+            idle.push(task);
+            continue;
+        };
+        at_work.push(rank);
+        let (work, sender) = (work.clone(), sender.clone());
+        let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
+        threads[rank].give(0, usize::MAX, move || {
+            let outcome = task.run(numbers, |pass| work(&module, pass, rank, batch));
+            // The module is gone before anybody goes on.
+            drop((module, work));
+            let _ = sender.send((rank, outcome));
+        });
+    }
+    drop(sender);
+    let mut ended = Ended {
+        outputs: Vec::new(),
+        failed: Vec::new(),
+    };
+    for task in idle {
+        let rank = task.rank;
+        ended
+            .failed
+            .extend(task.stand_by().err().map(|failure| (rank, failure)));
+    }
+    for (rank, outcome) in outcomes {
+        at_work.retain(|at_work| *at_work != rank);
+        match outcome {
+            Ok(output) => ended.outputs.push((rank, output)),
+            Err(failure) => ended.failed.push((rank, failure)),
+        }
+    }
+    let silent = || Failure::Panic("dropping what its closure has left panicked".to_string());
+    ended
+        .failed
+        .extend(at_work.into_iter().map(|rank| (rank, silent())));
+    ended.outputs.sort_by_key(|(rank, _)| *rank);
+    ended
+}
+
+/// Goes on with the error of the first rank that has failed, if one has.
+fn check(
+    group: &Group,
+    mut failed: Vec<(usize, Failure)>,
+    running: &[Running],
+    repeats: bool,
+) -> Result<(), FusedError> {
+    let first = group.failed();
+    failed.sort_by_key(|(rank, _)| (Some(*rank) != first, *rank));
+    // An update on behalf of all ends the pass of the owner, which may have been through before.
+    let passes = running.iter().enumerate().map(|(rank, running)| {
+        let ended = caught(|| running.pass.check());
+        (
+            rank,
+            ended
+                .map_err(Failure::Panic)
+                .and_then(|ended| ended.map_err(Failure::Error)),
+        )
+    });
+    let passes: Vec<_> = passes
+        .filter_map(|(rank, ended)| Some((rank, ended.err()?)))
+        .collect();
+    match passes.into_iter().chain(failed).next() {
+        None => Ok(()),
+        Some((rank, failure)) => Err(failure.on(rank, group, repeats)),
+    }
 }

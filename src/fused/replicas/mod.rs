@@ -21,7 +21,7 @@ use crate::error::FusedError;
 use crate::fused::policies::in_state;
 use crate::optim::AccumulateInState;
 use crate::pass::Session;
-use crate::policy::Policies;
+use crate::policy::{Policies, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::slot::Role;
@@ -55,22 +55,23 @@ use setup::Setup;
 /// assert_eq!(losses.len(), 2);
 /// ```
 ///
-/// Every rank works on a thread of its own, so what the closure captures is moved into it. A batch is on the device of
-/// its rank.
+/// Every rank works on a thread of its own, so what the closure captures is moved into it. A batch is on the
+/// [device](Self::devices) of its rank.
 ///
 /// # What is shared, and what is not
 ///
 /// - Policies and hooks see a gradient once, as the sum over all ranks.
 /// - Every rank draws random numbers of its own in its forward pass and in blocks, which come from one seed a step
 ///   and do not depend on what the others draw: Burn's generators are one a process, so the ranks' forward passes
-///   and the second runs of blocks take turns at them, and a closure must not wait for another rank. What is
+///   and the second runs of blocks take turns at them, and a closure must not wait for another rank, nor for a step of other
+///   replicas on another thread, which ends with an error after a minute. What is
 ///   drawn later (in hooks, after the first gradient of a closure that runs the backward pass itself) comes from
 ///   where the generator is by then. [`without_random_numbers`](Self::without_random_numbers) lets them run at
 ///   once.
-/// - Running statistics are the mean over the ranks after every step, as in Burn's own multi-device training on one
-///   device.
-/// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped on the
-///   first at the end of the pass.
+/// - Running statistics are the mean over the ranks that have updated them after every step, as in Burn's own
+///   multi-device training on one device.
+/// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped by their
+///   owner at the end of the pass.
 /// - The [memory recorder](crate::memory) counts the process, and knows no ranks.
 ///
 /// # Faults
@@ -155,11 +156,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
         policies: Policies,
         devices: Vec<Device>,
     ) -> Result<Self, FusedError> {
-        let setup = Setup::new(devices)?;
-        let (mut ranks, group) = setup.ranks(model, &Session::new(optimizer))?;
+        let setup = Setup::new(devices)?.of_model(&model);
+        let (mut ranks, group) = setup.ranks(model, &Session::new(Update::new(optimizer)))?;
         let (form, session) = ranks.remove(0).into_parts();
         let mut first = FusedOptimizer::of(form, session);
-        policies.check_retained(first.num_retained())?;
         first.policies = policies;
         first.restore_policies();
         let crew = Crew::new(ranks, group)?;
@@ -247,7 +247,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
             .collect()
     }
 
-    /// The devices of the ranks.
+    /// The devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
+    /// model, whichever the devices had that were named.
     pub fn devices(&self) -> &[Device] {
         &self.setup.devices
     }

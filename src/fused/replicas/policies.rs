@@ -97,12 +97,4 @@ impl<M: Module> FusedReplicas<M> {
         let first = self.first.with_gradient_checkpointing(config);
         Self { first, ..self }
     }
-
-    /// Keeps the optimizer states of the smallest parameters during a pass, as
-    /// [`FusedOptimizer::with_state_backup_limit`].
-    #[must_use]
-    pub fn with_state_backup_limit(self, bytes: usize) -> Self {
-        let first = self.first.with_state_backup_limit(bytes);
-        Self { first, ..self }
-    }
 }

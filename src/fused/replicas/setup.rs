@@ -35,6 +35,17 @@ impl Setup {
         })
     }
 
+    /// The same for `model`: where its replicas compute, with its gradient checkpointing strategy. Burn refuses to
+    /// compute with tensors of two.
+    pub(super) fn of_model<M: Module>(mut self, model: &M) -> Self {
+        let of_model = model.devices().into_iter().next();
+        let of_model = of_model.unwrap_or_default().autodiff();
+        for device in &mut self.devices {
+            *device = device.clone().with_autodiff_context_from(&of_model);
+        }
+        self
+    }
+
     /// The replicas of `model`, whose optimizer is that of `session`.
     pub(super) fn ranks<M: Module>(
         &self,

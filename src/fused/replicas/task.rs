@@ -33,7 +33,7 @@ impl Task {
         let part = self.group.take_part(self.rank);
         let done = caught(|| {
             let _scope = self.pass.enter();
-            self.pass.begin_turn();
+            self.pass.begin_turn()?;
             if let Some(numbers) = numbers {
                 numbers.start();
             }

@@ -11,11 +11,11 @@ pub use picture::{save_png, save_svg};
 use super::error::MemoryError;
 use super::timeline::MemoryTimeline;
 
-/// Something to draw: at least one timeline, none of them empty.
+/// Something to draw: at least one timeline, none of them empty or damaged.
 fn check(timelines: &[(&str, &MemoryTimeline)]) -> Result<(), MemoryError> {
-    let empty = |(_, timeline): &(&str, &MemoryTimeline)| timeline.samples.is_empty();
-    match timelines.is_empty() || timelines.iter().any(empty) {
-        true => Err(MemoryError::Empty),
-        false => Ok(()),
+    if timelines.is_empty() {
+        return Err(MemoryError::Empty);
     }
+    let mut timelines = timelines.iter();
+    timelines.try_for_each(|(_, timeline)| timeline.check())
 }

@@ -3,6 +3,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::super::error::MemoryError;
+use super::super::file;
 use super::super::timeline::MemoryTimeline;
 use super::check;
 use super::palette::{self, RESERVED, Rgb};
@@ -18,7 +19,7 @@ const PLACE: &str = "\"TIMELINES\"";
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, or the file can't be written.
+/// If there is nothing to draw, a timeline is damaged, or the file can't be written, which is as it was then.
 pub fn save_html(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -29,7 +30,7 @@ pub fn save_html(
         .map_err(|error| MemoryError::unwritable(path, error))?;
     // Inside a script element no text may look like a tag.
     let page = TEMPLATE.replace(PLACE, &json.replace('<', "\\u003c"));
-    std::fs::write(path, page).map_err(|error| MemoryError::unwritable(path, error))
+    file::write(path, page.as_bytes())
 }
 
 /// What the script of the page reads.

@@ -1,11 +1,14 @@
 use std::path::Path;
 
 use epaint_default_fonts::UBUNTU_LIGHT;
+use image::codecs::png::PngEncoder;
+use image::{ExtendedColorType, ImageEncoder};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
 use super::super::error::MemoryError;
+use super::super::file;
 use super::super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
 use super::check;
 use super::palette::{self, Layer, RESERVED, Rgb};
@@ -23,7 +26,7 @@ const LEGEND: f64 = 1.2;
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, or the file can't be written.
+/// If there is nothing to draw, a timeline is damaged, or the file can't be written, which is as it was then.
 pub fn save_svg(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -36,14 +39,14 @@ pub fn save_svg(
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         draw(&root, timelines).map_err(|error| MemoryError::unwritable(path, error))?;
     }
-    std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
+    file::write(path, text.as_bytes())
 }
 
 /// Draws `timelines`, each with its title, as PNG.
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, or the file can't be written.
+/// If there is nothing to draw, a timeline is damaged, or the file can't be written, which is as it was then.
 pub fn save_png(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -56,8 +59,11 @@ pub fn save_png(
         let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
         draw(&root, timelines).map_err(|error| MemoryError::unwritable(path, error))?;
     }
-    image::save_buffer(path, &pixels, width, height, image::ColorType::Rgb8)
-        .map_err(|error| MemoryError::unwritable(path, error))
+    let mut png = Vec::new();
+    PngEncoder::new(&mut png)
+        .write_image(&pixels, width, height, ExtendedColorType::Rgb8)
+        .map_err(|error| MemoryError::unwritable(path, error))?;
+    file::write(path, &png)
 }
 
 fn draw<B: DrawingBackend>(
@@ -143,7 +149,10 @@ where
     for (index, layer) in sheet.layers.iter().enumerate().rev() {
         let color = rgb(layer.color);
         let layers = &sheet.layers[..=index];
-        let up_to = |bytes: &Bytes| layers.iter().map(|l| (l.bytes)(bytes)).sum();
+        let up_to = |bytes: &Bytes| {
+            let layers = layers.iter().map(|layer| (layer.bytes)(bytes));
+            layers.fold(0, usize::saturating_add)
+        };
         let points = columns.iter().map(|s| (s.seconds, mega(up_to(&s.bytes))));
         chart
             .draw_series(AreaSeries::new(points, 0.0, color.filled()))?

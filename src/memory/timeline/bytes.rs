@@ -16,8 +16,24 @@ pub struct Bytes {
 }
 
 impl Bytes {
+    pub(super) const NONE: Self = Self {
+        parameters: 0,
+        gradients: 0,
+        optimizer_state: 0,
+        rest: 0,
+        unassigned: 0,
+    };
+
     /// The sum of the categories: all bytes in use.
     pub fn total(&self) -> usize {
-        self.parameters + self.gradients + self.optimizer_state + self.rest + self.unassigned
+        let others = [
+            self.gradients,
+            self.optimizer_state,
+            self.rest,
+            self.unassigned,
+        ];
+        others
+            .into_iter()
+            .fold(self.parameters, usize::saturating_add)
     }
 }

@@ -3,6 +3,7 @@
 
 mod block;
 mod bytes;
+mod check;
 mod phase;
 mod pool;
 mod sample;
@@ -34,12 +35,20 @@ pub struct MemoryTimeline {
     pub pools: Vec<Pool>,
 }
 
+/// The peak of a timeline without samples, which no recorder writes.
+const NOTHING: Sample = Sample {
+    seconds: 0.0,
+    mark: 0,
+    bytes: Bytes::NONE,
+    reserved: None,
+};
+
 impl MemoryTimeline {
-    /// The first moment with the most bytes in use.
+    /// The first moment with the most bytes in use; without samples there are none.
     pub fn peak(&self) -> &Sample {
         let most = self.samples.iter().map(|sample| sample.bytes.total()).max();
         let peak = self.samples.iter().find(|s| Some(s.bytes.total()) == most);
-        peak.expect("a timeline has samples")
+        peak.unwrap_or(&NOTHING)
     }
 
     /// The most bytes that the pools of the device held; `None` for the memory of the process.
@@ -48,8 +57,9 @@ impl MemoryTimeline {
         reserved.max()
     }
 
-    /// The phase of `sample`.
+    /// The phase of `sample`; that of one from another timeline may be [`Phase::Other`].
     pub fn phase(&self, sample: &Sample) -> &Phase {
-        &self.marks[sample.mark].phase
+        let mark = self.marks.get(sample.mark);
+        mark.map_or(&Phase::Other, |mark| &mark.phase)
     }
 }

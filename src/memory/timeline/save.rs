@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use super::super::error::MemoryError;
+use super::super::file;
 use super::MemoryTimeline;
 use super::bytes::Bytes;
 
@@ -9,24 +10,25 @@ impl MemoryTimeline {
     ///
     /// # Errors
     ///
-    /// If the file can't be written.
+    /// If the file can't be written. What was there before is there still.
     pub fn save_json(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
         let path = path.as_ref();
         let text =
             serde_json::to_string(self).map_err(|error| MemoryError::unwritable(path, error))?;
-        std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
+        file::write(path, text.as_bytes())
     }
 
     /// Writes the samples as CSV: seconds, phase, the bytes of each category, and the reserved ones.
     ///
     /// # Errors
     ///
-    /// If the file can't be written.
+    /// If the timeline is empty or damaged, or the file can't be written. What was there before is there still.
     pub fn save_csv(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
+        self.check()?;
         let path = path.as_ref();
-        let write = || -> Result<(), csv::Error> {
-            let mut file = csv::Writer::from_path(path)?;
-            file.write_record([
+        let mut table = csv::Writer::from_writer(Vec::new());
+        let mut write = || -> Result<(), csv::Error> {
+            table.write_record([
                 "seconds",
                 "phase",
                 "parameters",
@@ -48,11 +50,13 @@ impl MemoryTimeline {
                 let start = [sample.seconds.to_string(), self.phase(sample).to_string()];
                 let reserved = sample.reserved.map(|bytes| bytes.to_string());
                 let row = start.into_iter().chain(bytes.map(|b| b.to_string()));
-                file.write_record(row.chain([reserved.unwrap_or_default()]))?;
+                table.write_record(row.chain([reserved.unwrap_or_default()]))?;
             }
-            file.flush()?;
             Ok(())
         };
-        write().map_err(|error| MemoryError::unwritable(path, error))
+        write().map_err(|error| MemoryError::unwritable(path, error))?;
+        let text = table.into_inner();
+        let text = text.map_err(|error| MemoryError::unwritable(path, error))?;
+        file::write(path, &text)
     }
 }

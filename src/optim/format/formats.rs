@@ -20,6 +20,14 @@ pub(crate) struct Weight<const D: usize> {
 }
 
 impl Formats {
+    /// The same for a state that is to be full.
+    pub(crate) fn with_full_states(self) -> Self {
+        Self {
+            state: StateFormat::Full,
+            ..self
+        }
+    }
+
     /// Whether this parameter and its states are kept as Burn keeps them. (Beside states in few bits, the full ones
     /// of small parameters in half types are in f32.)
     pub(crate) fn are_plain_for<const D: usize>(self, parameter: &Tensor<D>) -> bool {
@@ -95,6 +103,22 @@ impl Formats {
 }
 
 impl<const D: usize> Weight<D> {
+    /// The same for a kernel that takes low bits whose mark is another for those of other weights.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn into_split(self) -> Self {
+        match self.low_bits {
+            Some(low_bits) if low_bits.is_loaded => {
+                let (value, low_bits) = low_bits.with_weights(self.value);
+                Self {
+                    value,
+                    format: self.format,
+                    low_bits: Some(low_bits),
+                }
+            }
+            _ => self,
+        }
+    }
+
     /// A full state of this number.
     pub(crate) fn blank_state(&self, fill: f32) -> Tensor<D> {
         full(&self.value, fill)

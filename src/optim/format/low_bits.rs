@@ -15,6 +15,10 @@ pub struct LowBits {
     pub(crate) format: WeightFormat,
     /// Of the parameter.
     pub(crate) elements: usize,
+    /// Whether they are those of a record: the weights beside them may have gone through full precision since.
+    // The kernels of devices need to know.
+    #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
+    pub(crate) is_loaded: bool,
 }
 
 /// Half of the last of 24 bits, in the place of random ones.
@@ -35,6 +39,7 @@ impl LowBits {
             words: words(),
             format,
             elements,
+            is_loaded: false,
         })
     }
 
@@ -45,10 +50,14 @@ impl LowBits {
         elements: usize,
         device: &Device,
     ) -> Option<Self> {
-        (words.num_elements() == self::words(format, elements)).then(|| Self {
+        // Each has a byte at least.
+        let can_be = elements <= 4 * words.num_elements();
+        let fits = can_be && words.num_elements() == self::words(format, elements);
+        fits.then(|| Self {
             words: Tensor::from_data(words, (device, DType::U32)),
             format,
             elements,
+            is_loaded: true,
         })
     }
 
@@ -60,20 +69,51 @@ impl LowBits {
 
     /// The same from the words of the low bits.
     pub(crate) fn join<const D: usize>(
-        mut words: Vec<u32>,
+        words: Vec<u32>,
         format: WeightFormat,
         high: Tensor<D>,
     ) -> Tensor<D> {
-        let (shape, device) = (high.shape(), high.device());
-        let high = high.into_data();
-        let high = high.as_slice::<bf16>().expect("low bits are those of bf16");
-        let low = LowSlice::of(&mut words, format, high.len());
-        let mut values = Vec::with_capacity(high.len());
-        for (group, high) in high.chunks(GROUP).enumerate() {
-            values.extend_from_slice(&low.load(group, high)[..high.len()]);
-        }
-        let data = TensorData::new(values, shape);
+        let device = high.device();
+        let data = join(words, format, high.into_data());
         Tensor::from_data(data, (&device, DType::F32))
+    }
+
+    /// Whether `value`, which is not in bf16, is the weights in bf16 without these.
+    pub(crate) fn are_missing_in<const D: usize>(&self, value: &Tensor<D>) -> bool {
+        let (value, dtype) = (value.to_data(), value.dtype());
+        let high = value.clone().convert::<bf16>();
+        if high.clone().convert_dtype(dtype) != value {
+            return false;
+        }
+        let words = self.words.to_data().iter::<u32>().collect();
+        join(words, self.format, high).convert_dtype(dtype) != value
+    }
+
+    /// The weights to which these belong, with them: `high`, unless a cast has rounded some of them otherwise.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn with_weights<const D: usize>(self, high: Tensor<D>) -> (Tensor<D>, Self) {
+        let device = high.device();
+        let mut data = high.to_data();
+        let weights = data.as_mut_slice::<bf16>();
+        let weights = weights.expect("low bits are those of bf16");
+        let mut words: Vec<u32> = self.words.to_data().iter::<u32>().collect();
+        let low = LowSlice::of(&mut words, self.format, weights.len());
+        let mut is_other = false;
+        for (group, weights) in weights.chunks_mut(GROUP).enumerate() {
+            if let Some(split) = low.as_split(group, weights) {
+                weights.copy_from_slice(&split[..weights.len()]);
+                is_other = true;
+            }
+        }
+        let low_bits = Self {
+            is_loaded: false,
+            ..self
+        };
+        if is_other {
+            (Tensor::from_data(data, (&device, DType::BF16)), low_bits)
+        } else {
+            (high, low_bits)
+        }
     }
 
     /// Splits weights in f32 into those in bf16 and what these lack in `format`, rounded to the nearest.
@@ -99,6 +139,7 @@ impl LowBits {
             words: words(),
             format,
             elements: values.len(),
+            is_loaded: false,
         });
         (high, low)
     }
@@ -110,6 +151,18 @@ impl LowBits {
             ..self
         }
     }
+}
+
+/// The trained weights, in f32, from those in bf16 and the words of the low bits.
+fn join(mut words: Vec<u32>, format: WeightFormat, high: TensorData) -> TensorData {
+    let weights = high.as_slice::<bf16>();
+    let weights = weights.expect("low bits are those of bf16");
+    let low = LowSlice::of(&mut words, format, weights.len());
+    let mut values = Vec::with_capacity(weights.len());
+    for (group, weights) in weights.chunks(GROUP).enumerate() {
+        values.extend_from_slice(&low.load(group, weights)[..weights.len()]);
+    }
+    TensorData::new(values, high.shape().clone())
 }
 
 /// Words for so many elements.
@@ -155,21 +208,79 @@ impl<'a> LowSlice<'a> {
     /// The trained weights of a group, of which `high` are those in bf16.
     #[inline(always)]
     pub(crate) fn load(&self, group: usize, high: &[bf16]) -> Values {
+        if mark(high) == self.marks[group] {
+            self.join(group, high)
+        } else {
+            self.load_others(group, high)
+        }
+    }
+
+    /// The same of weights that are not those that were split.
+    #[cold]
+    fn load_others(&self, group: usize, high: &[bf16]) -> Values {
+        if let Some(split) = self.as_split(group, high) {
+            return self.join(group, &split[..high.len()]);
+        }
         let mut values = [0.0; GROUP];
-        let start = group * GROUP * self.width;
-        let low = &self.bytes[start..start + GROUP * self.width];
-        let belong = mark(high) == self.marks[group];
+        for (value, high) in values.iter_mut().zip(high) {
+            *value = high.to_f32();
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn join(&self, group: usize, high: &[bf16]) -> Values {
+        let mut values = [0.0; GROUP];
+        let low = self.group(group);
         if self.width == 1 {
             for lane in 0..high.len() {
-                values[lane] = join24(high[lane], if belong { low[lane] as i8 } else { 0 });
+                values[lane] = join24(high[lane], low[lane] as i8);
             }
         } else {
             let low = bytemuck::cast_slice::<u8, i16>(low);
             for lane in 0..high.len() {
-                values[lane] = join32(high[lane], if belong { low[lane] } else { 0 });
+                values[lane] = join32(high[lane], low[lane]);
             }
         }
         values
+    }
+
+    #[inline(always)]
+    fn group(&self, group: usize) -> &[u8] {
+        let start = group * GROUP * self.width;
+        &self.bytes[start..start + GROUP * self.width]
+    }
+
+    /// The weights of a group that were split, if `high` are those in full precision, rounded by a cast: what lies in
+    /// the middle between two numbers goes to the even one there, and away from zero here. (Sixteen bits can't tell
+    /// both neighbours of an even number from each other.) Which of them it was, the mark tells.
+    fn as_split(&self, group: usize, high: &[bf16]) -> Option<[bf16; GROUP]> {
+        // More are those of other weights, or too many to try.
+        const MOST: usize = 12;
+        let low = self.group(group);
+        let is_halfway = |lane: usize| match self.width {
+            1 => low[lane] as i8 == i8::MIN,
+            _ => low[2 * lane..][..2] == i16::MIN.to_ne_bytes(),
+        };
+        let is_even = |lane: usize| high[lane].to_bits() & 1 == 0;
+        let lanes = (0..high.len()).filter(|lane| is_even(*lane) && is_halfway(*lane));
+        let lanes: Vec<usize> = lanes.collect();
+        let moved = |subset: u64| {
+            let mut moved = [bf16::ZERO; GROUP];
+            moved[..high.len()].copy_from_slice(high);
+            for (index, lane) in lanes.iter().enumerate() {
+                let up = (subset >> index) as u16 & 1;
+                moved[*lane] = bf16::from_bits(high[*lane].to_bits() + up);
+            }
+            (mark(&moved[..high.len()]) == self.marks[group]).then_some(moved)
+        };
+        // All of them where weights are alike.
+        let some = match lanes.len() {
+            0 => return None,
+            few @ 1..=MOST => 1..1 << few,
+            _ => 0..0,
+        };
+        std::iter::once(u64::MAX).chain(some).find_map(moved)
     }
 
     /// Splits the trained weights of a group.

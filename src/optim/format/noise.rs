@@ -44,9 +44,9 @@ fn hash(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// Twelve random bits as a dither: evenly between -1/2 and 1/2, and no nearer to them than a rounding error.
+/// Sixteen random bits as a threshold: evenly between 0 and 1, and neither.
 #[inline(always)]
-pub(crate) fn dither(bits: u32) -> f32 {
+pub(crate) fn threshold(bits: u32) -> f32 {
     // An i32 on the way: it converts in one instruction.
-    (((bits & 0xfff) as i32) as f32 + 0.5) * (1.0 / 4096.0) - 0.5
+    (((bits & 0xffff) as i32) as f32 + 0.5) * (1.0 / 65536.0)
 }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn_pack::Scalar;
 
 use super::low_bits::LowBits;
 use super::root::{Coding, GROUP, Root, Width};
@@ -18,6 +19,8 @@ const WRAPS: &str = "wraps";
 const LOW_BITS: &str = "low_bits";
 const WEIGHT_BITS: &str = "weight_bits";
 const ELEMENTS: &str = "elements";
+/// What an optimizer around another keeps is under this name.
+const AROUND: &str = "around";
 
 thread_local! {
     static COMPACT: Cell<bool> = const { Cell::new(false) };
@@ -61,8 +64,20 @@ pub(crate) fn records_are_compact() -> bool {
 /// What this version can't read.
 pub(crate) struct Unreadable;
 
+/// Where the state of an optimizer around another is, whose own has this prefix.
+pub(crate) fn around(prefix: &str) -> String {
+    format!("{prefix}.{AROUND}")
+}
+
+/// A name in a state without the mark of an optimizer around another.
+fn inner(name: &str) -> &str {
+    let rest = name.strip_prefix(AROUND);
+    rest.and_then(|rest| rest.strip_prefix('.')).unwrap_or(name)
+}
+
 /// Whether stock Burn does without what has this name in a state, and loses nothing.
 pub(crate) fn stock_can_ignore(name: &str) -> bool {
+    let name = inner(name);
     [STATE_BITS, TIME, WRAPS]
         .iter()
         .any(|hint| name == format!("{FORMAT}.{hint}"))
@@ -75,19 +90,27 @@ pub(crate) fn is_compact(name: &str) -> bool {
 
 /// What the scalar of this name in a state must be for a parameter of `shape`, if it tells about that.
 pub(crate) fn expected(name: &str, shape: &Shape) -> Option<usize> {
-    if name == format!("{FORMAT}.{ELEMENTS}") {
+    if inner(name) == format!("{FORMAT}.{ELEMENTS}") {
         return Some(shape.num_elements());
     }
     let (_, dim) = name.rsplit_once(".dim_")?;
     shape.get(dim.parse::<usize>().ok()?).copied()
 }
 
-/// A state in the type of its record: Burn would take it to the default type of the device.
-pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+/// A state in the type of its record, if it is one of this rank: Burn would take it to the default type of the device.
+pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
     match data.dtype() {
-        DType::F32 => Tensor::from_data(data, (device, DType::F32)),
-        _ => Tensor::from_data(data, device),
+        dtype if !dtype.is_float() || data.rank() != D => None,
+        DType::F32 => Some(Tensor::from_data(data, (device, DType::F32))),
+        _ => Some(Tensor::from_data(data, device)),
     }
+}
+
+/// The number of steps that a scalar tells, if it can be one.
+pub(crate) fn steps(scalar: Scalar) -> Option<usize> {
+    let steps = i32::try_from(scalar).ok()?;
+    steps.checked_add(1)?;
+    steps.try_into().ok()
 }
 
 impl Width {
@@ -121,19 +144,25 @@ impl<const D: usize> StateTensor<D> {
         source: &mut StateSource,
         device: &Device,
     ) -> Option<Self> {
-        if let Some(data) = source.take_tensor(prefix, leaf) {
-            let state = loaded(data, device);
-            let coding = format.width.map(|width| Coding { root, width });
-            return Some(Self::Full(state).conformed(coding));
+        let coding = format.width.map(|width| Coding { root, width });
+        match Self::unflatten_full(prefix, leaf, source, device) {
+            Some(state) => Some(state.conformed(coding)),
+            None => {
+                let prefix = format!("{prefix}.{leaf}");
+                PackedState::unflatten(&prefix, coding?, source, device).map(Self::Packed)
+            }
         }
-        let width = format.width?;
-        let packed = PackedState::unflatten(
-            &format!("{prefix}.{leaf}"),
-            Coding { root, width },
-            source,
-            device,
-        );
-        packed.map(Self::Packed)
+    }
+
+    /// Reads one that was written in full, and keeps it so.
+    pub(crate) fn unflatten_full(
+        prefix: &str,
+        leaf: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let data = source.take_tensor(prefix, leaf)?;
+        loaded(data, device).map(Self::Full)
     }
 }
 
@@ -161,17 +190,20 @@ impl<const D: usize> PackedState<D> {
         device: &Device,
     ) -> Option<Self> {
         let dims = (0..D).map(|dim| scalar(source, prefix, &format!("dim_{dim}")));
-        let shape = Shape::from(dims.collect::<Option<Vec<usize>>>()?);
-        let codes = flat(source.take_tensor(prefix, "codes")?);
-        let scales = flat(source.take_tensor(prefix, "scales")?);
-        let groups = shape.num_elements().div_ceil(GROUP);
-        let words = groups * coding.width.group_bytes() / 4;
-        let fits = [codes.num_elements(), scales.num_elements()] == [words, groups];
+        let dims = dims.collect::<Option<Vec<usize>>>()?;
+        let elements = dims
+            .iter()
+            .try_fold(1_usize, |product, dim| product.checked_mul(*dim))?;
+        let codes = flat(source.take_tensor(prefix, "codes")?, DType::U32)?;
+        let scales = flat(source.take_tensor(prefix, "scales")?, DType::F32)?;
+        let groups = elements.div_ceil(GROUP);
+        let per_group = coding.width.group_bytes() / 4;
+        let fits = scales.num_elements() == groups && codes.num_elements() == groups * per_group;
         fits.then(|| Self {
             codes: Tensor::from_data(codes, (device, DType::U32)),
             scales: Tensor::from_data(scales, (device, DType::F32)),
             coding,
-            shape,
+            shape: Shape::from(dims),
         })
     }
 }
@@ -227,7 +259,10 @@ impl RecordedFormat {
             Some(bits) => Some(Width::of_bits(bits)?),
             None => None,
         };
-        let time = scalar(source, &prefix, TIME).unwrap_or_default();
+        let time = match source.take_scalar(&prefix, TIME) {
+            Some(time) => steps(time)?,
+            None => 0,
+        };
         let wraps = source.take_scalar(&prefix, WRAPS).is_some();
         Some(Self { width, time, wraps })
     }
@@ -259,7 +294,7 @@ impl LowBits {
         let read = || {
             let format = split_of(bits)?;
             let elements = scalar(source, &prefix, ELEMENTS)?;
-            let words = flat(source.take_tensor(&prefix, LOW_BITS)?);
+            let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
             Self::of_record(words, format, elements, device)
         };
         match { read }() {
@@ -299,9 +334,10 @@ fn unlike_a_parameter<const D: usize>(data: TensorData) -> TensorData {
     reshaped(data, shape)
 }
 
-fn flat(data: TensorData) -> TensorData {
+/// `data` in a row, if it is of this type.
+fn flat(data: TensorData, dtype: DType) -> Option<TensorData> {
     let elements = data.num_elements();
-    reshaped(data, vec![elements])
+    (data.dtype() == dtype).then(|| reshaped(data, vec![elements]))
 }
 
 fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {

@@ -1,11 +1,17 @@
-use burn::config::Config;
-use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use std::fmt::{Display, Formatter};
 
-use super::root::{Coding, GROUP, Root, Width};
+use burn::config::{Config, config_to_json};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use super::root::{Coding, GROUP, Root, TO_THE_NEAREST, Width};
 use crate::device::sent;
 
 /// How an optimizer keeps its states.
-#[derive(Config, Copy, Debug, PartialEq, Eq)]
+///
+/// It is [`Full`](Self::Full) in a config that does not tell, as those of Burn's optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Option<Told>", into = "Option<Told>")]
 pub enum StateFormat {
     /// In the float type in which it computes.
     Full,
@@ -13,6 +19,42 @@ pub enum StateFormat {
     Bits8,
     /// A code of 4 bits an element, and a scale in f32 for every 64: 0.5625 bytes.
     Bits4,
+}
+
+/// What a config tells.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    Full,
+    Bits8,
+    Bits4,
+}
+
+impl From<Option<Told>> for StateFormat {
+    fn from(told: Option<Told>) -> Self {
+        match told {
+            None | Some(Told::Full) => Self::Full,
+            Some(Told::Bits8) => Self::Bits8,
+            Some(Told::Bits4) => Self::Bits4,
+        }
+    }
+}
+
+impl From<StateFormat> for Option<Told> {
+    fn from(format: StateFormat) -> Self {
+        Some(match format {
+            StateFormat::Full => Told::Full,
+            StateFormat::Bits8 => Told::Bits8,
+            StateFormat::Bits4 => Told::Bits4,
+        })
+    }
+}
+
+impl Config for StateFormat {}
+
+impl Display for StateFormat {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&config_to_json(self))
+    }
 }
 
 /// Parameters of fewer elements (norms, biases) keep full states: they cost nothing, and are sensitive.
@@ -74,6 +116,14 @@ impl<const D: usize> StateTensor<D> {
         }
     }
 
+    /// The shape of its parameter.
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Full(state) => state.shape(),
+            Self::Packed(packed) => packed.shape.clone(),
+        }
+    }
+
     /// The same in these codes, or full.
     pub(crate) fn conformed(self, coding: Option<Coding>) -> Self {
         match (self, coding) {
@@ -109,7 +159,7 @@ impl<const D: usize> PackedState<D> {
         for ((values, codes), scale) in values.chunks(GROUP).zip(codes).zip(&mut scales) {
             let mut group = [0.0; GROUP];
             group[..values.len()].copy_from_slice(values);
-            *scale = coding.encode(&group, &[0.0; GROUP], codes);
+            *scale = coding.encode(&group, &TO_THE_NEAREST, codes);
         }
         let length = words.len();
         let codes = TensorData::new(words, [length]);

@@ -1,12 +1,18 @@
-use burn::config::Config;
+use std::fmt::{Display, Formatter};
+
+use burn::config::{Config, config_to_json};
 use burn::tensor::bf16;
+use serde::{Deserialize, Serialize};
 
 /// What a weight in bf16 has beside the 8 bits of its mantissa; formulas on the bits of the f32.
 ///
 /// Updates are computed in f32 in every format. A weight in f32 has all bits, so the formats are for weights in bf16
 /// ([`cast`](crate::cast)); parameters in f32 of fewer than 4096 elements beside them (norms, biases) are stepped as
 /// they are.
-#[derive(Config, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// It is [`Plain`](Self::Plain) in a config that does not tell, as those of Burn's optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "Option<Told>", into = "Option<Told>")]
 pub enum WeightFormat {
     /// Nothing: it is rounded to the nearest. Updates below a 256th of the weight are lost.
     Plain,
@@ -16,6 +22,45 @@ pub enum WeightFormat {
     Split24,
     /// 16 more bits, kept with the optimizer state: all that f32 has.
     Split32,
+}
+
+/// What a config tells.
+#[derive(Serialize, Deserialize)]
+enum Told {
+    Plain,
+    Stochastic,
+    Split24,
+    Split32,
+}
+
+impl From<Option<Told>> for WeightFormat {
+    fn from(told: Option<Told>) -> Self {
+        match told {
+            None | Some(Told::Plain) => Self::Plain,
+            Some(Told::Stochastic) => Self::Stochastic,
+            Some(Told::Split24) => Self::Split24,
+            Some(Told::Split32) => Self::Split32,
+        }
+    }
+}
+
+impl From<WeightFormat> for Option<Told> {
+    fn from(format: WeightFormat) -> Self {
+        Some(match format {
+            WeightFormat::Plain => Told::Plain,
+            WeightFormat::Stochastic => Told::Stochastic,
+            WeightFormat::Split24 => Told::Split24,
+            WeightFormat::Split32 => Told::Split32,
+        })
+    }
+}
+
+impl Config for WeightFormat {}
+
+impl Display for WeightFormat {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&config_to_json(self))
+    }
 }
 
 impl WeightFormat {

@@ -1,8 +1,12 @@
-use std::fmt::{Display, Formatter};
+use std::fmt::{Debug, Display, Formatter};
 
+#[cfg(any(feature = "remote", test))]
+use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
-use super::super::format::{Formats, LowBits, StateTensor, WeightFormat};
+use super::super::format::{Formats, LowBits, WeightFormat};
+#[cfg(any(feature = "remote", test))]
+use super::super::rule::Rule;
 
 /// What can't be updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -16,6 +20,13 @@ pub(in crate::optim) enum Unfit {
         operand: &'static str,
         found: String,
         parameter: String,
+    },
+    #[cfg(any(feature = "remote", test))]
+    #[error("{rule} updates no parameter in {dtype:?} with {states} states")]
+    Rule {
+        rule: String,
+        dtype: DType,
+        states: usize,
     },
     #[error(
         "the optimizer state holds low bits of the weight, which `WeightFormat::{0:?}` would drop: use the format \
@@ -40,14 +51,27 @@ pub(in crate::optim) enum Unfit {
         format: WeightFormat,
         device: String,
     },
+    #[error(
+        "`InFormat` with `WeightFormat::{format:?}` is for parameters in bf16, and this one is in {dtype:?}: use \
+         `backburn::cast(model, FloatDType::BF16)`, or the optimizer without `InFormat`. The parameter was not stepped"
+    )]
+    Around { format: WeightFormat, dtype: DType },
+    #[error(
+        "`InFormat` with `WeightFormat::{format:?}` is for parameters in bf16, which {device} does not have: use the \
+         optimizer without `InFormat` there. The parameter was not stepped"
+    )]
+    AroundWithoutBf16 {
+        format: WeightFormat,
+        device: String,
+    },
 }
 
 /// What all operands of a step share.
 #[derive(PartialEq)]
-struct Form {
+struct Form<D> {
     shape: Shape,
     dtype: DType,
-    device: Device,
+    device: D,
 }
 
 /// Refuses a gradient or a state of another shape, dtype or device than its parameter.
@@ -56,30 +80,64 @@ pub(super) fn check<const D: usize>(
     gradient: &Tensor<D>,
     states: &[Tensor<D>],
 ) -> Result<(), Unfit> {
-    let expected = Form::of(parameter);
-    let states = states.iter().map(|state| ("optimizer state", state));
-    for (operand, tensor) in std::iter::once(("gradient", gradient)).chain(states) {
-        let found = Form::of(tensor);
-        if found != expected {
-            return Err(Unfit::Operand {
-                operand,
-                found: found.to_string(),
-                parameter: expected.to_string(),
-            });
-        }
+    let states = states.iter().map(Form::of);
+    check_forms(&Form::of(parameter), Form::of(gradient), states)
+}
+
+/// The same for the tensors of a backend that someone else has put together, with the `rule` to be applied to them.
+#[cfg(any(feature = "remote", test))]
+pub(super) fn check_sent<T: TensorMetadata>(
+    rule: Rule,
+    parameter: &T,
+    gradient: &T,
+    states: &[T],
+) -> Result<(), Unfit> {
+    let (dtype, count) = (parameter.dtype(), states.len());
+    if !dtype.is_float() || !rule.takes(count) {
+        return Err(Unfit::Rule {
+            rule: format!("{rule:?}"),
+            dtype,
+            states: count,
+        });
     }
-    Ok(())
+    let states = states.iter().map(Form::of_primitive);
+    check_forms(
+        &Form::of_primitive(parameter),
+        Form::of_primitive(gradient),
+        states,
+    )
+}
+
+fn check_forms<D: PartialEq + Debug>(
+    parameter: &Form<D>,
+    gradient: Form<D>,
+    states: impl Iterator<Item = Form<D>>,
+) -> Result<(), Unfit> {
+    let states = states.map(|state| ("optimizer state", state));
+    let mut operands = std::iter::once(("gradient", gradient)).chain(states);
+    match operands.find(|(_, found)| found != parameter) {
+        None => Ok(()),
+        Some((operand, found)) => Err(Unfit::Operand {
+            operand,
+            found: found.to_string(),
+            parameter: parameter.to_string(),
+        }),
+    }
 }
 
 /// Refuses a weight that is not in bf16, around which another optimizer would step in f32.
-pub(in crate::optim) fn check_bf16<const D: usize>(
+pub(in crate::optim) fn check_around<const D: usize>(
     parameter: &Tensor<D>,
     format: WeightFormat,
 ) -> Result<(), Unfit> {
-    check_format(parameter, format)?;
-    match parameter.dtype() {
+    let (device, dtype) = (parameter.device(), parameter.dtype());
+    match dtype {
         DType::BF16 => Ok(()),
-        dtype => Err(Unfit::WeightFormat { format, dtype }),
+        _ if device.supports_dtype(FloatDType::BF16) => Err(Unfit::Around { format, dtype }),
+        _ => Err(Unfit::AroundWithoutBf16 {
+            format,
+            device: format!("{device:?}"),
+        }),
     }
 }
 
@@ -99,25 +157,37 @@ fn check_format<const D: usize>(parameter: &Tensor<D>, format: WeightFormat) -> 
 }
 
 /// Refuses a step in `formats` whose operands don't fit, or that would lose something.
-pub(in crate::optim) fn check_step<'a, const D: usize>(
+pub(in crate::optim) fn check_step<const D: usize>(
     formats: Formats,
     parameter: &Tensor<D>,
     gradient: &Tensor<D>,
-    states: impl IntoIterator<Item = &'a StateTensor<D>>,
+    states: impl IntoIterator<Item = Shape>,
     low_bits: Option<&LowBits>,
 ) -> Result<(), Unfit> {
     let (shape, dtype) = (parameter.shape(), parameter.dtype());
     let format = formats.weight_format(parameter);
-    if let Some(low_bits) = low_bits
-        && dtype == DType::BF16
-    {
-        if format.low_bytes() == 0 {
-            return Err(Unfit::LowBits(format));
-        }
+    if let Some(low_bits) = low_bits {
         if low_bits.elements != shape.num_elements() {
             return Err(Unfit::Operand {
                 operand: "low bits",
                 found: format!("of {} elements", low_bits.elements),
+                parameter: format!("{:?}", shape.as_slice()),
+            });
+        }
+        let are_dropped = match dtype {
+            DType::BF16 => format.low_bytes() == 0,
+            // All weights but those in full precision, or others.
+            _ => low_bits.are_missing_in(parameter),
+        };
+        if are_dropped {
+            return Err(Unfit::LowBits(format));
+        }
+    }
+    for found in states {
+        if found != shape {
+            return Err(Unfit::Operand {
+                operand: "optimizer state",
+                found: format!("{:?}", found.as_slice()),
                 parameter: format!("{:?}", shape.as_slice()),
             });
         }
@@ -129,24 +199,10 @@ pub(in crate::optim) fn check_step<'a, const D: usize>(
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Unfit::StateFormat(dtype));
     }
-    check(parameter, gradient, &[])?;
-    for state in states {
-        let found = match state {
-            StateTensor::Full(state) => state.shape(),
-            StateTensor::Packed(packed) => packed.shape.clone(),
-        };
-        if found != shape {
-            return Err(Unfit::Operand {
-                operand: "optimizer state",
-                found: format!("{:?}", found.as_slice()),
-                parameter: format!("{:?}", shape.as_slice()),
-            });
-        }
-    }
-    Ok(())
+    check(parameter, gradient, &[])
 }
 
-impl Form {
+impl Form<Device> {
     fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
         Self {
             shape: tensor.shape(),
@@ -156,9 +212,78 @@ impl Form {
     }
 }
 
-impl Display for Form {
+#[cfg(any(feature = "remote", test))]
+impl<D> Form<D> {
+    fn of_primitive(tensor: &impl TensorMetadata<Device = D>) -> Self {
+        Self {
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            device: tensor.device(),
+        }
+    }
+}
+
+impl<D: Debug> Display for Form<D> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let shape = self.shape.as_slice();
         write!(f, "{shape:?} in {:?} on {:?}", self.dtype, self.device)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::backend::DispatchTensorKind;
+    use burn::backend::flex::FlexTensor;
+
+    use super::super::super::rule::{Lion, Sgd};
+    use super::*;
+
+    fn of<const D: usize>(shape: [usize; D], dtype: DType) -> FlexTensor {
+        let zeros = Tensor::<D>::zeros(shape, (&Device::flex(), dtype));
+        match zeros.into_dispatch().kind {
+            DispatchTensorKind::Flex(tensor) => tensor.float(),
+            _ => unreachable!("it is on flex"),
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_whoever_has_sent_it() {
+        let lion = Rule::Lion(Lion {
+            beta_1: 0.9,
+            beta_2: 0.99,
+            rest_1: 0.1,
+            rest_2: 0.01,
+            learning_rate: 1e-4,
+            decay: 0.999,
+        });
+        let sgd = Rule::Sgd(Sgd {
+            learning_rate: 0.1,
+            penalty: None,
+            momentum: 0.9,
+            rest: 1.0,
+            nesterov: false,
+        });
+        let fits = || of([2, 3], DType::F32);
+        let check = |rule, gradient: FlexTensor, states: &[FlexTensor]| {
+            check_sent(rule, &fits(), &gradient, states)
+        };
+        assert_eq!(check(lion, fits(), &[fits()]), Ok(()));
+        assert_eq!(check(sgd, fits(), &[]), Ok(()));
+        let misfits = [
+            of([3, 2], DType::F32),
+            of([6], DType::F32),
+            of([2, 3, 1], DType::F32),
+            of([2, 3], DType::F64),
+        ];
+        for misfit in misfits {
+            let is_operand = |checked| matches!(checked, Err(Unfit::Operand { .. }));
+            assert!(is_operand(check(lion, misfit.clone(), &[fits()])));
+            assert!(is_operand(check(lion, fits(), &[misfit])));
+        }
+        for states in [vec![], vec![fits(); 2], vec![fits(); 5]] {
+            let refused = check(lion, fits(), &states);
+            assert!(matches!(refused, Err(Unfit::Rule { .. })), "{refused:?}");
+        }
+        assert!(check(sgd, fits(), &[fits(), fits()]).is_err());
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     match weight.low_bits.clone() {
         None => value.cast(FloatDType::F32),
         #[cfg(feature = "cubecl")]
-        Some(low_bits) if group_extension::covers(&value) => {
+        Some(low_bits) if !low_bits.is_loaded && group_extension::covers(&value) => {
             group_extension::joined(value, low_bits)
         }
         Some(low_bits) => low_bits.joined(value),
@@ -65,7 +65,7 @@ pub(super) fn update_groups<const D: usize, const S: usize>(
 ) -> (Weight<D>, [StateTensor<D>; S]) {
     #[cfg(feature = "cubecl")]
     if group_extension::covers(&weight.value) {
-        return group_extension::update(step, weight, gradient, states);
+        return group_extension::update(step, weight.into_split(), gradient, states);
     }
     host::update(step, weight, gradient, states)
 }

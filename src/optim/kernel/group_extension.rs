@@ -92,6 +92,7 @@ pub(super) fn update<const D: usize, const S: usize>(
                 words: Tensor::from_dispatch(words),
                 format,
                 elements: shape.num_elements(),
+                is_loaded: false,
             };
             (value, Some(low))
         }

@@ -4,7 +4,7 @@
 use burn::tensor::{bf16, f16};
 
 use super::super::format::{
-    Coding, GROUP, LowSlice, Noise, Values, WeightFormat, dither, nearest, stochastic,
+    Coding, GROUP, LowSlice, Noise, Values, WeightFormat, nearest, stochastic, threshold,
 };
 use super::super::rule::UpdateRule;
 
@@ -200,7 +200,7 @@ impl StateSlice<'_> {
     }
 
     #[inline(always)]
-    fn store(&mut self, group: usize, length: usize, values: &Values, dithers: &Values) {
+    fn store(&mut self, group: usize, length: usize, values: &Values, thresholds: &Values) {
         match self {
             Self::Full(state) => {
                 let start = group * GROUP;
@@ -213,7 +213,7 @@ impl StateSlice<'_> {
             } => {
                 let bytes = coding.width.group_bytes();
                 let codes = &mut codes[group * bytes..(group + 1) * bytes];
-                scales[group] = coding.encode(values, dithers, codes);
+                scales[group] = coding.encode(values, thresholds, codes);
             }
         }
     }
@@ -300,12 +300,12 @@ impl<'a, const S: usize> Groups<'a, S> {
                 weights = [f32::NAN; GROUP];
             }
             for (index, (row, state)) in rows.iter().zip(&mut self.states).enumerate() {
-                let mut dithers = [0.0; GROUP];
+                let mut thresholds = [0.0; GROUP];
                 for lane in 0..GROUP {
                     // A second state has the other half of the random bits.
-                    dithers[lane] = dither(random[lane] >> (16 * (index & 1)));
+                    thresholds[lane] = threshold(random[lane] >> (16 * (index & 1)));
                 }
-                state.store(group, length, row, &dithers);
+                state.store(group, length, row, &thresholds);
             }
             for random in &mut random {
                 *random = Noise::more(*random);

@@ -59,6 +59,7 @@ pub(super) fn update<const D: usize, const S: usize>(
         words: closed_words(words, &device),
         format,
         elements,
+        is_loaded: false,
     });
     let weight = Weight {
         value,

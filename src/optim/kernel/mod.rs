@@ -22,15 +22,15 @@ mod plain;
 mod remote;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::call;
-use super::format::{Formats, LowBits, StateTensor};
+use super::format::{Formats, LowBits};
 use super::rule::Rule;
 use extension::Operands;
 pub(crate) use extension::SinglePass;
 
-pub(super) use fit::{check_bf16, check_step};
+pub(super) use fit::{check_around, check_step};
 pub(super) use formatted::{in_full, set_in_format, update_in_format};
 pub(crate) use known_step::try_kernels;
 #[cfg(feature = "remote")]
@@ -51,11 +51,11 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 /// Why a step in `formats` can't be, or would lose something.
-pub(super) fn refusal<'a, const D: usize>(
+pub(super) fn refusal<const D: usize>(
     formats: Formats,
     parameter: &Tensor<D>,
     gradient: &Tensor<D>,
-    states: impl IntoIterator<Item = &'a StateTensor<D>>,
+    states: impl IntoIterator<Item = Shape>,
     low_bits: Option<&LowBits>,
 ) -> Option<String> {
     let checked = check_step(formats, parameter, gradient, states, low_bits);

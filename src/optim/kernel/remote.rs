@@ -8,6 +8,7 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
 use super::super::rule::{Rule, RuleNumbers};
 use super::extension::{Operands, SinglePass};
+use super::fit::check_sent;
 
 /// The name of the operation. Client and server of different versions could mean something else by the same numbers.
 pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
@@ -37,32 +38,76 @@ fn scalars(rule: Rule) -> Vec<ScalarIr> {
     [ScalarIr::UInt(kind)].into_iter().chain(numbers).collect()
 }
 
-/// The server's side.
+/// The server's side. Kernels trust their operands, and a client may send anything: what does not fit ends its session, by a panic, as Burn's own
+/// operations do, before anything is launched.
 pub(crate) fn run_update<B: BackendIr + SinglePass>(
     handles: &mut HandleContainer<B::Handle>,
     operation: &CustomOpIr,
 ) {
-    let (kind, numbers) = operation.scalars.split_first().expect("a rule has a kind");
-    let rule = Rule::of_numbers(&RuleNumbers {
-        kind: kind.elem(),
-        numbers: numbers.iter().map(|number| number.elem()).collect(),
-    });
-    let rule = rule.expect("client and server run the same version of backburn");
-    let mut inputs = operation.inputs.iter();
-    let mut next = || {
-        inputs
-            .next()
-            .map(|input| handles.get_float_tensor::<B>(input))
-    };
-    let (gradient, parameter) = next()
-        .zip(next())
-        .expect("a step has a gradient and a parameter");
-    let states = std::iter::from_fn(next).collect();
+    let Sent {
+        rule,
+        gradient,
+        parameter,
+        states,
+    } = Sent::<B>::receive(handles, operation)
+        .unwrap_or_else(|reason| panic!("an update that a client has sent is refused: {reason}"));
     let (parameter, states) =
         B::update(gradient, Operands::new(parameter, states), rule).into_parts();
-    assert_eq!(operation.outputs.len(), 1 + states.len());
     let updated = [parameter].into_iter().chain(states);
     for (output, tensor) in operation.outputs.iter().zip(updated) {
         handles.register_float_tensor::<B>(&output.id, tensor);
     }
+}
+
+/// An update from a client, whose operands fit each other and the rule.
+struct Sent<B: BackendIr> {
+    rule: Rule,
+    gradient: FloatTensor<B>,
+    parameter: FloatTensor<B>,
+    states: Vec<FloatTensor<B>>,
+}
+
+impl<B: BackendIr> Sent<B> {
+    fn receive(
+        handles: &mut HandleContainer<B::Handle>,
+        operation: &CustomOpIr,
+    ) -> Result<Self, String> {
+        let rule = rule(&operation.scalars);
+        let rule = rule.ok_or("this version of backburn knows no such rule")?;
+        let [gradient, parameter, states @ ..] = &operation.inputs[..] else {
+            return Err("it has no gradient or no parameter".to_string());
+        };
+        let outputs = operation.outputs.len();
+        if outputs != 1 + states.len() {
+            return Err(format!(
+                "it has {outputs} outputs for a parameter and {} states",
+                states.len()
+            ));
+        }
+        // What they hold, and not what the client says that they do.
+        let mut get = |input: &TensorIr| handles.get_float_tensor::<B>(input);
+        let sent = Self {
+            rule,
+            gradient: get(gradient),
+            parameter: get(parameter),
+            states: states.iter().map(get).collect(),
+        };
+        check_sent(rule, &sent.parameter, &sent.gradient, &sent.states)
+            .map_err(|error| error.to_string())?;
+        Ok(sent)
+    }
+}
+
+fn rule(scalars: &[ScalarIr]) -> Option<Rule> {
+    let (ScalarIr::UInt(kind), numbers) = scalars.split_first()? else {
+        return None;
+    };
+    let number = |number: &ScalarIr| match number {
+        ScalarIr::Float(number) => Some(*number),
+        _ => None,
+    };
+    Rule::of_numbers(&RuleNumbers {
+        kind: *kind,
+        numbers: numbers.iter().map(number).collect::<Option<_>>()?,
+    })
 }

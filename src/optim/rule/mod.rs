@@ -42,6 +42,16 @@ pub(crate) trait RuleVisitor {
 }
 
 impl Rule {
+    /// Whether it updates parameters with so many states.
+    #[cfg(any(feature = "remote", test))]
+    pub(crate) fn takes(&self, states: usize) -> bool {
+        match self {
+            Self::Adam(_) | Self::AdamW(_) | Self::CautiousAdamW(_) => matches!(states, 2 | 3),
+            Self::Lion(_) => states == 1,
+            Self::Sgd(_) => states <= 1,
+        }
+    }
+
     pub(crate) fn accept<V: RuleVisitor>(self, states: usize, visitor: V) -> V::Output {
         match (self, states) {
             (Self::Adam(rule), 2) => visitor.visit::<2>(rule),

@@ -8,14 +8,21 @@ mod failing;
 #[cfg(feature = "cpu")]
 mod wrong;
 
-use backburn::{FusedError, check_device};
-use burn::tensor::{Device, FloatDType};
+use backburn::{
+    FusedError, FusedOptimizer, FusedReplicas, Offload, OffloadConfig, cast, check_device, try_cast,
+};
+use burn::module::Module;
+use burn::nn::LinearConfig;
+use burn::optim::SgdConfig;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
 
 on_every_backend!(
     a_device_that_computes_passes,
     what_the_device_can_not_compute_in_is_refused,
+    what_the_device_says_that_it_has_it_computes_in,
+    no_training_begins_in_a_type_that_its_device_lacks,
 );
 
 fn a_device_that_computes_passes(device: &Device) {
@@ -24,13 +31,72 @@ fn a_device_that_computes_passes(device: &Device) {
     check_device(&device.clone().inner(), FloatDType::F32).unwrap();
 }
 
+/// All float types of Burn.
+const FLOATS: [FloatDType; 5] = [
+    FloatDType::F64,
+    FloatDType::F32,
+    FloatDType::Flex32,
+    FloatDType::F16,
+    FloatDType::BF16,
+];
+
+fn is_missing(error: &FusedError) -> bool {
+    matches!(error, FusedError::FloatTypeNotSupported { .. })
+}
+
 fn what_the_device_can_not_compute_in_is_refused(device: &Device) {
-    for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
+    for dtype in FLOATS {
         let supported = device.supports_dtype(dtype);
         match check_device(device, dtype) {
-            Ok(()) => {}
-            Err(FusedError::FloatTypeNotSupported { .. }) => assert!(!supported),
-            Err(error) => panic!("{error}"),
+            Ok(()) => assert!(supported, "{dtype:?}"),
+            Err(error) => assert!(is_missing(&error) && !supported, "{error}"),
+        }
+    }
+}
+
+fn what_the_device_says_that_it_has_it_computes_in(device: &Device) {
+    for dtype in FLOATS {
+        if check_device(device, dtype).is_ok() {
+            let x = Tensor::<2>::ones([2, 2], (device, DType::from(dtype)));
+            // Vulkan has no `exp` and `log` in f64, though its devices have the type.
+            let product = x.clone().matmul(x * 1.5).sqrt().sum();
+            assert!(
+                (product.into_scalar::<f64>() - 6.93).abs() < 0.1,
+                "{dtype:?}"
+            );
+        }
+    }
+}
+
+fn no_training_begins_in_a_type_that_its_device_lacks(device: &Device) {
+    let host = Device::flex().autodiff();
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        if device.supports_dtype(dtype) {
+            continue;
+        }
+        let sgd = || SgdConfig::new().init();
+        let on_host = || LinearConfig::new(2, 2).init(&host);
+        let offload = || OffloadConfig::new(Offload::Updates).with_min_elements(1);
+        let half = || cast(on_host(), dtype);
+        let frozen = || vec![on_host(), half().no_grad()];
+        let doors = [
+            try_cast(LinearConfig::new(2, 2).init(device), dtype).map(drop),
+            FusedReplicas::try_new(half(), sgd(), [device.clone(), device.clone()]).map(drop),
+            FusedReplicas::try_new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
+            FusedReplicas::try_new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
+            FusedOptimizer::new(half(), sgd())
+                .try_with_offload(offload(), device)
+                .map(drop),
+            FusedOptimizer::new(frozen(), sgd())
+                .try_with_offload(offload(), device)
+                .map(drop),
+            FusedOptimizer::new(on_host(), sgd())
+                .try_with_offload(offload().with_compute_dtype(Some(dtype)), device)
+                .map(drop),
+        ];
+        for (door, opened) in doors.into_iter().enumerate() {
+            let error = opened.expect_err("it is refused");
+            assert!(is_missing(&error), "door {door}: {error}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Accumulated gradients are one thing: a pass that fails leaves all of them as they were.
+//! Accumulated gradients are one thing: a pass that fails leaves all of them as they were, or none and says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use backburn::{
-    FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, gradient_checkpointing,
+    AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    HookedParameter, LossScalingConfig, Overflow, gradient_checkpointing,
 };
 use burn::module::ParamGroup;
 use burn::optim::{AdamWConfig, SgdConfig};
@@ -86,27 +86,72 @@ fn a_panic_in_the_closure_leaves_accumulated_gradients(device: &Device) {
     );
 }
 
-fn a_panic_in_a_second_run_leaves_accumulated_gradients(device: &Device) {
-    compare_with_failing(
-        device,
-        |fused, x| {
-            let runs = Arc::new(AtomicBool::new(false));
-            let message = panic_of(|| {
-                fused.accumulate(|model| {
-                    let runs = runs.clone();
-                    let once = move |input: &Linear, x| {
-                        assert!(!runs.swap(true, Ordering::Relaxed), "once is enough");
-                        input.forward(x).tanh()
-                    };
-                    let x = gradient_checkpointing(&model.input, x.clone(), once);
-                    model.output.forward(x).powi_scalar(2).mean()
-                })
-            });
-            // The output had its gradient by then.
-            assert!(message.contains("once is enough"), "{message}");
-        },
-        None,
+/// A micro-batch whose block panics in its second run, when the output has its gradient.
+fn fail_in_a_second_run(
+    fused: &mut FusedOptimizer<Net>,
+    x: &Tensor<2>,
+) -> Result<Tensor<1>, FusedError> {
+    let runs = Arc::new(AtomicBool::new(false));
+    fused.try_accumulate(|model| {
+        let once = move |input: &Linear, x| {
+            assert!(!runs.swap(true, Ordering::Relaxed), "once is enough");
+            input.forward(x).tanh()
+        };
+        let x = gradient_checkpointing(&model.input, x.clone(), once);
+        model.output.forward(x).powi_scalar(2).mean()
+    })
+}
+
+/// Sums have one buffer: what a failed micro-batch has overwritten is lost, and the error says so.
+fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &Device) {
+    let initial = Net::init(device);
+    let xs = xs(device, 3);
+    let start = || {
+        let model = copy(&initial, || Net::init(device));
+        FusedOptimizer::new(model, AdamWConfig::new().init())
+    };
+    let mut fused = start();
+    fused.accumulate(|model| model.loss(xs[0].clone()));
+    let error = fail_in_a_second_run(&mut fused, &xs[1]).unwrap_err();
+    let FusedError::AccumulatedLost { path, reason } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(path, "output.bias");
+    assert!(reason.contains("once is enough"), "{error}");
+    // It is told once, and nothing is left of the group.
+    assert_eq!(
+        fused.try_step_accumulated(RATE),
+        Err(FusedError::NothingAccumulated)
     );
+    let mut plain = start();
+    for training in [&mut plain, &mut fused] {
+        for x in &xs[..2] {
+            training.accumulate(|model| model.loss(x.clone()));
+        }
+        training.step(RATE, |model| model.loss(xs[2].clone()));
+    }
+    assert_equal_weights(&plain.model(), &fused.model());
+}
+
+/// There was no sum to overwrite: the panic is passed on, and what other parameters have accumulated stays.
+fn a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_gradients(
+    device: &Device,
+) {
+    let initial = Net::init(device);
+    let xs = xs(device, 3);
+    let train = |fails: bool| {
+        let model = copy(&initial, || Net::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        // Only the first layer has gradients, and only the second gets one in the micro-batch that fails.
+        fused.accumulate(|model| model.input.forward(xs[0].clone()).mean());
+        if fails {
+            let message = panic_of(|| drop(fail_in_a_second_run(&mut fused, &xs[1])));
+            assert!(message.contains("once is enough"), "{message}");
+        }
+        fused.step(RATE, |model| model.loss(xs[2].clone()));
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
 }
 
 /// The parameters behind the one it stops at have moved; what had been accumulated is there for all.
@@ -187,6 +232,89 @@ fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     );
 }
 
+/// Panics where [`AnomalyCheck`] stops.
+struct Asserting;
+
+impl GradientHook for Asserting {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        assert!(
+            gradient.clone().is_finite().all().into_scalar::<bool>(),
+            "no number"
+        );
+        GradientFlow::Continue(gradient)
+    }
+}
+
+fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
+    let xs = xs(device, 2);
+    let nan = xs[0].clone() * f32::NAN;
+    let start = || FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let checked = || start().with_hook(ParamGroup::all(), AnomalyCheck);
+    let asserted = || start().with_hook(ParamGroup::all(), Asserting);
+    for (mut fused, panics) in [(checked(), false), (asserted(), true)] {
+        for alone in [false, true] {
+            fused.accumulate(|model| model.loss(xs[0].clone()));
+            fused.accumulate(|model| model.loss(nan.clone()));
+            let mut step = || match alone {
+                true => fused.try_step_accumulated(RATE),
+                false => fused
+                    .try_step(RATE, |model| model.loss(xs[1].clone()))
+                    .map(drop),
+            };
+            match panics {
+                true => assert!(panic_of(step).contains("no number")),
+                false => assert!(matches!(step(), Err(FusedError::GradientNotFinite { .. }))),
+            }
+            assert_eq!(
+                fused.try_step_accumulated(RATE),
+                Err(FusedError::NothingAccumulated)
+            );
+            fused.step(RATE, |model| model.loss(xs[1].clone()));
+            assert_eq!(fused.last_step().updated, 4);
+        }
+    }
+}
+
+/// Such a gradient goes into no state: a step that fails has taken what came before it, and the next goes on.
+#[test]
+fn a_nan_that_a_hook_finds_on_its_way_into_the_state_stops_one_micro_batch() {
+    let device = &flex();
+    let xs = xs(device, 2);
+    let nan = xs[0].clone() * f32::NAN;
+    let optimizer = backburn::optim::AdamWConfig::new().build();
+    let mut fused = FusedOptimizer::accumulating_in_state(Net::init(device), optimizer)
+        .with_hook(ParamGroup::all(), AnomalyCheck);
+    for _ in 0..2 {
+        fused.accumulate(|model| model.loss(xs[0].clone()));
+        let stopped = fused.try_accumulate(|model| model.loss(nan.clone()));
+        assert!(matches!(stopped, Err(FusedError::GradientNotFinite { .. })));
+        fused.step(RATE, |model| model.loss(xs[1].clone()));
+        assert_eq!(fused.last_step().updated, 4);
+        let finite = |data: &burn::tensor::TensorData| data.iter::<f32>().all(f32::is_finite);
+        assert!(weights(&fused.model()).iter().all(|(_, data)| finite(data)));
+    }
+}
+
+/// Where a step can do without the gradients that are not finite, those that are stay for it.
+#[test]
+fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
+    let device = &flex();
+    let xs = xs(device, 1);
+    let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
+    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
+        .with_loss_scaling(scaling);
+    let infinite = xs[0].clone().slice_fill([0..5, 0..1], f32::INFINITY);
+    fused.accumulate(|model| model.loss(infinite));
+    let failed = fused.try_step(RATE, |model| model.loss(xs[0].clone()).detach());
+    assert_eq!(failed.map(drop), Err(FusedError::LossNotTracked));
+    fused.step_accumulated(RATE);
+    assert!(fused.last_step().updated > 0 && fused.last_step().vetoed > 0);
+}
+
 fn a_record_drops_what_was_accumulated_under_another_scale(device: &Device) {
     let xs = xs(device, 2);
     let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
@@ -202,7 +330,9 @@ fn a_record_drops_what_was_accumulated_under_another_scale(device: &Device) {
 
 on_every_backend!(
     a_panic_in_the_closure_leaves_accumulated_gradients,
-    a_panic_in_a_second_run_leaves_accumulated_gradients,
+    a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group,
+    a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_gradients,
     a_nan_micro_batch_does_not_end_training,
+    a_nan_that_a_hook_finds_in_the_sum_stops_one_step,
     a_record_drops_what_was_accumulated_under_another_scale,
 );

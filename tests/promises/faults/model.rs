@@ -111,11 +111,13 @@ fn values_that_are_no_leaves_are_refused_by_name(device: &Device) {
 fn a_changed_model_is_held_to_what_the_constructor_asks(device: &Device) {
     let model = Net::init(device);
     let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
-    let lora = |model: Net| model.apply_lora(Lora::new(2, 4.0)).unfreeze();
-    let refused = fused.try_change_model(lora);
-    assert!(matches!(refused, Err(FusedError::NotInState { .. })));
-    assert_eq!((fused.num_released(), fused.num_retained()), (4, 0));
+    let refused = fused.try_change_model(|model| model.valid());
+    assert!(matches!(refused, Err(FusedError::NotAutodiff { .. })));
     fused.step(RATE, |model| model.loss(xs(device, 1).remove(0)));
+    fused.change_model(|model| model.apply_lora(Lora::new(2, 4.0)).unfreeze());
+    assert_eq!((fused.num_released(), fused.num_retained()), (6, 2));
+    fused.step(RATE, |model| model.loss(xs(device, 1).remove(0)));
+    assert_eq!(fused.last_step().updated, 8);
 }
 
 fn a_refused_change_leaves_running_statistics(device: &Device) {

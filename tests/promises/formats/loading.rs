@@ -1,9 +1,11 @@
 //! Records in one float type, loaded into a model in another.
 
-use backburn::load_record_in;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backburn::{load_from_store, load_record_in};
 use burn::module::{Lora, ParamGroup};
 use burn::nn::LinearLayout;
-use burn::store::RecordError;
+use burn::store::{ModuleSnapshot, RecordError, SafetensorsStore};
 
 use super::*;
 
@@ -116,4 +118,130 @@ fn a_record_of_other_shapes_is_refused() {
         matches!(&error, RecordError::Validation(text) if text.contains("first.weight")),
         "{error}"
     );
+}
+
+/// Trains a stock model, whose clones share its running statistics, while `beside` is called with such clones over and
+/// over.
+fn trained_beside(initial: &Network, x: &Tensor<2>, beside: impl Fn(Network) + Sync) -> Network {
+    let device = Device::flex().autodiff();
+    let model = copy(initial, || Network::init(&device));
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let trainer = scope.spawn(|| {
+            for _ in 0..4000 {
+                model.norm.forward(model.first.forward(x.clone()));
+            }
+        });
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                beside(model.clone());
+            }
+        });
+        let trained = trainer.join();
+        ends.store(true, Ordering::Relaxed);
+        trained.expect("the trainer goes on");
+    });
+    assert_eq!(model.norm.running_mean.value().dims(), [71]);
+    model.valid()
+}
+
+fn untrained() -> (Network, Tensor<2>) {
+    let device = Device::flex().autodiff();
+    let x = Tensor::random([8, 61], Distribution::Default, &device);
+    (Network::init(&device), x)
+}
+
+#[test]
+fn what_is_cast_beside_a_training_thread_is_only_read() {
+    let (initial, x) = untrained();
+    let alone = trained_beside(&initial, &x, drop);
+    let beside = trained_beside(&initial, &x, |clone| drop(cast(clone, FloatDType::BF16)));
+    assert_equal_weights(&alone, &beside);
+}
+
+/// The statistics of what is loaded are those of all clones then, as in stock; they are never without a value.
+#[test]
+fn what_is_loaded_beside_a_training_thread_does_not_stop_it() {
+    let (initial, x) = untrained();
+    trained_beside(&initial, &x, |clone| {
+        let record = initial.clone().into_record();
+        drop(load_record_in(clone, record, FloatDType::BF16).unwrap());
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved.safetensors");
+    let mut store = SafetensorsStore::from_file(&path);
+    initial.save_into(&mut store).unwrap();
+    trained_beside(&initial, &x, |clone| {
+        let store = SafetensorsStore::from_file;
+        drop(load_from_store(clone, &path, store, FloatDType::BF16).unwrap());
+    });
+}
+
+/// A linear layer in bf16, and a gradient with which a step of 1 takes weights into the middle between two numbers of
+/// bf16: a seventh of them, or all where they are alike.
+fn halfway(device: &Device, alike: bool) -> (Linear, Tensor<2>) {
+    let config = LinearConfig::new(64, 72).with_bias(false);
+    let config = match alike {
+        true => config.with_initializer(burn::nn::Initializer::Ones),
+        false => config,
+    };
+    let model: Linear = cast(config.init(device), FloatDType::BF16);
+    let weights = model.weight.val().into_data();
+    let steps = weights.iter::<f32>().enumerate().map(|(index, weight)| {
+        // Half of what lies between it and its neighbour.
+        let half = f32::from_bits(weight.to_bits() & 0x7f80_0000) / 256.0;
+        match index % 7 {
+            _ if alike => -half,
+            0 => half * if index % 2 == 0 { 1.0 } else { -1.0 },
+            _ => half * 0.3,
+        }
+    });
+    let steps = burn::tensor::TensorData::new(steps.collect::<Vec<_>>(), [64, 72]);
+    let gradient = Tensor::<2>::from_data(steps, &Device::flex()).cast(FloatDType::BF16);
+    (model, Tensor::from_inner(gradient))
+}
+
+/// Saved in full precision and loaded in bf16, a number in the middle is rounded to the even one.
+#[test]
+fn full_precision_goes_on_in_bf16_and_loses_no_low_bits() {
+    for format in [WeightFormat::Split24, WeightFormat::Split32] {
+        for alike in [false, true] {
+            assert_nothing_is_lost_on_the_way(format, alike);
+        }
+    }
+}
+
+fn assert_nothing_is_lost_on_the_way(format: WeightFormat, alike: bool) {
+    let device = Device::flex().autodiff();
+    let optimizer = optim::SgdConfig::new().with_weight_format(format).init();
+    let (model, gradient) = halfway(&device, alike);
+    let step = |fused: &mut FusedOptimizer<Linear>, rate: f64| {
+        fused.step(rate, |model| (model.weight.val() * gradient.clone()).sum());
+    };
+    let mut through = FusedOptimizer::new(model, optimizer.clone());
+    step(&mut through, 1.0);
+    let full = through.full_precision_model();
+    let record = full.clone().into_record();
+    let init = LinearConfig::new(64, 72).with_bias(false).init(&device);
+    let models = [
+        cast(full.clone(), FloatDType::BF16),
+        load_record_in(init, record, FloatDType::BF16).unwrap(),
+    ];
+    let rounded = weights(&models[0]);
+    assert_ne!(rounded, weights(&through.model()), "they are rounded alike");
+    let resumed = models.map(|model| {
+        let mut resumed = FusedOptimizer::new(model, optimizer.clone());
+        resumed.load_record(through.to_record());
+        assert_equal_weights(&full, &resumed.full_precision_model());
+        step(&mut resumed, 0.1);
+        resumed
+    });
+    step(&mut through, 0.1);
+    for resumed in resumed {
+        assert_equal_weights(&through.model(), &resumed.model());
+        assert_equal_weights(
+            &through.full_precision_model(),
+            &resumed.full_precision_model(),
+        );
+    }
 }

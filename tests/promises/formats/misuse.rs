@@ -118,6 +118,34 @@ fn low_bits_are_not_dropped() {
     assert_eq!(weights(&wider.full_precision_model()), before);
 }
 
+/// Weights in bf16 that are only written in another type are not those in full precision.
+#[test]
+fn low_bits_are_not_dropped_in_another_type() {
+    let device = &Device::flex().autodiff();
+    for format in [WeightFormat::Split24, WeightFormat::Split32] {
+        let split = optimizers(StateFormat::Full, format);
+        let plain = optimizers(StateFormat::Full, WeightFormat::Plain);
+        for ((name, split), (_, plain)) in split.into_iter().zip(plain) {
+            let model = cast(Network::init(device), FloatDType::BF16);
+            let batch = batches(device, FloatDType::BF16)[0].clone();
+            let mut fused = FusedOptimizer::new(model, split);
+            fused.step(RATE, |model| model.loss(batch));
+            for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::F16] {
+                println!("{name}, {format:?}, {dtype:?}");
+                let batch = &batches(device, dtype)[0];
+                let mut rounded = FusedOptimizer::new(cast(fused.model(), dtype), plain.clone());
+                rounded.load_record(fused.to_record());
+                let text = message(&mut rounded, batch);
+                assert!(text.contains("low bits"), "{text}");
+                let full = cast(fused.full_precision_model(), dtype);
+                let mut full = FusedOptimizer::new(full, plain.clone());
+                full.load_record(fused.to_record());
+                full.step(RATE, |model| model.loss(batch.clone()));
+            }
+        }
+    }
+}
+
 fn states_in_few_bits_take_no_micro_batches(device: &Device) {
     let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let fused = FusedOptimizer::try_accumulating_in_state(Network::init(device), optimizer.build());

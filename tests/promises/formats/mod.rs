@@ -2,7 +2,9 @@
 //! nothing is lost that the format does not give up.
 
 mod accumulation;
+mod damaged;
 mod devices;
+mod fair;
 mod hostile;
 mod loading;
 mod misuse;

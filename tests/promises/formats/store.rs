@@ -3,7 +3,7 @@
 use backburn::{LoadError, load_from_store};
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
-use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, SafetensorsStore};
+use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, PytorchStore, SafetensorsStore};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
@@ -47,9 +47,9 @@ fn a_file_in_half_precision_is_loaded_in_the_type_of_training() {
     let device = Device::flex().autodiff();
     let saved = Net::init(5, &device);
     for half in [false, true] {
-        let mut store = SafetensorsStore::from_bytes(Some(file(&saved, half)));
+        let store = |_| SafetensorsStore::from_bytes(Some(file(&saved, half)));
         let model = Net::init(5, &device);
-        let (model, _) = load_from_store(model, &mut store, FloatDType::F32).unwrap();
+        let (model, _) = load_from_store(model, "bytes", store, FloatDType::F32).unwrap();
         for ((path, saved), (_, loaded)) in weights(&saved).iter().zip(&weights(&model)) {
             // Running statistics, too.
             assert_eq!(loaded.dtype(), DType::F32, "{path}");
@@ -69,9 +69,9 @@ fn a_file_may_be_in_a_type_that_the_device_lacks(device: &Device) {
     let host = Device::flex().autodiff();
     let bytes = file(&Net::init(5, &host), true);
     let load = |device| {
-        let mut store = SafetensorsStore::from_bytes(Some(bytes.clone()));
+        let store = |_| SafetensorsStore::from_bytes(Some(bytes.clone()));
         let model = Net::init(5, device);
-        let (model, _) = load_from_store(model, &mut store, FloatDType::F32).unwrap();
+        let (model, _) = load_from_store(model, "bytes", store, FloatDType::F32).unwrap();
         assert!(model.rows.weight.val().is_require_grad());
         assert_eq!(model.devices()[0], *device);
         weights(&model)
@@ -84,17 +84,47 @@ fn a_file_may_be_in_a_type_that_the_device_lacks(device: &Device) {
 on_every_backend!(a_file_may_be_in_a_type_that_the_device_lacks);
 
 #[test]
+fn a_file_that_can_not_be_loaded_is_named() {
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let broken = folder.path().join("broken.safetensors");
+    std::fs::write(&broken, b"nonsense").unwrap();
+    let other = folder.path().join("other.safetensors");
+    std::fs::write(&other, file(&Net::init(6, &device), false)).unwrap();
+    for path in [broken, other, folder.path().join("absent.safetensors")] {
+        for validate in [true, false] {
+            let open = |path| SafetensorsStore::from_file(path).validate(validate);
+            let error = load_from_store(Net::init(5, &device), &path, open, FloatDType::F32);
+            let error = error.map(drop).unwrap_err();
+            let name = path.display().to_string();
+            assert!(error.to_string().contains(&name), "{error}");
+        }
+        let error = load_from_store(
+            Net::init(5, &device),
+            &path,
+            PytorchStore::from_file,
+            FloatDType::F32,
+        );
+        let LoadError::Store { path: named, .. } = error.map(drop).unwrap_err() else {
+            panic!("it is the file");
+        };
+        assert_eq!(named, path);
+    }
+}
+
+#[test]
 fn misshapen_tensors_are_errors_whatever_the_store_validates() {
     let device = Device::flex().autodiff();
     let bytes = file(&Net::init(5, &device), false);
     for validate in [true, false] {
-        let mut store = SafetensorsStore::from_bytes(Some(bytes.clone())).validate(validate);
+        let store = |_| SafetensorsStore::from_bytes(Some(bytes.clone())).validate(validate);
         let model = Net::init(6, &device);
-        let Err(LoadError::Store(message)) = load_from_store(model, &mut store, FloatDType::F32)
+        let Err(LoadError::Store { reason, .. }) =
+            load_from_store(model, "bytes", store, FloatDType::F32)
         else {
             panic!("it was not refused")
         };
-        assert!(message.contains("rows.weight"), "{message}");
+        assert!(reason.contains("rows.weight"), "{reason}");
     }
 }
 
@@ -106,11 +136,13 @@ fn what_a_part_of_a_model_lacks_comes_from_another_file() {
     let mut model = Net::init(5, &device);
     let mut missing = Vec::new();
     for part in ["rows", "norm", "columns"] {
-        let mut store = SafetensorsStore::from_bytes(Some(bytes.clone()))
-            .with_regex(format!("^{part}"))
-            .allow_partial(true);
+        let store = |_| {
+            SafetensorsStore::from_bytes(Some(bytes.clone()))
+                .with_regex(format!("^{part}"))
+                .allow_partial(true)
+        };
         let applied;
-        (model, applied) = load_from_store(model, &mut store, FloatDType::F32).unwrap();
+        (model, applied) = load_from_store(model, "bytes", store, FloatDType::F32).unwrap();
         missing.push(applied.applied.len());
     }
     assert_eq!(missing, [2, 4, 2]);

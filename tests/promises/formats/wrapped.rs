@@ -36,10 +36,17 @@ const FORMATS: [WeightFormat; 4] = [
     WeightFormat::Split32,
 ];
 
+/// Of more elements than a small parameter has.
+const WIDTH: usize = 66;
+
 /// Weights only: Muon steps no vectors.
 fn model() -> Vec<Linear> {
     let device = Device::flex().autodiff();
-    let linear = |_| LinearConfig::new(48, 48).with_bias(false).init(&device);
+    let linear = |_| {
+        LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(&device)
+    };
     cast((0..2).map(linear).collect(), FloatDType::BF16)
 }
 
@@ -51,7 +58,7 @@ fn loss(model: &[Linear], x: &Tensor<2>) -> Tensor<1> {
 }
 
 fn inputs() -> Vec<Tensor<2>> {
-    let draw = || Tensor::<2>::random([4, 48], Distribution::Default, &Device::flex());
+    let draw = || Tensor::<2>::random([4, WIDTH], Distribution::Default, &Device::flex());
     let inputs = (0..5).map(|_| draw().cast(FloatDType::BF16));
     inputs.map(Tensor::from_inner).collect()
 }
@@ -88,13 +95,39 @@ fn fused_equals_stock_and_resumes_for_every_optimizer() {
     }
 }
 
+/// Those of this crate have a state in formats themselves.
+#[test]
+fn the_optimizers_of_this_crate_resume_in_a_format_around_them() {
+    let momentum = || Some(MomentumConfig::new());
+    for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
+        for format in FORMATS {
+            let adam = optim::AdamConfig::new().with_state_format(states);
+            let amsgrad = optim::AdamWConfig::new().with_amsgrad(true);
+            let amsgrad = amsgrad.with_state_format(states);
+            let sgd = optim::SgdConfig::new().with_momentum(momentum());
+            let sgd = sgd.with_state_format(states);
+            let lion = optim::LionConfig::new().with_state_format(states);
+            println!("{states:?}, {format:?}");
+            let wrapped: [(_, ModuleOptimizer); 4] = [
+                ("Adam", InFormat::new(adam.build(), format).into()),
+                ("AdamW", InFormat::new(amsgrad.build(), format).into()),
+                ("Sgd", InFormat::new(sgd.build(), format).into()),
+                ("Lion", InFormat::new(lion.build(), format).into()),
+            ];
+            for (name, wrapped) in wrapped {
+                assert_fused_equals_stock(name, wrapped.clone(), wrapped);
+            }
+        }
+    }
+}
+
 /// With gradients that do not depend on the weights.
 fn assert_follows_f32(name: &str, wrapped: ModuleOptimizer, plain: ModuleOptimizer) {
     let initial = model();
     let factors: Vec<Tensor<2>> = (0..20)
         .map(|_| {
             let normal = Distribution::Normal(0.0, 1.0);
-            let random = Tensor::<2>::random([48, 48], normal, &Device::flex());
+            let random = Tensor::<2>::random([WIDTH, WIDTH], normal, &Device::flex());
             Tensor::from_inner(random.cast(FloatDType::BF16))
         })
         .collect();
@@ -133,8 +166,8 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
         };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(step))
     };
-    let large = LinearConfig::new(80, 80).init(&device);
-    let panic = step(large).map(drop).unwrap_err();
+    let large = || LinearConfig::new(80, 80).init(&device);
+    let panic = step(large()).map(drop).unwrap_err();
     let text = panic.downcast_ref::<String>().unwrap();
     assert!(
         text.contains("Stochastic") && text.contains("`weight`"),
@@ -148,4 +181,29 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
     );
     plain.step(RATE, |model| model.forward(x.clone()).mean());
     assert_equal_weights(&plain.model(), &step(small).unwrap());
+}
+
+/// Whatever the format is, the way out is another type, or no format around it.
+#[test]
+fn what_a_refusal_advises_is_not_refused() {
+    let device = Device::flex().autodiff();
+    let x = Tensor::<2>::ones([2, 80], &device);
+    for format in FORMATS {
+        let optimizer = || InFormat::new(AdafactorConfig::new().build(), format).into();
+        let step = |model: Linear, x: Tensor<2>| {
+            let mut fused = FusedOptimizer::new(model, optimizer());
+            let step = || fused.step(RATE, |model| model.forward(x).mean());
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).map(drop)
+        };
+        let large = || LinearConfig::new(80, 80).init(&device);
+        let panic = step(large(), x.clone()).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains(&format!("{format:?}")), "{text}");
+        assert!(!text.contains("or `WeightFormat::Plain`"), "{text}");
+        for advice in ["cast(model, FloatDType::BF16)", "without `InFormat`"] {
+            assert!(text.contains(advice), "{text}");
+        }
+        let in_bf16 = cast(large(), FloatDType::BF16);
+        step(in_bf16, x.clone().cast(FloatDType::BF16)).unwrap();
+    }
 }

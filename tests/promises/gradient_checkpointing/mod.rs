@@ -5,6 +5,7 @@ mod choice;
 mod joint;
 mod misuse;
 mod policies;
+mod statistics;
 mod unet;
 
 use backburn::{FusedOptimizer, gradient_checkpointing, gradient_checkpointing_sequential};

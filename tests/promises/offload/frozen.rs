@@ -107,7 +107,53 @@ fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     );
 }
 
+/// `model` with the adapters of its embedding frozen, and trained elsewhere.
+fn with_a_frozen_adapter(model: Network) -> Network {
+    let mut model = model.apply_lora(Lora::new(4, 4.0));
+    model.embedding = model.embedding.no_grad();
+    model
+}
+
+fn a_frozen_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
+    let model = with_a_frozen_adapter(Network::init(device));
+    // The adapters of the embedding wait, too, or are too small to.
+    for min_elements in [10, 50] {
+        let mode = Offload::Weights(WaitingBlocks::All);
+        let config = config(device, mode).with_min_elements(min_elements);
+        let fused = FusedOptimizer::new(model.clone(), AdamConfig::new().init());
+        let mut fused = fused.with_offload(config, device);
+        let tokens = batches(device).remove(0);
+        for training in [true, false] {
+            let text = panic_of(|| {
+                fused.step(RATE, |model| match training {
+                    true => model.loss(tokens.clone()),
+                    false => model.valid().loss(tokens.clone()),
+                })
+            });
+            let expected = "`embedding.weight` waits on the host";
+            assert!(text.contains(expected), "{min_elements}: {text}");
+        }
+        assert_equal_weights(&model, &fused.model());
+    }
+}
+
+fn a_frozen_adapter_in_a_block_computes_with_its_base(device: &Device) {
+    let mut model = Network::init(device).apply_lora(adapters());
+    model.blocks[1] = model.blocks[1].clone().no_grad();
+    let batches = batches(device);
+    for mode in modes(device) {
+        let mut plain = FusedOptimizer::new(model.clone(), AdamConfig::new().init());
+        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+        train_fused(&mut plain, 3, RATE, loss);
+        train_fused(&mut fused, 3, RATE, loss);
+        assert_equal_weights(&plain.model(), &fused.model());
+    }
+}
+
 on_every_backend!(
+    a_frozen_adapter_in_a_block_computes_with_its_base,
+    a_frozen_adapter_outside_of_a_block_is_refused_by_name,
     an_adapter_outside_of_a_block_is_refused_by_name,
     frozen_weights_rest_on_the_host_and_are_read_on_the_device,
     adapters_on_weights_that_wait_compute_in_inference,

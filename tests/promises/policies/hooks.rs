@@ -2,7 +2,7 @@
 
 use backburn::{
     AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    GradientStatistics, HookedParameter, LossScalingConfig,
+    GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
 use burn::module::{Lora, ParamGroup};
 use burn::optim::*;
@@ -210,6 +210,119 @@ fn statistics_of_gradients_are_right(device: &Device) {
     let zeros = expected.iter().filter(|g| **g == 0.0).count();
     near(found.zeros, zeros as f64 / count);
     assert!(statistics.take().is_empty());
+}
+
+/// A layer, and a parameter that has no elements.
+#[derive(Module, Debug)]
+struct WithNothing {
+    layer: burn::nn::Linear,
+    nothing: Param<Tensor<2>>,
+}
+
+impl WithNothing {
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        self.layer.forward(x).powi_scalar(2).sum() + self.nothing.val().sum()
+    }
+}
+
+/// On the CPU: Burn's CubeCL backends fail in operations on tensors without elements.
+#[test]
+#[allow(deprecated)] // Burn 0.22 still ships ndarray.
+fn a_parameter_without_elements_goes_through_all_policies() {
+    for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
+        all_policies_take_a_parameter_without_elements(&device);
+    }
+}
+
+fn all_policies_take_a_parameter_without_elements(device: &Device) {
+    let statistics = GradientStatistics::new();
+    let init = || WithNothing {
+        layer: LinearConfig::new(6, 3).init(device),
+        nothing: Param::from_tensor(Tensor::zeros([0, 3], device)),
+    };
+    let fuse = || FusedOptimizer::new(init(), AdamConfig::new().init());
+    let trainings = [
+        fuse(),
+        fuse().with_hook(ParamGroup::all(), AnomalyCheck),
+        fuse().with_clipping(GlobalNormClippingConfig::Exact(0.1)),
+        fuse().with_clipping(GlobalNormClippingConfig::Lagged(0.1)),
+        fuse().with_loss_scaling(LossScalingConfig::new()),
+        fuse().with_loss_scaling(LossScalingConfig::new().with_overflow(Overflow::SkipParameter)),
+    ];
+    for fused in trainings {
+        let mut fused = fused.with_hook(ParamGroup::all(), statistics.clone());
+        for x in batches(device, 2) {
+            fused.accumulate(|model| model.loss(x.clone()));
+            fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+            let seen = statistics.take();
+            assert!(seen["layer.weight"].largest > 0.0);
+            let nothing = seen["nothing"];
+            let numbers = [nothing.norm, nothing.mean, nothing.largest, nothing.zeros];
+            assert_eq!(numbers, [0.0; 4]);
+        }
+    }
+}
+
+/// In every format, with states that come from a record, offloaded, on several ranks, in a block.
+#[test]
+#[allow(deprecated)] // Burn 0.22 still ships ndarray.
+fn a_parameter_without_elements_is_trained_in_every_way() {
+    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+    use backburn::{
+        FusedReplicas, MemoryEstimate, Offload, OffloadConfig, Sharding, cast,
+        gradient_checkpointing,
+    };
+
+    let device = Device::flex().autodiff();
+    let init = |device: &Device| WithNothing {
+        layer: LinearConfig::new(6, 3).init(device),
+        nothing: Param::from_tensor(Tensor::zeros([0, 3], device)),
+    };
+    let x = batches(&device, 1).remove(0);
+    for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
+        for (weights, dtype) in [
+            (WeightFormat::Plain, FloatDType::F32),
+            (WeightFormat::Split24, FloatDType::BF16),
+            (WeightFormat::Stochastic, FloatDType::BF16),
+        ] {
+            let config = AdamWConfig::new()
+                .with_state_format(states)
+                .with_weight_format(weights);
+            let model = cast(init(&device), dtype);
+            let mut fused = FusedOptimizer::new(model, config.init());
+            MemoryEstimate::new(&fused.model(), &config.init());
+            for _ in 0..2 {
+                let x = x.clone().cast(dtype);
+                fused.step(LEARNING_RATE, |model| {
+                    let run = |model: &WithNothing, x| model.loss(x);
+                    gradient_checkpointing(model, x, run)
+                });
+                let record = fused.to_record();
+                fused.load_record(record);
+            }
+            if weights == WeightFormat::Split24 {
+                drop(fused.full_precision_model());
+            }
+        }
+    }
+    let ndarray = Device::ndarray().autodiff();
+    for offload in [Offload::States, Offload::Updates] {
+        let config = OffloadConfig::new(offload).with_min_elements(0);
+        let mut fused = FusedOptimizer::new(init(&ndarray), AdamWConfig::new().init())
+            .with_offload(config, &ndarray);
+        let x = Tensor::ones([5, 6], &ndarray);
+        for _ in 0..2 {
+            fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+        }
+    }
+    for sharding in [Sharding::State, Sharding::Full] {
+        let ranks = [device.clone(), device.clone()];
+        let mut fused = FusedReplicas::new(init(&device), AdamWConfig::new().init(), ranks)
+            .with_sharding(sharding);
+        for _ in 0..2 {
+            fused.step(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss);
+        }
+    }
 }
 
 on_every_backend!(

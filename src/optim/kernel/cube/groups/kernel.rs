@@ -94,16 +94,16 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
 
     #[unroll]
     for state in 0..packed.len() {
-        let mut dithers = Array::<Block<f32>>::new(blocks);
+        let mut thresholds = Array::<Block<f32>>::new(blocks);
         #[unroll(blocks == 1)]
         for own in 0..blocks {
             // A second state has the other half of the random bits.
             let shift = comptime!(16 * (state as u32 & 1));
-            dithers[own] = noise::dither(random[own] >> Block::new(shift));
+            thresholds[own] = noise::threshold(random[own] >> Block::new(shift));
         }
         packed
             .index_mut(state)
-            .encode(&mut group, states.index(state), &dithers);
+            .encode(&mut group, states.index(state), &thresholds);
     }
     #[unroll]
     for state in 0..full.len() {

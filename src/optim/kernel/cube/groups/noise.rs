@@ -20,11 +20,11 @@ pub(super) fn more(bits: Block<u32>) -> Block<u32> {
     hash(bits ^ Block::new(0x9e37_79b9))
 }
 
-/// Evenly between -1/2 and 1/2.
+/// Evenly between 0 and 1.
 #[cube]
-pub(super) fn dither(bits: Block<u32>) -> Block<f32> {
-    let steps = Block::<f32>::cast_from(bits & Block::new(0xfff)) + Block::new(0.5);
-    steps * Block::new(comptime!(1.0 / 4096.0)) - Block::new(0.5)
+pub(super) fn threshold(bits: Block<u32>) -> Block<f32> {
+    let steps = Block::<f32>::cast_from(bits & Block::new(0xffff)) + Block::new(0.5);
+    steps * Block::new(comptime!(1.0 / 65536.0))
 }
 
 #[cube]

@@ -16,6 +16,8 @@ pub(super) const QUIET: u32 = 0x0040_0000;
 const LEAST_NORMAL: u32 = 0x0080_0000;
 /// 2 to the power of 125.
 const HUGE: u32 = 0x7e00_0000;
+/// 2 to the power of -63.
+const TINY: u32 = 0x2000_0000;
 
 /// A state in codes.
 #[derive(CubeType, CubeLaunch)]
@@ -48,7 +50,19 @@ impl Packed {
         let levels = comptime!(coding.levels() as f32);
         let part = comptime!(1.0 / (levels * levels));
         let scale = self.scales.read_checked(group.index);
-        root * root.abs() * Block::new(part) * Block::new(scale)
+        let values = root * root.abs() * Block::new(part) * Block::new(scale);
+        if comptime!(coding.root == Root::Signed) {
+            values
+        } else {
+            // A device may take for zero what is less. What is not a number stays that.
+            let least = select(
+                u32::reinterpret(scale) > 0,
+                comptime!(LEAST_NORMAL).runtime(),
+                0u32,
+            );
+            let least = Block::new(f32::reinterpret(least));
+            select_many(values.less_than(&least), least, values)
+        }
     }
 
     /// Whether the codes of the group stand for NaN.
@@ -62,7 +76,7 @@ impl Packed {
         &mut self,
         group: &mut Group,
         values: &Array<Block<f32>>,
-        dithers: &Array<Block<f32>>,
+        thresholds: &Array<Block<f32>>,
     ) {
         let coding = comptime!(self.coding);
         let blocks = comptime!(group.blocks);
@@ -74,19 +88,24 @@ impl Packed {
         group.share(&words);
         let largest = group.max();
         let is_finite = largest < INFINITE;
-        let is_normal = is_finite && largest >= LEAST_NORMAL;
         // Compilers refuse a constant that is NaN.
         let broken = f32::reinterpret(largest | comptime!(INFINITE | QUIET));
-        let number = select(is_normal, f32::reinterpret(largest), 1.0);
-        let normal = select(is_normal, number, 0.0);
-        let scale = select(is_finite, normal, broken);
-        // The inverse of the largest numbers is less than the least normal one, which a device may take for zero.
-        let part = select(largest >= HUGE, 0.25, 1.0);
-        let inverse = select(is_normal, 1.0 / (number * part), 0.0);
+        let scale = select(is_finite, f32::reinterpret(largest), broken);
+        // The inverses of the largest numbers and of the least are none that a device has for sure.
+        let small = select(
+            largest < TINY,
+            comptime!(1.0 / f32::from_bits(TINY)).runtime(),
+            1.0,
+        );
+        let part = select(largest >= HUGE, 0.25, small);
+        // There is none of zeros, nor of what a device takes for zero.
+        let number = select(is_finite, f32::reinterpret(largest) * part, 0.0);
+        let is_there = number > 0.0;
+        let inverse = select(is_there, 1.0 / select(is_there, number, 1.0), 0.0);
         #[unroll(blocks == 1)]
         for own in 0..blocks {
             let values = values[own] * Block::new(part);
-            words[own] = packed(codes(values, dithers[own], inverse, coding));
+            words[own] = packed(codes(values, thresholds[own], inverse, coding));
         }
         if comptime!(coding.width.bits() == 8) {
             #[unroll(blocks == 1)]
@@ -124,26 +143,24 @@ fn largest(values: Block<f32>) -> u32 {
 #[cube]
 fn codes(
     values: Block<f32>,
-    dither: Block<f32>,
+    threshold: Block<f32>,
     inverse: f32,
     #[comptime] coding: Coding,
 ) -> Block<u32> {
     let levels = comptime!(coding.levels());
-    let magnitude = values.abs() * Block::new(inverse);
-    let root = Block::new(comptime!(levels as f32)) * Vector::sqrt(magnitude);
+    let squares = comptime!((levels * levels) as f32);
+    let square = values.abs() * Block::new(inverse) * Block::new(squares);
+    let root = Block::<i32>::cast_from(Vector::sqrt(square));
+    let below = Block::<f32>::cast_from(root);
+    let way = square - below * below;
+    let least = threshold * (below + below + Block::new(1.0));
+    let root = select_many(way.greater_than(&least), root + Block::new(1), root);
     let codes = if comptime!(coding.root == Root::Signed) {
-        let code = nearest(root + dither, levels);
-        select_many(values.less_than(&Block::zero()), -code, code)
+        let root = root.clamp(Block::new(0), Block::new(levels));
+        select_many(values.less_than(&Block::zero()), -root, root)
     } else {
-        nearest(root - Block::new(1.0) + dither, comptime!(levels - 1))
+        root.clamp(Block::new(1), Block::new(levels)) - Block::new(1)
     };
     let mask = comptime!((1u32 << coding.width.bits()) - 1);
     Block::<u32>::reinterpret(codes) & Block::new(mask)
-}
-
-/// The nearest integers of numbers above -2, between 0 and `most`.
-#[cube]
-fn nearest(values: Block<f32>, #[comptime] most: i32) -> Block<i32> {
-    let codes = Block::<i32>::cast_from(values + Block::new(2.5)) - Block::new(2);
-    codes.clamp(Block::new(0), Block::new(most))
 }

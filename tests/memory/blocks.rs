@@ -1,0 +1,65 @@
+//! What recomputed blocks leave in Burn's graph.
+
+use backburn::{FusedOptimizer, gradient_checkpointing};
+use burn::nn::{Lstm, LstmConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::{Distribution, Tensor};
+
+use crate::{ALONE, BYTES, device, peak};
+
+const LAYERS: usize = 2;
+
+fn recurrent() -> Vec<Lstm> {
+    (0..LAYERS)
+        .map(|_| LstmConfig::new(16, 16, true).init(&device()))
+        .collect()
+}
+
+fn loss(layers: &[Lstm], x: Tensor<3>, in_blocks: bool) -> Tensor<1> {
+    let run = |layer: &Lstm, x: Tensor<3>| layer.forward(x, None).0;
+    let forward = |x, layer| match in_blocks {
+        true => gradient_checkpointing(layer, x, run),
+        false => run(layer, x),
+    };
+    layers.iter().fold(x, forward).powi_scalar(2).mean()
+}
+
+/// A step of a recurrent network has thousands of operations, which Burn's autodiff notes whether they are
+/// recorded or not.
+#[test]
+fn a_recurrent_layer_in_a_block_takes_less_than_stock() {
+    let _alone = ALONE.lock();
+    let x = Tensor::<3>::random([4, 200, 16], Distribution::Default, &device());
+    let stock = {
+        let mut model = Some(recurrent());
+        let mut optimizer = AdamConfig::new().init();
+        let mut step = || {
+            let model_now = model.take().unwrap();
+            let gradients = loss(&model_now, x.clone(), false).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model_now);
+            model = Some(optimizer.step(1e-3, model_now, gradients));
+        };
+        step();
+        peak(step)
+    };
+    let mut fused = FusedOptimizer::new(recurrent(), AdamConfig::new().init());
+    let mut first_runs = 0;
+    let mut step = || {
+        let before = BYTES.current_usage();
+        fused.step(1e-3, |model| {
+            let loss = loss(model, x.clone(), true);
+            first_runs = BYTES.current_usage() - before;
+            loss
+        });
+    };
+    step();
+    let blocks = peak(step);
+    assert!(
+        (blocks as f64) < 0.7 * stock as f64,
+        "{blocks} bytes, {stock} in stock"
+    );
+    assert!(
+        (first_runs as f64) < 0.1 * stock as f64,
+        "{first_runs} bytes are left after the first runs, {stock} in stock"
+    );
+}

@@ -1,0 +1,79 @@
+//! What a training needs to change hands.
+
+use burn::optim::ModuleOptimizer;
+
+use super::*;
+
+/// Few parameters: each has some kilobytes of its own beside its values.
+const DEPTH: usize = 2;
+const WIDTH: usize = 256;
+
+/// The parameters' bytes in a training that has made a step, and what `exchange` needs at its peak.
+fn needed<R>(exchange: impl FnOnce(FusedOptimizer<Mlp>) -> R) -> f64 {
+    let x = x(WIDTH);
+    let model = Mlp::init(DEPTH, WIDTH, &device());
+    let parameters = 4 * model.num_params();
+    let optimizer: ModuleOptimizer = backburn::optim::AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    fused.step(1e-3, |model| model.loss(x.clone()));
+    let needed = peak(|| drop(exchange(fused)));
+    needed as f64 / parameters as f64
+}
+
+#[test]
+fn parts_and_clones_share_what_they_have() {
+    let _alone = ALONE.lock();
+    let parts = needed(FusedOptimizer::into_parts);
+    let fused_again = needed(|fused| {
+        let (model, optimizer) = fused.into_parts();
+        FusedOptimizer::new(model, optimizer)
+    });
+    let clone = needed(|fused| (fused.clone(), fused));
+    let frozen = needed(|mut fused| {
+        fused.change_model(Module::freeze);
+        fused.change_model(Module::unfreeze);
+        fused
+    });
+    for (exchange, needed) in [
+        ("into_parts", parts),
+        ("into_parts, new", fused_again),
+        ("clone", clone),
+        ("change_model", frozen),
+    ] {
+        // A weight is a quarter of P.
+        assert!(needed < 0.05, "{exchange}: {needed} P");
+    }
+    // Burn's records hold copies.
+    let record = needed(|fused| fused.to_record());
+    assert!(record > 1.9, "a record: {record} P");
+}
+
+/// A step after the exchange writes in place: of what is not shared any more there is no copy.
+#[test]
+fn a_step_after_an_exchange_needs_what_one_before_needs() {
+    let _alone = ALONE.lock();
+    let x = x(WIDTH);
+    let parameters = 4 * Mlp::init(DEPTH, WIDTH, &device()).num_params();
+    let optimizer = || backburn::optim::AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new(Mlp::init(DEPTH, WIDTH, &device()), optimizer());
+    let step = |fused: &mut FusedOptimizer<Mlp>| {
+        let needed = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone()))));
+        assert_eq!(fused.last_step().copied, Some(0));
+        needed as f64 / parameters as f64
+    };
+    step(&mut fused);
+    let plain = step(&mut fused);
+    let (model, optimizer) = fused.into_parts();
+    let mut fused = FusedOptimizer::new(model, optimizer);
+    let after_parts = step(&mut fused);
+    let clone = fused.clone();
+    drop(fused);
+    let mut fused = clone;
+    let after_clone = step(&mut fused);
+    fused.change_model(Module::freeze);
+    fused.change_model(Module::unfreeze);
+    let after_thaw = step(&mut fused);
+    for after in [after_parts, after_clone, after_thaw] {
+        assert!(after < plain + 0.02, "{after} P, {plain} P before");
+    }
+}

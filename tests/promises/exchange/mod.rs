@@ -1,0 +1,315 @@
+//! Every optimizer in every float type, by every way in which a training changes hands: what follows is to the bit what
+//! follows in stock Burn. A cell in which Burn itself loses something says so, with the reason; there is none without
+//! a promise. That no way takes more memory is in `tests/memory/exchange.rs`.
+
+mod begun;
+pub mod optimizers;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backburn::{FusedOptimizer, cast};
+use burn::module::{Module, ParamGroup};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+
+use crate::compare::*;
+use optimizers::{Named, Recorded};
+
+const RATE: f64 = 1e-2;
+pub const TYPES: [FloatDType; 3] = [FloatDType::F32, FloatDType::BF16, FloatDType::F64];
+
+type States = BTreeMap<String, Vec<u8>>;
+
+/// How a training changes hands. (By a checkpoint of Burn's `Learner`: `learner::exchange`.)
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    IntoParts,
+    Clone,
+    FreezeAndThaw,
+    Record,
+    RecordInBytes,
+}
+
+/// What follows an exchange.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Promise {
+    /// What would have followed without it.
+    Undisturbed,
+    /// What follows in stock Burn after the same, which is not what would have followed without it.
+    AsStock(&'static str),
+    /// A panic, as in stock Burn after the same.
+    Panic(&'static str),
+    /// Nothing: not even the first step is made.
+    Refused(&'static str),
+}
+
+impl Way {
+    fn promise(self, optimizer: &Named, dtype: FloatDType) -> Promise {
+        use Promise::*;
+        if let Some(reason) = optimizer.refuses(dtype) {
+            return Refused(reason);
+        }
+        match (self, optimizer.recorded, dtype) {
+            (Way::IntoParts | Way::Clone, ..) => Undisturbed,
+            (Way::FreezeAndThaw, ..) => AsStock("what is frozen misses a step"),
+            (_, Recorded::Stateless, _) => Undisturbed,
+            (_, Recorded::InPart, _) => AsStock("the optimizer's own record leaves something out"),
+            (_, _, FloatDType::F32) => Undisturbed,
+            (_, Recorded::HalvesInF32, FloatDType::BF16) => Undisturbed,
+            (_, Recorded::InF32 | Recorded::HalvesInF32, _) => {
+                Panic("Burn loads f32, and its optimizers mix no types")
+            }
+            (_, Recorded::ThroughF32, FloatDType::F64) => AsStock("Burn loads f64 as f32"),
+            (_, Recorded::ThroughF32, _) => Undisturbed,
+        }
+    }
+
+    /// The exchange in a fused training.
+    fn fused(self, cell: &Cell, mut fused: FusedOptimizer<Net>) -> FusedOptimizer<Net> {
+        match self {
+            Way::IntoParts => {
+                let (model, optimizer) = fused.into_parts();
+                FusedOptimizer::new(model, optimizer)
+            }
+            Way::Clone => {
+                let clone = fused.clone();
+                // What the one does is none of the other's business.
+                cell.steps(&mut fused, 2..4);
+                clone
+            }
+            Way::FreezeAndThaw => {
+                fused.change_model(freeze);
+                cell.steps(&mut fused, 4..5);
+                fused.change_model(Net::unfreeze);
+                fused
+            }
+            Way::Record => {
+                let record = fused.to_record();
+                cell.resumed(fused.model(), record)
+            }
+            Way::RecordInBytes => {
+                let bytes = fused.to_record().into_bytes().unwrap();
+                cell.resumed(fused.model(), OptimizerRecord::from_bytes(bytes).unwrap())
+            }
+        }
+    }
+
+    /// The same with Burn alone.
+    fn stock(
+        self,
+        cell: &Cell,
+        net: Net,
+        mut optimizer: ModuleOptimizer,
+    ) -> (Net, ModuleOptimizer) {
+        match self {
+            Way::IntoParts | Way::Clone => (net, optimizer),
+            Way::FreezeAndThaw => {
+                let net = cell.stock_steps(freeze(net), &mut optimizer, 4..5);
+                (net.unfreeze(), optimizer)
+            }
+            Way::Record | Way::RecordInBytes => (
+                net,
+                cell.optimizer.clone().load_record(optimizer.to_record()),
+            ),
+        }
+    }
+}
+
+fn freeze(net: Net) -> Net {
+    net.freeze_group(ParamGroup::from_predicate("first"))
+}
+
+/// Whose weights are large enough for every format.
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn init(dtype: FloatDType) -> Self {
+        let device = Device::flex().autodiff();
+        let net = Self {
+            first: LinearConfig::new(61, 71).init(&device),
+            second: LinearConfig::new(71, 64).init(&device),
+        };
+        cast(net, dtype)
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let hidden = self.first.forward(x).tanh();
+        self.second.forward(hidden).powi_scalar(2).sum()
+    }
+}
+
+/// One optimizer in one float type.
+struct Cell {
+    /// Without a state.
+    optimizer: ModuleOptimizer,
+    dtype: FloatDType,
+    initial: Net,
+    batches: Vec<Tensor<2>>,
+}
+
+impl Cell {
+    fn new(optimizer: ModuleOptimizer, dtype: FloatDType) -> Self {
+        let device = Device::flex();
+        let batch = |_| Tensor::<2>::random([5, 61], Distribution::Default, &device).cast(dtype);
+        Self {
+            optimizer,
+            dtype,
+            initial: Net::init(dtype),
+            batches: (0..5).map(batch).map(Tensor::from_inner).collect(),
+        }
+    }
+
+    fn net(&self) -> Net {
+        copy(&self.initial, || Net::init(self.dtype))
+    }
+
+    fn resumed(&self, net: Net, record: OptimizerRecord) -> FusedOptimizer<Net> {
+        let mut fused = FusedOptimizer::new(net, self.optimizer.clone());
+        fused.load_record(record);
+        fused
+    }
+
+    fn steps(&self, fused: &mut FusedOptimizer<Net>, batches: std::ops::Range<usize>) {
+        let batches = &self.batches[batches];
+        train_fused(fused, batches.len(), RATE, |net, step| {
+            net.loss(batches[step].clone())
+        });
+    }
+
+    fn stock_steps(
+        &self,
+        net: Net,
+        optimizer: &mut ModuleOptimizer,
+        batches: std::ops::Range<usize>,
+    ) -> Net {
+        let batches = &self.batches[batches];
+        let loss = |net: &Net, step: usize| net.loss(batches[step].clone());
+        train_stock(net, optimizer, batches.len(), RATE, loss)
+    }
+
+    /// Two steps, the exchange, two steps: the model, and the states as Burn records them.
+    fn fused(&self, exchange: Option<Way>) -> (Net, States) {
+        let mut fused = FusedOptimizer::new(self.net(), self.optimizer.clone());
+        self.steps(&mut fused, 0..2);
+        if let Some(way) = exchange {
+            fused = way.fused(self, fused);
+        }
+        self.steps(&mut fused, 2..4);
+        (fused.model(), states(fused.to_record()))
+    }
+
+    /// The same with Burn alone.
+    fn stock(&self, exchange: Option<Way>) -> (Net, States) {
+        let mut optimizer = self.optimizer.clone();
+        let mut net = self.stock_steps(self.net(), &mut optimizer, 0..2);
+        if let Some(way) = exchange {
+            (net, optimizer) = way.stock(self, net, optimizer);
+        }
+        let net = self.stock_steps(net, &mut optimizer, 2..4);
+        (net, states(optimizer.to_record()))
+    }
+}
+
+/// The tensors and scalars in a record, by parameter and name.
+fn states(record: OptimizerRecord) -> States {
+    let reader = burn_pack::Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
+    let scalars = reader.scalars().clone().into_iter();
+    let scalars: Vec<_> = scalars
+        .map(|(name, scalar)| (name, format!("{scalar:?}").into_bytes()))
+        .collect();
+    let tensors = reader.into_tensors().unwrap().into_iter();
+    let tensors = tensors.map(|tensor| {
+        (
+            format!("{:?} {}", tensor.param_id, tensor.name),
+            tensor.to_bytes().unwrap().to_vec(),
+        )
+    });
+    tensors.chain(scalars).collect()
+}
+
+#[track_caller]
+fn assert_same((stock, states): &(Net, States), (fused, fused_states): &(Net, States)) {
+    assert_equal_weights(stock, fused);
+    assert!(states.keys().eq(fused_states.keys()));
+    let mut both = states.iter().zip(fused_states);
+    let different = both.find(|((_, stock), (_, fused))| stock != fused);
+    assert!(
+        different.is_none(),
+        "a state differs: {:?}",
+        different.unwrap().0.0
+    );
+}
+
+fn panics<R>(work: impl FnOnce() -> R) -> bool {
+    catch_unwind(AssertUnwindSafe(work)).is_err()
+}
+
+/// Keeps the promise of every cell in the row of one way, and counts the cells by their promise.
+fn assert_kept(way: Way) {
+    let mut kept = [0; 4];
+    for optimizer in optimizers::all() {
+        for dtype in TYPES {
+            let cell = Cell::new((optimizer.make)(), dtype);
+            let promise = way.promise(&optimizer, dtype);
+            println!("{way:?}, {}, {dtype:?}: {promise:?}", optimizer.name);
+            match promise {
+                Promise::Undisturbed => {
+                    assert_same(&cell.stock(None), &cell.fused(Some(way)));
+                    kept[0] += 1;
+                }
+                Promise::AsStock(_) => {
+                    let stock = cell.stock(Some(way));
+                    assert_same(&stock, &cell.fused(Some(way)));
+                    // The reason has not gone.
+                    let undisturbed = cell.stock(None);
+                    let same = weights(&stock.0) == weights(&undisturbed.0);
+                    assert!(!same || stock.1 != undisturbed.1, "nothing is lost");
+                    kept[1] += 1;
+                }
+                Promise::Panic(_) => {
+                    assert_same(&cell.stock(None), &cell.fused(None));
+                    assert!(panics(|| cell.stock(Some(way))), "stock goes through");
+                    assert!(panics(|| cell.fused(Some(way))), "fused goes through");
+                    kept[2] += 1;
+                }
+                Promise::Refused(_) => {
+                    assert!(panics(|| cell.stock(None)), "stock goes through");
+                    assert!(panics(|| cell.fused(None)), "fused goes through");
+                    kept[3] += 1;
+                }
+            }
+        }
+    }
+    println!("{way:?}: undisturbed, as stock, panic, refused: {kept:?}");
+}
+
+#[test]
+fn parts_are_trained_on_as_if_nothing_had_been() {
+    assert_kept(Way::IntoParts);
+}
+
+#[test]
+fn a_clone_is_trained_on_as_if_it_were_the_only_one() {
+    assert_kept(Way::Clone);
+}
+
+#[test]
+fn states_outlive_freezing_and_thawing() {
+    assert_kept(Way::FreezeAndThaw);
+}
+
+#[test]
+fn a_record_loses_what_it_loses_in_stock() {
+    assert_kept(Way::Record);
+}
+
+#[test]
+fn a_record_in_bytes_loses_what_it_loses_in_stock() {
+    assert_kept(Way::RecordInBytes);
+}

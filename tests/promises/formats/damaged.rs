@@ -1,0 +1,202 @@
+//! A record that was damaged, or made by hand, is refused by name. Nothing panics, and the state is that of before.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backburn::FusedError;
+use backburn::optim::InFormat;
+use burn::optim::OptimizerRecord;
+use burn::tensor::{Bytes, DType};
+use burn_pack::{Reader, Scalar, Writer};
+
+use super::*;
+
+/// What is in a record.
+#[derive(Clone)]
+struct Contents {
+    tensors: Vec<burn_pack::Tensor>,
+    scalars: BTreeMap<String, Scalar>,
+    paths: BTreeMap<String, String>,
+}
+
+impl Contents {
+    fn of(record: OptimizerRecord) -> Self {
+        let reader = Reader::from_bytes(record.into_bytes().unwrap().shared()).unwrap();
+        Self {
+            scalars: reader.scalars().clone(),
+            paths: reader.metadata().clone(),
+            tensors: reader.into_tensors().unwrap(),
+        }
+    }
+
+    /// With one tensor replaced.
+    fn with_tensor(&self, index: usize, dtype: DType, shape: &[usize], bytes: Bytes) -> Self {
+        let mut damaged = self.clone();
+        let before = &self.tensors[index];
+        damaged.tensors[index] =
+            burn_pack::Tensor::new(before.name.clone(), dtype, shape, before.param_id, bytes);
+        damaged
+    }
+
+    fn into_record(self) -> OptimizerRecord {
+        let mut writer = Writer::new(self.tensors);
+        for (name, scalar) in self.scalars {
+            writer = writer.with_scalar(&name, scalar);
+        }
+        for (id, path) in self.paths {
+            writer = writer.with_metadata(&id, &path);
+        }
+        OptimizerRecord::from_bytes(writer.into_bytes().unwrap()).unwrap()
+    }
+}
+
+fn trained(optimizer: &ModuleOptimizer, dtype: FloatDType) -> FusedOptimizer<Linear> {
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(64, 80).with_bias(false).init(&device);
+    let mut fused = FusedOptimizer::new(cast(model, dtype), optimizer.clone());
+    step(&mut fused).unwrap();
+    fused
+}
+
+fn step(fused: &mut FusedOptimizer<Linear>) -> Result<(), FusedError> {
+    fused
+        .try_step(RATE, |model| model.weight.val().powi_scalar(2).sum())
+        .map(drop)
+}
+
+/// Panics if this record or a step after it does. Returns how it was refused.
+fn loaded(
+    fused: &mut FusedOptimizer<Linear>,
+    damaged: Contents,
+    context: &str,
+) -> Result<(), FusedError> {
+    let before = fused.to_record().into_bytes().unwrap();
+    let record = damaged.into_record();
+    let result = catch_unwind(AssertUnwindSafe(|| fused.try_load_record(record)));
+    let result = result.unwrap_or_else(|_| panic!("{context}: the record panics"));
+    match &result {
+        Err(_) => assert_eq!(fused.to_record().into_bytes().unwrap()[..], before[..]),
+        Ok(()) => {
+            let stepped = catch_unwind(AssertUnwindSafe(|| step(fused)));
+            drop(stepped.unwrap_or_else(|_| panic!("{context}: the step panics")));
+        }
+    }
+    result
+}
+
+/// With the types of the weights that they are for.
+fn all() -> Vec<(String, FloatDType, ModuleOptimizer)> {
+    let mut all = Vec::new();
+    for states in [StateFormat::Full, StateFormat::Bits8] {
+        for (weights, dtype) in [
+            (WeightFormat::Plain, FloatDType::F32),
+            (WeightFormat::Split24, FloatDType::BF16),
+        ] {
+            for (name, optimizer) in optimizers(states, weights) {
+                all.push((format!("{name}, {states:?}, {weights:?}"), dtype, optimizer));
+            }
+        }
+    }
+    let amsgrad = optim::AdamWConfig::new().with_amsgrad(true);
+    let amsgrad = amsgrad.with_state_format(StateFormat::Bits8).build();
+    let wrapped = InFormat::new(amsgrad, WeightFormat::Split32);
+    all.push(("InFormat".into(), FloatDType::BF16, wrapped.into()));
+    all
+}
+
+#[test]
+fn tensors_of_another_type_or_rank_are_refused() {
+    for (name, dtype, optimizer) in all() {
+        let mut fused = trained(&optimizer, dtype);
+        for record in [
+            fused.to_record(),
+            optim::compact_records(|| fused.to_record()),
+        ] {
+            let contents = Contents::of(record);
+            for (index, tensor) in contents.tensors.iter().enumerate() {
+                let context = format!("{name}, {}", tensor.name);
+                let (bytes, shape) = (tensor.to_bytes().unwrap(), tensor.shape.to_vec());
+                let other = match tensor.dtype {
+                    DType::U32 => DType::F32,
+                    _ => DType::I32,
+                };
+                let floats = contents.with_tensor(index, other, &shape, bytes.clone());
+                let refused = loaded(&mut fused, floats, &context);
+                assert!(refused.is_err(), "{context} in {other:?} is taken");
+                for rank in [1, 2, 3, 4, 9] {
+                    let mut other = vec![1; rank];
+                    other[0] = tensor.shape.num_elements();
+                    let wide = contents.with_tensor(index, tensor.dtype, &other, bytes.clone());
+                    let refused = loaded(&mut fused, wide, &context);
+                    assert!(
+                        refused.is_err() || rank == shape.len() || is_flat(&shape),
+                        "{context} as {other:?} is taken"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Codes and low bits are a row, whatever it is written as.
+fn is_flat(shape: &[usize]) -> bool {
+    shape.len() == 3 && shape[1..] == [1, 1]
+}
+
+#[test]
+fn a_state_of_one_element_is_not_that_of_all() {
+    let stock = [
+        burn::optim::AdamConfig::new().with_amsgrad(true).init(),
+        burn::optim::AdamWConfig::new().with_amsgrad(true).init(),
+    ];
+    let stock = stock.map(|optimizer| ("Burn's".into(), FloatDType::F32, optimizer));
+    for (name, dtype, optimizer) in all().into_iter().chain(stock) {
+        let mut fused = trained(&optimizer, dtype);
+        let contents = Contents::of(fused.to_record());
+        for (index, tensor) in contents.tensors.iter().enumerate() {
+            let context = format!("{name}, {}", tensor.name);
+            if is_flat(&tensor.shape.to_vec()) {
+                continue;
+            }
+            let element = Bytes::from_bytes_vec(tensor.to_bytes().unwrap()[..4].to_vec());
+            for shape in [&[1][..], &[1, 1]] {
+                let one = contents.with_tensor(index, tensor.dtype, shape, element.clone());
+                let refused = loaded(&mut fused, one, &context);
+                let is_stock = name == "Burn's" && !tensor.name.contains("max");
+                assert!(refused.is_err() || is_stock, "{context} as {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_missing_or_make_no_sense_do_not_panic() {
+    let odd = [
+        None,
+        Some(Scalar::UInt(u64::MAX)),
+        Some(Scalar::Int(-1)),
+        Some(Scalar::Float(f64::NAN)),
+        Some(Scalar::Bool(true)),
+        Some(Scalar::UInt(9)),
+    ];
+    for (name, dtype, optimizer) in all() {
+        let mut fused = trained(&optimizer, dtype);
+        for record in [
+            fused.to_record(),
+            optim::compact_records(|| fused.to_record()),
+        ] {
+            let contents = Contents::of(record);
+            for scalar in contents.scalars.keys() {
+                for odd in odd {
+                    let mut damaged = contents.clone();
+                    match odd {
+                        None => damaged.scalars.remove(scalar),
+                        Some(odd) => damaged.scalars.insert(scalar.clone(), odd),
+                    };
+                    let context = format!("{name}, {scalar} is {odd:?}");
+                    drop(loaded(&mut fused, damaged, &context));
+                }
+            }
+        }
+    }
+}

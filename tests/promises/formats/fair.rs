@@ -1,0 +1,178 @@
+//! States in few bits are right on average, whatever else is in their group, and whatever size they have.
+
+use backburn::optim::{MomentsState, SgdState};
+use burn::optim::Optimizer;
+use burn::tensor::TensorData;
+
+use super::*;
+
+const ELEMENTS: usize = 1 << 18;
+/// What the elements of a group are, in parts of its largest.
+const PARTS: [f64; 4] = [1.0, 1e-2, 1e-3, 1e-4];
+const FEW_BITS: [StateFormat; 2] = [StateFormat::Bits8, StateFormat::Bits4];
+
+/// A number for each element, by the part of its group's largest that it is.
+fn by_part(number: impl Fn(f64) -> f64) -> Tensor<1> {
+    let numbers = (0..ELEMENTS).map(|index| number(part(index)) as f32);
+    let data = TensorData::new(numbers.collect::<Vec<_>>(), [ELEMENTS]);
+    Tensor::from_data(data, &Device::flex())
+}
+
+/// One element of a group is the largest.
+fn part(index: usize) -> f64 {
+    match index % 64 {
+        0 => PARTS[0],
+        lane => PARTS[1 + lane % 3],
+    }
+}
+
+/// The means of the elements of each part.
+fn means(tensor: Tensor<1>) -> [f64; 4] {
+    let (mut sums, mut counts) = ([0.0; 4], [0.0; 4]);
+    for (index, number) in tensor.into_data().iter::<f64>().enumerate() {
+        let place = PARTS.iter().position(|other| *other == part(index));
+        let place = place.unwrap();
+        sums[place] += number;
+        counts[place] += 1.0;
+    }
+    std::array::from_fn(|place| sums[place] / counts[place])
+}
+
+/// The parameter that these gradients leave, from zero, and the last state.
+fn stepped<O: Optimizer>(optimizer: &O, gradients: &[Tensor<1>]) -> (Tensor<1>, O::State<1>) {
+    let mut parameter = Tensor::zeros([ELEMENTS], &Device::flex());
+    let mut state = None;
+    for gradient in gradients {
+        (parameter, state) = optimizer.step(1.0, parameter, gradient.clone(), state);
+    }
+    (parameter, state.unwrap())
+}
+
+fn momentum(states: StateFormat) -> optim::Sgd {
+    let momentum = MomentumConfig::new().with_momentum(0.9);
+    let config = optim::SgdConfig::new().with_momentum(Some(momentum));
+    config.with_state_format(states).build()
+}
+
+#[test]
+fn momentum_moves_small_elements_as_far_as_in_f32_on_average() {
+    let gradients = vec![by_part(|part| part); 60];
+    let (exact, _) = stepped(&momentum(StateFormat::Full), &gradients);
+    let exact = means(exact);
+    for states in FEW_BITS {
+        let (moved, _) = stepped(&momentum(states), &gradients);
+        for ((part, moved), exact) in PARTS.iter().zip(means(moved)).zip(exact) {
+            let ratio = moved / exact;
+            // What is left is chance: most of the smallest have no code but zero, a few the next.
+            let near = if *part < 1e-3 { 0.05 } else { 0.02 };
+            assert!(
+                (ratio - 1.0).abs() < near,
+                "{states:?}: {ratio} of f32 for elements of {part}"
+            );
+        }
+    }
+}
+
+/// A velocity that decays goes to zero, and no faster or slower than in f32.
+#[test]
+fn momentum_decays_as_in_f32_on_average() {
+    let mut gradients = vec![by_part(|part| part); 5];
+    gradients.extend(vec![
+        by_part(|part| if part == 1.0 { 1.0 } else { 0.0 });
+        20
+    ]);
+    let (_, exact) = stepped(&momentum(StateFormat::Full), &gradients);
+    let velocity = |state: SgdState<1>| means(state.velocity.unwrap().full());
+    let exact = velocity(exact);
+    for states in FEW_BITS {
+        let (_, state) = stepped(&momentum(states), &gradients);
+        for ((part, found), exact) in PARTS.iter().zip(velocity(state)).zip(exact) {
+            let near = if *part < 1e-2 { 0.35 } else { 0.05 };
+            assert!(
+                (found / exact - 1.0).abs() < near,
+                "{states:?}: {found} for {exact}, elements of {part}"
+            );
+        }
+    }
+}
+
+fn adam(states: StateFormat, amsgrad: bool) -> optim::Adam {
+    let config = optim::AdamConfig::new().with_beta_2(0.9);
+    config
+        .with_amsgrad(amsgrad)
+        .with_state_format(states)
+        .build()
+}
+
+/// Of numbers that have codes: what is smaller has that of the least.
+#[test]
+fn second_moments_are_those_of_f32_on_average() {
+    let gradients = vec![by_part(|part| part.sqrt().sqrt()); 60];
+    let second = |state: MomentsState<1>| means(state.moment_2.full());
+    let exact = second(stepped(&adam(StateFormat::Full, false), &gradients).1);
+    for states in FEW_BITS {
+        let found = second(stepped(&adam(states, false), &gradients).1);
+        for ((part, found), exact) in PARTS.iter().zip(found).zip(exact) {
+            assert!(
+                (found / exact - 1.0).abs() < 0.02,
+                "{states:?}: {found} for {exact}, elements of {part}"
+            );
+        }
+    }
+}
+
+/// Rounded at random, each number would count once as the largest that it ever was.
+#[test]
+fn the_maximum_of_amsgrad_is_that_of_f32() {
+    let noise = |seed: usize| {
+        let mut state = seed as u32 + 1;
+        let numbers = (0..ELEMENTS).map(|index| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (f64::from(state >> 8) / f64::from(1 << 24) - 0.5) * part(index).sqrt()
+        });
+        let data = TensorData::new(numbers.map(|x| x as f32).collect::<Vec<_>>(), [ELEMENTS]);
+        Tensor::<1>::from_data(data, &Device::flex())
+    };
+    let gradients: Vec<_> = (0..12).map(noise).collect();
+    let largest = |state: MomentsState<1>| state.max_moment_2.unwrap().into_data();
+    let exact = largest(stepped(&adam(StateFormat::Full, true), &gradients).1);
+    for states in FEW_BITS {
+        let found = largest(stepped(&adam(states, true), &gradients).1);
+        assert_eq!(found, exact, "{states:?}");
+    }
+}
+
+/// Down to the least numbers that f32 has: there are none of them in a group that has others.
+#[test]
+fn second_moments_below_the_least_normal_number_are_no_zeros() {
+    let gradients: Vec<_> = (1..21)
+        .map(|step| by_part(|part| 1e-19 * (1.0 + part) * if step % 3 == 0 { -1.0 } else { 1.0 }))
+        .collect();
+    for epsilon in [0.0, 1e-22] {
+        let adam = |states| {
+            let config = optim::AdamConfig::new().with_epsilon(epsilon);
+            config.with_state_format(states).build()
+        };
+        let (exact, _) = stepped(&adam(StateFormat::Full), &gradients);
+        let exact = means(exact);
+        for states in FEW_BITS {
+            let (moved, state) = stepped(&adam(states), &gradients);
+            let second = state.moment_2.full().into_data();
+            assert!(
+                second.iter::<f32>().all(|number| number > 0.0),
+                "{states:?}"
+            );
+            for (moved, exact) in means(moved).into_iter().zip(exact) {
+                let near = if states == StateFormat::Bits8 {
+                    0.02
+                } else {
+                    0.1
+                };
+                assert!(
+                    (moved / exact - 1.0).abs() < near,
+                    "{states:?}, epsilon {epsilon}: {moved} for {exact}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! State that a forward pass reads and updates: both runs of a block see it as it was, and it is updated once.
+
+use backburn::{GlobalNormClippingConfig, StepContext};
+use burn::module::RunningState;
+use burn::tensor::Tolerance;
+
+use super::*;
+use crate::backends::on_every_cpu_backend;
+
+/// A layer that is centered by a moving average of its own outputs.
+#[derive(Module, Debug)]
+struct Centered {
+    layer: Linear,
+    center: RunningState<Tensor<1>>,
+    #[module(skip)]
+    read: Read,
+}
+
+/// How the layer reads its state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Read {
+    /// As Burn gives it, which can be older by an update.
+    Late,
+    /// With the last update of its thread, as batch normalization does.
+    InTime,
+}
+
+impl Centered {
+    fn init(read: Read, device: &Device) -> Self {
+        Self {
+            layer: LinearConfig::new(6, 6).init(device),
+            center: RunningState::new(Tensor::zeros([6], device)),
+            read,
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let center = match self.read {
+            Read::Late => self.center.value(),
+            Read::InTime => self.center.value_sync(),
+        };
+        let y = self.layer.forward(x);
+        let mean = y.clone().detach().mean_dim(0).reshape([6]);
+        let update = center.clone() * 0.7 + mean * 0.3;
+        self.center.update(update.detach());
+        (y - center.unsqueeze()).tanh()
+    }
+}
+
+/// What calls the layers.
+#[derive(Clone, Copy)]
+enum Way {
+    Plain,
+    Blocks,
+    /// With a closure that has captured something.
+    Capturing,
+    /// One block in another.
+    Nested,
+}
+
+fn loss(layers: &Vec<Centered>, x: Tensor<2>, way: Way) -> Tensor<1> {
+    let run = |layer: &Centered, x: Tensor<2>| layer.forward(x);
+    let factor = 1.0;
+    let x = match way {
+        Way::Plain => layers.iter().fold(x, |x, layer| run(layer, x)),
+        Way::Blocks => layers
+            .iter()
+            .fold(x, |x, layer| gradient_checkpointing(layer, x, run)),
+        Way::Capturing => layers.iter().fold(x, |x, layer| {
+            gradient_checkpointing(layer, x, move |layer: &Centered, x| run(layer, x * factor))
+        }),
+        Way::Nested => gradient_checkpointing(layers, x, move |layers: &Vec<Centered>, x| {
+            layers
+                .iter()
+                .fold(x, |x, layer| gradient_checkpointing(layer, x, run))
+        }),
+    };
+    x.powi_scalar(2).mean()
+}
+
+fn layers(read: Read, device: &Device) -> Vec<Centered> {
+    (0..2).map(|_| Centered::init(read, device)).collect()
+}
+
+fn a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs(device: &Device) {
+    let xs = xs(device);
+    for read in [Read::Late, Read::InTime] {
+        let initial = layers(read, device);
+        let copy = || copy(&initial, || layers(read, device));
+        let stock = |model: &Vec<Centered>, step: usize| loss(model, xs[step].clone(), Way::Plain);
+        let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, stock);
+        for way in [Way::Blocks, Way::Capturing, Way::Nested] {
+            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+            train_fused(&mut fused, 5, RATE, |model, step| {
+                loss(model, xs[step].clone(), way)
+            });
+            match way {
+                // Burn takes the mean of three equal updates then.
+                Way::Nested => assert_near(&stock.valid(), &fused.valid()),
+                _ => assert_equal_weights(&stock.valid(), &fused.valid()),
+            }
+        }
+    }
+}
+
+fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
+    let xs = xs(device);
+    for read in [Read::Late, Read::InTime] {
+        let initial = layers(read, device);
+        let copy = || copy(&initial, || layers(read, device));
+        let stock = |model: &Vec<Centered>, step: usize| loss(model, xs[step].clone(), Way::Plain);
+        let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, stock);
+        // How blocks read in time is learned at the cost of one update, of which the log tells.
+        let ways: &[Way] = match read {
+            Read::Late => &[Way::Plain, Way::Blocks, Way::Capturing],
+            Read::InTime => &[Way::Plain],
+        };
+        for &way in ways {
+            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
+                .with_clipping(GlobalNormClippingConfig::Exact(1e9));
+            for x in &xs {
+                fused.step_repeatable(RATE, |model| loss(model, x.clone(), way));
+            }
+            assert_equal_weights(&stock.valid(), &fused.valid());
+        }
+    }
+}
+
+/// Burn keeps the last update of every thread by itself.
+fn batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock(device: &Device) {
+    let initial = Stack::without_chance(device);
+    let xs = xs(device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::without_chance(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        for x in &xs[..2] {
+            fused.step(RATE, |model| {
+                let context = StepContext::current().unwrap();
+                let x = model.input.forward(x.clone());
+                let way = if recompute { each } else { plain };
+                let run = || context.enter(|| way(&model.blocks, x));
+                let x = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+                model.output.forward(x).powi_scalar(2).mean()
+            });
+        }
+        fused.valid()
+    };
+    assert_equal_but_for_the_order_of_a_mean(&train(false), &train(true));
+}
+
+fn assert_near<M: Module>(stock: &M, fused: &M) {
+    for ((_, stock), (_, fused)) in weights(stock).iter().zip(&weights(fused)) {
+        stock.assert_approx_eq::<f32>(fused, Tolerance::absolute(1e-5));
+    }
+}
+
+/// The mean over threads comes in any order, and with every update twice.
+pub(super) fn assert_equal_but_for_the_order_of_a_mean<M: Module>(plain: &M, blocks: &M) {
+    let exact = plain.devices().iter().all(is_exact);
+    for ((path, plain), (_, blocks)) in weights(plain).iter().zip(&weights(blocks)) {
+        match path.contains("running") || !exact {
+            true => plain.assert_approx_eq::<f32>(blocks, Tolerance::absolute(1e-5)),
+            false => plain.assert_eq(blocks, true),
+        }
+    }
+}
+
+on_every_cpu_backend!(
+    a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs,
+    both_passes_of_exact_clipping_see_a_state_as_it_was,
+    batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock,
+);

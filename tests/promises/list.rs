@@ -1,0 +1,99 @@
+//! The list of promises, `docs/promises.md`, is true: each is made on its page, and each test that keeps one is there.
+
+use std::fs::read_to_string;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Words, whatever the lines and marks that they stand in.
+fn words(text: &str) -> String {
+    let text = text.replace("**", "");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What stands in backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Whether `source` has a test of this name: it is marked as one, or run by one, as are those of several backends.
+fn has_test(source: &str, name: &str) -> bool {
+    let Some((before, after)) = source.split_once(&format!("fn {name}(")) else {
+        return false;
+    };
+    let mut marks = before.lines().rev().take(4);
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let mut others = before
+        .split(|c| !is_part(c))
+        .chain(after.split(|c| !is_part(c)));
+    marks.any(|line| line.trim() == "#[test]") || others.any(|word| word == name)
+}
+
+/// What is wrong with one row.
+fn faults(page: &str, promise: &str, kept_by: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    if !page.contains(&words(promise)) {
+        faults.push(format!("nobody promises `{}`", promise.trim()));
+    }
+    let mut file: Option<PathBuf> = None;
+    let mut tests = 0;
+    for name in quoted(kept_by) {
+        let there = match (&file, name) {
+            (_, name) if name.ends_with(".rs") => {
+                file = Some(root().join("tests").join(name));
+                file.as_ref().is_some_and(|file| file.exists())
+            }
+            // A benchmark or an example.
+            (_, name) if name.contains('/') => {
+                let path = root().join(name);
+                path.is_dir() || path.with_extension("rs").exists()
+            }
+            (Some(file), name) => {
+                tests += 1;
+                read_to_string(file).is_ok_and(|source| has_test(&source, name))
+            }
+            (None, _) => false,
+        };
+        if !there {
+            faults.push(format!("`{name}` is not there: {}", promise.trim()));
+        }
+    }
+    if tests == 0 {
+        faults.push(format!("no test keeps `{}`", promise.trim()));
+    }
+    faults
+}
+
+#[test]
+fn every_promise_is_made_and_has_a_test() {
+    let list = read_to_string(root().join("docs/promises.md")).unwrap();
+    let mut page = None;
+    let mut found = Vec::new();
+    for line in list.lines() {
+        if let Some(name) = line.strip_prefix("## ") {
+            page = Some(words(&read_to_string(root().join(name)).unwrap()));
+        }
+        let cells: Vec<_> = line.split('|').collect();
+        if let (Some(page), [_, promise, kept_by, _]) = (&page, &cells[..])
+            && quoted(kept_by).next().is_some()
+        {
+            found.extend(faults(page, promise, kept_by));
+        }
+    }
+    assert!(page.is_some());
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn a_promise_or_a_test_that_is_gone_shows() {
+    let faults =
+        |promise, kept_by| faults(&words("All of it,\nor **none**."), promise, kept_by).len();
+    let kept = "`promises/list.rs`: `every_promise_is_made_and_has_a_test`; `benches/memory`";
+    assert_eq!(faults(" it, or none ", kept), 0);
+    assert_eq!(faults(" some of it ", kept), 1);
+    assert_eq!(faults(" none ", "`promises/list.rs`: `is_gone`"), 1);
+    assert_eq!(faults(" none ", "`promises/gone.rs`: `is_gone`"), 2);
+    assert_eq!(faults(" none ", "`benches/memory`"), 1);
+}

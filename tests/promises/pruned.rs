@@ -1,0 +1,195 @@
+//! A model that loses parameters between two steps: their optimizer states go with them, and no others.
+
+use backburn::{
+    FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, OffloadHost, optim as ours,
+};
+use burn::module::{Lora, Module, ParamGroup};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, AdanConfig, ModuleOptimizer, MuonConfig};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const RATE: f64 = 0.01;
+
+type Net = Vec<Linear>;
+
+fn init(device: &Device) -> Net {
+    let linear = |input, output| LinearConfig::new(input, output).init(device);
+    vec![linear(3, 5), linear(5, 4)]
+}
+
+fn loss(model: &Net, x: Tensor<2>) -> Tensor<1> {
+    let x = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+    x.powi_scalar(2).mean()
+}
+
+fn without_the_last_layer(mut model: Net) -> Net {
+    model.pop();
+    model
+}
+
+fn optimizers() -> Vec<ModuleOptimizer> {
+    let muon = MuonConfig::new().build();
+    vec![
+        AdamWConfig::new().init(),
+        AdamWConfig::new()
+            .init()
+            .with_group(ParamGroup::from_predicate("weight"), muon, None),
+        AdanConfig::new().init(),
+        ours::AdamWConfig::new().init(),
+        ours::AdamWConfig::new()
+            .with_state_format(ours::StateFormat::Bits8)
+            .init(),
+    ]
+}
+
+/// The record is that of the model, and what has stayed moves as in stock.
+fn the_states_of_a_removed_layer_leave_the_record(device: &Device) {
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let start = || copy(&initial, || init(device));
+        let mut fused = FusedOptimizer::new(start(), optimizer.clone());
+        let mut in_stock = optimizer.clone();
+        train_fused(&mut fused, 2, RATE, loss);
+        let stock = train_stock(start(), &mut in_stock, 2, RATE, loss);
+
+        fused.change_model(without_the_last_layer);
+        let stock = without_the_last_layer(stock);
+        train_fused(&mut fused, 2, RATE, loss);
+        let stock = train_stock(stock, &mut in_stock, 2, RATE, loss);
+        assert_equal_weights(&stock, &fused.model());
+
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+        let (model, optimizer) = fused.into_parts();
+        let mut again = FusedOptimizer::new(model, optimizer);
+        assert_eq!(again.try_load_record(again.to_record()), Ok(()));
+    }
+}
+
+fn a_layer_that_comes_back_starts_anew(device: &Device) {
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let start = || copy(&initial, || init(device));
+        let fused = |model| {
+            let fused = FusedOptimizer::new(model, optimizer.clone());
+            fused.with_clipping(GlobalNormClippingConfig::Lagged(1e-3))
+        };
+        let mut first = fused(start());
+        train_fused(&mut first, 2, RATE, loss);
+        let whole = first.model();
+        first.change_model(without_the_last_layer);
+        train_fused(&mut first, 1, RATE, loss);
+        let record = || first.to_record();
+        // A clone remembers what has left, too.
+        let mut second = first.clone();
+        let back = |mut model: Net| {
+            model.push(whole[1].clone());
+            model
+        };
+        let mut expected = fused(copy(&first.model(), || {
+            without_the_last_layer(init(device))
+        }));
+        expected.load_record(record());
+        let (model, optimizer) = expected.into_parts();
+        let mut expected = FusedOptimizer::new(back(model), optimizer)
+            .with_clipping(GlobalNormClippingConfig::Lagged(1e-3));
+        expected.load_record(record());
+        train_fused(&mut expected, 2, RATE, loss);
+        for training in [&mut first, &mut second] {
+            training.change_model(back);
+            train_fused(training, 2, RATE, loss);
+            assert_equal_weights(&expected.model(), &training.model());
+            assert_eq!(training.try_load_record(training.to_record()), Ok(()));
+        }
+    }
+}
+
+/// A parameter of another shape is another one.
+fn a_layer_that_is_cut_down_starts_anew(device: &Device) {
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
+        let mut fused = FusedOptimizer::new(init(device), optimizer);
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        fused.change_model(|mut model| {
+            let last = model.pop().unwrap();
+            let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
+            model.push(Linear {
+                weight: last.weight.map(cut),
+                bias: None,
+            });
+            model
+        });
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+        train_fused(&mut fused, 1, RATE, |model, _| loss(model, x.clone()));
+    }
+}
+
+/// In bf16, of which Burn's optimizers load no state.
+#[test]
+fn the_states_of_merged_adapters_leave_the_record() {
+    let device = &Device::flex().autodiff();
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device).cast(FloatDType::BF16);
+    for optimizer in optimizers() {
+        let model = backburn::cast(init(device), FloatDType::BF16);
+        let adapted = model.apply_lora(Lora::new(2, 4.0)).unfreeze();
+        let mut fused = FusedOptimizer::new(adapted, optimizer);
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        fused.change_model(Module::materialize);
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+    }
+}
+
+#[test]
+fn the_states_of_a_removed_layer_that_wait_on_the_host_leave_the_record() {
+    let device = &Device::flex().autodiff();
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let config = OffloadConfig::new(Offload::States)
+        .with_host(OffloadHost::NdArray)
+        .with_min_elements(10);
+    for optimizer in optimizers() {
+        let mut fused = FusedOptimizer::new(init(device), optimizer.clone())
+            .with_offload(config.clone(), device);
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        let whole = fused.model();
+        fused.change_model(without_the_last_layer);
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+        fused.change_model(|_| whole);
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
+    }
+}
+
+/// A group that has begun in the state ends with what has stayed.
+#[test]
+fn a_group_in_the_optimizer_state_outlives_a_removed_layer() {
+    let device = &Device::flex().autodiff();
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let train = |removes: bool| {
+        let model = copy(&initial, || init(device));
+        let adamw = ours::AdamWConfig::new().build();
+        let mut fused = FusedOptimizer::accumulating_in_state(model, adamw);
+        fused.accumulate(|model| loss(model, x.clone()));
+        if removes {
+            fused.change_model(without_the_last_layer);
+        }
+        fused.step(RATE, |model| model[0].forward(x.clone()).mean());
+        fused.model()[0].clone()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+on_every_backend!(
+    the_states_of_a_removed_layer_leave_the_record,
+    a_layer_that_comes_back_starts_anew,
+    a_layer_that_is_cut_down_starts_anew,
+);

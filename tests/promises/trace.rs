@@ -1,0 +1,32 @@
+//! One step in the plain case, for `.ci/trace` to tell which functions of the crate it walks through.
+
+use backburn::{FusedOptimizer, optim::AdamWConfig};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+
+fn step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
+    fused.step(1e-3, |layers| {
+        let layers = layers.iter();
+        let x = layers.fold(x.clone(), |x, layer| layer.forward(x).tanh());
+        x.powi_scalar(2).mean()
+    });
+}
+
+/// What `.ci/trace` looks into, under the name that it looks for.
+#[inline(never)]
+fn one_plain_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
+    step(fused, x);
+}
+
+#[test]
+fn a_plain_step() {
+    let device = Device::flex().autodiff();
+    let layers = (0..3).map(|_| LinearConfig::new(8, 8).init(&device));
+    let mut fused = FusedOptimizer::new(layers.collect(), AdamWConfig::new().init());
+    let x = Tensor::random([4, 8], Distribution::Default, &device);
+    // The first makes the states.
+    step(&mut fused, &x);
+    one_plain_step(&mut fused, &x);
+    assert_eq!(fused.last_step().updated, 6);
+    assert_eq!(fused.last_step().copied, Some(0));
+}

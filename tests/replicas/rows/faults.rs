@@ -1,0 +1,99 @@
+//! A fault at one stage of a step, once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use backburn::optim::AdamW;
+use backburn::{GradientFlow, GradientHook, HookedParameter};
+use burn::optim::{LearningRate, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+/// Where a step fails, in the order in which a step comes there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(usize)]
+pub enum Fault {
+    Closure = 1,
+    /// A backward pass where none may be.
+    Backward,
+    SecondRun,
+    Hook,
+    Optimizer,
+}
+
+/// The fault that is armed, and how often its place is passed before it strikes.
+static ARMED: AtomicUsize = AtomicUsize::new(0);
+static PASSES: AtomicUsize = AtomicUsize::new(0);
+
+impl Fault {
+    /// In the middle of what has several places: some parameters have been updated by then.
+    pub fn arm(self) {
+        let passes = match self {
+            Fault::Closure | Fault::Backward => 0,
+            Fault::SecondRun => 1,
+            Fault::Hook | Fault::Optimizer => 2,
+        };
+        PASSES.store(passes, Ordering::SeqCst);
+        ARMED.store(self as usize, Ordering::SeqCst);
+    }
+
+    /// Whether this is the moment.
+    pub fn strikes(self) -> bool {
+        if ARMED.load(Ordering::SeqCst) != self as usize {
+            return false;
+        }
+        let fewer = |passes: usize| passes.checked_sub(1);
+        let left = PASSES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
+        // Of several threads one is first.
+        left.is_err() && ARMED.swap(0, Ordering::SeqCst) == self as usize
+    }
+
+    pub fn none_is_armed() -> bool {
+        ARMED.load(Ordering::SeqCst) == 0
+    }
+
+    /// Words of the error or of the panic.
+    pub fn says(self) -> &'static str {
+        match self {
+            Fault::Closure => "in the closure",
+            Fault::Backward => "backward was called inside",
+            Fault::SecondRun => "in a second run",
+            Fault::Hook => "in a hook",
+            Fault::Optimizer => "in the optimizer",
+        }
+    }
+}
+
+pub struct Hook;
+
+impl GradientHook for Hook {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        assert!(!Fault::Hook.strikes(), "in a hook");
+        GradientFlow::Continue(gradient)
+    }
+}
+
+/// An optimizer of a user's around one of ours.
+#[derive(Clone)]
+pub struct Panicking(pub AdamW);
+
+impl Optimizer for Panicking {
+    type State<const D: usize> = <AdamW as Optimizer>::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        assert!(!Fault::Optimizer.strikes(), "in the optimizer");
+        self.0.step(rate, tensor, gradient, state)
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        AdamW::to_device(state, device)
+    }
+}

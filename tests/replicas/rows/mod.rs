@@ -1,0 +1,241 @@
+//! Every way to train is a row of one table: where its parameters rest, with what they are computed, and on how many
+//! ranks. Whatever the row, the weights are those of stock Burn, steps write in place, the bytes are those that the row
+//! names, and a fault leaves what it must. A new way to train is one more row.
+//!
+//! Here, since it counts bytes, and sums of ranks are among it: the tests of this process run one at a time.
+
+mod faults;
+mod table;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backburn::{FusedOptimizer, FusedReplicas, gradient_checkpointing};
+use burn::optim::ModuleOptimizer;
+
+use super::*;
+use faults::{Fault, Hook, Panicking};
+use table::Row;
+
+/// A training, on one device or on several.
+trait Training {
+    /// One step with a batch for each rank, or what has ended it.
+    fn step(&mut self, batches: Vec<Tensor<2, Int>>) -> Result<(), String>;
+
+    fn network(&self) -> Network;
+
+    /// Parameters that were copied to be updated.
+    fn copied(&self) -> Option<usize>;
+}
+
+impl Training for FusedOptimizer<Network> {
+    fn step(&mut self, mut batches: Vec<Tensor<2, Int>>) -> Result<(), String> {
+        let batch = batches.remove(0);
+        let step = || self.try_step(RATE, |network| loss(network, batch));
+        let ended = catch_unwind(AssertUnwindSafe(step)).map_err(|panic| text(panic.as_ref()))?;
+        ended.map(drop).map_err(|error| error.to_string())
+    }
+
+    fn network(&self) -> Network {
+        self.model()
+    }
+
+    fn copied(&self) -> Option<usize> {
+        self.last_step().copied
+    }
+}
+
+impl Training for FusedReplicas<Network> {
+    fn step(&mut self, batches: Vec<Tensor<2, Int>>) -> Result<(), String> {
+        let ended = self.try_step(RATE, batches, loss);
+        ended.map(drop).map_err(|error| error.to_string())
+    }
+
+    fn network(&self) -> Network {
+        self.model()
+    }
+
+    fn copied(&self) -> Option<usize> {
+        self.last_step().copied
+    }
+}
+
+fn text(panic: &(dyn std::any::Any + Send)) -> String {
+    let formatted = panic.downcast_ref::<String>().cloned();
+    formatted.unwrap_or_else(|| panic.downcast_ref::<&str>().unwrap().to_string())
+}
+
+/// That of [`Network::loss_in_blocks`], with a place for every fault.
+fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
+    assert!(!Fault::Closure.strikes(), "in the closure");
+    let loss = network.loss_of(tokens, |layer, x| {
+        let has_run = std::sync::atomic::AtomicBool::new(false);
+        let run = move |layer: &Linear, x: Tensor<3>| {
+            let again = has_run.swap(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(!(again && Fault::SecondRun.strikes()), "in a second run");
+            layer.forward(x).tanh()
+        };
+        gradient_checkpointing(layer, x, run)
+    });
+    if Fault::Backward.strikes() {
+        drop(loss.clone().backward());
+    }
+    loss
+}
+
+/// Batches for the ranks of a row, by step.
+fn course(row: &Row, steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
+    let device = &flex(1)[0];
+    (0..steps)
+        .map(|_| tokens(device, &vec![2; row.ranks]))
+        .collect()
+}
+
+fn optimizer() -> Panicking {
+    Panicking(backburn::optim::AdamWConfig::new().build())
+}
+
+fn copied(row: &Row, initial: &Network) -> Network {
+    copy(initial, || row.network(6))
+}
+
+/// The same steps with Burn alone.
+fn stock(row: &Row, initial: &Network, course: &[Vec<Tensor<2, Int>>]) -> Network {
+    let mut optimizer = ModuleOptimizer::from(optimizer());
+    let devices = flex(row.ranks);
+    course
+        .iter()
+        .fold(copied(row, initial), |network, batches| {
+            stock_step(
+                network,
+                &mut optimizer,
+                &devices,
+                batches.clone(),
+                row.stock,
+            )
+        })
+}
+
+#[test]
+fn every_row_trains_as_stock_and_in_place() {
+    let _alone = alone();
+    for row in table::ROWS {
+        println!("{}", row.name);
+        let initial = row.network(6);
+        let course = course(row, 4);
+        let mut training = row.train(copied(row, &initial));
+        for batches in &course {
+            training.step(batches.clone()).unwrap();
+        }
+        assert_equal_weights(&stock(row, &initial, &course), &training.network());
+        assert_eq!(training.copied(), row.copied);
+    }
+}
+
+/// The allocated bytes, when the threads of a training have let go of what they held.
+fn settled() -> usize {
+    loop {
+        let bytes = BYTES.current_usage();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        if BYTES.current_usage() == bytes {
+            return bytes;
+        }
+    }
+}
+
+/// The bytes of the plain network, and those that a training holds between its steps and at its peak.
+fn held(row: &Row, width: usize) -> [f64; 3] {
+    let course = course(row, 3);
+    let plain = 4 * Network::of_width(width, &flex(1)[0]).num_params();
+    let before = settled();
+    let mut training = row.train(row.network(width));
+    let mut held = [0; 2];
+    for batches in course {
+        BYTES.reset_peak_usage();
+        training.step(batches).unwrap();
+        held = [settled(), BYTES.peak_usage()];
+    }
+    let [rest, peak] = held.map(|bytes| bytes as f64 - before as f64);
+    [plain as f64, rest, peak]
+}
+
+#[test]
+fn every_row_holds_the_bytes_that_it_names() {
+    let _alone = alone();
+    let mut wrong = Vec::new();
+    for row in table::ROWS {
+        // Threads have buffers of their own, whatever the network. The first training starts those that stay.
+        let [_, small, large] = [64, 192, 384].map(|width| held(row, width));
+        let more = |of: usize| large[of] - small[of];
+        let [rest, peak] = [more(1), more(2)].map(|bytes| bytes / more(0));
+        println!("{}: {rest:.2} P at rest, {peak:.2} P at the peak", row.name);
+        if (rest - row.rest).abs() > 0.05 || peak > row.peak {
+            wrong.push(row.name);
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+}
+
+/// What a fault leaves.
+#[derive(PartialEq)]
+enum Left {
+    /// Everything as it was: the step can be made again.
+    All,
+    /// Each parameter as before the step or as after it, those that the fault has kept from their update as before.
+    Each,
+}
+
+#[test]
+fn a_fault_at_any_stage_leaves_what_it_must_in_every_row() {
+    let _alone = alone();
+    for row in table::ROWS {
+        let initial = row.network(6);
+        let course = course(row, 3);
+        for (fault, left) in [
+            (Fault::Closure, Left::All),
+            (Fault::Backward, Left::All),
+            (Fault::SecondRun, Left::Each),
+            (Fault::Hook, Left::Each),
+            (Fault::Optimizer, Left::Each),
+        ] {
+            println!("{}, {fault:?}", row.name);
+            let mut training = row.train(copied(row, &initial));
+            training.step(course[0].clone()).unwrap();
+            let before = weights(&training.network());
+            let after = {
+                let mut undisturbed = row.train(copied(row, &initial));
+                undisturbed.step(course[0].clone()).unwrap();
+                undisturbed.step(course[1].clone()).unwrap();
+                weights(&undisturbed.network())
+            };
+
+            fault.arm();
+            let said = training.step(course[1].clone()).unwrap_err();
+            assert!(
+                Fault::none_is_armed(),
+                "the step has ended by itself: {said}"
+            );
+            assert!(said.contains(fault.says()), "{said}");
+            let found = weights(&training.network());
+            if left == Left::All {
+                assert_eq!(before, found);
+                training.step(course[1].clone()).unwrap();
+                assert_eq!(after, weights(&training.network()));
+                continue;
+            }
+            let states = before.iter().zip(&after).zip(&found);
+            let kept = states.filter(|((before, after), found)| {
+                assert!(
+                    found == before || found == after,
+                    "`{}` is neither",
+                    found.0
+                );
+                found == before && before != after
+            });
+            assert!(kept.count() > 0, "all parameters were updated");
+            training.step(course[2].clone()).unwrap();
+            for (path, value) in weights(&training.network()) {
+                assert!(value.iter::<f32>().all(f32::is_finite), "`{path}`");
+            }
+        }
+    }
+}
