@@ -4,11 +4,10 @@ mod peaks;
 use std::fmt::{Display, Formatter};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Tensor;
-use burn_pack::Reader;
 
-use crate::optim::compact_records;
+use crate::optimizer_record::{compact_records, read, written};
 use crate::policy::Update;
 
 pub use offload::OffloadEstimate;
@@ -110,7 +109,11 @@ fn state<const D: usize>(
     let stepped = update.step(path, id, zeros.clone(), zeros, false);
     stepped.result.unwrap_or_else(|panic| panic.resume());
     // As it is kept, and not as stock Burn would record it.
-    state_bytes(compact_records(|| update.to_record()), id)
+    let record = compact_records(|| written(update.to_record()));
+    let states = record.and_then(read).expect("Burn reads its own record");
+    let state = states.get(&id.val()).into_iter();
+    let tensors = state.flat_map(|state| &state.tensors);
+    tensors.map(|tensor| tensor.byte_len()).sum()
 }
 
 impl ModuleVisitor for Measure<'_> {
@@ -134,16 +137,4 @@ impl ModuleVisitor for Measure<'_> {
             self.estimate.optimizer_state += state;
         }
     }
-}
-
-/// Bytes of the state tensors that `record` holds for the parameter `id`.
-fn state_bytes(record: OptimizerRecord, id: ParamId) -> usize {
-    // Only its serialized form shows the tensors of a record; Burn reads what it wrote.
-    let bytes = record.into_bytes().expect("Burn writes its own record");
-    let tensors = Reader::from_bytes(bytes).and_then(Reader::into_tensors);
-    let tensors = tensors.expect("Burn reads its own record").into_iter();
-    tensors
-        .filter(|tensor| tensor.param_id == Some(id.val()))
-        .map(|tensor| tensor.byte_len())
-        .sum()
 }

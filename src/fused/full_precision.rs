@@ -3,9 +3,9 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::FusedOptimizer;
 use crate::cast::cast;
-use crate::optim::LowBits;
+use crate::optim::{LowBits, recorded_low_bits};
+use crate::optimizer_record::{read, written};
 use crate::pass::Session;
-use crate::record;
 use crate::tap::lift;
 
 impl<M: Module> FusedOptimizer<M> {
@@ -31,7 +31,9 @@ impl ModuleMapper for Join<'_> {
             return param;
         }
         let record = self.session.update().record_of(param.id);
-        let low_bits = record::low_bits(record).expect("Burn reads its own record");
+        let states = written(record).and_then(read);
+        let states = states.expect("Burn reads its own record");
+        let low_bits = states.values().find_map(recorded_low_bits);
         let Some((format, words)) = low_bits else {
             return param;
         };

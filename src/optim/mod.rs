@@ -43,10 +43,8 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use call::StepCall;
-pub use format::{LowBits, PackedState, StateFormat, StateTensor, WeightFormat, compact_records};
-pub(crate) use format::{
-    expected, is_compact, low_bits_named, records_are_compact, stock_can_ignore,
-};
+pub(crate) use format::recorded_low_bits;
+pub use format::{LowBits, PackedState, StateFormat, StateTensor, WeightFormat};
 pub use in_format::{InFormat, InFormatState};
 pub use in_state::AccumulateInState;
 pub(crate) use in_state::InState;
@@ -54,6 +52,8 @@ pub(crate) use kernel::try_kernels;
 pub use lion::{Lion, LionConfig, LionState};
 pub use moments::MomentsState;
 pub use sgd::{Sgd, SgdConfig, SgdState};
+
+pub use crate::optimizer_record::compact_records;
 
 /// `optimizer` for a whole module, with the clipping of its config.
 fn with_clipping(

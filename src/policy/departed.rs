@@ -5,7 +5,7 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, OptimizerRecord};
 use burn::tensor::{Device, Tensor};
 
 use super::state::PolicyState;
-use crate::optim::compact_records;
+use crate::optimizer_record::compact_records;
 
 /// Parameters that have left the model, and their states with them.
 #[derive(Clone)]

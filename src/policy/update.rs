@@ -11,7 +11,8 @@ use super::keeper::KEEPER_ID;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
 use crate::offload::Placement;
-use crate::optim::{StepCall, compact_records, records_are_compact};
+use crate::optim::StepCall;
+use crate::optimizer_record::{compact_records, records_are_compact};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.

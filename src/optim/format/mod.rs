@@ -15,11 +15,7 @@ pub(crate) use formats::{Formats, Weight};
 pub use low_bits::LowBits;
 pub(crate) use low_bits::LowSlice;
 pub(crate) use noise::{Noise, threshold};
-pub use record::compact_records;
-pub(crate) use record::{
-    RecordedFormat, around, expected, is_compact, loaded, low_bits_named, records_are_compact,
-    steps, stock_can_ignore,
-};
+pub(crate) use record::{RecordedFormat, around, loaded, recorded_low_bits, steps};
 pub(crate) use root::{Coding, GROUP, Root, Values};
 pub use state::{PackedState, StateFormat, StateTensor};
 pub use weight::WeightFormat;

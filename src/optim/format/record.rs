@@ -1,7 +1,5 @@
 //! Optimizer states in formats, in records.
 
-use std::cell::Cell;
-
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_pack::Scalar;
@@ -10,56 +8,10 @@ use super::low_bits::LowBits;
 use super::root::{Coding, GROUP, Root, Width};
 use super::state::{PackedState, StateTensor};
 use super::weight::WeightFormat;
-
-/// What stock Burn does not know, under this name in a state.
-const FORMAT: &str = "format";
-const STATE_BITS: &str = "state_bits";
-const TIME: &str = "time";
-const WRAPS: &str = "wraps";
-const LOW_BITS: &str = "low_bits";
-const WEIGHT_BITS: &str = "weight_bits";
-const ELEMENTS: &str = "elements";
-/// What an optimizer around another keeps is under this name.
-const AROUND: &str = "around";
-
-thread_local! {
-    static COMPACT: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Lets `save` write the records of optimizer states as they are kept, in codes, instead of in f32.
-///
-/// Stock Burn can't read such a record, and starts the states anew without a word; [`backburn::optim`](crate::optim) resumes
-/// from both to the bit.
-///
-/// ```
-/// # use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
-/// use backburn::optim::{AdamWConfig, StateFormat, compact_records};
-///
-/// # let device = Device::flex().autodiff();
-/// # let model = LinearConfig::new(64, 64).init(&device);
-/// let mut optimizer = AdamWConfig::new().with_state_format(StateFormat::Bits8).init();
-/// # let gradients = model.forward(Tensor::<2>::ones([1, 64], &device)).mean().backward();
-/// # let gradients = GradientsParams::from_grads(gradients, &model);
-/// # optimizer.step(1e-3, model, gradients);
-/// let record = compact_records(|| optimizer.to_record());
-/// # let compact = record.into_bytes().unwrap().len();
-/// # assert!(compact < optimizer.to_record().into_bytes().unwrap().len() / 3);
-/// ```
-pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            COMPACT.set(self.0);
-        }
-    }
-    let _before = Before(COMPACT.replace(true));
-    save()
-}
-
-/// Whether the records that are written now are to be compact.
-pub(crate) fn records_are_compact() -> bool {
-    COMPACT.get()
-}
+use crate::optimizer_record::{
+    AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
+    records_are_compact,
+};
 
 /// What this version can't read.
 pub(crate) struct Unreadable;
@@ -67,34 +19,6 @@ pub(crate) struct Unreadable;
 /// Where the state of an optimizer around another is, whose own has this prefix.
 pub(crate) fn around(prefix: &str) -> String {
     format!("{prefix}.{AROUND}")
-}
-
-/// A name in a state without the mark of an optimizer around another.
-fn inner(name: &str) -> &str {
-    let rest = name.strip_prefix(AROUND);
-    rest.and_then(|rest| rest.strip_prefix('.')).unwrap_or(name)
-}
-
-/// Whether stock Burn does without what has this name in a state, and loses nothing.
-pub(crate) fn stock_can_ignore(name: &str) -> bool {
-    let name = inner(name);
-    [STATE_BITS, TIME, WRAPS]
-        .iter()
-        .any(|hint| name == format!("{FORMAT}.{hint}"))
-}
-
-/// Whether this is the name of something in codes.
-pub(crate) fn is_compact(name: &str) -> bool {
-    name.ends_with(".codes")
-}
-
-/// What the scalar of this name in a state must be for a parameter of `shape`, if it tells about that.
-pub(crate) fn expected(name: &str, shape: &Shape) -> Option<usize> {
-    if inner(name) == format!("{FORMAT}.{ELEMENTS}") {
-        return Some(shape.num_elements());
-    }
-    let (_, dim) = name.rsplit_once(".dim_")?;
-    shape.get(dim.parse::<usize>().ok()?).copied()
 }
 
 /// A state in the type of its record, if it is one of this rank: Burn would take it to the default type of the device.
@@ -127,7 +51,7 @@ impl<const D: usize> StateTensor<D> {
     /// Writes the state as `{prefix}.{leaf}`.
     pub(crate) fn flatten(&self, prefix: &str, leaf: &str, sink: &mut StateSink) {
         match self {
-            Self::Packed(packed) if COMPACT.get() => {
+            Self::Packed(packed) if records_are_compact() => {
                 packed.flatten(&format!("{prefix}.{leaf}"), sink);
             }
             state => sink.push_tensor(prefix, leaf, state.clone().full().into_data()),
@@ -313,14 +237,19 @@ fn split_of(bits: usize) -> Option<WeightFormat> {
     }
 }
 
-/// The format of the weights to which the low bits of this name belong, if it is a name of some: `scalar` looks up the
-/// number beside it.
-pub(crate) fn low_bits_named(
-    name: &str,
-    scalar: impl FnOnce(&str) -> Option<usize>,
-) -> Option<WeightFormat> {
-    let prefix = name.strip_suffix(&format!("{FORMAT}.{LOW_BITS}"))?;
-    split_of(scalar(&format!("{prefix}{FORMAT}.{WEIGHT_BITS}"))?)
+/// The words of the low bits in a recorded state, if it has any, with the format of the weights that lack them.
+pub(crate) fn recorded_low_bits(state: &RecordedState) -> Option<(WeightFormat, Vec<u32>)> {
+    let name = format!("{FORMAT}.{LOW_BITS}");
+    state.tensors.iter().find_map(|tensor| {
+        let prefix = tensor.name.strip_suffix(&name)?;
+        let bits = state
+            .scalars
+            .get(&format!("{prefix}{FORMAT}.{WEIGHT_BITS}"))?;
+        let format = split_of((*bits).try_into().ok()?)?;
+        let bytes = tensor.to_bytes().expect("Burn reads its own record");
+        let data = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
+        Some((format, data.iter::<u32>().collect()))
+    })
 }
 
 fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {

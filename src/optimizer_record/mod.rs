@@ -1,0 +1,17 @@
+//! Records of optimizer states, as Burn's `ModuleOptimizer` writes them: the one place that takes them apart and puts
+//! them together.
+//!
+//! A record shows what it holds in its serialized form only, a pack of tensors and scalars. Each has the name
+//! `{parameter id}.{name in the state}`; beside them there are the paths of the parameters.
+
+mod compact;
+mod names;
+mod state;
+
+pub use compact::compact_records;
+pub(crate) use compact::records_are_compact;
+pub(crate) use names::{
+    AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
+    is_of_elements, stock_can_ignore,
+};
+pub(crate) use state::{RecordedState, read, unreadable, write, written};
