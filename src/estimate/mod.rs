@@ -1,14 +1,13 @@
+mod measure;
 mod offload;
 mod peaks;
 
 use std::fmt::{Display, Formatter};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Tensor;
 
-use crate::optimizer_record::{compact_records, read, written};
-use crate::policy::Update;
+use measure::measure;
 
 pub use offload::OffloadEstimate;
 pub use peaks::PeakEstimate;
@@ -46,18 +45,22 @@ impl MemoryEstimate {
     ///
     /// If the optimizer refuses a parameter, as Muon does unless it is of rank 2.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
-        let mut measure = Measure {
-            names: Vec::new(),
-            optimizer,
-            estimate: Self {
-                parameters: 0,
-                gradients: 0,
-                optimizer_state: 0,
-                largest_gradient: 0,
-            },
+        let mut estimate = Self {
+            parameters: 0,
+            gradients: 0,
+            optimizer_state: 0,
+            largest_gradient: 0,
         };
-        model.visit(&mut measure);
-        measure.estimate
+        for parameter in measure(model, optimizer) {
+            let bytes = parameter.bytes();
+            estimate.parameters += bytes;
+            if let Some(state) = parameter.state {
+                estimate.gradients += bytes;
+                estimate.optimizer_state += state;
+                estimate.largest_gradient = estimate.largest_gradient.max(bytes);
+            }
+        }
+        estimate
     }
 
     /// Bytes by which fusing lowers the peak, if the forward pass leaves `activations` bytes.
@@ -88,53 +91,5 @@ impl Display for MemoryEstimate {
             100.0 * saved as f64 / stock.max(1) as f64,
             mega(saved)
         )
-    }
-}
-
-struct Measure<'a> {
-    names: Vec<String>,
-    optimizer: &'a ModuleOptimizer,
-    estimate: MemoryEstimate,
-}
-
-/// Bytes of the state of a parameter after a step.
-fn state<const D: usize>(
-    optimizer: &ModuleOptimizer,
-    path: &str,
-    id: ParamId,
-    value: &Tensor<D>,
-) -> usize {
-    let mut update = Update::new(optimizer.clone());
-    let zeros = value.zeros_like();
-    let stepped = update.step(path, id, zeros.clone(), zeros, false);
-    stepped.result.unwrap_or_else(|panic| panic.resume());
-    // As it is kept, and not as stock Burn would record it.
-    let record = compact_records(|| written(update.to_record()));
-    let states = record.and_then(read).expect("Burn reads its own record");
-    let state = states.get(&id.val()).into_iter();
-    let tensors = state.flat_map(|state| &state.tensors);
-    tensors.map(|tensor| tensor.byte_len()).sum()
-}
-
-impl ModuleVisitor for Measure<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.names.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        let bytes = value.shape().num_elements() * value.dtype().size();
-        self.estimate.parameters += bytes;
-        if value.is_require_grad() {
-            self.estimate.gradients += bytes;
-            self.estimate.largest_gradient = self.estimate.largest_gradient.max(bytes);
-            let path = self.names.join(".");
-            let state = state(self.optimizer, &path, param.id, &value.inner());
-            self.estimate.optimizer_state += state;
-        }
     }
 }

@@ -1,10 +1,9 @@
 use std::fmt::{Display, Formatter};
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Tensor;
 
-use super::state;
+use super::measure::measure;
 use crate::offload::OffloadConfig;
 
 /// What training holds on the device and on the host, if parts of it wait there.
@@ -40,70 +39,36 @@ impl OffloadEstimate {
     ///
     /// As [`MemoryEstimate::new`](super::MemoryEstimate::new).
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer, config: &OffloadConfig) -> Self {
-        let mut divide = Divide {
-            names: Vec::new(),
-            optimizer,
-            config,
-            copies: 0,
-            estimate: Self {
-                device: 0,
-                on_the_way: 0,
-                host: 0,
-            },
+        let mut estimate = Self {
+            device: 0,
+            on_the_way: 0,
+            host: 0,
         };
-        model.visit(&mut divide);
-        divide.estimate.device += config.kept_of(divide.copies);
-        divide.estimate
-    }
-}
-
-struct Divide<'a> {
-    names: Vec<String>,
-    optimizer: &'a ModuleOptimizer,
-    config: &'a OffloadConfig,
-    /// Bytes of the weights that rest on the host, as the device computes with them.
-    copies: usize,
-    estimate: OffloadEstimate,
-}
-
-impl ModuleVisitor for Divide<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.names.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        let elements = value.shape().num_elements();
-        let bytes = elements * value.dtype().size();
-        if !value.is_require_grad() {
-            match self.config.frozen_waits(elements) {
-                true => self.estimate.host += bytes,
-                false => self.estimate.device += bytes,
-            }
-            return;
+        // Bytes of the weights that rest on the host, as the device computes with them.
+        let mut copies = 0;
+        for parameter in measure(model, optimizer) {
+            let (elements, bytes) = (parameter.elements, parameter.bytes());
+            let (device, host, on_the_way) = if let Some(state) = parameter.state {
+                if config.rests_on_host(elements) {
+                    let copy = elements * config.compute_dtype(parameter.dtype).size();
+                    copies += copy;
+                    (0, bytes + state, 2 * copy)
+                } else if config.state_waits(elements) {
+                    (bytes, state, bytes + state)
+                } else {
+                    (bytes + state, 0, bytes)
+                }
+            } else if config.frozen_waits(elements) {
+                (0, bytes, 0)
+            } else {
+                (bytes, 0, 0)
+            };
+            estimate.device += device;
+            estimate.host += host;
+            estimate.on_the_way = estimate.on_the_way.max(on_the_way);
         }
-        let state = state(
-            self.optimizer,
-            &self.names.join("."),
-            param.id,
-            &value.clone().inner(),
-        );
-        let copy = elements * self.config.compute_dtype(value.dtype()).size();
-        let (device, host, on_the_way) = if self.config.rests_on_host(elements) {
-            self.copies += copy;
-            (0, bytes + state, 2 * copy)
-        } else if self.config.state_waits(elements) {
-            (bytes, state, bytes + state)
-        } else {
-            (bytes + state, 0, bytes)
-        };
-        self.estimate.device += device;
-        self.estimate.host += host;
-        self.estimate.on_the_way = self.estimate.on_the_way.max(on_the_way);
+        estimate.device += config.kept_of(copies);
+        estimate
     }
 }
 
