@@ -1,11 +1,9 @@
-use std::collections::HashSet;
-
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::device::check_has;
 use crate::error::FusedError;
-use crate::slot::running_statistics;
+use crate::parameters::{exchange, running_statistics};
 use crate::tap::lift;
 
 /// `model` with its float parameters in another type, one after the other: there is never more than one of them in
@@ -42,7 +40,11 @@ pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
 pub fn try_cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);
-    Ok(model.map(&mut Cast { dtype, statistics }))
+    Ok(exchange(
+        model,
+        |param| !statistics.contains(&param.id()),
+        |_, value| leaf_in(value.untyped(), dtype).into(),
+    ))
 }
 
 /// Refuses a type in which a device of `model` can't compute.
@@ -51,27 +53,12 @@ pub(crate) fn check_devices<M: Module>(model: &M, dtype: FloatDType) -> Result<(
     devices.try_for_each(|device| check_has(&device, dtype.into()))
 }
 
-struct Cast {
-    dtype: FloatDType,
-    statistics: HashSet<ParamId>,
-}
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.statistics.contains(&param.id) {
-            return param;
-        }
-        let (id, value, mapper) = param.consume();
-        Param::from_mapped_value(id, leaf_in(value, self.dtype), mapper)
-    }
-}
-
 /// `value` in another type, and a leaf if it was one.
 pub(crate) fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
-    match value.dtype() == dtype.into() {
-        true => value,
-        false => leaf(value, |value| value.cast(dtype)),
+    if value.dtype() == dtype.into() {
+        return value;
     }
+    leaf(value, |value| value.cast(dtype))
 }
 
 /// What `make` makes of `value`, outside of autodiff, and a leaf if that was one.

@@ -34,6 +34,7 @@
 //! | `offload` | what waits in host memory, and where the model computes |
 //! | `device` | whether a device is there, and computes what it should |
 //! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
+//! | `parameters` | the float parameters of a module: what there is, and other values in their places |
 //! | `optimizer_record` | takes records of optimizer states apart, and puts them together |
 //! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
 //! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
@@ -64,6 +65,7 @@ pub mod memory;
 mod offload;
 pub mod optim;
 mod optimizer_record;
+mod parameters;
 mod pass;
 mod policy;
 mod random;

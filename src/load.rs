@@ -5,7 +5,7 @@ use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::cast::{check_devices, leaf};
-use crate::slot::running_statistics;
+use crate::parameters::running_statistics;
 
 /// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
 ///
@@ -71,7 +71,6 @@ impl ModuleMapper for Hollow {
             // It still knows the shape in which it is recorded: that of a layer in columns is another.
             return param.init_mapper(hollow);
         }
-        let (id, value, mapper) = param.consume();
-        Param::from_mapped_value(id, leaf(value, hollow), mapper)
+        param.map(|value| leaf(value, hollow))
     }
 }

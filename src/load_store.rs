@@ -8,7 +8,7 @@ use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
 use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
-use crate::slot::running_statistics;
+use crate::parameters::running_statistics;
 
 /// Why weights were not loaded from a file.
 #[derive(Debug, thiserror::Error)]
@@ -199,8 +199,7 @@ impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
         if !param.is_initialized() {
             return param.init_mapper(move |value| value.cast(dtype));
         }
-        let (id, value, mapper) = param.consume();
-        Param::from_mapped_value(id, leaf_in(value, dtype), mapper)
+        param.map(|value| leaf_in(value, dtype))
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Bytes, Shape, Tensor};
+use burn::tensor::{Bytes, Shape};
 
 use crate::device::caught;
 use crate::error::FusedError;
@@ -12,6 +12,7 @@ use crate::optimizer_record::{
     RANK, RecordedState, compact_records, expected, is_of_elements, read, stock_can_ignore,
     unreadable, write, written,
 };
+use crate::parameters::{Parameter, list};
 use crate::policy::KEEPER_ID;
 
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
@@ -46,8 +47,12 @@ pub(crate) fn parameters_without_state<M: Module>(
     model: &M,
 ) -> Result<Vec<(ParamId, String)>, FusedError> {
     let states = states(written(optimizer.to_record())?)?;
-    let parameters = check_fit(&states, model)?.found.into_iter();
-    let stateless = parameters.filter(|(id, p)| p.in_training && !states.contains_key(&id.val()));
+    let parameters = check_fit(&states, model)?.into_iter();
+    let stateless = parameters.filter(|(id, Parameter { param, .. })| {
+        // Looking at a lazy one would draw its values.
+        let in_training = param.is_initialized() && param.value().is_require_grad();
+        in_training && !states.contains_key(&id.val())
+    });
     Ok(stateless
         .map(|(id, parameter)| (id, parameter.path))
         .collect())
@@ -64,16 +69,18 @@ fn states(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, FusedError> {
 fn check_fit<M: Module>(
     states: &BTreeMap<u64, RecordedState>,
     model: &M,
-) -> Result<Parameters, FusedError> {
-    let mut parameters = Parameters::default();
-    model.visit(&mut parameters);
+) -> Result<HashMap<ParamId, Parameter>, FusedError> {
+    let parameters = list(model).into_iter();
+    let parameters = parameters.map(|parameter| (parameter.param.id(), parameter));
+    let parameters = parameters.collect::<HashMap<_, _>>();
     for (id, state) in states {
         let id = ParamId::from(*id);
-        let Some(parameter) = parameters.found.get(&id) else {
+        let Some(parameter) = parameters.get(&id) else {
             let path = state.path.clone().unwrap_or_default();
             return Err(FusedError::ForeignRecord { id, path });
         };
-        check_fits(state, &parameter.path, &parameter.shape)?;
+        // In fused form, too: a placeholder has the shape of its value.
+        check_fits(state, &parameter.path, &parameter.param.shape())?;
     }
     Ok(parameters)
 }
@@ -149,41 +156,5 @@ fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), Fuse
     match found.into_iter().find(|name| !loaded.contains(name)) {
         Some(state) => Err(FusedError::RecordOfAnotherOptimizer { path, state }),
         None => Ok(()),
-    }
-}
-
-/// The float parameters of a model.
-#[derive(Default)]
-struct Parameters {
-    names: Vec<String>,
-    found: HashMap<ParamId, Parameter>,
-}
-
-struct Parameter {
-    path: String,
-    shape: Shape,
-    #[cfg(feature = "train")]
-    in_training: bool,
-}
-
-impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.names.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // In fused form, too: a placeholder has the shape of its value.
-        let parameter = Parameter {
-            path: self.names.join("."),
-            shape: param.lazy_shape(),
-            // Looking at a lazy one would draw its values.
-            #[cfg(feature = "train")]
-            in_training: param.is_initialized() && param.is_require_grad(),
-        };
-        self.found.insert(param.id, parameter);
     }
 }

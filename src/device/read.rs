@@ -1,4 +1,6 @@
-use burn::tensor::{Bytes, Device, Tensor, TensorData};
+use burn::backend::Dispatch;
+use burn::backend::ops::{FloatTensorOps, QTensorOps};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
 use super::{is_cubecl, sent};
 
@@ -14,12 +16,16 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
     TensorData::from_bytes(bytes, data.shape(), data.dtype())
 }
 
-/// `tensor`, which has no autodiff, on `device`: what it holds now.
+/// `tensor`, which has no autodiff, on `device`: what it holds now. The rank in its type doesn't matter.
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();
     if !is_cubecl(&from) || from == *device {
         return sent(tensor, device);
     }
-    let dtype = tensor.dtype();
-    Tensor::from_data(read(tensor), (device, dtype))
+    let (data, device) = (read(tensor), device.as_dispatch());
+    // `Tensor::from_data` would ask the type for the rank.
+    Tensor::from_dispatch(match data.dtype() {
+        DType::QFloat(_) => Dispatch::q_from_data(data, device),
+        _ => Dispatch::float_from_data(data, device),
+    })
 }

@@ -2,11 +2,10 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::FusedOptimizer;
-use crate::cast::cast;
+use crate::cast::{cast, leaf};
 use crate::optim::{LowBits, recorded_low_bits};
 use crate::optimizer_record::{read, written};
 use crate::pass::Session;
-use crate::tap::lift;
 
 impl<M: Module> FusedOptimizer<M> {
     /// The current model in f32, with the low bits of its weights
@@ -37,11 +36,6 @@ impl ModuleMapper for Join<'_> {
         let Some((format, words)) = low_bits else {
             return param;
         };
-        let (id, high, mapper) = param.consume();
-        let requires_grad = high.is_require_grad();
-        let strategy = high.gradient_checkpointing_strategy().unwrap_or_default();
-        let value = LowBits::join(words, format, high.inner());
-        let value = lift(value, strategy).set_require_grad(requires_grad);
-        Param::from_mapped_value(id, value, mapper)
+        param.map(|high| leaf(high, |high| LowBits::join(words, format, high)))
     }
 }

@@ -8,17 +8,23 @@ use burn::optim::GradientsParams;
 
 use super::home::Home;
 use super::meeting::Meeting;
-use super::parameter::ParameterSlot;
+use super::parameter::{ParameterSlot, Which};
+use super::report::SlotReport;
 use super::stage::{Accumulated, Outcome, Stage};
 use crate::device::Written;
 use crate::memory::{self, Category};
+use crate::parameters::AnyTensor;
 use crate::pass::Pass;
 use crate::policy;
 use crate::replica::Group;
+
 /// A slot of a parameter of any rank.
 pub(crate) trait Slot: Debug + Send + Sync {
     /// Path of the parameter in the module.
     fn path(&self) -> &str;
+
+    /// A value of it as an ordinary trainable parameter holds it.
+    fn any_leaf(&self, which: Which<'_>) -> AnyTensor;
 
     /// Shows the value to a memory recorder.
     fn show(&self);
@@ -86,35 +92,13 @@ pub(crate) trait Slot: Debug + Send + Sync {
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// What happened to one parameter in a pass.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SlotReport {
-    /// A gradient arrived.
-    pub(crate) received: bool,
-    /// The optimizer stepped the parameter.
-    pub(crate) updated: bool,
-    /// Someone else held the value, so it was copied to be updated. None if the backend can't tell, or
-    /// there was no update.
-    pub(crate) copied: Option<bool>,
-    /// A gradient arrived, and a hook kept it from being used.
-    pub(crate) vetoed: bool,
-}
-
-impl SlotReport {
-    /// What happened to it on two ranks together.
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            received: self.received || other.received,
-            updated: self.updated || other.updated,
-            copied: self.copied.or(other.copied),
-            vetoed: self.vetoed || other.vetoed,
-        }
-    }
-}
-
 impl<const D: usize> Slot for ParameterSlot<D> {
     fn path(&self) -> &str {
         &self.path
+    }
+
+    fn any_leaf(&self, which: Which<'_>) -> AnyTensor {
+        self.leaf(which).into()
     }
 
     fn show(&self) {

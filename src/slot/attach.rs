@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::handle::SlotHandle;
 use super::inventory::{Inventory, Role};
-use super::parameter::ParameterSlot;
+use super::parameter::{ParameterSlot, Which};
 use super::placeholder::trap;
 use super::slots::Slots;
 use crate::pass::Session;
@@ -84,7 +84,7 @@ impl Reparameterizer for Attach<'_> {
         // A clone that is saved holds the values; one that is loaded would hold none.
         let (saved, path) = (mapper.clone(), path.to_string());
         let param = Param::from_mapped_value(id, placeholder, mapper)
-            .save_mapper(move |_placeholder| saved.on_save(slot.leaf()))
+            .save_mapper(move |_placeholder| saved.on_save(slot.leaf(Which::Rests)))
             .load_mapper(move |_loaded| {
                 panic!(
                     "a record was loaded into parameter `{path}` of a model in a fused step, which has \

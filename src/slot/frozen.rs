@@ -1,14 +1,14 @@
 //! Frozen parameters that wait on the host, and come over when they are read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
 use super::inventory::{Inventory, Role};
-use super::running::running_statistics;
 use crate::device::moved;
 use crate::offload::Placement;
+use crate::parameters::{AnyParam, AnyTensor, exchange, list, running_statistics};
 use crate::pass::Scope;
 use crate::tap::lift;
 
@@ -19,15 +19,20 @@ pub(super) fn waiting<M: Module>(
     inventory: &Inventory,
     placement: &Placement,
 ) -> HashMap<ParamId, bool> {
-    let mut carrying = Carrying {
-        inventory,
-        placement,
-        statistics: running_statistics(module),
-        last: None,
-        found: HashMap::new(),
+    let statistics = running_statistics(module);
+    let waits = |param: &dyn AnyParam| {
+        inventory.role(param.id()) == Some(Role::Frozen)
+            && placement.frozen_waits(param.shape().num_elements())
+            && !statistics.contains(&param.id())
     };
-    module.visit(&mut carrying);
-    carrying.found
+    let mut waiting = HashMap::new();
+    for parameter in list(module) {
+        if waits(&*parameter.param) {
+            let has_adapter = waiting.entry(parameter.param.id()).or_insert(false);
+            *has_adapter |= parameter.reparameterization.is_some();
+        }
+    }
+    waiting
 }
 
 /// Refuses to read an adapter of the parameter at `base`, which waits on the host, where nothing brings it over: Burn
@@ -42,86 +47,33 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
     }
 }
 
-struct Carrying<'a> {
-    inventory: &'a Inventory,
-    placement: &'a Placement,
-    statistics: HashSet<ParamId>,
-    last: Option<ParamId>,
-    found: HashMap<ParamId, bool>,
-}
-
-impl ModuleVisitor for Carrying<'_> {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        // Burn visits a reparameterized parameter first, then enters its reparameterization.
-        if let Some(id) = self.last.take()
-            && container_type == "Reparameterization"
-        {
-            self.found.insert(id, true);
-        }
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let is_frozen = self.inventory.role(param.id) == Some(Role::Frozen);
-        let elements = param.lazy_shape().num_elements();
-        let waits = is_frozen
-            && self.placement.frozen_waits(elements)
-            && !self.statistics.contains(&param.id);
-        self.last = waits.then_some(param.id);
-        if waits {
-            self.found.entry(param.id).or_insert(false);
-        }
-    }
-}
-
 /// `module` with these parameters on the host.
 pub(super) fn on_host<M: Module>(
     module: M,
     frozen: &HashMap<ParamId, bool>,
     placement: &Placement,
 ) -> M {
-    module.map(&mut SendHome { frozen, placement })
-}
-
-struct SendHome<'a> {
-    frozen: &'a HashMap<ParamId, bool>,
-    placement: &'a Placement,
-}
-
-impl ModuleMapper for SendHome<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.frozen.contains_key(&param.id) {
-            true => exchanged(param, |value| moved(value, self.placement.host())),
-            false => param,
-        }
-    }
-}
-
-/// `param`, which is not tracked, with what `change` makes of its value without autodiff.
-fn exchanged<const D: usize>(
-    param: Param<Tensor<D>>,
-    change: impl FnOnce(Tensor<D>) -> Tensor<D>,
-) -> Param<Tensor<D>> {
-    let (id, value, mapper) = param.consume();
-    let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-    let value = lift(change(value.inner()), strategy);
-    Param::from_mapped_value(id, value, mapper)
+    exchange(
+        module,
+        |param| frozen.contains_key(&param.id()),
+        |_, value| constant(value, |value| moved(value, placement.host())),
+    )
 }
 
 /// `module` with all that waits on the host, and is not in training, on the device: what a block computes with in
 /// one run.
 pub(crate) fn with_frozen<M: Module>(module: M, placement: &Placement) -> M {
-    module.map(&mut Bring(placement))
+    let waits =
+        |value: AnyTensor| !value.is_tracked() && value.device().inner() == *placement.host();
+    exchange(
+        module,
+        |param| waits(param.value()),
+        |_, value| constant(value, |value| placement.over(value)),
+    )
 }
 
-struct Bring<'a>(&'a Placement);
-
-impl ModuleMapper for Bring<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = param.base();
-        if value.is_tracked() || value.device().inner() != *self.0.host() {
-            return param;
-        }
-        drop(value);
-        exchanged(param, |value| self.0.over(value))
-    }
+/// What `change` makes of `value`, which is not tracked, without autodiff.
+fn constant(value: AnyTensor, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> AnyTensor {
+    let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+    lift(change(value.untyped().inner()), strategy).into()
 }

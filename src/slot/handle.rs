@@ -6,6 +6,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::parameter::ParameterSlot;
 use super::placeholder::Identity;
+use crate::parameters::Parameter;
 
 /// What a parameter in fused form carries: the way from every read of it to its slot.
 #[derive(Clone, Debug)]
@@ -24,6 +25,11 @@ impl SlotHandle {
             placeholder: Identity::of(placeholder),
         }
     }
+}
+
+/// Whether the parameter is in fused form, or comes over whenever it is read.
+pub(super) fn has_slot(parameter: &Parameter) -> bool {
+    parameter.reparameterization.as_deref() == Some(SlotHandle::NAME)
 }
 
 impl Reparameterization for SlotHandle {

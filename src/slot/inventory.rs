@@ -1,13 +1,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::tensor::{DType, Device, Shape, Tensor};
+use burn::module::{Module, ParamId};
+use burn::tensor::{DType, Device, Shape};
 
-use super::handle::SlotHandle;
+use super::handle::has_slot;
 use crate::device;
 use crate::error::FusedError;
 use crate::offload::Placement;
+use crate::parameters::{Parameter, list};
 use crate::tap;
 
 /// What becomes of a float parameter in fused form.
@@ -34,6 +35,27 @@ pub(crate) struct Entry {
     device: Device,
 }
 
+impl Entry {
+    fn of(parameter: Parameter) -> Self {
+        let value = parameter.param.value();
+        Self {
+            path: parameter.path,
+            elements: value.shape().num_elements(),
+            shape: value.shape(),
+            role: if !value.is_require_grad() {
+                Role::Frozen
+            } else if parameter.reparameterization.is_some() {
+                Role::Retained
+            } else {
+                Role::Released
+            },
+            computed: value.is_tracked() && !value.is_require_grad(),
+            dtype: value.dtype(),
+            device: value.device(),
+        }
+    }
+}
+
 /// The float parameters of a module by id.
 #[derive(Clone, Debug)]
 pub(crate) struct Inventory {
@@ -49,13 +71,16 @@ impl Inventory {
         device: Option<&Device>,
     ) -> Result<Self, FusedError> {
         device::check_all_there(&module.devices())?;
-        let mut clerk = Clerk::default();
-        module.visit(&mut clerk);
-
-        if let Some(path) = clerk.fused {
+        let parameters = list(module);
+        if let Some(fused) = parameters.iter().find(|parameter| has_slot(parameter)) {
+            let path = fused.path.clone();
             return Err(FusedError::AlreadyFused { path });
         }
-        if let (Some((_, first)), false) = (clerk.found.first(), clerk.autodiff) {
+        let found = parameters.into_iter();
+        let found = found.map(|parameter| (parameter.param.id(), Entry::of(parameter)));
+        let found = found.collect::<Vec<_>>();
+        let autodiff = found.iter().any(|(_, entry)| entry.device.is_autodiff());
+        if let (Some((_, first)), false) = (found.first(), autodiff) {
             return Err(FusedError::NotAutodiff {
                 path: first.path.clone(),
                 device: format!("{:?}", first.device),
@@ -65,7 +90,7 @@ impl Inventory {
         let mut entries = HashMap::<ParamId, Entry>::new();
         // A server is asked over the network.
         let mut checked = Vec::new();
-        for (id, entry) in clerk.found {
+        for (id, entry) in found {
             let dtype = match placement {
                 Some(placement) => placement.compute_dtype(entry.dtype),
                 None => entry.dtype,
@@ -211,51 +236,5 @@ impl Inventory {
             .iter()
             .filter(|(_, e)| e.role == Role::Retained);
         left.map(|(id, _)| *id).collect()
-    }
-}
-
-#[derive(Default)]
-struct Clerk {
-    names: Vec<String>,
-    found: Vec<(ParamId, Entry)>,
-    autodiff: bool,
-    fused: Option<String>,
-}
-
-impl ModuleVisitor for Clerk {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Burn visits a reparameterized parameter first, then enters its reparameterization.
-        if container_type == "Reparameterization"
-            && let Some((_, entry)) = self.found.last_mut()
-        {
-            if name == SlotHandle::NAME {
-                self.fused.get_or_insert_with(|| entry.path.clone());
-            } else if entry.role == Role::Released {
-                entry.role = Role::Retained;
-            }
-        }
-        self.names.push(name.to_string());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        self.autodiff |= value.is_autodiff();
-        let entry = Entry {
-            path: self.names.join("."),
-            elements: value.shape().num_elements(),
-            shape: value.shape(),
-            role: match value.is_require_grad() {
-                true => Role::Released,
-                false => Role::Frozen,
-            },
-            computed: value.is_tracked() && !value.is_require_grad(),
-            dtype: value.dtype(),
-            device: value.device(),
-        };
-        self.found.push((param.id, entry));
     }
 }

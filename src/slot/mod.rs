@@ -15,32 +15,33 @@ mod gradient;
 mod handle;
 mod home;
 mod inventory;
+mod kept_statistics;
 mod leaves;
 mod meeting;
 mod moved;
 mod parameter;
 mod placeholder;
 mod read;
+mod report;
 mod restore;
-mod running;
+mod seen_states;
 mod slots;
 mod stage;
 mod states;
-mod statistics;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;
 
-pub(crate) use any_rank::{Slot, SlotReport};
+pub(crate) use any_rank::Slot;
 pub(crate) use averaged::RunningStatistics;
 pub(crate) use foresight::FetchAhead;
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
 pub(crate) use inventory::{Inventory, Role};
-pub(crate) use running::running_statistics;
+pub(crate) use kept_statistics::KeptStatistics;
+pub(crate) use report::SlotReport;
+pub(crate) use seen_states::SeenStates;
 pub(crate) use slots::Slots;
-pub(crate) use states::{KeptStatistics, SeenStates};
-pub(crate) use statistics::with_own_statistics;
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, own_leaf, slotless, with_constants,
     with_own_leaves,

@@ -8,13 +8,28 @@ use parking_lot::Mutex;
 use super::Slot;
 use super::home::{Home, Keeps};
 use super::meeting::Share;
-use super::placeholder::Likeness;
+use super::placeholder::{Likeness, gone};
 use super::stage::{Accumulated, Expecting, Stage};
-use crate::device::moved;
+use crate::device::{caught, moved};
 use crate::offload::Placement;
 use crate::pass::Session;
 use crate::policy;
 use crate::tap::lift;
+
+/// Which of its values a restored parameter has.
+#[derive(Clone, Copy)]
+pub(crate) enum Which<'a> {
+    /// That which rests, on the device of this replica if there are several.
+    Rests,
+    /// The same, or what says that it is gone.
+    RestsOrGone,
+    /// The same, where its owner has it.
+    RestsWithOwner,
+    /// The same on the host, which is this device.
+    OnHost(&'a Device),
+    /// That with which the model computes, unless it comes over for every use.
+    Computes,
+}
 
 /// The slot of a parameter of rank `D`.
 #[derive(Debug)]
@@ -127,31 +142,23 @@ impl<const D: usize> ParameterSlot<D> {
         lift(value, self.strategy)
     }
 
-    /// The current value as an ordinary trainable parameter holds it, where it rests.
-    pub(crate) fn leaf(&self) -> Tensor<D> {
-        lift(self.value(), self.strategy).require_grad()
-    }
-
-    /// The same where the owner of the parameter has it.
-    pub(super) fn leaf_of_owner(&self) -> Tensor<D> {
-        let value = self.at_owner(|state| state.value.clone());
-        match value {
-            Some(value) => lift(value, self.strategy).require_grad(),
-            None => self.leaf(),
-        }
-    }
-
-    /// The same on another device.
-    pub(super) fn leaf_on(&self, device: &Device) -> Tensor<D> {
-        lift(moved(self.value(), device), self.strategy).require_grad()
-    }
-
-    /// The same, as the model computes with it, unless it comes over for every use.
-    pub(super) fn leaf_here(&self) -> Tensor<D> {
-        match self.comes_over() {
-            true => self.leaf(),
-            false => self.constant().require_grad(),
-        }
+    /// A value of it as an ordinary trainable parameter holds it.
+    pub(super) fn leaf(&self, which: Which<'_>) -> Tensor<D> {
+        let value = match which {
+            Which::Rests => self.value(),
+            Which::RestsWithOwner => {
+                let value = self.at_owner(|state| state.value.clone());
+                value.unwrap_or_else(|| self.value())
+            }
+            Which::OnHost(host) => moved(self.value(), host),
+            Which::Computes if self.comes_over() => self.value(),
+            Which::Computes => self.plain(),
+            // Whatever has ended the pass is on its way: who reads a value that is gone is told.
+            Which::RestsOrGone => {
+                caught(|| self.value()).unwrap_or_else(|_| gone(&self.likeness, &self.path))
+            }
+        };
+        lift(value, self.strategy).require_grad()
     }
 
     /// What a placeholder of it is like.

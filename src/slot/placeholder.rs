@@ -192,11 +192,12 @@ impl ModuleMapper for Hollow<'_> {
         let Some(entry) = entry.filter(|entry| entry.role != Role::Frozen) else {
             return param;
         };
-        let (id, value, mapper) = param.consume();
-        let mut likeness = Likeness::of(&value, None);
-        if let Some(device) = self.device {
-            likeness.device = device.clone();
-        }
-        Param::from_mapped_value(id, unreadable(&likeness, around(&entry.path)), mapper)
+        param.map(|value| {
+            let mut likeness = Likeness::of(&value, None);
+            if let Some(device) = self.device {
+                likeness.device = device.clone();
+            }
+            unreadable(&likeness, around(&entry.path))
+        })
     }
 }

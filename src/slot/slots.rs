@@ -4,7 +4,6 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
-use super::parameter::ParameterSlot;
 use super::{Slot, SlotReport};
 use crate::error::FusedError;
 use crate::offload::WaitingBlocks;
@@ -42,10 +41,9 @@ impl Slots {
         &self.of[&id]
     }
 
-    /// The slot of a parameter of rank `D`, if it has one.
-    pub(super) fn typed<const D: usize>(&self, id: ParamId) -> Option<Arc<ParameterSlot<D>>> {
-        let slot = self.of.get(&id)?.clone().into_any().downcast();
-        Some(slot.expect("a slot has the rank of its parameter"))
+    /// Whether the parameter has a slot.
+    pub(super) fn has(&self, id: ParamId) -> bool {
+        self.of.contains_key(&id)
     }
 
     /// The parameters that are ordinary leaves, in module order.

@@ -1,27 +1,35 @@
 //! The parameters of a block that are trained: those that have a slot, and those that stay ordinary leaves.
 
-use burn::backend::DispatchTensor;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterization};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::handle::SlotHandle;
+use super::handle::has_slot;
+use crate::parameters::{AnyParam, exchange, list};
 use crate::tap::lift;
 
 /// Whether `module`, or a part of it, is in fused form, and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
-    let mut tracked = Tracked::default();
-    module.visit(&mut tracked);
-    tracked.found.iter().any(|found| found.has_slot)
+    let parameters = list(module);
+    let mut with_slot = parameters.iter().filter(|parameter| has_slot(parameter));
+    with_slot.any(|parameter| parameter.param.value().is_tracked())
 }
 
 /// The tracked values of `module`, which is in fused form, that are in no slot, each with its place among the
 /// float parameters: those of parameters that stay ordinary leaves, and what the user's code has put in the
 /// place of a parameter.
 pub(crate) fn slotless<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
-    let mut tracked = Tracked::default();
-    module.visit(&mut tracked);
-    let slotless = tracked.found.into_iter().filter(|found| !found.has_slot);
-    slotless.map(|found| (found.place, found.value)).collect()
+    let parameters = list(module).into_iter().enumerate();
+    let slotless = parameters.filter(|(_, parameter)| !has_slot(parameter));
+    let values = slotless.map(|(place, parameter)| (place, parameter.param.value()));
+    let tracked = values.filter(|(_, value)| value.is_tracked());
+    let found = tracked.map(|(place, value)| {
+        let what =
+            || format!("parameter {place} (counted from 0), which is computed outside of it");
+        (place, TrackedTensor::new(value.untyped(), what))
+    });
+    found.collect()
 }
 
 /// What a block is given and may not use.
@@ -42,12 +50,12 @@ pub(crate) struct TrackedTensor {
 }
 
 impl TrackedTensor {
-    /// `what` says what it is to the block.
+    /// `what` says what it is to the block. The rank in the type of `tensor` doesn't matter.
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>, what: impl FnOnce() -> String) -> Self {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = tensor.device();
         let inner = device.clone().inner();
-        let zeros = move || Tensor::<D>::zeros(shape, (&inner, dtype)).into_dispatch();
+        let zeros = move || Dispatch::float_zeros(shape, inner.as_dispatch(), dtype.into());
         let is_leaf = tensor.is_require_grad();
         Self {
             unused: (!is_leaf).then(|| Unused {
@@ -75,87 +83,28 @@ pub(crate) fn with_constants<M: Module>(module: M, places: &[usize]) -> M {
 }
 
 fn renewed<M: Module>(module: M, places: &[usize], tracked: bool) -> (M, Vec<OwnLeaf>) {
-    let mut renew = Renew {
-        places,
-        tracked,
-        place: 0,
-        leaves: Vec::new(),
+    let mut leaves = Vec::new();
+    if places.is_empty() {
+        return (module, leaves);
+    }
+    let mut place = 0;
+    let is_at_place = |_: &dyn AnyParam| {
+        place += 1;
+        places.contains(&(place - 1))
     };
-    let module = match places.is_empty() {
-        true => module,
-        false => module.map(&mut renew),
-    };
-    (module, renew.leaves)
+    let module = exchange(module, is_at_place, |_, value| {
+        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+        let mut value = lift(value.untyped().inner(), strategy);
+        if tracked {
+            value = value.require_grad();
+            leaves.push(own_leaf(value.clone()));
+        }
+        value.into()
+    });
+    (module, leaves)
 }
 
 /// Finds the gradient of `leaf`, which has none where nothing depends on it.
 pub(crate) fn own_leaf<const D: usize>(leaf: Tensor<D>) -> OwnLeaf {
     Box::new(move |gradients| leaf.grad(gradients).map(Tensor::into_dispatch))
-}
-
-#[derive(Default)]
-struct Tracked {
-    found: Vec<Found>,
-    /// Whether the last parameter is among them.
-    last: bool,
-    /// Of the next parameter.
-    place: usize,
-}
-
-/// A parameter that is tracked.
-struct Found {
-    place: usize,
-    value: TrackedTensor,
-    has_slot: bool,
-}
-
-impl ModuleVisitor for Tracked {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        // Burn visits a reparameterized parameter first, then enters its reparameterization.
-        let is_slot = container_type == "Reparameterization" && name == SlotHandle::NAME;
-        if let Some(found) = self.found.last_mut().filter(|_| is_slot && self.last) {
-            found.has_slot = true;
-        }
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        self.last = value.is_tracked();
-        if self.last {
-            let place = self.place;
-            let what =
-                || format!("parameter {place} (counted from 0), which is computed outside of it");
-            self.found.push(Found {
-                place,
-                value: TrackedTensor::new(value, what),
-                has_slot: false,
-            });
-        }
-        self.place += 1;
-    }
-}
-
-struct Renew<'a> {
-    places: &'a [usize],
-    tracked: bool,
-    /// Of the next parameter.
-    place: usize,
-    leaves: Vec<OwnLeaf>,
-}
-
-impl ModuleMapper for Renew<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.place += 1;
-        if !self.places.contains(&(self.place - 1)) {
-            return param;
-        }
-        let (id, value, mapper) = param.consume();
-        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-        let mut value = lift(value.inner(), strategy);
-        if self.tracked {
-            value = value.require_grad();
-            self.leaves.push(own_leaf(value.clone()));
-        }
-        Param::from_mapped_value(id, value, mapper)
-    }
 }

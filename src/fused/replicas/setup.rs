@@ -6,9 +6,10 @@ use burn::tensor::Device;
 use super::rank::Rank;
 use crate::device::hand_over;
 use crate::error::FusedError;
+use crate::parameters::with_own_statistics;
 use crate::pass::Session;
 use crate::replica::{Group, Membership, Ownership, Sharding};
-use crate::slot::{FusedForm, Inventory, Role, Slots, with_own_statistics};
+use crate::slot::{FusedForm, Inventory, Role, Slots};
 
 /// How the ranks share a model.
 #[derive(Clone, Debug)]

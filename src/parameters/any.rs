@@ -1,0 +1,81 @@
+use std::ops::Deref;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Shape, Tensor};
+
+/// A float tensor of any rank. It shows itself as one of rank one: Burn keeps the rank in the type alone, where neither
+/// what a tensor tells of itself nor an operation on single elements looks at it. A function that does takes it
+/// [`of_rank`](Self::of_rank).
+#[derive(Clone, Debug)]
+pub(crate) struct AnyTensor(Tensor<1>);
+
+impl AnyTensor {
+    /// # Panics
+    ///
+    /// If it is of another rank.
+    pub(crate) fn of_rank<const D: usize>(self) -> Tensor<D> {
+        let rank = self.shape().num_dims();
+        assert!(
+            rank == D,
+            "a tensor of rank {rank} was taken for one of {D}"
+        );
+        Tensor::from_dispatch(self.0.into_dispatch())
+    }
+
+    /// As if it were of rank one.
+    pub(crate) fn untyped(self) -> Tensor<1> {
+        self.0
+    }
+}
+
+impl<const D: usize> From<Tensor<D>> for AnyTensor {
+    fn from(tensor: Tensor<D>) -> Self {
+        Self(Tensor::from_dispatch(tensor.into_dispatch()))
+    }
+}
+
+impl Deref for AnyTensor {
+    type Target = Tensor<1>;
+
+    fn deref(&self) -> &Tensor<1> {
+        &self.0
+    }
+}
+
+/// A float parameter of any rank.
+pub(crate) trait AnyParam {
+    fn id(&self) -> ParamId;
+
+    /// Its shape. A lazy one stays lazy.
+    fn shape(&self) -> Shape;
+
+    fn is_initialized(&self) -> bool;
+
+    /// Its value without what it carries. A lazy one is initialized.
+    fn value(&self) -> AnyTensor;
+
+    /// Where its value is kept, which clones of it share.
+    fn place(&self) -> *const ();
+}
+
+impl<const D: usize> AnyParam for Param<Tensor<D>> {
+    fn id(&self) -> ParamId {
+        self.id
+    }
+
+    fn shape(&self) -> Shape {
+        self.lazy_shape()
+    }
+
+    fn is_initialized(&self) -> bool {
+        self.is_initialized()
+    }
+
+    fn value(&self) -> AnyTensor {
+        self.base().into()
+    }
+
+    fn place(&self) -> *const () {
+        std::ptr::from_ref::<Tensor<D>>(self).cast()
+    }
+}

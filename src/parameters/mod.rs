@@ -1,0 +1,11 @@
+//! The float parameters of a module, whatever their ranks: what there is, and other values in their places.
+
+mod any;
+mod exchange;
+mod list;
+mod statistics;
+
+pub(crate) use any::{AnyParam, AnyTensor};
+pub(crate) use exchange::{exchange, taken};
+pub(crate) use list::{Parameter, list, values};
+pub(crate) use statistics::{merge_pending, running_statistics, with_own_statistics};

@@ -1,0 +1,25 @@
+/// What happened to one parameter in a pass.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SlotReport {
+    /// A gradient arrived.
+    pub(crate) received: bool,
+    /// The optimizer stepped the parameter.
+    pub(crate) updated: bool,
+    /// Someone else held the value, so it was copied to be updated. None if the backend can't tell, or
+    /// there was no update.
+    pub(crate) copied: Option<bool>,
+    /// A gradient arrived, and a hook kept it from being used.
+    pub(crate) vetoed: bool,
+}
+
+impl SlotReport {
+    /// What happened to it on two ranks together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            received: self.received || other.received,
+            updated: self.updated || other.updated,
+            copied: self.copied.or(other.copied),
+            vetoed: self.vetoed || other.vetoed,
+        }
+    }
+}
