@@ -22,10 +22,28 @@ pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tenso
     if !is_cubecl(&from) || from == *device {
         return sent(tensor, device);
     }
-    let (data, device) = (read(tensor), device.as_dispatch());
-    // `Tensor::from_data` would ask the type for the rank.
+    of_data(read(tensor), device)
+}
+
+/// A float tensor of `data`, in its type. `Tensor::from_data` would ask the type for the rank.
+fn of_data<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    let device = device.as_dispatch();
     Tensor::from_dispatch(match data.dtype() {
         DType::QFloat(_) => Dispatch::q_from_data(data, device),
         _ => Dispatch::float_from_data(data, device),
     })
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_become_a_tensor_of_their_shape_and_type_whatever_the_rank_in_the_type() {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let data = TensorData::from([[1.0, 2.0], [3.0, 4.0]]).convert_dtype(dtype);
+            let tensor = of_data::<1>(data.clone(), &Device::flex());
+            tensor.into_data().assert_eq(&data, true);
+        }
+    }
 }

@@ -1,17 +1,20 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
-use burn::tensor::{Device, Tensor};
+use burn::module::{Module, Reparameterization};
+use burn::tensor::Tensor;
 
 use super::parameter::ParameterSlot;
 use super::placeholder::Identity;
 use crate::parameters::Parameter;
 
-/// What a parameter in fused form carries: the way from every read of it to its slot.
-#[derive(Clone, Debug)]
+/// What a parameter in fused form carries: the way from every read of it to its slot. It has no parameters of its own, and
+/// the slot stays where it is.
+#[derive(Module, Debug)]
 pub(crate) struct SlotHandle {
+    #[module(skip)]
     slot: Arc<dyn Any + Send + Sync>,
+    #[module(skip)]
     placeholder: Identity,
 }
 
@@ -58,38 +61,5 @@ impl Reparameterization for SlotHandle {
         } else {
             slot.read()
         }
-    }
-}
-
-/// The handle has no parameters of its own, and the slot stays where it is.
-impl Module for SlotHandle {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        devices
-    }
-
-    fn fork(self, _device: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _device: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
-
-    fn visit<V: ModuleVisitor>(&self, _visitor: &mut V) {}
-
-    fn map<M: ModuleMapper>(self, _mapper: &mut M) -> Self {
-        self
     }
 }
