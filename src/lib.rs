@@ -86,7 +86,7 @@ pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};
 pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
-    Activations, GradientCheckpointingConfig, gradient_checkpointing,
+    Activations, Constant, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,
 };
 pub use linear_cross_entropy::{Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};

@@ -173,15 +173,15 @@ impl LinearCrossEntropyLoss {
             // Any class: what it gives is not used.
             Some(padding) => targets.mask_fill(padding.clone(), 0),
         };
+        let (smoothing, soft_cap) = (self.smoothing, self.soft_cap);
         let chunks = (0..tokens).step_by(self.chunk_size).map(|start| {
             let chunk = start..tokens.min(start + self.chunk_size);
             let input = (
                 hidden.clone().slice(chunk.clone()),
                 targets.clone().slice(chunk),
             );
-            let this = self.clone();
             gradient_checkpointing(head, input, move |head: &H, (hidden, targets)| {
-                this.log_likelihoods(head.logits(hidden), targets)
+                log_likelihoods(head.logits(hidden), targets, smoothing, soft_cap)
             })
         });
         let log_likelihoods = Tensor::cat(chunks.collect(), 0);
@@ -209,30 +209,35 @@ impl LinearCrossEntropyLoss {
         let pads = self.pad_tokens.iter().filter(fits);
         pads.map(is).reduce(Tensor::bool_or)
     }
+}
 
-    /// The logarithm of the probability of each target. Shapes: `[tokens, classes]`, `[tokens]`, `[tokens]`.
-    fn log_likelihoods(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-        let [tokens, classes] = logits.dims();
-        let outside = outside(&targets, classes);
-        let targets = targets.mask_fill(outside.clone(), 0);
-        let precision = precision(logits.dtype());
-        let logits = logits.cast(precision);
-        let logits = match self.soft_cap {
-            None => logits,
-            Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
-        };
-        let all = log_softmax(logits, 1);
-        let index = targets.reshape([tokens, 1]);
-        let of_targets = all.clone().gather(1, index).reshape([tokens]);
-        let mixed = match self.smoothing {
-            None => of_targets,
-            Some(share) => {
-                let of_all = all.sum_dim(1).reshape([tokens]);
-                of_targets.mul_scalar(1.0 - share) + of_all.mul_scalar(share / classes as f32)
-            }
-        };
-        mixed.mask_fill(outside, f32::NAN)
-    }
+/// The logarithm of the probability of each target. Shapes: `[tokens, classes]`, `[tokens]`, `[tokens]`.
+fn log_likelihoods(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    smoothing: Option<f32>,
+    soft_cap: Option<f64>,
+) -> Tensor<1> {
+    let [tokens, classes] = logits.dims();
+    let outside = outside(&targets, classes);
+    let targets = targets.mask_fill(outside.clone(), 0);
+    let precision = precision(logits.dtype());
+    let logits = logits.cast(precision);
+    let logits = match soft_cap {
+        None => logits,
+        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+    };
+    let all = log_softmax(logits, 1);
+    let index = targets.reshape([tokens, 1]);
+    let of_targets = all.clone().gather(1, index).reshape([tokens]);
+    let mixed = match smoothing {
+        None => of_targets,
+        Some(share) => {
+            let of_all = all.sum_dim(1).reshape([tokens]);
+            of_targets.mul_scalar(1.0 - share) + of_all.mul_scalar(share / classes as f32)
+        }
+    };
+    mixed.mask_fill(outside, f32::NAN)
 }
 
 /// `targets` in a type that has negative numbers, and all classes.

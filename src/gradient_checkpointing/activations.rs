@@ -1,7 +1,10 @@
+use burn::nn::LstmState;
+use burn::nn::attention::MhaOutput;
 use burn::tensor::{Bool, Int, Tensor};
 
 /// What goes into a recomputed block and comes out of it: tensors, and tuples, options and lists of
-/// them.
+/// them; [`Constant`](crate::Constant)s; of Burn's structs [`LstmState`] and [`MhaOutput`]. Those whose fields Burn keeps to
+/// itself, as `TransformerEncoderInput`, are put together in the block.
 pub trait Activations: Clone + Send + 'static {
     /// Applies `map` to every float tensor, in order.
     #[doc(hidden)]
@@ -42,6 +45,26 @@ impl<T: Activations> Activations for Vec<T> {
     fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
         let all = self.into_iter();
         all.map(|activations| activations.map_floats(map)).collect()
+    }
+}
+
+impl<const D: usize> Activations for LstmState<D> {
+    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+        let Self { cell, hidden } = self;
+        Self {
+            cell: map.map(cell),
+            hidden: map.map(hidden),
+        }
+    }
+}
+
+impl Activations for MhaOutput {
+    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+        let Self { weights, context } = self;
+        Self {
+            weights: map.map(weights),
+            context: map.map(context),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod activations;
 mod budget;
 mod config;
+mod constant;
 mod fingerprint;
 mod host;
 mod joint;
@@ -10,17 +11,18 @@ mod keep;
 mod name;
 mod outputs;
 mod segment;
-mod worker;
+mod sequential;
+mod thread;
 
 use std::any::type_name;
 use std::sync::Arc;
-use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
 
 pub use activations::Activations;
 pub use config::GradientCheckpointingConfig;
+pub use constant::Constant;
 use fingerprint::Fingerprint;
 use host::KeptInput;
 use joint::Joint;
@@ -28,6 +30,8 @@ use keep::{Devices, Keep, Lift};
 use name::{located, name};
 use outputs::{Forms, Tapped};
 use segment::Segment;
+pub use sequential::gradient_checkpointing_sequential;
+use thread::thread;
 
 use crate::device::is_cubecl;
 use crate::memory;
@@ -68,9 +72,38 @@ use crate::slot::{SeenStates, is_in_training, slotless, with_constants, with_fro
 /// fused.step(1e-3, |model| model.forward(x).mean());
 /// ```
 ///
-/// Everything that `forward` computes with comes from `block` and `input`, but for constants. Inputs and outputs are float
-/// tensors of any rank, integer and boolean ones, and tuples, options and lists of them. Blocks may share
-/// weights and nest. Running statistics are updated once.
+/// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are [`Activations`]: tensors,
+/// and what is made of them. Blocks may share weights and nest. Running statistics are updated once.
+///
+/// A closure may capture what is [`Copy`], as numbers and flags are. Tensors are not, since their graph is locked when the
+/// block runs again: the compiler refuses one that is captured, with "the trait bound `burn::Tensor<2>: Copy` is not satisfied in"
+/// the closure, or, of a closure without `move`, that it may outlive what it borrows.
+///
+/// ```compile_fail,E0277
+/// # use backburn::gradient_checkpointing;
+/// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+/// # let block: Linear = LinearConfig::new(2, 2).init(&Device::flex());
+/// # let [x, residual] = [(); 2].map(|_| Tensor::<2>::ones([3, 2], &Device::flex()));
+/// gradient_checkpointing(&block, x, move |block: &Linear, x| block.forward(x) + residual.clone());
+/// ```
+///
+/// Pass it as an input. What is no tensor and not `Copy` goes along as a [`Constant`], and a layer that several blocks share
+/// as a part of each block:
+///
+/// ```
+/// # use backburn::{Constant, gradient_checkpointing};
+/// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+/// # let [block, shared] = [(); 2].map(|_| LinearConfig::new(2, 2).init(&Device::flex()));
+/// # let scales = [0.5, 2.0].to_vec();
+/// # let [x, residual] = [(); 2].map(|_| Tensor::<2>::ones([3, 2], &Device::flex()));
+/// gradient_checkpointing(
+///     &(block.clone(), shared.clone()),
+///     (x, residual, Constant(scales)),
+///     |(block, shared): &(Linear, Linear), (x, residual, Constant(scales))| {
+///         shared.forward(block.forward(x) * scales[0]) + residual * scales[1]
+///     },
+/// );
+/// ```
 ///
 /// Both runs see a running state as it was before the first, and it is updated once. How a state of the block's own is
 /// read (with `RunningState::value`, or in time with `RunningState::value_sync`, as batch normalization does) shows where
@@ -85,9 +118,8 @@ use crate::slot::{SeenStates, is_in_training, slotless, with_constants, with_fro
 /// that simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
 /// activations](GradientCheckpointingConfig::keep_activations).
 ///
-/// CubeCL devices would have to be waited for. There one seed is drawn for all steps, in the first that needs one,
-/// so that seeding the device again later changes only what is drawn outside of blocks; and that another thread
-/// has drawn is not noticed.
+/// CubeCL devices would have to be waited for. There one seed is drawn for all steps, in the first that needs one, so that
+/// seeding the device again later changes only what is drawn outside of blocks; that another thread has drawn is not noticed.
 ///
 /// A tracked input that the block leaves unused, or whose outputs the loss does, gets a gradient of zeros, with which an
 /// optimizer with momentum moves on; the log says so once. Where there should be none, detach it before the block. A
@@ -97,23 +129,21 @@ use crate::slot::{SeenStates, is_in_training, slotless, with_constants, with_fro
 /// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
 /// all; with more, autodiff sums their terms in another order.
 ///
-/// PyTorch knows it as
-/// [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html); it was proposed by
+/// PyTorch knows it as [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html); it was proposed by
 /// [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
 ///
 /// # Panics
 ///
-/// If `forward` returns a tensor that depends on a trainable tensor from outside the block; if it is called
-/// on a thread without the [`StepContext`](crate::StepContext) of the closure. In the backward pass, if the
-/// second run returns tensors of another shape or dtype, or computes with a tracked tensor from outside the
-/// block: the graph of that is locked then, which is noticed after ten seconds where a closure has captured it (on
-/// CubeCL devices it is not, since every thread has a stream of its own there). The
-/// message of a panic in `forward` is passed on with the name of the block. Parameters whose gradient had
-/// not arrived are unchanged then.
+/// If `forward` returns a tensor that depends on a trainable tensor that is no input, where the compiler does not see it (in a
+/// [`Constant`], in a field of the block that is no parameter, in a `static`); if it is called
+/// on a thread without the [`StepContext`](crate::StepContext) of the closure. In the backward pass, if the second run returns
+/// tensors of another shape or dtype. The message of a panic in `forward` is passed on with the name of the block. Parameters
+/// whose gradient had not arrived are unchanged then. A block that computes with such a tensor and detaches what comes of it
+/// is not noticed, and waits for ever in its second run: make it an input.
 pub fn gradient_checkpointing<B, X, Y>(
     block: &B,
     input: X,
-    forward: impl Fn(&B, X) -> Y + Send + 'static,
+    forward: impl Fn(&B, X) -> Y + Copy + Send + 'static,
 ) -> Y
 where
     B: Module + 'static,
@@ -168,7 +198,7 @@ fn run_twice<B, X, Y>(
     input: X,
     random: Stream,
     index: Option<usize>,
-    forward: impl Fn(&B, X) -> Y + Send + 'static,
+    forward: impl Fn(&B, X) -> Y + Copy + Send + 'static,
 ) -> Y
 where
     B: Module + 'static,
@@ -186,7 +216,6 @@ where
     let Keep { tracked, strategy } = keep;
     let (inside, readers) = scope.unrecorded(random.seed);
     let states = SeenStates::before(&block);
-    let begun = Instant::now();
     let (output, drawn) = {
         let _entered = inside.enter();
         let input = kept.clone().map_floats(&mut Lift { strategy });
@@ -203,7 +232,6 @@ where
         };
         scope.pass.blocks.first_run(|| located(run, place))
     };
-    let took = begun.elapsed();
     let states = states.after(&block);
     if let Some(device) = random.devices.first() {
         scope.pass.blocks.sweep(device);
@@ -233,12 +261,11 @@ where
     }
     // What a state of the block's own has done to its output is compared, too.
     let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
-    let (output, fingerprint) = match compares {
-        false => (output, None),
-        true => {
-            let (output, fingerprint) = Fingerprint::of(output);
-            (output, Some(fingerprint))
-        }
+    let (output, fingerprint) = if compares {
+        let (output, fingerprint) = Fingerprint::of(output);
+        (output, Some(fingerprint))
+    } else {
+        (output, None)
     };
     let outputs = forms.found.len();
     let strategy = forms.strategy;
@@ -255,9 +282,8 @@ where
         scope,
         random,
         fingerprint,
-        took,
         states,
-        thread: worker::thread(),
+        thread: thread(),
         readers,
         index,
         run,
@@ -269,40 +295,5 @@ where
         joint: &joint,
         strategy,
         index: 0,
-    })
-}
-
-/// [`gradient_checkpointing`]s the blocks of a stack in segments of equal length.
-///
-/// With `segments` segments of `n` blocks, their inputs are kept, and the activations of one segment at a
-/// time: without a number, it is the root of `n`, rounded up, which keeps least
-/// ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
-///
-/// # Panics
-///
-/// If `segments` is zero; as [`gradient_checkpointing`].
-pub fn gradient_checkpointing_sequential<B, X>(
-    blocks: &[B],
-    input: X,
-    segments: impl Into<Option<usize>>,
-    forward: impl Fn(&B, X) -> X + Clone + Send + 'static,
-) -> X
-where
-    B: Module + 'static,
-    X: Activations,
-{
-    let root = || (blocks.len() as f64).sqrt().ceil() as usize;
-    let segments = segments.into().unwrap_or_else(root);
-    assert!(
-        segments > 0 || blocks.is_empty(),
-        "a stack of {} blocks can't be recomputed in 0 segments",
-        blocks.len()
-    );
-    let length = blocks.len().div_ceil(segments.max(1)).max(1);
-    blocks.chunks(length).fold(input, |input, segment| {
-        let forward = forward.clone();
-        gradient_checkpointing(&segment.to_vec(), input, move |segment, input| {
-            segment.iter().fold(input, |x, block| forward(block, x))
-        })
     })
 }

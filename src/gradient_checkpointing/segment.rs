@@ -1,6 +1,5 @@
 use std::sync::Arc;
 use std::thread::ThreadId;
-use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
@@ -12,7 +11,7 @@ use super::host::KeptInput;
 use super::keep::Leaves;
 use super::name::located;
 use super::outputs::{Forms, Roots};
-use super::worker::{self, Place};
+use super::thread::{apart, here};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
@@ -39,8 +38,6 @@ pub(super) struct Segment<B, X, F> {
     pub(super) random: Stream,
     /// Of the outputs of the first run, if random numbers were drawn.
     pub(super) fingerprint: Option<Fingerprint>,
-    /// How long the first run took.
-    pub(super) took: Duration,
     /// The running states in it.
     pub(super) states: SeenStates,
     /// The user's thread that the first run was on.
@@ -65,7 +62,7 @@ where
     B: Module + 'static,
     X: Activations,
     Y: Activations,
-    F: Fn(&B, X) -> Y + Send + 'static,
+    F: Fn(&B, X) -> Y + Copy + Send + 'static,
 {
     /// Runs the block again, recorded, and back with the `gradients` of its outputs. Returns those of the
     /// tracked tensors that it computes with, as far as they have one: none if the pass has failed.
@@ -112,12 +109,11 @@ where
             slotless,
             name,
             tracked,
-            mut forward,
+            forward,
             strategy,
             outputs,
             scope,
             random,
-            took,
             states,
             thread,
             fingerprint,
@@ -151,9 +147,9 @@ where
             let mut leaves = leaves.leaves;
             leaves.append(&mut leaves_of_block);
 
-            let second_run = scope.second_run(random.seed);
-            let inside = second_run.clone();
-            let (stream, place) = (random.clone(), name.clone());
+            let inside = scope.second_run(random.seed);
+            let second_run = inside.clone();
+            let (stream, place) = (&random, &name);
             let again = move || {
                 let _scope = second_run.enter();
                 let place = || {
@@ -162,25 +158,16 @@ where
                          before it are unchanged,"
                     )
                 };
-                let run = || stream.during(2, || forward(&recorded, input));
-                (located(run, place), forward)
+                located(|| stream.during(2, || forward(&recorded, input)), place)
             };
             let leaves_aside =
                 !scope.pass.has_closure_on(thread) || states.has_own() && reads == Reads::Late;
-            let place = match () {
-                // It has a stream for every thread.
-                _ if !has_one_stream => Place::Here,
-                _ if !states.is_empty() && leaves_aside && !spoiled => Place::Apart,
-                // What a closure has captured can be a tensor of the graph that is locked now.
-                _ if size_of::<F>() > 0 => Place::Worker,
-                _ => Place::Here,
+            let is_apart = has_one_stream && !states.is_empty() && leaves_aside && !spoiled;
+            let (shown, output) = if is_apart {
+                (states.again_elsewhere(&block, reads), apart(thread, again))
+            } else {
+                (states.again(&block, reads), here(thread, again))
             };
-            let shown = match place {
-                Place::Apart => states.again_elsewhere(&block, reads),
-                Place::Here | Place::Worker => states.again(&block, reads),
-            };
-            let (output, given_back) = worker::run(place, thread, again, took, &name);
-            forward = given_back;
             let mut forms = Forms::default();
             let output = output.map_floats(&mut forms);
             assert!(
@@ -201,7 +188,7 @@ where
                 }
                 return Ok(Recorded { output, leaves });
             }
-            spoiled |= place == Place::Apart;
+            spoiled |= is_apart;
             reads = reads.other();
             drop(shown);
             inside.abandon();

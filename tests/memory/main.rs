@@ -14,7 +14,7 @@ mod replicas;
 use std::sync::Mutex;
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, gradient_checkpointing,
+    Constant, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, gradient_checkpointing,
 };
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
@@ -402,14 +402,16 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
         caught(&mut || {
             fused.step(1e-3, |model| {
                 let runs = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-                let once = move |model: &Mlp, x| {
+                type Runs = Constant<std::sync::Arc<std::sync::atomic::AtomicBool>>;
+                let once = |model: &Mlp, (x, Constant(runs)): (_, Runs)| {
                     assert!(
                         !runs.swap(true, std::sync::atomic::Ordering::Relaxed),
                         "once"
                     );
                     model.loss(x)
                 };
-                backburn::gradient_checkpointing(model, x.clone(), once) + model.loss(x.clone())
+                let input = (x.clone(), Constant(runs));
+                backburn::gradient_checkpointing(model, input, once) + model.loss(x.clone())
             });
         });
     });

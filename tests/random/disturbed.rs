@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backburn::{
-    FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    Constant, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
     HookedParameter, gradient_checkpointing,
 };
 use burn::module::{Param, ParamGroup};
-use burn::nn::{DropoutConfig, Linear, LinearConfig};
+use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
@@ -45,22 +45,23 @@ fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R
 fn a_disturbed_block_sees_its_numbers_again_or_ends_the_step(device: &Device) {
     let dropout = DropoutConfig::new(0.5).init();
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    let model = (weight, dropout);
     let seen = Gradient::default();
-    let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
         .with_hook(ParamGroup::all(), seen.clone());
     let (mut right, mut refused) = (0, 0);
     for pause in [0, 1, 20, 1000] {
         disturbed(device, Duration::from_micros(pause), || {
             for _ in 0..25 {
-                let dropout = dropout.clone();
-                let drop = move |weight: &Param<Tensor<1>>, x: Tensor<1>| {
+                type Model = (Param<Tensor<1>>, Dropout);
+                let drop = |(weight, dropout): &Model, x: Tensor<1>| {
                     // So long that other threads come in between.
                     let noise = Tensor::<1>::random([50_000], Distribution::Default, &x.device());
                     dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
                 };
-                let step = fused.try_step(0.0, |weight| {
+                let step = fused.try_step(0.0, |model| {
                     let x = Tensor::ones([64], device);
-                    let dropped = gradient_checkpointing(weight, x, drop.clone());
+                    let dropped = gradient_checkpointing(model, x, drop);
                     (dropped.clone().sum(), dropped.detach())
                 });
                 match step {
@@ -97,15 +98,19 @@ fn a_loader_that_draws_for_a_while_does_not_end_a_training(device: &Device) {
             }
         };
         let step = fused.try_step_repeatable(1e-2, |model| {
-            let (dropout, device) = (DropoutConfig::new(0.5).init(), inner.clone());
+            let block = (model.clone(), DropoutConfig::new(0.5).init());
             let second = Arc::new(AtomicBool::new(false));
-            let drop = move |linear: &Linear, x: Tensor<2>| {
-                if second.swap(true, Ordering::Relaxed) {
-                    drawn(&device);
-                }
-                dropout.forward(linear.forward(x))
-            };
-            gradient_checkpointing(model, x.clone(), drop).mean()
+            type Constants = Constant<(Device, Arc<AtomicBool>)>;
+            let drop =
+                move |(linear, dropout): &(Linear, Dropout),
+                      (x, Constant((device, second))): (Tensor<2>, Constants)| {
+                    if second.swap(true, Ordering::Relaxed) {
+                        drawn(&device);
+                    }
+                    dropout.forward(linear.forward(x))
+                };
+            let input = (x.clone(), Constant((inner.clone(), second)));
+            gradient_checkpointing(&block, input, drop).mean()
         });
         step.unwrap();
         assert!(
@@ -206,17 +211,22 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
     let second_runs = Arc::new(AtomicUsize::new(0));
     let before = fused.model();
     let result = fused.try_step_repeatable(1e-2, |model| {
-        let (dropout, device) = (DropoutConfig::new(0.5).init(), inner.clone());
-        let second_runs = second_runs.clone();
-        let drop = move |linear: &Linear, x: Tensor<2>| {
-            // The first is in the pass that measures.
-            if linear.weight.val().is_tracked() && second_runs.fetch_add(1, Ordering::Relaxed) > 0 {
-                // As another thread would.
-                Tensor::<1>::random([3], Distribution::Default, &device);
-            }
-            dropout.forward(linear.forward(x))
-        };
-        let x = gradient_checkpointing(&model[0], x.clone(), drop);
+        let block = (model[0].clone(), DropoutConfig::new(0.5).init());
+        type Constants = Constant<(Device, Arc<AtomicUsize>)>;
+        let drop =
+            |(linear, dropout): &(Linear, Dropout),
+             (x, Constant((device, second_runs))): (Tensor<2>, Constants)| {
+                // The first is in the pass that measures.
+                if linear.weight.val().is_tracked()
+                    && second_runs.fetch_add(1, Ordering::Relaxed) > 0
+                {
+                    // As another thread would.
+                    Tensor::<1>::random([3], Distribution::Default, &device);
+                }
+                dropout.forward(linear.forward(x))
+            };
+        let input = (x.clone(), Constant((inner.clone(), second_runs.clone())));
+        let x = gradient_checkpointing(&block, input, drop);
         model[1..]
             .iter()
             .fold(x, |x, linear| linear.forward(x).tanh())

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig, gradient_checkpointing,
+    Constant, FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig,
+    gradient_checkpointing,
 };
 use burn::module::Module;
 use burn::nn::transformer::TransformerEncoderInput;
@@ -71,18 +72,19 @@ fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     device.seed(7);
     let (_, after_block) = fused.step(0.1, |model| {
         let x = Tensor::<2>::ones([2, 3], device);
-        let noting = found.clone();
-        let inner = move |model: &Linear, x: Tensor<2>| {
+        type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
+        let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
             let noise =
                 Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
             let noise: Vec<f32> = noise.into_data().iter().collect();
             noting.lock().unwrap().push(noise);
             model.forward(x)
         };
-        let outer = inner.clone();
-        let x = gradient_checkpointing(model, x, move |model: &Linear, x| {
-            outer(model, gradient_checkpointing(model, x, inner.clone()))
-        });
+        let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
+            let x = gradient_checkpointing(model, (x, noting.clone()), inner);
+            inner(model, (x, noting))
+        };
+        let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
         (x.mean(), rest())
     });
     let found = found.lock().unwrap().clone();

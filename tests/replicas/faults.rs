@@ -7,8 +7,8 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use backburn::{
-    AnomalyCheck, FusedError, FusedReplicas, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, Sharding,
+    AnomalyCheck, Constant, FusedError, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
+    GradientHook, HookedParameter, Sharding,
 };
 use burn::module::{Lora, ParamGroup};
 
@@ -49,10 +49,13 @@ fn loss_with(
     let x = model.embedding.forward(tokens);
     let fires = |at| fault == Some(at);
     assert!(!fires(Fault::Forward), "in forward");
-    let (fails, second) = (fails.clone(), fires(Fault::SecondRunOfABlock));
-    let first = fires(Fault::FirstRunOfABlock);
-    let has_run = AtomicBool::new(false);
-    let run = move |layer: &Linear, x: Tensor<3>| {
+    let (first, second) = (
+        fires(Fault::FirstRunOfABlock),
+        fires(Fault::SecondRunOfABlock),
+    );
+    let flags = Constant((fails.clone(), Arc::new(AtomicBool::new(false))));
+    type Flags = Constant<(Arc<AtomicBool>, Arc<AtomicBool>)>;
+    let run = move |layer: &Linear, (x, Constant((fails, has_run))): (Tensor<3>, Flags)| {
         assert!(!first, "in a block");
         let again = has_run.swap(true, Ordering::Relaxed);
         assert!(
@@ -61,7 +64,7 @@ fn loss_with(
         );
         layer.forward(x).tanh()
     };
-    let x = gradient_checkpointing(&model.layers[0], x, run);
+    let x = gradient_checkpointing(&model.layers[0], (x, flags), run);
     let x = model.layers[1..]
         .iter()
         .fold(x, |x, layer| layer.forward(x).tanh());
@@ -342,15 +345,16 @@ fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
         for forever in [false, true] {
             for in_a_block in [false, true] {
                 let fails = move |model: &Network, tokens: Tensor<2, Int>| -> Tensor<1> {
-                    let again = AtomicBool::new(!in_a_block);
-                    let run = move |layer: &Linear, x: Tensor<3>| {
+                    let again = Constant(Arc::new(AtomicBool::new(!in_a_block)));
+                    type Again = Constant<Arc<AtomicBool>>;
+                    let run = move |layer: &Linear, (x, Constant(again)): (Tensor<3>, Again)| {
                         if again.swap(true, Ordering::Relaxed) {
                             std::panic::panic_any(Bomb { forever });
                         }
                         layer.forward(x)
                     };
                     let x = model.embedding.forward(tokens);
-                    gradient_checkpointing(&model.layers[0], x, run).mean()
+                    gradient_checkpointing(&model.layers[0], (x, again), run).mean()
                 };
                 let error = fused.try_step(RATE, batches.clone(), fails);
                 assert!(

@@ -25,11 +25,12 @@ impl Dropping {
     fn loss(&self, x: Tensor<2>, in_blocks: bool) -> Tensor<1> {
         let x = self.dropout.forward(x);
         let x = self.layers.iter().fold(x, |x, layer| {
-            let dropout = self.dropout.clone();
-            let run = move |layer: &Linear, x| dropout.forward(layer.forward(x).tanh());
+            let block = (layer.clone(), self.dropout.clone());
+            let run =
+                |(layer, dropout): &(Linear, Dropout), x| dropout.forward(layer.forward(x).tanh());
             match in_blocks {
-                true => gradient_checkpointing(layer, x, run),
-                false => run(layer, x),
+                true => gradient_checkpointing(&block, x, run),
+                false => run(&block, x),
             }
         });
         x.powi_scalar(2).mean()

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use backburn::{
-    AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, LossScalingConfig, Overflow, gradient_checkpointing,
+    AnomalyCheck, Constant, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow,
+    GradientHook, HookedParameter, LossScalingConfig, Overflow, gradient_checkpointing,
 };
 use burn::module::ParamGroup;
 use burn::optim::{AdamWConfig, SgdConfig};
@@ -93,11 +93,11 @@ fn fail_in_a_second_run(
 ) -> Result<Tensor<1>, FusedError> {
     let runs = Arc::new(AtomicBool::new(false));
     fused.try_accumulate(|model| {
-        let once = move |input: &Linear, x| {
+        let once = |input: &Linear, (x, Constant(runs)): (_, Constant<Arc<AtomicBool>>)| {
             assert!(!runs.swap(true, Ordering::Relaxed), "once is enough");
             input.forward(x).tanh()
         };
-        let x = gradient_checkpointing(&model.input, x.clone(), once);
+        let x = gradient_checkpointing(&model.input, (x.clone(), Constant(runs)), once);
         model.output.forward(x).powi_scalar(2).mean()
     })
 }

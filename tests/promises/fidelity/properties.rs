@@ -1,7 +1,7 @@
 //! Fused training equals stock Burn bit for bit, on architectures, parameter groups, freezing patterns
 //! and recomputed blocks that nobody chose.
 
-use backburn::{FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
+use backburn::{Constant, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
 use burn::grad_clipping::GradientClipping;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{
@@ -178,9 +178,10 @@ fn recomputed(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
     let x = if plan.twice { once(x) } else { x };
     match plan.recompute {
         Recompute::Rest if !rest.is_empty() => {
-            let later = later.to_vec();
-            let run = move |rest: &Vec<Block>, x| recomputed(rest, &later, x);
-            gradient_checkpointing(&rest.to_vec(), x, run)
+            let run = |rest: &Vec<Block>, (x, Constant(later)): (_, Constant<Vec<Plan>>)| {
+                recomputed(rest, &later, x)
+            };
+            gradient_checkpointing(&rest.to_vec(), (x, Constant(later.to_vec())), run)
         }
         _ => recomputed(rest, later, x),
     }

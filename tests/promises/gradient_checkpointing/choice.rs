@@ -86,25 +86,27 @@ fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
         .with_gradient_checkpointing(keeping(&[false, true]));
     let x = xs(&device).remove(0);
     let runs = Arc::new(Mutex::new(Vec::new()));
+    type Runs = Constant<Arc<Mutex<Vec<(&'static str, bool)>>>>;
     let noting = |name: &'static str| {
-        let runs = runs.clone();
-        move |block: &Block, x: Tensor<2>| {
+        move |block: &Block, (x, Constant(runs)): (Tensor<2>, Runs)| {
             let recorded = block.expand.weight.val().is_tracked();
             runs.lock().unwrap().push((name, recorded));
             block.forward(x)
         }
     };
+    let input = |x: Tensor<2>| (x, Constant(runs.clone()));
     // In two steps: a step counts from the start.
     for _ in 0..2 {
         runs.lock().unwrap().clear();
         fused.step(RATE, |model| {
             let looked = model.valid();
-            gradient_checkpointing(&looked.blocks[0], x.clone().inner(), noting("look"));
+            let look = input(x.clone().inner());
+            gradient_checkpointing(&looked.blocks[0], look, noting("look"));
             let inner = noting("inner");
-            let outer = move |block: &Block, x| gradient_checkpointing(block, x, inner.clone());
-            let x = gradient_checkpointing(&model.blocks[0], x.clone(), outer);
-            let x = gradient_checkpointing(&model.blocks[1], x, noting("kept"));
-            let x = gradient_checkpointing(&model.blocks[2], x, noting("beyond"));
+            let outer = move |block: &Block, input| gradient_checkpointing(block, input, inner);
+            let x = gradient_checkpointing(&model.blocks[0], input(x.clone()), outer);
+            let x = gradient_checkpointing(&model.blocks[1], input(x), noting("kept"));
+            let x = gradient_checkpointing(&model.blocks[2], input(x), noting("beyond"));
             x.mean()
         });
         let mut runs = runs.lock().unwrap().clone();

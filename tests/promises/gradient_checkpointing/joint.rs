@@ -1,7 +1,5 @@
 //! What goes into a block and comes out of it gets the gradients that it gets in a plain one.
 
-use std::time::Duration;
-
 use backburn::StepContext;
 use burn::module::{Lora, Param};
 use burn::optim::GradientsParams;
@@ -315,43 +313,4 @@ fn lora_bases_train_if_the_backward_pass_runs_on_another_thread_of_the_cpu() {
     for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
         lora_bases_train_if_the_backward_pass_runs_on_another_thread(&device);
     }
-}
-
-/// The graph of the tensor is locked while the block runs again.
-#[test]
-fn a_block_that_computes_with_a_tracked_tensor_from_outside_and_detaches_it_does_not_hang() {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        let device = Device::flex().autodiff();
-        let initial = Stack::init(&device);
-        let before = copy(&initial, || Stack::init(&device));
-        let x = xs(&device).remove(0);
-        let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init());
-        let step = std::panic::AssertUnwindSafe(|| {
-            fused.step(RATE, |model| {
-                let x = model.input.forward(x.clone());
-                let outside = x.clone();
-                let run = move |block: &Block, x: Tensor<2>| {
-                    block.forward(x) + (outside.clone() * 2.0).detach()
-                };
-                gradient_checkpointing(&model.blocks[2], x, run).mean()
-            })
-        });
-        let panic = std::panic::catch_unwind(step).expect_err("it is refused");
-        let message = panic.downcast_ref::<String>().cloned().unwrap();
-        assert_changed(&before, &fused.model(), |path| {
-            path.contains("blocks.2.norm.running")
-        });
-        // Training goes on.
-        fused.step(RATE, |model| model.loss(x.clone(), each));
-        assert_eq!(fused.last_step().without_gradient, 0);
-        sender.send(message).unwrap();
-    });
-    let message = receiver.recv_timeout(Duration::from_secs(60));
-    let message = message.expect("it does not hang");
-    assert!(
-        message.contains("the recomputed block `blocks.2`"),
-        "{message}"
-    );
-    assert!(message.contains("detach it before the block"), "{message}");
 }

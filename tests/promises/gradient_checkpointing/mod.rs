@@ -2,13 +2,16 @@
 //! `tests/random.rs`.)
 
 mod choice;
+mod inputs;
 mod joint;
 mod misuse;
 mod policies;
 mod statistics;
 mod unet;
 
-use backburn::{FusedOptimizer, gradient_checkpointing, gradient_checkpointing_sequential};
+use backburn::{
+    Constant, FusedOptimizer, gradient_checkpointing, gradient_checkpointing_sequential,
+};
 use burn::module::{Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::nn::{LayerNorm, LayerNormConfig};

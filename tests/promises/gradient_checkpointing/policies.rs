@@ -125,13 +125,14 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
         let mut fused = FusedOptimizer::new(initial, AdamWConfig::new().init());
         let runs = Arc::new(Mutex::new(BTreeSet::new()));
         fused.step(RATE, |model| {
-            let runs = runs.clone();
-            let counted = move |block: &Block, x| {
+            type Runs = Constant<Arc<Mutex<BTreeSet<bool>>>>;
+            let counted = |block: &Block, (x, Constant(runs)): (_, Runs)| {
                 let recorded = block.expand.weight.val().is_tracked();
                 runs.lock().unwrap().insert(recorded);
                 block.forward(x)
             };
-            gradient_checkpointing(&model.blocks[0], xs[0].clone(), counted).mean()
+            let input = (xs[0].clone(), Constant(runs.clone()));
+            gradient_checkpointing(&model.blocks[0], input, counted).mean()
         });
         assert_eq!(*runs.lock().unwrap(), BTreeSet::from([false, true]));
     }

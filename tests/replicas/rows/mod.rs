@@ -9,7 +9,10 @@ mod table;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{FusedOptimizer, FusedReplicas, gradient_checkpointing};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backburn::{Constant, FusedOptimizer, FusedReplicas, gradient_checkpointing};
 use burn::optim::ModuleOptimizer;
 
 use super::*;
@@ -68,13 +71,13 @@ fn text(panic: &(dyn std::any::Any + Send)) -> String {
 fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
     assert!(!Fault::Closure.strikes(), "in the closure");
     let loss = network.loss_of(tokens, |layer, x| {
-        let has_run = std::sync::atomic::AtomicBool::new(false);
-        let run = move |layer: &Linear, x: Tensor<3>| {
-            let again = has_run.swap(true, std::sync::atomic::Ordering::Relaxed);
+        type HasRun = Constant<Arc<AtomicBool>>;
+        let run = |layer: &Linear, (x, Constant(has_run)): (Tensor<3>, HasRun)| {
+            let again = has_run.swap(true, Ordering::Relaxed);
             assert!(!(again && Fault::SecondRun.strikes()), "in a second run");
             layer.forward(x).tanh()
         };
-        gradient_checkpointing(layer, x, run)
+        gradient_checkpointing(layer, (x, Constant(Arc::default())), run)
     });
     if Fault::Backward.strikes() {
         drop(loss.clone().backward());
