@@ -80,13 +80,15 @@ mod tap;
 pub mod train;
 mod worker;
 
+#[doc(inline)]
+pub use backburn_derive::Activations;
 pub use cast::{cast, try_cast};
 pub use device::check_device;
 pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};
 pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
-    Activations, Constant, GradientCheckpointingConfig, gradient_checkpointing,
+    Activations, Constant, FloatMap, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,
 };
 pub use linear_cross_entropy::{Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};

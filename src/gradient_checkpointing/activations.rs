@@ -4,14 +4,55 @@ use burn::tensor::{Bool, Int, Tensor};
 
 /// What goes into a recomputed block and comes out of it: tensors, and tuples, options and lists of
 /// them; [`Constant`](crate::Constant)s; of Burn's structs [`LstmState`] and [`MhaOutput`]. Those whose fields Burn keeps to
-/// itself, as `TransformerEncoderInput`, are put together in the block.
+/// itself, as `TransformerEncoderInput`, are put together in the block. Your own structs and enums derive it:
+///
+/// ```
+/// use backburn::{Activations, Constant, gradient_checkpointing};
+/// use burn::tensor::{Bool, Tensor};
+/// # use burn::{nn::{Linear, LinearConfig}, tensor::Device};
+///
+/// #[derive(Activations, Clone)]
+/// struct Hidden {
+///     states: Tensor<3>,
+///     mask: Option<Tensor<3, Bool>>,
+///     value: Constant<f32>,
+/// }
+///
+/// # let block: Linear = LinearConfig::new(2, 2).init(&Device::flex());
+/// # let hidden = Hidden { states: Tensor::ones([1, 3, 2], &Device::flex()), mask: None, value: Constant(0.0) };
+/// let hidden = gradient_checkpointing(&block, hidden, |block: &Linear, hidden: Hidden| {
+///     let states = block.forward(hidden.states);
+///     let states = match &hidden.mask {
+///         Some(mask) => states.mask_fill(mask.clone(), hidden.value.0),
+///         None => states,
+///     };
+///     Hidden { states, ..hidden }
+/// });
+/// ```
+///
+/// Every field is an input, and none can be skipped: a tracked tensor in it would be one from outside of the block. So a
+/// field that is no input is refused by the compiler, and there are no implementations by hand.
+///
+/// ```compile_fail,E0277
+/// # use backburn::Activations;
+/// # use burn::tensor::Tensor;
+/// #[derive(Activations, Clone)]
+/// struct Hidden {
+///     states: Tensor<3>,
+///     value: f32, // `Constant<f32>`
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not go into a recomputed block, nor come out of it",
+    note = "a struct of tensors derives `backburn::Activations`; what is no tensor is a `backburn::Constant`"
+)]
 pub trait Activations: Clone + Send + 'static {
     /// Applies `map` to every float tensor, in order.
     #[doc(hidden)]
     fn map_floats<M: FloatMap>(self, map: &mut M) -> Self;
 }
 
-/// A function of float tensors of any rank.
+/// A function of float tensors of any rank. Public for the derive alone.
 #[doc(hidden)]
 pub trait FloatMap {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;

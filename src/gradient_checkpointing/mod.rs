@@ -20,7 +20,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Device;
 
-pub use activations::Activations;
+pub use activations::{Activations, FloatMap};
 pub use config::GradientCheckpointingConfig;
 pub use constant::Constant;
 use fingerprint::Fingerprint;
