@@ -17,7 +17,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator, keep_pages};
-use backburn::{FusedOptimizer, GradientCheckpointingConfig};
+use backburn::{FusedConfig, FusedOptimizer, GradientCheckpointingConfig};
 use burn::optim::AdamConfig;
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -54,7 +54,9 @@ impl Training {
     }
 
     fn with(mut self, config: &GradientCheckpointingConfig) -> Self {
-        self.fused = self.fused.with_gradient_checkpointing(config.clone());
+        self.fused = self
+            .fused
+            .with_config(FusedConfig::new().with_gradient_checkpointing(config.clone()));
         self
     }
 }

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 
 use backburn::memory::{MemoryRecorder, match_pool_sizes};
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, WaitingBlocks, optim as ours,
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, WaitingBlocks,
+    optim as ours,
 };
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
@@ -127,7 +128,10 @@ impl Counts {
             let model = Mlp::init(device).with_recompute_blocks(true);
             let mut fused = FusedOptimizer::new(model, ours::AdamConfig::new().init());
             if let Some(offload) = offload {
-                fused = fused.with_offload(OffloadConfig::new(offload), device);
+                fused = fused.with_config_on(
+                    FusedConfig::new().with_offload(Some(OffloadConfig::new(offload))),
+                    device,
+                );
             }
             let mut streams = self.of_streams(|| {
                 fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
@@ -193,7 +197,7 @@ impl Counts {
         let recorder = MemoryRecorder::start_on(&self.device).expect("no other records");
         print("ours, recorded", step(&mut fused(ours())), true);
         drop(recorder);
-        let mut clipping = fused(ours()).with_clipping(exact);
+        let mut clipping = fused(ours()).with_config(FusedConfig::new().with_clipping(Some(exact)));
         print("ours, exact clipping", step(&mut clipping), false);
         let mut blocks = FusedOptimizer::new(init(true), ours());
         print("ours, blocks", step(&mut blocks), false);

@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use backburn::memory::match_pool_sizes;
 use backburn::{
-    FusedOptimizer, GradientFlow, GradientHook, HookedParameter, Offload, OffloadConfig,
-    WaitingBlocks,
+    FusedConfig, FusedOptimizer, GradientFlow, GradientHook, HookedParameter, Offload,
+    OffloadConfig, WaitingBlocks,
 };
 use burn::module::ParamGroup;
 use burn::optim::{AdamConfig, GradientsParams};
@@ -193,7 +193,10 @@ fn fused(model: Mlp, offload: Option<Offload>, input: Tensor<2>, peaks: Peaks) -
     let fused = FusedOptimizer::new(model, optimizer).with_hook(ParamGroup::all(), peaks);
     let mut fused = match offload {
         None => fused,
-        Some(offload) => fused.with_offload(OffloadConfig::new(offload), &device),
+        Some(offload) => fused.with_config_on(
+            FusedConfig::new().with_offload(Some(OffloadConfig::new(offload))),
+            &device,
+        ),
     };
     Box::new(move || {
         fused.step(LEARNING_RATE, |model| model.loss(input.clone()));

@@ -25,7 +25,7 @@ mod turns;
 use std::process::{Command, Stdio};
 
 use backburn::memory::keep_pages;
-use backburn::{FusedReplicas, Ownership, RankBytes, Sharding};
+use backburn::{FusedConfig, FusedReplicas, Ownership, RankBytes, Sharding};
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::data::dataset::DatasetError;
 use burn::lr_scheduler::constant::ConstantLr;
@@ -241,10 +241,12 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
         true => Sharding::State,
         false => Sharding::Full,
     };
-    let mut fused = FusedReplicas::new(model, optimizer, devices)
-        .with_sharding(sharding)
-        .with_ownership(Ownership::BySize)
-        .without_random_numbers();
+    let mut fused = FusedReplicas::new(model, optimizer, devices).with_config(
+        FusedConfig::new()
+            .with_sharding(sharding)
+            .with_ownership(Ownership::BySize)
+            .with_draws_random_numbers(false),
+    );
     Box::new(move || {
         let batches = vec![input.clone(); ranks];
         fused.step(LEARNING_RATE, batches, |model: &Mlp, input| {

@@ -51,6 +51,7 @@
 
 mod cast;
 mod caught;
+mod config;
 mod device;
 mod error;
 mod estimate;
@@ -83,6 +84,7 @@ mod worker;
 #[doc(inline)]
 pub use backburn_derive::Activations;
 pub use cast::{cast, try_cast};
+pub use config::FusedConfig;
 pub use device::check_device;
 pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};

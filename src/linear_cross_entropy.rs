@@ -98,7 +98,7 @@ impl LinearCrossEntropyLossConfig {
 /// 1e-7 of their size.
 /// Logits are those of the head, in the type of the model; all that follows is in f32 (in f64, if the model is). In a model in bf16 the
 /// gradient of the head is summed over the chunks in bf16, where terms below a 256th of the sum are lost; in f32 with
-/// [`with_full_precision_accumulation`](crate::FusedOptimizer::with_full_precision_accumulation).
+/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation).
 ///
 /// As in [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`), with the
 /// optimizer fused.

@@ -20,9 +20,9 @@ pub struct StepReport {
     /// The global norm of the gradients before clipping, free of the loss scale, if it was measured.
     pub gradient_norm: Option<f64>,
     /// What the gradients were multiplied by to
-    /// [clip](crate::FusedOptimizer::with_clipping) them.
+    /// [clip](crate::FusedConfig::clipping) them.
     pub clipping: Option<f64>,
-    /// What the loss was [multiplied by](crate::FusedOptimizer::with_loss_scaling).
+    /// What the loss was [multiplied by](crate::FusedConfig::loss_scaling).
     pub loss_scale: Option<f64>,
     /// Whether the scaled gradients overflowed. With
     /// [`Overflow::SkipStep`](crate::Overflow::SkipStep), nothing was updated then.

@@ -5,7 +5,9 @@
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
-use backburn::{FusedError, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing,
+};
 use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -24,8 +26,8 @@ fn record_recomputed(config: GradientCheckpointingConfig, sizes: [usize; DEPTH])
     let device = Device::flex().autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused =
-        FusedOptimizer::new(model, AdamConfig::new().init()).with_gradient_checkpointing(config);
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+        .with_config(FusedConfig::new().with_gradient_checkpointing(config));
     let x = Tensor::<2>::random([64, WIDTH], Distribution::Default, &device);
     let mut step = || {
         fused.step(1e-3, |model| {

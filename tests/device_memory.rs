@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
 use backburn::optim::{AdamWConfig, StateFormat};
 use backburn::{
-    FusedOptimizer, FusedReplicas, GradientCheckpointingConfig, MemoryEstimate, Ownership,
-    Sharding, gradient_checkpointing,
+    FusedConfig, FusedOptimizer, FusedReplicas, GradientCheckpointingConfig, MemoryEstimate,
+    Ownership, Sharding, gradient_checkpointing,
 };
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
@@ -35,8 +35,8 @@ fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
     let device = Device::wgpu(Default::default()).autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused =
-        FusedOptimizer::new(model, SgdConfig::new().init()).with_gradient_checkpointing(config);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .with_config(FusedConfig::new().with_gradient_checkpointing(config));
     let x = Tensor::<2>::random([1024, WIDTH], Distribution::Default, &device);
     let mut step = || {
         let before = in_use(&device);
@@ -146,9 +146,11 @@ fn no_device_holds_the_weights_that_another_owns() {
         .map(|linear| linear.init(&devices[0]))
         .collect();
     let optimizer = AdamWConfig::new().init();
-    let mut fused = FusedReplicas::new(model, optimizer, devices.to_vec())
-        .with_sharding(Sharding::Full)
-        .with_ownership(Ownership::BySize);
+    let mut fused = FusedReplicas::new(model, optimizer, devices.to_vec()).with_config(
+        FusedConfig::new()
+            .with_sharding(Sharding::Full)
+            .with_ownership(Ownership::BySize),
+    );
     for (rank, held) in held().enumerate() {
         assert!((0.5..0.55).contains(&held), "rank {rank} holds {held} P");
     }

@@ -5,7 +5,9 @@
 
 use std::sync::Mutex;
 
-use backburn::{FusedOptimizer, Offload, OffloadConfig, WaitingBlocks, gradient_checkpointing};
+use backburn::{
+    FusedConfig, FusedOptimizer, Offload, OffloadConfig, WaitingBlocks, gradient_checkpointing,
+};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -43,8 +45,8 @@ fn allocated_bytes_do_not_grow_over_500_steps() {
     for mode in MODES {
         let config = OffloadConfig::new(mode).with_min_elements(5);
         let model = stack(4, 4, &Device::flex().autodiff());
-        let mut fused =
-            FusedOptimizer::new(model, AdamConfig::new().init()).with_offload(config, &device);
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device);
         let x = Tensor::<2>::random([3, 4], Distribution::Default, &device.clone().autodiff());
         let mut after = |steps: usize| {
             for _ in 0..steps {
@@ -111,7 +113,7 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
         let most = Most(device.clone(), Arc::default());
         let mut fused = FusedOptimizer::new(model, optimizer)
             .with_hook(ParamGroup::all(), most.clone())
-            .with_offload(config, &device);
+            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device);
         for _ in 0..4 {
             fused.step(1e-3, |model| loss(model, x.clone()));
         }

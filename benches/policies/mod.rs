@@ -1,7 +1,8 @@
 //! Every gradient policy in a stock loop and in a fused one.
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, GradientStatistics, LossScalingConfig, Overflow,
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, GradientStatistics, LossScalingConfig,
+    Overflow,
 };
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
@@ -54,16 +55,20 @@ impl Policy {
             }
             _ => FusedOptimizer::new(model, AdamWConfig::new().init()),
         };
+        let config = FusedConfig::new();
         let scaling = LossScalingConfig::new().with_initial_scale(LOSS_SCALE);
         let one_pass = scaling.with_overflow(Overflow::SkipParameter);
-        fused = match self {
-            Self::Plain | Self::Accumulation | Self::InState => fused,
-            Self::Exact => fused.with_clipping(GlobalNormClippingConfig::Exact(MAX_NORM)),
-            Self::Lagged => fused.with_clipping(GlobalNormClippingConfig::Lagged(MAX_NORM)),
-            Self::SkipStep => fused.with_loss_scaling(scaling),
-            Self::SkipParameter => fused.with_loss_scaling(one_pass),
-            Self::Statistics => fused.with_hook(ParamGroup::all(), GradientStatistics::new()),
+        let config = match self {
+            Self::Exact => config.with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM))),
+            Self::Lagged => config.with_clipping(Some(GlobalNormClippingConfig::Lagged(MAX_NORM))),
+            Self::SkipStep => config.with_loss_scaling(Some(scaling)),
+            Self::SkipParameter => config.with_loss_scaling(Some(one_pass)),
+            Self::Plain | Self::Accumulation | Self::InState | Self::Statistics => config,
         };
+        fused.set_config(config);
+        if let Self::Statistics = self {
+            fused = fused.with_hook(ParamGroup::all(), GradientStatistics::new());
+        }
         fused.count_gradients(true);
         move || {
             if let Self::Accumulation | Self::InState = self {

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use backburn::{GradientCheckpointingConfig, MemoryEstimate, load_from_store, load_record_in};
+use backburn::{
+    FusedConfig, GradientCheckpointingConfig, MemoryEstimate, load_from_store, load_record_in,
+};
 use burn::module::{Lora, ParamGroup};
 use burn::prelude::*;
 use burn::store::{ModuleRecord, ModuleSnapshot, PytorchStore, SafetensorsStore};
@@ -111,7 +113,7 @@ fn tune(
     };
     let optimizer = optimizer(options.formats);
     let gradients = MemoryEstimate::new(&model, &optimizer).gradients;
-    let mut trainer = Trainer::fused(model, optimizer, GradientCheckpointingConfig::new());
+    let mut trainer = Trainer::fused(model, optimizer, FusedConfig::new(), &device);
     if gradients > 0 {
         let mut course = options.course(config);
         course.steps = course.steps.div_ceil(FEWER);

@@ -1,6 +1,6 @@
 //! Ways to train with less memory.
 
-use backburn::GradientCheckpointingConfig;
+use backburn::{FusedConfig, GradientCheckpointingConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::prelude::*;
 use clap::ValueEnum;
@@ -97,10 +97,9 @@ impl Technique {
         if self == Self::Stock {
             return Trainer::stock(model, optimizer);
         }
-        let trainer = Trainer::fused(model, optimizer, checkpointing);
-        match place.offload {
-            Some(waiting) => trainer.with_offload(waiting.config(), &device),
-            None => trainer,
-        }
+        let config = FusedConfig::new()
+            .with_gradient_checkpointing(checkpointing)
+            .with_offload(place.offload.map(Waiting::config));
+        Trainer::fused(model, optimizer, config, &device)
     }
 }

@@ -1,7 +1,7 @@
 //! A model and its optimizer in training, stock or fused.
 
 use anyhow::{Context, Result};
-use backburn::{FusedOptimizer, GradientCheckpointingConfig, OffloadConfig};
+use backburn::{FusedConfig, FusedOptimizer};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::prelude::*;
 use burn::store::ModuleRecord;
@@ -29,20 +29,15 @@ impl Trainer {
         }
     }
 
+    /// On `device`, whether the model is there or on the host.
     pub fn fused(
         model: LanguageModel,
         optimizer: ModuleOptimizer,
-        checkpointing: GradientCheckpointingConfig,
+        config: FusedConfig,
+        device: &Device,
     ) -> Self {
         let fused = FusedOptimizer::new(model, optimizer);
-        Self::Fused(fused.with_gradient_checkpointing(checkpointing))
-    }
-
-    pub fn with_offload(self, config: OffloadConfig, device: &Device) -> Self {
-        match self {
-            Self::Stock { .. } => self,
-            Self::Fused(fused) => Self::Fused(fused.with_offload(config, device)),
-        }
+        Self::Fused(fused.with_config_on(config, device))
     }
 
     /// Trains on a batch, `[batch, context + 1]`, and returns its cross entropy in nats per token.

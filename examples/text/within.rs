@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use backburn::memory::MemoryRecorder;
-use backburn::{FusedOptimizer, GradientCheckpointingConfig};
+use backburn::{FusedConfig, FusedOptimizer, GradientCheckpointingConfig};
 use burn::prelude::*;
 
 use crate::formats::Formats;
@@ -29,7 +29,8 @@ pub fn choose(
 
     let kept = chosen.keep_activations.iter().filter(|keep| **keep).count();
     let blocks = chosen.keep_activations.len();
-    let mut fused = fused.with_gradient_checkpointing(chosen.clone());
+    let mut fused =
+        fused.with_config(FusedConfig::new().with_gradient_checkpointing(chosen.clone()));
     let recorder = MemoryRecorder::start()?;
     fused.step(0.0, loss);
     println!(

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use backburn::GlobalNormClippingConfig;
 use backburn::train::{FusedLearner, LaunchFused};
+use backburn::{FusedConfig, GlobalNormClippingConfig};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
 use burn::lr_scheduler::LrSchedulerConfig;
@@ -28,6 +28,7 @@ use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::gradient_checkpointing::GradientCheckpointing;
 use crate::model::{Vit, VitConfig};
+use crate::offload::Waiting;
 use crate::options::Options;
 
 impl Vit {
@@ -134,24 +135,27 @@ pub fn run(
             MultiDeviceOptim::OptimSharded,
         ))
     };
-    let divided = |learner: FusedLearner<Vit>| match (offload, strategy()) {
-        (Some(waiting), _) => learner.with_offload(waiting.config(), &device),
-        (None, Some(strategy)) => {
-            let learner = learner
-                .with_training_strategy(strategy)
-                .with_sharding(options.shards.into());
-            match config.dropout > 0.0 {
-                true => learner,
-                false => learner.without_random_numbers(),
-            }
+    let how = FusedConfig::new()
+        .with_clipping(options.clip_norm.map(GlobalNormClippingConfig::Exact))
+        .with_offload(offload.map(Waiting::config))
+        .with_sharding(options.shards.into())
+        .with_draws_random_numbers(config.dropout > 0.0);
+    let place = match offload {
+        Some(_) => Some(ExecutionStrategy::SingleDevice(device.clone())),
+        None => strategy(),
+    };
+    let fused = |model, optimizer, scheduler| {
+        let learner = FusedLearner::new(model, optimizer, scheduler).with_config(how);
+        match place {
+            Some(strategy) => learner.with_training_strategy(strategy),
+            None => learner,
         }
-        (None, None) => learner,
     };
 
     // The two ways differ in two lines.
     let (model, error) = match (method, options.clip_norm) {
         (Method::Fused, None) => {
-            let learner = divided(FusedLearner::new(model, optimizer, scheduler));
+            let learner = fused(model, optimizer, scheduler);
             let result = training.builder().launch_fused(learner);
             (result.model, result.error)
         }
@@ -164,9 +168,8 @@ pub fn run(
             let result = training.launch(learner);
             (result.model, result.error)
         }
-        (Method::Fused, Some(max_norm)) => {
-            let learner = divided(FusedLearner::new(model, optimizer, scheduler))
-                .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+        (Method::Fused, Some(_)) => {
+            let learner = fused(model, optimizer, scheduler);
             let norm = learner.gradient_norm();
             let training = training.builder().metric_train_numeric(norm);
             let result = training.launch_fused(learner);

@@ -6,7 +6,6 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
-use crate::device::forked;
 use crate::error::FusedError;
 use crate::pass::{Reads, Session};
 use crate::slot::{FusedForm, KeptStatistics};
@@ -73,13 +72,9 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If this build does not cover the backend of `device`.
     pub fn fork(&mut self, device: &Device) {
-        match self.session.placement() {
-            None => self.change_model(|model| forked(model, device)),
-            Some(placement) => placement
-                .on(device)
-                .and_then(|placement| self.place(placement))
-                .unwrap_or_else(|error| panic!("{error}")),
-        }
+        let offload = self.config.offload.clone();
+        self.set_offload(offload.as_ref(), Some(device))
+            .unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// [`fork`](Self::fork) by value.

@@ -1,5 +1,6 @@
 mod backward;
 mod change;
+mod configure;
 mod dry_run;
 mod full_precision;
 mod offload;
@@ -17,9 +18,9 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 
+use crate::config::FusedConfig;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
 #[cfg(feature = "cubecl")]
 use crate::memory;
 use crate::pass::{Course, Session};
@@ -67,7 +68,7 @@ pub struct FusedOptimizer<M: Module> {
     report: StepReport,
     told: HashSet<ParamId>,
     policies: Policies,
-    gradient_checkpointing: GradientCheckpointingConfig,
+    config: FusedConfig,
     /// Of the last step with two passes: whether they saw the same random numbers.
     unconfirmed: Unconfirmed,
     /// Of the last pass with blocks, if weights of blocks wait on the host.
@@ -116,7 +117,7 @@ impl<M: Module> FusedOptimizer<M> {
             report: StepReport::default(),
             told: HashSet::new(),
             policies: Policies::default(),
-            gradient_checkpointing: GradientCheckpointingConfig::default(),
+            config: FusedConfig::default(),
             unconfirmed: Unconfirmed::default(),
             course: None,
         }
@@ -264,7 +265,7 @@ impl<M: Module> Clone for FusedOptimizer<M> {
         clone.keep_policies();
         clone.report = self.report.clone();
         clone.told = self.told.clone();
-        clone.gradient_checkpointing = self.gradient_checkpointing.clone();
+        clone.config = self.config.clone();
         clone.count_gradients(self.session.census().is_some());
         clone
     }

@@ -76,7 +76,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.report = StepReport::default();
         let goal = order.plan.goal;
         let foresight = self.foresight();
-        let choice = self.gradient_checkpointing.choice();
+        let choice = self.config.gradient_checkpointing.choice();
         let running = work::begin(&self.session, closure, order, choice, foresight);
         let mut ending = Ending::of([&mut self.form]);
         let in_flight = InFlight(ending.form(0).placement());

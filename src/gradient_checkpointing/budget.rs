@@ -19,7 +19,7 @@ impl GradientCheckpointingConfig {
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
-    /// use backburn::{GradientCheckpointingConfig, FusedOptimizer, gradient_checkpointing};
+    /// use backburn::{FusedConfig, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
     /// # use burn::{module::Module, nn::{Linear, LinearConfig}, optim::AdamConfig, tensor::{Device, Tensor}};
     ///
     /// #[global_allocator]
@@ -41,7 +41,7 @@ impl GradientCheckpointingConfig {
     /// let budget = timeline.peak().bytes.total() + 200_000;
     /// let config = GradientCheckpointingConfig::for_budget(&timeline, budget)?;
     /// assert_eq!(config.keep_activations, [false, false, true, true]);
-    /// let mut fused = fused.with_gradient_checkpointing(config);
+    /// fused.set_config(FusedConfig::new().with_gradient_checkpointing(config));
     /// fused.step(1e-3, forward);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

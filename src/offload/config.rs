@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType};
 use crate::error::FusedError;
 
 /// What of a training waits in host memory while the model computes on a device that has less; see
-/// [`FusedOptimizer::with_offload`](crate::FusedOptimizer::with_offload).
+/// [`FusedOptimizer::with_config_on`](crate::FusedOptimizer::with_config_on).
 ///
 /// Each waits beside all that the ones before it leave there.
 #[derive(Config, Copy, Debug, PartialEq)]
@@ -74,7 +74,7 @@ pub struct OffloadConfig {
 
 impl OffloadConfig {
     /// Refuses what can't be meant.
-    pub(super) fn check(&self) -> Result<(), FusedError> {
+    pub(crate) fn check(&self) -> Result<(), FusedError> {
         let reason = match self.offload {
             Offload::States if self.compute_dtype.is_some() => {
                 "with `Offload::States` the device keeps the weights that are updated, and computes with \
@@ -97,7 +97,7 @@ impl OffloadConfig {
     }
 
     /// Whether optimizer states wait on the host while the parameters rest on the device.
-    pub(super) fn states_wait(&self) -> bool {
+    pub(crate) fn states_wait(&self) -> bool {
         self.offload == Offload::States
     }
 

@@ -30,9 +30,8 @@ impl Debug for Placement {
 }
 
 impl Placement {
-    /// The placement of a model that computes on `device`.
+    /// The placement of a model that computes on `device`; `config` has been checked.
     pub(crate) fn new(config: OffloadConfig, device: &Device) -> Result<Self, FusedError> {
-        config.check()?;
         let host = config.host.device()?;
         if device.clone().inner() == host {
             return Err(FusedError::Offload {
@@ -131,6 +130,11 @@ impl Placement {
     /// The same on another device.
     pub(crate) fn on(&self, device: &Device) -> Result<Self, FusedError> {
         Self::new(self.config.clone(), device)
+    }
+
+    /// Whether it is that of `config`, with a model that computes on `device`.
+    pub(crate) fn is_of(&self, config: &OffloadConfig, device: &Device) -> bool {
+        self.config == *config && self.device == *device
     }
 
     /// Where the model computes, with autodiff.

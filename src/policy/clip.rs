@@ -23,7 +23,7 @@ pub enum GlobalNormClippingConfig {
 }
 
 impl GlobalNormClippingConfig {
-    pub(super) fn check(self) -> Result<(), FusedError> {
+    pub(crate) fn check(self) -> Result<(), FusedError> {
         let max_norm = self.max_norm();
         match max_norm.is_nan() || max_norm <= 0.0 {
             true => Err(FusedError::MaxNorm { max_norm }),

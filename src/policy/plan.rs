@@ -38,28 +38,45 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
-    pub(crate) fn set_clipping(
-        &mut self,
-        clipping: GlobalNormClippingConfig,
-    ) -> Result<(), FusedError> {
-        clipping.check()?;
-        self.clipping = Some(clipping);
-        self.check()
+    /// The same, but for these; refuses what makes no sense.
+    pub(crate) fn configured(
+        &self,
+        clipping: Option<GlobalNormClippingConfig>,
+        scaling: Option<LossScalingConfig>,
+        accumulation: Accumulation,
+    ) -> Result<Self, FusedError> {
+        clipping.map_or(Ok(()), GlobalNormClippingConfig::check)?;
+        scaling.map_or(Ok(()), LossScalingConfig::check)?;
+        let policies = Self {
+            clipping,
+            scaling: scaling.map(|scaling| LossScaler::new(scaling, self.state.clone())),
+            accumulation,
+            ..self.clone()
+        };
+        policies.check()?;
+        Ok(policies)
     }
 
-    pub(crate) fn set_scaling(&mut self, scaling: LossScalingConfig) -> Result<(), FusedError> {
-        scaling.check()?;
-        self.scaling = Some(LossScaler::new(scaling, self.state.clone()));
-        self.check()
+    /// Goes on with [`configured`](Self::configured) policies, and with what was learned: the scale of the loss, but
+    /// where it begins with another one now, and the norm that lagged clipping goes by.
+    pub(crate) fn go_on_with(&mut self, configured: Self) {
+        let initial = |policies: &Self| policies.scaling.as_ref().map(LossScaler::initial);
+        let scale = initial(&configured);
+        if scale != initial(self) {
+            self.state.set_loss_scale(scale);
+        }
+        if !configured.clips_lagged() {
+            self.state.set_gradient_norm(None);
+        }
+        *self = configured;
+    }
+
+    fn clips_lagged(&self) -> bool {
+        matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)))
     }
 
     pub(crate) fn set_in_state(&mut self) {
         self.in_state = true;
-    }
-
-    pub(crate) fn set_accumulation_in_full_precision(&mut self) -> Result<(), FusedError> {
-        self.accumulation = Accumulation::InFullPrecision;
-        self.check()
     }
 
     pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
@@ -116,8 +133,7 @@ impl Policies {
 
     /// What keeps the state of the policies in the records of the optimizer, if they have one.
     pub(crate) fn keeper(&self) -> Option<Keeper> {
-        let lagged = matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)));
-        let kept = lagged || self.scaling.is_some();
+        let kept = self.clips_lagged() || self.scaling.is_some();
         kept.then(|| Keeper::new(self.state.clone()))
     }
 
@@ -129,7 +145,7 @@ impl Policies {
     /// Lets the policies learn from a step.
     pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
         if let Some(norm) = norm {
-            self.state.set_gradient_norm(norm);
+            self.state.set_gradient_norm(Some(norm));
         }
         if let Some(scaler) = &self.scaling {
             scaler.adapt(overflowed);
@@ -166,8 +182,7 @@ impl Policies {
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        let lagged = matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)));
-        if goal == Goal::Measure || goal == Goal::Update && lagged {
+        if goal == Goal::Measure || goal == Goal::Update && self.clips_lagged() {
             let measure = Arc::new(Measure::default());
             hooks.push(ParamGroup::all(), measure.clone());
             plan.measure = Some(measure);

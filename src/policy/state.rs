@@ -29,16 +29,16 @@ impl PolicyState {
         self.0.lock().loss_scale
     }
 
-    pub(super) fn set_loss_scale(&self, scale: LossScale) {
-        self.0.lock().loss_scale = Some(scale);
+    pub(super) fn set_loss_scale(&self, scale: Option<LossScale>) {
+        self.0.lock().loss_scale = scale;
     }
 
     pub(super) fn gradient_norm(&self) -> Option<f64> {
         self.0.lock().gradient_norm
     }
 
-    pub(super) fn set_gradient_norm(&self, norm: f64) {
-        self.0.lock().gradient_norm = Some(norm);
+    pub(super) fn set_gradient_norm(&self, norm: Option<f64>) {
+        self.0.lock().gradient_norm = norm;
     }
 
     /// A state of its own that is the same now.

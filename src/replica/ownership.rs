@@ -1,6 +1,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use burn::config::Config;
 use burn::module::ParamId;
 
 /// What a rank of [`FusedReplicas`](crate::FusedReplicas) keeps of the parameters that it does not own.
@@ -8,10 +9,9 @@ use burn::module::ParamId;
 /// With N ranks and Adam, a rank holds 1 + 2/N times the bytes of the parameters between steps with `State`, and
 /// 3/N times with `Full`. The stages are those of ZeRO
 /// ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Sharding {
     /// All weights. Optimizer states are with the owner, and gradients go there when they arrive: ZeRO 1 and 2.
-    #[default]
     State,
     /// Nothing: a weight is fetched from its owner whenever it is read, and is gone when nothing computes with it any
     /// more, in a block under [`gradient_checkpointing`](crate::gradient_checkpointing()) with the run of the
@@ -23,10 +23,9 @@ pub enum Sharding {
 /// optimizer state lives there, and it is stepped there.
 ///
 /// The gradient of the owner comes first in the sum, those of the other ranks follow in their order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// Rank `id % N`: the rule of Burn's `MultiDeviceOptim::OptimSharded`, whose results these are.
-    #[default]
     ByParamId,
     /// Parameters go, the largest first, to the rank that owns the fewest elements: none carries the embedding and
     /// all else. (The rule of [Graham, 1969](https://doi.org/10.1137/0117039) for sharing out work.)

@@ -44,7 +44,7 @@ impl Kept {
         let reason = format!(
             "the closure of other replicas has had the turn to draw random numbers for {PATIENCE:?} without reading a \
              parameter: if it waits for this step, each waits for the other. Call the step outside of it, or build one \
-             of them `without_random_numbers`"
+             of them with `FusedConfig::draws_random_numbers` false"
         );
         FusedError::Replicas { reason }
     }

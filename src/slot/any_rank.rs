@@ -11,7 +11,7 @@ use super::meeting::Meeting;
 use super::parameter::{ParameterSlot, Which};
 use super::report::SlotReport;
 use super::stage::{Accumulated, Outcome, Stage};
-use crate::device::Written;
+use crate::device::{Written, sent};
 use crate::memory::{self, Category};
 use crate::parameters::AnyTensor;
 use crate::pass::Pass;
@@ -270,7 +270,15 @@ impl<const D: usize> Slot for ParameterSlot<D> {
 
     fn copy_accumulated(&self, from: &Arc<dyn Slot>) {
         if let Ok(from) = from.clone().into_any().downcast::<Self>() {
-            self.state.lock().accumulated = from.state.lock().accumulated.clone();
+            let accumulated = from.state.lock().accumulated.clone();
+            let waits_on = match self.session.placement() {
+                Some(placement) => placement.host().clone(),
+                None => self.likeness().device.clone(),
+            };
+            self.state.lock().accumulated = match accumulated {
+                Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sent(*sum, &waits_on))),
+                other => other,
+            };
         }
     }
 

@@ -2,7 +2,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::ModuleOptimizer;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
-use super::learner::Repeat;
+use super::strategy::Repeat;
 use crate::error::FusedError;
 use crate::report::StepReport;
 use crate::{FusedOptimizer, FusedReplicas};

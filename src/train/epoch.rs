@@ -8,9 +8,9 @@ use burn::train::{
 };
 
 use super::engine::Engine;
-use super::learner::Repeat;
 use super::metric::LastStep;
 use super::model::FusedModel;
+use super::strategy::Repeat;
 use crate::error::FusedError;
 use crate::memory;
 

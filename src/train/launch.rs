@@ -4,7 +4,6 @@ use burn::train::{LearnerModel, LearningResult, SupervisedTraining, TrainingStra
 
 use super::learner::FusedLearner;
 use super::model::FusedModel;
-use super::strategy::FusedStrategy;
 
 /// Adds `launch_fused` to Burn's [`SupervisedTraining`], whose type is then
 /// [`SupervisedTraining<FusedModel<M>>`](super#the-type-of-the-builder).
@@ -25,30 +24,9 @@ pub trait LaunchFused<M: LearnerModel> {
 
 impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M> {
-        let FusedLearner {
-            learner,
-            policies,
-            gradient_checkpointing,
-            offload,
-            execution,
-            sharding,
-            draws,
-            repeat,
-            last_step,
-        } = learner;
-        let strategy = Arc::new(FusedStrategy {
-            policies,
-            gradient_checkpointing,
-            offload,
-            execution,
-            sharding,
-            draws,
-            repeat,
-            last_step,
-        });
-        let result = self
-            .with_training_strategy(TrainingStrategy::Custom(strategy))
-            .launch(learner);
+        let FusedLearner { learner, how } = learner;
+        let strategy = TrainingStrategy::Custom(Arc::new(how));
+        let result = self.with_training_strategy(strategy).launch(learner);
 
         LearningResult {
             model: result.model.into_inner(),

@@ -10,16 +10,15 @@ use burn::train::{ExecutionStrategy, Learner, LearnerModel, TrainStep};
 
 use super::execution::Execution;
 use super::loan;
-use super::metric::{LastStep, StepMetric};
+use super::metric::StepMetric;
 use super::model::FusedModel;
+use super::strategy::FusedStrategy;
+use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::in_state;
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
-use crate::offload::OffloadConfig;
 use crate::optim::AccumulateInState;
-use crate::policy::{GlobalNormClippingConfig, GradientHook, LossScalingConfig, Policies};
+use crate::policy::GradientHook;
 use crate::record;
-use crate::replica::Sharding;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
@@ -29,32 +28,22 @@ use crate::replica::Sharding;
 /// What becomes of the gradients is chosen as on a [`FusedOptimizer`](crate::FusedOptimizer):
 ///
 /// ```
-/// use backburn::GlobalNormClippingConfig;
+/// use backburn::{FusedConfig, GlobalNormClippingConfig};
 /// use backburn::train::FusedLearner;
 /// # use burn::{lr_scheduler::constant::ConstantLr, optim::ModuleOptimizer};
 /// # use burn::train::{LearnerModel, TrainStep};
 /// # fn learner<M: LearnerModel>(model: M, optimizer: ModuleOptimizer, lr_scheduler: ConstantLr)
 /// # where <M as TrainStep>::Input: Clone {
 ///
-/// let learner = FusedLearner::new(model, optimizer, lr_scheduler)
-///     .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+/// let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)));
+/// let learner = FusedLearner::new(model, optimizer, lr_scheduler).with_config(config);
 /// let norm = learner.gradient_norm(); // for `SupervisedTraining::metric_train_numeric`
 /// # }
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
-    pub(super) policies: Policies,
-    pub(super) gradient_checkpointing: GradientCheckpointingConfig,
-    pub(super) offload: Option<(OffloadConfig, Device)>,
-    pub(super) execution: Execution,
-    pub(super) sharding: Sharding,
-    pub(super) draws: bool,
-    pub(super) repeat: Option<Repeat<M>>,
-    pub(super) last_step: LastStep,
+    pub(super) how: FusedStrategy<M>,
 }
-
-/// Copies a batch for the second of two passes.
-pub(super) type Repeat<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
 
 impl<M: LearnerModel> FusedLearner<M> {
     /// Create a learner from the same three parts as [`Learner::new`].
@@ -65,14 +54,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     ) -> Self {
         Self {
             learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
-            policies: Policies::default(),
-            gradient_checkpointing: GradientCheckpointingConfig::default(),
-            offload: None,
-            execution: Execution::default(),
-            sharding: Sharding::default(),
-            draws: true,
-            repeat: None,
-            last_step: LastStep::default(),
+            how: FusedStrategy::default(),
         }
     }
 
@@ -90,72 +72,62 @@ impl<M: LearnerModel> FusedLearner<M> {
     ) -> Self {
         let (optimizer, policies) = in_state(optimizer).unwrap_or_else(|error| panic!("{error}"));
         let mut learner = Self::new(model, optimizer, lr_scheduler);
-        learner.policies = policies;
+        learner.how.policies = policies;
         learner
     }
 
-    /// Clips the gradients of every step by their global norm.
+    /// Trains as `config` says. The training strategy names the devices, [below](Self::with_training_strategy).
     ///
-    /// Exact clipping runs every training step that ends in an update twice, on a clone of the batch.
-    /// If the norm is not finite, the training ends with an error and nothing is updated.
+    /// [Exact clipping](crate::GlobalNormClippingConfig::Exact) and
+    /// [skipping a step](crate::Overflow::SkipStep) run every training step that ends in an update twice, on a clone of the
+    /// batch. If the norm is not finite, the training ends with an error and nothing is updated. With
+    /// [loss scaling](FusedConfig::loss_scaling) the model's `TrainStep::step` must call
+    /// [`scale_loss`](crate::scale_loss); the training ends with an error where it does not. Checkpoints hold the scale.
+    ///
+    /// With [offload](FusedConfig::offload) a model that does not fit on its device is created on the host, and is on the host
+    /// in the [result](burn::train::LearningResult).
     ///
     /// # Panics
     ///
-    /// As [`FusedOptimizer::with_clipping`](crate::FusedOptimizer::with_clipping).
+    /// If an option makes no sense, by itself or with another one; when the training begins, as
+    /// [`FusedOptimizer::with_config`](crate::FusedOptimizer::with_config).
     #[must_use]
-    pub fn with_clipping(mut self, clipping: GlobalNormClippingConfig) -> Self
+    pub fn with_config(mut self, config: FusedConfig) -> Self
     where
         <M as TrainStep>::Input: Clone,
     {
-        self.repeat = Some(Clone::clone);
-        self.chosen(|policies| policies.set_clipping(clipping))
+        self.try_set_config(config)
+            .unwrap_or_else(|error| panic!("{error}"));
+        self
     }
 
-    /// Scales the loss of every step, and the gradients back.
+    /// The fallible [`with_config`](Self::with_config), in place.
     ///
-    /// The model's `TrainStep::step` must call [`scale_loss`](crate::scale_loss); the training ends with
-    /// an error where it does not. Checkpoints hold the scale.
+    /// # Errors
     ///
-    /// # Panics
-    ///
-    /// As [`FusedOptimizer::with_loss_scaling`](crate::FusedOptimizer::with_loss_scaling).
-    #[must_use]
-    pub fn with_loss_scaling(mut self, scaling: LossScalingConfig) -> Self
+    /// If an option makes no sense, by itself or with another one.
+    pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError>
     where
         <M as TrainStep>::Input: Clone,
     {
-        self.repeat = Some(Clone::clone);
-        self.chosen(|policies| policies.set_scaling(scaling))
-    }
-
-    /// Adds up the gradients of micro-batches in f32, as
-    /// [`FusedOptimizer::with_full_precision_accumulation`](crate::FusedOptimizer::with_full_precision_accumulation).
-    ///
-    /// # Panics
-    ///
-    /// As that.
-    #[must_use]
-    pub fn with_full_precision_accumulation(self) -> Self {
-        self.chosen(Policies::set_accumulation_in_full_precision)
+        let how = &mut self.how;
+        let policies = config.policies(&how.policies)?;
+        how.policies.go_on_with(policies);
+        how.config = config;
+        how.repeat = Some(Clone::clone);
+        if let Some(keeper) = how.policies.keeper() {
+            // Burn loads a checkpoint into the optimizer before the training begins.
+            let optimizer = keeper.join(loan::optimizer(&mut self.learner));
+            loan::set_optimizer(&mut self.learner, optimizer);
+        }
+        Ok(())
     }
 
     /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
     /// it. If a hook stops the step, the training ends with its error.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
-        self.policies.push_hook(group, Arc::new(hook));
-        self
-    }
-
-    /// Chooses which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where
-    /// their inputs wait, as
-    /// [`FusedOptimizer::with_gradient_checkpointing`](crate::FusedOptimizer::with_gradient_checkpointing).
-    #[must_use]
-    pub fn with_gradient_checkpointing(
-        mut self,
-        gradient_checkpointing: GradientCheckpointingConfig,
-    ) -> Self {
-        self.gradient_checkpointing = gradient_checkpointing;
+        self.how.policies.push_hook(group, Arc::new(hook));
         self
     }
 
@@ -163,13 +135,14 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// [`launch_fused`](super::LaunchFused::launch_fused) can't see. By default on the model's device.
     ///
     /// `ExecutionStrategy::multi` trains on several devices, with the results of stock Burn: see
-    /// [`FusedReplicas`](crate::FusedReplicas), and [`with_sharding`](Self::with_sharding) for what each holds. As there,
-    /// the batches of every device count as much as those of any other, and the gradients are summed.
+    /// [`FusedReplicas`](crate::FusedReplicas), and [`FusedConfig::sharding`] for what each holds. As there,
+    /// the batches of every device count as much as those of any other, and the gradients are summed. Whose
+    /// `MultiDeviceOptim` is `OptimSharded` may name other owners in [`FusedConfig::ownership`]. With
+    /// [offload](FusedConfig::offload) the single device is the one that computes.
     ///
     /// # Panics
     ///
-    /// With the message of the error that [`try_with_training_strategy`](Self::try_with_training_strategy) returns;
-    /// when the training begins, if it is to be [offloaded](Self::with_offload), too.
+    /// With the message of the error that [`try_with_training_strategy`](Self::try_with_training_strategy) returns.
     #[must_use]
     pub fn with_training_strategy(self, strategy: ExecutionStrategy) -> Self {
         self.try_with_training_strategy(strategy)
@@ -185,65 +158,27 @@ impl<M: LearnerModel> FusedLearner<M> {
         mut self,
         strategy: ExecutionStrategy,
     ) -> Result<Self, FusedError> {
-        self.execution = Execution::of(strategy)?;
+        self.how.execution = Execution::of(strategy)?;
         Ok(self)
-    }
-
-    /// Chooses what every one of several devices keeps of the parameters that it does not own, as
-    /// [`FusedReplicas::with_sharding`](crate::FusedReplicas::with_sharding). The launch panics if `Full` is chosen, and no devices with
-    /// [`with_training_strategy`](Self::with_training_strategy).
-    #[must_use]
-    pub fn with_sharding(mut self, sharding: Sharding) -> Self {
-        self.sharding = sharding;
-        self
-    }
-
-    /// Lets the forward passes of several devices run at once, for models that draw no random numbers, as
-    /// [`FusedReplicas::without_random_numbers`](crate::FusedReplicas::without_random_numbers).
-    #[must_use]
-    pub fn without_random_numbers(mut self) -> Self {
-        self.draws = false;
-        self
-    }
-
-    /// Lets parts of the training wait in host memory while the model computes on `device`, as
-    /// [`FusedOptimizer::with_offload`](crate::FusedOptimizer::with_offload). The batches come to `device`. A model that
-    /// does not fit there is created on the host, and is on the host in the [result](burn::train::LearningResult).
-    ///
-    /// # Panics
-    ///
-    /// When the training begins, as `FusedOptimizer::with_offload`.
-    #[must_use]
-    pub fn with_offload(mut self, config: OffloadConfig, device: &Device) -> Self {
-        self.offload = Some((config, device.clone()));
-        self
-    }
-
-    fn chosen(mut self, choose: impl FnOnce(&mut Policies) -> Result<(), FusedError>) -> Self {
-        choose(&mut self.policies).unwrap_or_else(|error| panic!("{error}"));
-        if let Some(keeper) = self.policies.keeper() {
-            // Burn loads a checkpoint into the optimizer before the training begins.
-            let optimizer = keeper.join(loan::optimizer(&mut self.learner));
-            loan::set_optimizer(&mut self.learner, optimizer);
-        }
-        self
     }
 
     /// A metric of the global norm of the gradients before clipping.
     pub fn gradient_norm(&self) -> StepMetric {
-        StepMetric::new("Gradient Norm", &self.last_step, |step| step.gradient_norm)
+        StepMetric::new("Gradient Norm", &self.how.last_step, |step| {
+            step.gradient_norm
+        })
     }
 
     /// A metric of what the gradients are multiplied by to clip them.
     pub fn clipping_coefficient(&self) -> StepMetric {
-        StepMetric::new("Clipping Coefficient", &self.last_step, |step| {
+        StepMetric::new("Clipping Coefficient", &self.how.last_step, |step| {
             step.clipping
         })
     }
 
     /// A metric of what the loss is multiplied by.
     pub fn loss_scale(&self) -> StepMetric {
-        StepMetric::new("Loss Scale", &self.last_step, |step| step.loss_scale)
+        StepMetric::new("Loss Scale", &self.how.last_step, |step| step.loss_scale)
     }
 
     /// Load the state of the model, as [`Learner::load_model`]. Load it before that of the optimizer,

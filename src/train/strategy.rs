@@ -4,34 +4,44 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
     EventProcessorTraining, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
 };
 
 use super::engine::Engine;
 use super::epoch::{self, Events};
 use super::execution::Execution;
-use super::learner::Repeat;
 use super::loan::Loan;
 use super::metric::LastStep;
 use super::model::FusedModel;
 use super::resume;
+use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
-use crate::offload::OffloadConfig;
 use crate::policy::Policies;
-use crate::replica::Sharding;
+use crate::replica::{Ownership, Sharding};
 use crate::{FusedOptimizer, FusedReplicas};
 
 /// Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
-    pub(super) gradient_checkpointing: GradientCheckpointingConfig,
-    pub(super) offload: Option<(OffloadConfig, Device)>,
+    pub(super) config: FusedConfig,
     pub(super) execution: Execution,
-    pub(super) sharding: Sharding,
-    pub(super) draws: bool,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
+}
+
+/// Copies a batch for the second of two passes.
+pub(super) type Repeat<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
+
+impl<M: LearnerModel> Default for FusedStrategy<M> {
+    fn default() -> Self {
+        Self {
+            policies: Policies::default(),
+            config: FusedConfig::default(),
+            execution: Execution::default(),
+            repeat: None,
+            last_step: LastStep::default(),
+        }
+    }
 }
 
 impl<M: LearnerModel + 'static> FusedStrategy<M> {
@@ -43,58 +53,34 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         devices: &[Device],
     ) -> Result<Engine<M>, FusedError> {
         let policies = self.policies.clone();
-        let blocks = self.gradient_checkpointing.clone();
-        match (&self.execution, &self.offload) {
-            (Execution::OfModel, _) if self.sharding != Sharding::default() => {
-                Err(FusedError::Replicas {
-                    reason: format!(
-                        "`with_sharding({:?})` is for several devices, and none are named: name them with \
-                         `with_training_strategy`",
-                        self.sharding
-                    ),
-                })
-            }
-            (Execution::OfModel, None) | (Execution::One(_), None) => {
-                let fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
-                let fused = fused.with_gradient_checkpointing(blocks);
-                Ok(Engine::One(Box::new(fused)))
-            }
-            (Execution::OfModel, Some((config, device))) => {
-                let fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
-                let fused = fused.with_gradient_checkpointing(blocks);
-                let fused = fused.try_with_offload(config.clone(), device)?;
-                Ok(Engine::One(Box::new(fused)))
-            }
-            (Execution::Several { ownership, .. }, None) => {
-                let devices = devices.to_vec();
-                let fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?
-                    .with_sharding(self.sharding)
-                    .with_ownership(*ownership)
-                    .with_gradient_checkpointing(blocks);
-                let fused = match self.draws {
-                    true => fused,
-                    false => fused.without_random_numbers(),
-                };
-                Ok(Engine::Several(Box::new(fused)))
-            }
-            (_, Some(_)) => Err(FusedError::Offload {
-                reason: "the device is named twice, by `with_offload` and by `with_training_strategy`, and several \
-                         devices can't be offloaded: leave one of them out"
-                    .to_string(),
-            }),
+        let mut config = self.config.clone();
+        if let Execution::Several { ownership, .. } = self.execution {
+            config.ownership = owners(ownership, config.ownership)?;
+            let devices = devices.to_vec();
+            let mut fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?;
+            fused.try_set_config(config)?;
+            return Ok(Engine::Several(Box::new(fused)));
         }
+        if let (Execution::OfModel, Sharding::Full) = (&self.execution, config.sharding) {
+            return Err(FusedError::Replicas {
+                reason: "`FusedConfig::sharding` is `Full`, which is for several devices, and none are named: name them \
+                         with `with_training_strategy`"
+                    .to_string(),
+            });
+        }
+        let mut fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
+        fused.try_set_config_on(config, &devices[0])?;
+        Ok(Engine::One(Box::new(fused)))
     }
 
     /// Where the model of `learner` computes, with autodiff.
     fn training_devices(&self, learner: &Learner<FusedModel<M>>) -> Vec<Device> {
         let of_model = learner.model().devices().into_iter().next();
         let of_model = of_model.unwrap_or_default().autodiff();
-        let named = match (&self.execution, &self.offload) {
-            (Execution::OfModel, None) => return vec![of_model],
-            (Execution::OfModel, Some((_, device))) | (Execution::One(device), _) => {
-                std::slice::from_ref(device)
-            }
-            (Execution::Several { devices, .. }, _) => devices,
+        let named = match &self.execution {
+            Execution::OfModel => return vec![of_model],
+            Execution::One(device) => std::slice::from_ref(device),
+            Execution::Several { devices, .. } => devices,
         };
         let named = named.iter().cloned();
         named
@@ -123,7 +109,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             several => split_dataloader(dataloader_train, several),
         };
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
-        if self.offload.is_none() && devices.len() == 1 {
+        if self.config.offload.is_none() && devices.len() == 1 {
             learner.fork(device);
         }
         let place = match &devices[..] {
@@ -210,5 +196,20 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             );
         }
         (learner.model(), events.processor)
+    }
+}
+
+/// The owners as Burn's strategy names them, or the config where the strategy names the default.
+fn owners(strategy: Ownership, config: Ownership) -> Result<Ownership, FusedError> {
+    match (strategy, config) {
+        (named, Ownership::ByParamId) => Ok(named),
+        (Ownership::ByParamId, named) => Ok(named),
+        (strategy, config) if strategy == config => Ok(config),
+        (strategy, config) => Err(FusedError::Replicas {
+            reason: format!(
+                "`with_training_strategy` names {strategy:?} as owners, and `FusedConfig::ownership` {config:?}: use \
+                 `MultiDeviceOptim::OptimSharded`, or leave the other out"
+            ),
+        }),
     }
 }

@@ -14,7 +14,8 @@ mod replicas;
 use std::sync::Mutex;
 
 use backburn::{
-    Constant, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, gradient_checkpointing,
+    Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    gradient_checkpointing,
 };
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
@@ -279,8 +280,10 @@ fn measuring_passes_release_their_gradients() {
         peak(step) as f64 / parameters as f64
     };
     let plain = peak_of_step(fused());
-    let exact = fused().with_clipping(GlobalNormClippingConfig::Exact(1e-3));
-    let scaled = fused().with_loss_scaling(LossScalingConfig::new());
+    let exact = fused()
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))));
+    let scaled =
+        fused().with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     for peak in [peak_of_step(exact), peak_of_step(scaled)] {
         // A gradient that is multiplied is no second one; its largest is 1/16 of the parameters.
         assert!(peak < plain + 0.07, "{peak} P, {plain} P without");

@@ -1,14 +1,16 @@
 //! What replicas hold.
 
-use backburn::{FusedReplicas, Ownership, Sharding};
+use backburn::{FusedConfig, FusedReplicas, Ownership, Sharding};
 
 use super::*;
 
 fn replicas(ranks: usize, depth: usize, width: usize, sharding: Sharding) -> FusedReplicas<Mlp> {
     let model = Mlp::init(depth, width, &device());
-    FusedReplicas::new(model, AdamConfig::new().init(), vec![device(); ranks])
-        .with_sharding(sharding)
-        .with_ownership(Ownership::BySize)
+    FusedReplicas::new(model, AdamConfig::new().init(), vec![device(); ranks]).with_config(
+        FusedConfig::new()
+            .with_sharding(sharding)
+            .with_ownership(Ownership::BySize),
+    )
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A step whose closure runs the backward pass itself finds what stock Burn finds.
 
 use backburn::{
-    FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
     gradient_checkpointing, scale_loss,
 };
 use burn::module::{Lora, Module};
@@ -82,9 +82,11 @@ fn policies_work_as_with_a_loss(device: &Device) {
     let initial = Stack::init(device);
     let start = || {
         let model = copy(&initial, || Stack::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(1e-2))
-            .with_loss_scaling(LossScalingConfig::new().with_initial_scale(1024.0))
+        FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2)))
+                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+        )
     };
     let (mut of_loss, mut with_backward) = (start(), start());
     for x in xs(device) {
@@ -104,7 +106,7 @@ fn mistakes_change_nothing(device: &Device) {
     let initial = Stack::init(device);
     let x = xs(device).remove(0);
     let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init())
-        .with_loss_scaling(LossScalingConfig::new());
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     let result = fused.try_step_with_backward(RATE, |model| model.gradients(&x, false));
     assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
     assert_equal_weights(&initial, &fused.model());

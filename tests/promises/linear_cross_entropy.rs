@@ -1,7 +1,7 @@
 //! Head and cross entropy in chunks give what Burn's cross entropy of all logits gives.
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, Head, LinearCrossEntropyLoss,
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Head, LinearCrossEntropyLoss,
     LinearCrossEntropyLossConfig, cast,
 };
 use burn::module::Module;
@@ -228,8 +228,9 @@ fn chunks_and_policies_go_together(device: &Device) {
     let text = text(10, device);
     let train = |chunk_size| {
         let model = copy(&initial, || Bigram::init(HeadKind::WithBias, device));
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(0.1));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
+        );
         let config = LinearCrossEntropyLossConfig::new().with_chunk_size(chunk_size);
         let loss = config.init();
         for _ in 0..3 {
@@ -294,7 +295,8 @@ fn the_gradient_of_a_head_in_bf16_can_be_summed_in_f32() {
     };
     let fused = || FusedOptimizer::new(head(), SgdConfig::new().init());
     let in_bf16 = moved(fused());
-    let in_f32 = moved(fused().with_full_precision_accumulation());
+    let in_f32 =
+        moved(fused().with_config(FusedConfig::new().with_full_precision_accumulation(true)));
     assert_eq!((in_bf16, in_f32), (0.125, 0.5));
 }
 

@@ -1,7 +1,8 @@
 //! A model that loses parameters between two steps: their optimizer states go with them, and no others.
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, OffloadHost, optim as ours,
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, OffloadHost,
+    optim as ours,
 };
 use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::{Linear, LinearConfig};
@@ -78,7 +79,9 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         let start = || copy(&initial, || init(device));
         let fused = |model| {
             let fused = FusedOptimizer::new(model, optimizer.clone());
-            fused.with_clipping(GlobalNormClippingConfig::Lagged(1e-3))
+            fused.with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
+            )
         };
         let mut first = fused(start());
         train_fused(&mut first, 2, RATE, loss);
@@ -97,8 +100,9 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         }));
         expected.load_record(record());
         let (model, optimizer) = expected.into_parts();
-        let mut expected = FusedOptimizer::new(back(model), optimizer)
-            .with_clipping(GlobalNormClippingConfig::Lagged(1e-3));
+        let mut expected = FusedOptimizer::new(back(model), optimizer).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
+        );
         expected.load_record(record());
         train_fused(&mut expected, 2, RATE, loss);
         for training in [&mut first, &mut second] {
@@ -155,8 +159,10 @@ fn the_states_of_a_removed_layer_that_wait_on_the_host_leave_the_record() {
         .with_host(OffloadHost::NdArray)
         .with_min_elements(10);
     for optimizer in optimizers() {
-        let mut fused = FusedOptimizer::new(init(device), optimizer.clone())
-            .with_offload(config.clone(), device);
+        let mut fused = FusedOptimizer::new(init(device), optimizer.clone()).with_config_on(
+            FusedConfig::new().with_offload(Some(config.clone())),
+            device,
+        );
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         let whole = fused.model();
         fused.change_model(without_the_last_layer);

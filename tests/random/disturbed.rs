@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use backburn::{
-    Constant, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, gradient_checkpointing,
+    Constant, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow,
+    GradientHook, HookedParameter, gradient_checkpointing,
 };
 use burn::module::{Param, ParamGroup};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
@@ -88,7 +88,7 @@ fn a_loader_that_draws_for_a_while_does_not_end_a_training(device: &Device) {
     let inner = device.clone().inner();
     for clipping in [None, Some(GlobalNormClippingConfig::Exact(1e-3))] {
         if let Some(clipping) = clipping {
-            fused = fused.with_clipping(clipping);
+            fused = fused.with_config(FusedConfig::new().with_clipping(Some(clipping)));
         }
         let start = Instant::now();
         let drawn = move |device: &Device| {
@@ -148,8 +148,9 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(1e-2));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
+        );
         for _ in 0..20 {
             fused.step_repeatable(1e-2, |model| {
                 let run = |linear: &Linear, x| linear.forward(x).tanh();
@@ -176,7 +177,10 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
         for _ in 0..10 {
             let before = Model::init(device);
             let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
-                .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+                .with_config(
+                    FusedConfig::new()
+                        .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+                );
             let step = disturbed(device, Duration::from_micros(pause), || {
                 fused.try_step_repeatable(1.0, |model| model.loss(x.clone()))
             });
@@ -204,7 +208,7 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
         .map(|_| LinearConfig::new(8, 8).init(device))
         .collect();
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(1e-3))
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))))
         .with_hook(ParamGroup::all(), Noting(updates.clone()));
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();

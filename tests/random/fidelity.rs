@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use backburn::{
-    Constant, FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig,
+    Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig,
     gradient_checkpointing,
 };
 use burn::module::Module;
@@ -46,8 +46,9 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
 fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     let before = Model::init(device);
     let max_norm = 1e-3;
-    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init()).with_config(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+    );
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     fused.step_repeatable(1.0, |model| model.loss(x.clone()));
     let report = fused.last_step();
@@ -130,7 +131,7 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     assert_eq!(before, same, "the same seed gives the same loss");
     // To first order, a step changes the loss by the rate times the squared norm of the gradient.
     let mut measuring = FusedOptimizer::new(initial.clone(), SgdConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Lagged(1e9));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e9))));
     device.seed(7);
     measuring.step(0.0, recomputed);
     let norm = measuring.last_step().gradient_norm.unwrap();
@@ -163,11 +164,10 @@ fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed(device: 
     let train = |keep: [bool; 2], clipping: Option<GlobalNormClippingConfig>| {
         let config = GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec());
         let model = copy(&initial, || Model::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_gradient_checkpointing(config);
-        if let Some(clipping) = clipping {
-            fused = fused.with_clipping(clipping);
-        }
+        let config = FusedConfig::new()
+            .with_gradient_checkpointing(config)
+            .with_clipping(clipping);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(config);
         device.seed(7);
         for _ in 0..4 {
             fused.step_repeatable(1e-2, loss);

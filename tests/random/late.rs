@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig};
+use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Distribution, Tensor};
 
@@ -11,7 +11,7 @@ use crate::{Model, compare, on_wgpu};
 fn a_disturbed_step_of_exact_clipping_ends_the_next_one(device: &Device) {
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     let mut fused = FusedOptimizer::new(Model::init(device), SgdConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(0.01));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.01))));
     let mut step = |disturbed_pass: usize| {
         let pass = AtomicUsize::new(0);
         let stepped = fused.try_step_repeatable(0.1, |model| {

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter};
+use backburn::{
+    FusedConfig, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
+};
 use burn::module::ParamGroup;
 use burn::nn::{BatchNorm, BatchNormConfig};
 
@@ -24,7 +26,7 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
                 batches.map(|device| Tensor::ones([5, 6], device)).collect()
             };
             let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
-                .with_sharding(sharding);
+                .with_config(FusedConfig::new().with_sharding(sharding));
             fused.step(RATE, batches(&devices), Net::loss);
             servers.swap(killed, 2);
             let [first, second, mut doomed] = servers;
@@ -58,8 +60,16 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
     type Policy = fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>;
     let policies: [Policy; 3] = [
         |fused| fused,
-        |fused| fused.with_clipping(GlobalNormClippingConfig::Lagged(1.0)),
-        |fused| fused.with_clipping(GlobalNormClippingConfig::Exact(1.0)),
+        |fused| {
+            fused.with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0))),
+            )
+        },
+        |fused| {
+            fused.with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+            )
+        },
     ];
     for policy in policies {
         in_time(move || {
@@ -115,7 +125,7 @@ fn a_lost_server_takes_states_and_no_weights() {
             server: doomed.clone(),
         };
         let mut fused = FusedReplicas::new(initial, adamw(), devices)
-            .with_ownership(Ownership::BySize)
+            .with_config(FusedConfig::new().with_ownership(Ownership::BySize))
             .with_hook(ParamGroup::all(), hook);
         fused.step(RATE, batches.clone(), Net::loss);
         let before = fused.model().output.weight.val().into_data();

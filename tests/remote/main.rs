@@ -15,7 +15,7 @@ use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use backburn::{FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
+use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -165,8 +165,8 @@ fn replicas_train_on_two_servers() {
         };
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused =
-                FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+                .with_config(FusedConfig::new().with_sharding(sharding));
             for batches in &steps {
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
@@ -197,7 +197,7 @@ fn a_server_without_backburn_is_an_error() {
                     let model = Net::init(&flex());
                     // The first, which is the stock server, steps all.
                     let mut fused = FusedReplicas::new(model, optimizer, devices)
-                        .with_ownership(Ownership::MainDevice);
+                        .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice));
                     fused.try_step(RATE, batches, Net::loss).map(|_| ())
                 }
             };

@@ -1,5 +1,6 @@
 //! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
 
+use backburn::FusedConfig;
 use backburn::optim::{AdamConfig, AdamWConfig, StateFormat};
 use burn::module::{Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -56,12 +57,13 @@ fn what_moves_between_servers_goes_through_this_process() {
             let optimizer = AdamWConfig::new().init();
             let mut fused = FusedReplicas::new(model, optimizer, devices.clone());
             for (index, batches) in steps.iter().enumerate() {
-                fused = match index {
-                    2 => fused.with_ownership(Ownership::MainDevice),
-                    4 => fused.with_sharding(Sharding::Full),
-                    6 => fused.with_ownership(Ownership::BySize),
-                    _ => fused,
-                };
+                let config = fused.config().clone();
+                fused.set_config(match index {
+                    2 => config.with_ownership(Ownership::MainDevice),
+                    4 => config.with_sharding(Sharding::Full),
+                    6 => config.with_ownership(Ownership::BySize),
+                    _ => config,
+                });
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
                 fused.step(RATE, batches, Mixed::loss);

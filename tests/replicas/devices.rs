@@ -1,6 +1,6 @@
 //! Replicas on devices of several kinds.
 
-use backburn::{FusedReplicas, GlobalNormClippingConfig, LossScalingConfig, Sharding};
+use backburn::{FusedConfig, FusedReplicas, GlobalNormClippingConfig, LossScalingConfig, Sharding};
 use burn::module::Lora;
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::SgdConfig;
@@ -63,8 +63,8 @@ fn replicas_equal_stock_on_devices_of_several_kinds() {
             (Sharding::Full, true),
         ] {
             let model = copy(&initial, || Network::init(&devices[0]));
-            let mut fused =
-                FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+                .with_config(FusedConfig::new().with_sharding(sharding));
             for batches in &steps {
                 fused.step(
                     RATE,
@@ -89,8 +89,8 @@ fn a_model_comes_to_the_devices_of_its_ranks() {
         let initial = Network::init(&flex);
         let steps = dealt(&devices, 2);
         let model = copy(&initial, || Network::init(&flex));
-        let mut fused =
-            FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(Sharding::Full);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .with_config(FusedConfig::new().with_sharding(Sharding::Full));
         for batches in &steps {
             fused.step(RATE, batches.clone(), Network::loss_in_blocks);
         }
@@ -112,10 +112,12 @@ fn policies_hold_on_devices_of_several_kinds() {
         let expected = train_stock(model, &devices, &steps, Stock::Sharded).fork(&devices[0]);
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Network::init(&devices[0]));
-            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .with_sharding(sharding)
-                .with_clipping(GlobalNormClippingConfig::Exact(1e9))
-                .with_loss_scaling(LossScalingConfig::new().with_initial_scale(256.0));
+            let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_config(
+                FusedConfig::new()
+                    .with_sharding(sharding)
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
+                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(256.0))),
+            );
             for batches in &steps {
                 fused.step_repeatable(RATE, batches.clone(), Network::loss_in_blocks);
                 assert!(fused.last_step().gradient_norm.is_some_and(f64::is_finite));
@@ -168,8 +170,8 @@ fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
             Device::flex(),
             Device::flex().autodiff().gradient_checkpointing(),
         ];
-        let mut fused =
-            FusedReplicas::new(model, SgdConfig::new().init(), ranks).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), ranks)
+            .with_config(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
             let batches = batches.iter().cloned();
             let places = fused.devices().iter();

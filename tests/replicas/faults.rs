@@ -7,8 +7,8 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use backburn::{
-    AnomalyCheck, Constant, FusedError, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
-    GradientHook, HookedParameter, Sharding,
+    AnomalyCheck, Constant, FusedConfig, FusedError, FusedReplicas, GlobalNormClippingConfig,
+    GradientFlow, GradientHook, HookedParameter, Sharding,
 };
 use burn::module::{Lora, ParamGroup};
 
@@ -97,8 +97,8 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
                 let model = Network::init(device);
                 let batches: Vec<_> = tokens(device, &[2; 3]).into_iter().enumerate().collect();
                 in_time(move || {
-                    let mut fused =
-                        FusedReplicas::new(model, adamw(), flex(3)).with_sharding(sharding);
+                    let mut fused = FusedReplicas::new(model, adamw(), flex(3))
+                        .with_config(FusedConfig::new().with_sharding(sharding));
                     let fails = Arc::new(AtomicBool::new(true));
                     let (flag, shared) = (fails.clone(), batches.clone());
                     let mut step = |fault: Option<Fault>| {
@@ -154,7 +154,8 @@ fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .with_config(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
             let failing = batches.clone().into_iter().zip([false, true]);
             let error = fused.try_step(RATE, failing, |model: &Network, (tokens, fails)| {
@@ -230,7 +231,7 @@ fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
             let batches = tokens(device, &[2, 4, 2]);
             in_time(move || {
                 let mut fused = FusedReplicas::new(model, adamw(), flex(3))
-                    .with_sharding(sharding)
+                    .with_config(FusedConfig::new().with_sharding(sharding))
                     .with_hook(ParamGroup::all(), Failing { panics });
                 let owner = fused.owner("layers.1.weight").unwrap();
                 for _ in 0..3 {
@@ -260,7 +261,7 @@ fn a_norm_that_is_not_finite_is_an_error() {
     let device = &flex(1)[0];
     let initial = Network::init(device);
     let mut fused = FusedReplicas::new(copy(&initial, || Network::init(device)), adamw(), flex(2))
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let batches: Vec<_> = tokens(device, &[2, 2])
         .into_iter()
         .zip([1.0, f32::NAN])

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use backburn::{
-    FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, LinearCrossEntropyLossConfig,
-    Ownership, Sharding,
+    FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
+    LinearCrossEntropyLossConfig, Ownership, Sharding,
 };
 use burn::module::Lora;
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -47,9 +47,11 @@ fn replicas_equal_stock_on_several_devices() {
             let expected = train_stock(copied(&initial, &devices[0]), &devices, &steps, stock);
             for sharding in [Sharding::State, Sharding::Full] {
                 let model = copied(&initial, &devices[0]);
-                let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                    .with_sharding(sharding)
-                    .with_ownership(ownership);
+                let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_config(
+                    FusedConfig::new()
+                        .with_sharding(sharding)
+                        .with_ownership(ownership),
+                );
                 train(&mut fused, &steps);
                 assert_equal_weights(&expected, &fused.model());
                 assert_eq!(fused.last_step().copied, Some(0), "{ranks} {sharding:?}");
@@ -72,8 +74,8 @@ fn two_replicas_equal_both_stock_strategies_whoever_owns_what() {
             Ownership::MainDevice,
         ] {
             let model = copied(&initial, &devices[0]);
-            let mut fused =
-                FusedReplicas::new(model, adamw(), devices.clone()).with_ownership(ownership);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+                .with_config(FusedConfig::new().with_ownership(ownership));
             train(&mut fused, &steps);
             assert_equal_weights(&expected, &fused.model());
         }
@@ -107,7 +109,8 @@ fn blocks_that_run_twice_change_nothing() {
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .with_config(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
             fused.step(RATE, batches.clone(), Network::loss_in_blocks);
         }
@@ -155,17 +158,19 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[6, 6, 6]);
     let clipping = GlobalNormClippingConfig::Exact(0.3);
-    let mut alone =
-        FusedOptimizer::new(copied(&initial, &devices[0]), adamw()).with_clipping(clipping);
+    let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw())
+        .with_config(FusedConfig::new().with_clipping(Some(clipping)));
     for batch in &whole {
         alone.step_repeatable(RATE, |model| loss_in_chunks(model, batch.clone()));
     }
     let expected = weights(&alone.model());
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .with_sharding(sharding)
-            .with_clipping(clipping);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_config(
+            FusedConfig::new()
+                .with_sharding(sharding)
+                .with_clipping(Some(clipping)),
+        );
         for batch in &whole {
             let parts = batch.clone().chunk(3, 0);
             fused.step_repeatable(RATE, parts, |model, part| loss_in_chunks(model, part) / 3.0);
@@ -193,7 +198,8 @@ fn ranks_without_a_batch_stand_by_as_in_stock() {
     let expected = train_stock(model, &devices, &uneven, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .with_config(FusedConfig::new().with_sharding(sharding));
         train(&mut fused, &uneven);
         assert_equal_weights(&expected, &fused.model());
     }
@@ -218,8 +224,8 @@ fn opposed_orders_of_parameters_come_through() {
         let (sender, done) = std::sync::mpsc::channel();
         let devices = devices.clone();
         std::thread::spawn(move || {
-            let mut fused =
-                FusedReplicas::new(model, adamw(), devices.clone()).with_max_lead(max_lead);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+                .with_config(FusedConfig::new().with_max_lead(max_lead));
             for step in 0..20 {
                 let x = Tensor::ones([2, 6], &devices[0]);
                 let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];
@@ -448,7 +454,7 @@ fn a_base_stepped_with_what_was_accumulated_is_the_same_on_every_rank() {
         model = adamw().step(RATE, model, sum.grads());
 
         let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), devices.clone())
-            .with_ownership(Ownership::MainDevice);
+            .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice));
         fused.accumulate(batches.clone(), Network::loss);
         match reaches_nothing {
             true => drop(fused.step(RATE, batches.clone(), beside)),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use backburn::{
-    FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook, HookedParameter,
-    Sharding,
+    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
+    HookedParameter, Sharding,
 };
 use burn::module::{Lora, ParamGroup};
 use burn::nn::{Dropout, DropoutConfig};
@@ -19,8 +19,8 @@ fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
     let _alone = alone();
     let device = flex(1).remove(0);
     in_time(move || {
-        let mut fused =
-            FusedReplicas::new(Network::init(&device), adamw(), flex(2)).with_max_lead(0);
+        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2))
+            .with_config(FusedConfig::new().with_max_lead(0));
         let shared = Tensor::<1>::ones([1], &device).require_grad();
         let batches = tokens(&device, &[2, 2]);
         // Burn joins the graphs of both, and locks them: it depends on when.
@@ -52,7 +52,7 @@ fn a_step_in_the_closure_of_another_is_refused() {
             assert!(matches!(error, Err(FusedError::Replicas { .. })));
             // One that draws nothing waits for nobody.
             inner
-                .without_random_numbers()
+                .with_config(FusedConfig::new().with_draws_random_numbers(false))
                 .step(RATE, inner_batches, Network::loss);
             model.loss(batch)
         });
@@ -127,7 +127,7 @@ fn any_lead_may_be_asked_for() {
         let device = device.clone();
         in_time(move || {
             let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(3))
-                .with_max_lead(max_lead);
+                .with_config(FusedConfig::new().with_max_lead(max_lead));
             fused.step(RATE, tokens(&device, &[2, 2, 4]), Network::loss);
         });
     }
@@ -309,7 +309,7 @@ fn full_precision_accumulation_changes_no_step_without_micro_batches() {
         let model = copy(&initial, adapted);
         let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3));
         if in_full_precision {
-            fused = fused.with_full_precision_accumulation();
+            fused = fused.with_config(FusedConfig::new().with_full_precision_accumulation(true));
         }
         for batches in &steps {
             fused.step(RATE, batches.clone(), Network::loss);
@@ -376,7 +376,8 @@ fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
     for sharding in [Sharding::State, Sharding::Full] {
         let train = |in_blocks: bool| {
             let model = copy(&initial, || Network::init(device));
-            let mut fused = FusedReplicas::new(model, adamw(), flex(2)).with_sharding(sharding);
+            let mut fused = FusedReplicas::new(model, adamw(), flex(2))
+                .with_config(FusedConfig::new().with_sharding(sharding));
             for _ in 0..3 {
                 let batches = vec![batch.clone(); 2];
                 fused.step(RATE, batches, move |model: &Network, tokens| {

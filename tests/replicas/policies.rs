@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use backburn::optim::{StateFormat, WeightFormat};
 use backburn::{
-    FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
+    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
     GradientHook, HookedParameter, LossScalingConfig, Overflow, Ownership, Sharding,
 };
 use burn::module::{ModuleVisitor, ParamGroup};
@@ -95,9 +95,11 @@ fn in_every_way(
     let devices = flex(ranks);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(initial, || Network::init(&devices[0]));
-        let fused = FusedReplicas::new(model, optimizer(), devices.clone())
-            .with_sharding(sharding)
-            .with_ownership(Ownership::MainDevice);
+        let fused = FusedReplicas::new(model, optimizer(), devices.clone()).with_config(
+            FusedConfig::new()
+                .with_sharding(sharding)
+                .with_ownership(Ownership::MainDevice),
+        );
         test(fused);
     }
 }
@@ -114,8 +116,9 @@ fn exact_clipping_goes_by_the_norm_over_all_ranks() {
             let clip = |norms: &[f64]| Some((max_norm / norms[norms.len() - 1]).min(1.0));
             let model = copy(&initial, || Network::init(device));
             let expected = train_reference(model, adamw(), &groups, clip);
-            in_every_way(&initial, ranks, adamw, |fused| {
-                let mut fused = fused.with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+            in_every_way(&initial, ranks, adamw, |mut fused| {
+                let exact = Some(GlobalNormClippingConfig::Exact(max_norm));
+                fused.set_config(fused.config().clone().with_clipping(exact));
                 for batches in &steps {
                     fused.step_repeatable(RATE, batches.clone(), weighed_loss);
                     assert_eq!(fused.last_step().clipping == Some(1.0), max_norm > 1.0);
@@ -139,8 +142,9 @@ fn lagged_clipping_goes_by_the_norm_over_all_ranks_of_the_step_before() {
     };
     let model = copy(&initial, || Network::init(device));
     let expected = train_reference(model, adamw(), &groups, clip);
-    in_every_way(&initial, 2, adamw, |fused| {
-        let mut fused = fused.with_clipping(GlobalNormClippingConfig::Lagged(0.01));
+    in_every_way(&initial, 2, adamw, |mut fused| {
+        let lagged = Some(GlobalNormClippingConfig::Lagged(0.01));
+        fused.set_config(fused.config().clone().with_clipping(lagged));
         for batches in &steps {
             fused.step(RATE, batches.clone(), weighed_loss);
         }
@@ -162,7 +166,8 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
         for clip in [false, true] {
             in_every_way(&initial, ranks, adamw, |mut fused| {
                 if clip {
-                    fused = fused.with_clipping(GlobalNormClippingConfig::Exact(1e9));
+                    let exact = Some(GlobalNormClippingConfig::Exact(1e9));
+                    fused.set_config(fused.config().clone().with_clipping(exact));
                 }
                 for group in groups {
                     let (last, before) = group.split_last().unwrap();
@@ -232,8 +237,9 @@ fn one_overflow_anywhere_skips_everywhere() {
         .with_initial_scale(1024.0)
         .with_growth_interval(Some(2));
     for overflow in [Overflow::SkipStep, Overflow::SkipParameter] {
-        in_every_way(&initial, 2, adamw, |fused| {
-            let mut fused = fused.with_loss_scaling(config.with_overflow(overflow));
+        in_every_way(&initial, 2, adamw, |mut fused| {
+            let scaling = Some(config.with_overflow(overflow));
+            fused.set_config(fused.config().clone().with_loss_scaling(scaling));
             let mut scales = Vec::new();
             for (index, batches) in steps.iter().enumerate() {
                 fused.step_repeatable(RATE, batches.clone(), weighed_loss);
@@ -336,8 +342,8 @@ fn optimizers_in_formats_equal_themselves_in_stock() {
     let expected = train_reference(in_bf16(model), in_formats(), &groups, |_| Some(1.0));
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(device));
-        let mut fused =
-            FusedReplicas::new(in_bf16(model), in_formats(), flex(2)).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(in_bf16(model), in_formats(), flex(2))
+            .with_config(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
             fused.step(RATE, batches.clone(), weighed_loss);
         }
@@ -369,7 +375,7 @@ fn a_closure_may_run_the_backward_pass_itself() {
 fn what_needs_two_passes_says_so() {
     let _alone = alone();
     let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2))
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let batches = weighed(&flex(1)[0], 2, 1).remove(0);
     let error = fused.try_step(RATE, batches, weighed_loss).unwrap_err();
     assert_eq!(error, FusedError::RunsTwice);

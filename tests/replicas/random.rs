@@ -1,6 +1,6 @@
 //! Every rank draws random numbers of its own, the same whenever a seeded program runs.
 
-use backburn::{FusedReplicas, GlobalNormClippingConfig, Sharding};
+use backburn::{FusedConfig, FusedReplicas, GlobalNormClippingConfig, Sharding};
 use burn::nn::{Dropout, DropoutConfig};
 use burn::optim::SgdConfig;
 
@@ -95,12 +95,16 @@ fn blocks_see_their_own_numbers_twice_whatever_other_ranks_draw() {
         let kept =
             backburn::GradientCheckpointingConfig::new().with_keep_activations(vec![true; 4]);
         let keep = |fused: FusedReplicas<Dropping>| {
-            fused
-                .with_sharding(sharding)
-                .with_gradient_checkpointing(kept.clone())
+            fused.with_config(
+                FusedConfig::new()
+                    .with_sharding(sharding)
+                    .with_gradient_checkpointing(kept.clone()),
+            )
         };
         let (expected, losses) = trained(&initial, 4, 20, keep, true);
-        let twice = |fused: FusedReplicas<Dropping>| fused.with_sharding(sharding);
+        let twice = |fused: FusedReplicas<Dropping>| {
+            fused.with_config(FusedConfig::new().with_sharding(sharding))
+        };
         let (found, found_losses) = trained(&initial, 4, 20, twice, true);
         assert_eq!(losses, found_losses);
         assert_equal_weights(&expected, &found);
@@ -114,7 +118,9 @@ fn both_passes_of_a_step_see_the_same_numbers() {
     for in_blocks in [false, true] {
         let clip = |max| {
             move |fused: FusedReplicas<Dropping>| {
-                fused.with_clipping(GlobalNormClippingConfig::Exact(max))
+                fused.with_config(
+                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max))),
+                )
             }
         };
         let (one, losses) = trained(&initial, 3, 10, clip(1e9), in_blocks);

@@ -1,6 +1,6 @@
 //! Weights and states go from any number of devices to any other, and to stock Burn and back.
 
-use backburn::{FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
+use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
 
 use burn::module::ParamGroup;
 
@@ -37,8 +37,8 @@ fn train(
             fused.into_parts()
         }
         By::Ranks(ranks, sharding) => {
-            let mut fused =
-                FusedReplicas::new(model, optimizer, flex(ranks)).with_sharding(sharding);
+            let mut fused = FusedReplicas::new(model, optimizer, flex(ranks))
+                .with_config(FusedConfig::new().with_sharding(sharding));
             fused.step(RATE, vec![batch.clone(); 2], half);
             fused.into_parts()
         }
@@ -94,12 +94,14 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
     };
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .with_config(FusedConfig::new().with_sharding(sharding));
         for (index, batches) in steps.iter().enumerate() {
             if index == 3 {
                 let record = fused.to_record();
                 let model = copy(&fused.model(), || Network::init(&devices[0]));
-                fused = FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(sharding);
+                fused = FusedReplicas::new(model, adamw(), devices.clone())
+                    .with_config(FusedConfig::new().with_sharding(sharding));
                 fused.load_record(record);
             }
             fused.step(RATE, batches.clone(), Network::loss);
@@ -118,15 +120,15 @@ fn the_way_of_sharing_can_change_in_the_middle() {
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     let model = copy(&initial, || Network::init(&devices[0]));
     let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
-    let changes: [fn(FusedReplicas<Network>) -> FusedReplicas<Network>; 4] = [
-        |fused| fused.with_sharding(Sharding::Full),
-        |fused| fused.with_ownership(Ownership::BySize),
-        |fused| fused.with_sharding(Sharding::State),
-        |fused| fused.with_max_lead(0),
+    let changes: [fn(FusedConfig) -> FusedConfig; 4] = [
+        |config| config.with_sharding(Sharding::Full),
+        |config| config.with_ownership(Ownership::BySize),
+        |config| config.with_sharding(Sharding::State),
+        |config| config.with_max_lead(0),
     ];
     for (batches, change) in steps.iter().zip(changes) {
         fused.step(RATE, batches.clone(), Network::loss);
-        fused = change(fused);
+        fused.set_config(change(fused.config().clone()));
     }
     assert_equal_weights(&expected, &fused.model());
 }
@@ -140,8 +142,8 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
     let mut stock = copy(&initial, || Network::init(&devices[0]));
     let mut optimizer = adamw();
     let model = copy(&initial, || Network::init(&devices[0]));
-    let mut fused =
-        FusedReplicas::new(model, adamw(), devices.clone()).with_sharding(Sharding::Full);
+    let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+        .with_config(FusedConfig::new().with_sharding(Sharding::Full));
     for (index, batches) in steps.iter().enumerate() {
         let change: fn(Network) -> Network = match index {
             1 => |model| model.freeze_group(ParamGroup::from_predicate("layers.2")),
@@ -166,14 +168,15 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
 fn owners_are_told_and_shared_out_by_size() {
     let _alone = alone();
     let model = Network::init(&flex(1)[0]);
-    let fused = FusedReplicas::new(model, adamw(), flex(3)).with_ownership(Ownership::BySize);
+    let fused = FusedReplicas::new(model, adamw(), flex(3))
+        .with_config(FusedConfig::new().with_ownership(Ownership::BySize));
     // The embedding has 54 elements, each of five weights 36.
     let embedding = fused.owner("embedding.weight").unwrap();
     for layer in ["layers.0.weight", "layers.1.weight"] {
         assert_ne!(fused.owner(layer).unwrap(), embedding);
     }
     assert_eq!(fused.owner("layers.9.weight"), None);
-    let fused = fused.with_ownership(Ownership::MainDevice);
+    let fused = fused.with_config(FusedConfig::new().with_ownership(Ownership::MainDevice));
     assert_eq!(fused.owner("layers.3.bias"), Some(0));
 }
 
@@ -201,8 +204,8 @@ fn the_states_of_a_removed_layer_leave_the_record_of_replicas() {
     let device = &flex(1)[0];
     let batches = tokens(device, &[2, 4]);
     for sharding in [Sharding::State, Sharding::Full] {
-        let mut fused =
-            FusedReplicas::new(Network::init(device), adamw(), flex(2)).with_sharding(sharding);
+        let mut fused = FusedReplicas::new(Network::init(device), adamw(), flex(2))
+            .with_config(FusedConfig::new().with_sharding(sharding));
         fused.step(RATE, batches.clone(), Network::loss);
         let whole = fused.model();
         fused.change_model(|mut model| {

@@ -133,7 +133,7 @@ impl<M: Module + 'static> Crew<M> {
                     true => closure,
                     false => Closure::Nothing,
                 };
-                let choice = first.gradient_checkpointing.choice();
+                let choice = first.config.gradient_checkpointing.choice();
                 work::begin(session, closure, order.clone(), choice, None)
             };
             sessions.zip(takes_part).map(begin).collect()
@@ -197,7 +197,7 @@ impl<M: Module + 'static> Crew<M> {
             false => Ok(()),
             true => Err(FusedError::Replicas {
                 reason: "a step of replicas was called in the closure of another's, and each waits for the other to draw \
-                         random numbers: call it outside, or build one of them `without_random_numbers`"
+                         random numbers: call it outside, or set `FusedConfig::draws_random_numbers` to false in one of them"
                     .to_string(),
             }),
         }

@@ -2,8 +2,8 @@
 
 mod bytes;
 mod change;
+mod configure;
 mod crew;
-mod policies;
 mod rank;
 mod setup;
 mod step;
@@ -16,6 +16,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
+use crate::config::FusedConfig;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::fused::policies::in_state;
@@ -38,7 +39,7 @@ use setup::Setup;
 /// device is wanted.
 ///
 /// ```
-/// use backburn::{FusedReplicas, Sharding};
+/// use backburn::{FusedConfig, FusedReplicas, Sharding};
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::optim::AdamWConfig;
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -46,7 +47,7 @@ use setup::Setup;
 /// let devices = [Device::flex(), Device::flex()]; // `Device::cuda(0)` and `Device::cuda(1)`, say
 /// let model: Linear = LinearConfig::new(8, 1).init(&devices[0].clone().autodiff());
 /// let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices.clone())
-///     .with_sharding(Sharding::Full);
+///     .with_config(FusedConfig::new().with_sharding(Sharding::Full));
 ///
 /// let batches = devices.map(|device| {
 ///     Tensor::<2>::random([16, 8], Distribution::Default, &device.autodiff())
@@ -66,8 +67,8 @@ use setup::Setup;
 ///   and the second runs of blocks take turns at them, and a closure must not wait for another rank, nor for a step of other
 ///   replicas on another thread, which ends with an error after a minute. What is
 ///   drawn later (in hooks, after the first gradient of a closure that runs the backward pass itself) comes from
-///   where the generator is by then. [`without_random_numbers`](Self::without_random_numbers) lets them run at
-///   once.
+///   where the generator is by then. [`draws_random_numbers`](FusedConfig::draws_random_numbers) lets them run at
+///   once where nothing is drawn.
 /// - Running statistics are the mean over the ranks that have updated them after every step, as in Burn's own
 ///   multi-device training on one device.
 /// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped by their
@@ -157,7 +158,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         devices: Vec<Device>,
     ) -> Result<Self, FusedError> {
         let setup = Setup::new(devices)?.of_model(&model);
-        let (mut ranks, group) = setup.ranks(model, &Session::new(Update::new(optimizer)))?;
+        let session = Session::new(Update::new(optimizer));
+        let (mut ranks, group) = setup.ranks(model, &session, &FusedConfig::default())?;
         let (form, session) = ranks.remove(0).into_parts();
         let mut first = FusedOptimizer::of(form, session);
         first.policies = policies;
@@ -264,7 +266,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let ranks = self.setup.devices.len();
-        let sharding = self.setup.sharding;
+        let sharding = self.first.config.sharding;
         write!(
             f,
             "{} on {ranks} ranks (sharding: {sharding:?})",

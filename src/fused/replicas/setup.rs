@@ -4,21 +4,18 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::rank::Rank;
+use crate::config::FusedConfig;
 use crate::device::hand_over;
 use crate::error::FusedError;
 use crate::parameters::with_own_statistics;
 use crate::pass::Session;
-use crate::replica::{Group, Membership, Ownership, Sharding};
+use crate::replica::{Group, Membership};
 use crate::slot::{FusedForm, Inventory, Role, Slots};
 
-/// How the ranks share a model.
+/// The devices of the ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) devices: Vec<Device>,
-    pub(super) sharding: Sharding,
-    pub(super) ownership: Ownership,
-    pub(super) max_lead: usize,
-    pub(super) draws: bool,
 }
 
 impl Setup {
@@ -27,13 +24,7 @@ impl Setup {
             let reason = "there are no devices: name one for every rank".to_string();
             return Err(FusedError::Replicas { reason });
         }
-        Ok(Self {
-            devices,
-            sharding: Sharding::default(),
-            ownership: Ownership::default(),
-            max_lead: 2,
-            draws: true,
-        })
+        Ok(Self { devices })
     }
 
     /// The same for `model`: where its replicas compute, with its gradient checkpointing strategy. Burn refuses to
@@ -47,11 +38,12 @@ impl Setup {
         self
     }
 
-    /// The replicas of `model`, whose optimizer is that of `session`.
+    /// The replicas of `model`, which share it as `config` says, and whose optimizer is that of `session`.
     pub(super) fn ranks<M: Module>(
         &self,
         model: M,
         session: &Session,
+        config: &FusedConfig,
     ) -> Result<(Vec<Rank<M>>, Arc<Group>), FusedError> {
         let inventory = Inventory::take(&model, None, self.devices.first())?;
         let mut parameters = inventory.sizes(Role::Released);
@@ -59,10 +51,10 @@ impl Setup {
         parameters.append(&mut inventory.sizes(Role::Retained));
         let group = Arc::new(Group::new(
             self.devices.clone(),
-            self.sharding,
-            self.ownership,
-            self.max_lead,
-            self.draws,
+            config.sharding,
+            config.ownership,
+            config.max_lead,
+            config.draws_random_numbers,
             parameters,
         ));
         let rank = |rank| {

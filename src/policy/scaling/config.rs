@@ -48,7 +48,7 @@ pub enum Overflow {
 }
 
 impl LossScalingConfig {
-    pub(crate) fn check(&self) -> Result<(), FusedError> {
+    pub(crate) fn check(self) -> Result<(), FusedError> {
         let scale = self.initial_scale;
         if !scale.is_finite() || scale <= 0.0 {
             return Err(FusedError::LossScale { scale });

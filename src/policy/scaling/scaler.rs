@@ -14,9 +14,7 @@ const SMALLEST: f64 = 1.0 / 65536.0;
 impl LossScaler {
     /// A scaler that keeps its scale in `state`.
     pub(crate) fn new(config: LossScalingConfig, state: PolicyState) -> Self {
-        let scaler = Self { config, state };
-        scaler.state.set_loss_scale(scaler.initial());
-        scaler
+        Self { config, state }
     }
 
     /// The same scaler with its scale in another `state`.
@@ -49,14 +47,16 @@ impl LossScaler {
             steps if steps >= interval => (scale * 2.0, 0),
             steps => (scale, steps),
         };
-        self.state.set_loss_scale(LossScale { scale, good_steps });
+        let scale = LossScale { scale, good_steps };
+        self.state.set_loss_scale(Some(scale));
     }
 
     fn current(&self) -> LossScale {
         self.state.loss_scale().unwrap_or_else(|| self.initial())
     }
 
-    fn initial(&self) -> LossScale {
+    /// The scale of the first step.
+    pub(in crate::policy) fn initial(&self) -> LossScale {
         LossScale {
             scale: self.config.initial_scale,
             good_steps: 0,

@@ -1,7 +1,7 @@
 //! An operation that fails in the middle of a training, here for want of memory.
 
 use backburn::gradient_checkpointing;
-use backburn::{FusedError, FusedOptimizer, Offload, OffloadConfig, WaitingBlocks};
+use backburn::{FusedConfig, FusedError, FusedOptimizer, Offload, OffloadConfig, WaitingBlocks};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor};
@@ -54,8 +54,8 @@ fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() 
         let model: Vec<Linear> = (0..2).map(linear).collect();
         // The weights wait, the biases don't.
         let config = OffloadConfig::new(offload).with_min_elements(10);
-        let mut fused =
-            FusedOptimizer::new(model, AdamConfig::new().init()).with_offload(config, &device);
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device);
         let x = Tensor::<2>::ones([2, 8], &device);
         fused.step(0.1, |model| loss(model, x.clone(), 3));
         let before = weights(&fused.model());

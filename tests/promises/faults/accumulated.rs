@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use backburn::{
-    AnomalyCheck, Constant, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow,
-    GradientHook, HookedParameter, LossScalingConfig, Overflow, gradient_checkpointing,
+    AnomalyCheck, Constant, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig,
+    GradientFlow, GradientHook, HookedParameter, LossScalingConfig, Overflow,
+    gradient_checkpointing,
 };
 use burn::module::ParamGroup;
 use burn::optim::{AdamWConfig, SgdConfig};
@@ -203,7 +204,7 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
 fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     let xs = xs(device, 3);
     let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let nan = xs[0].clone() * f32::NAN;
     fused.accumulate(|model| model.loss(nan.clone()));
     let before = weights(&fused.model());
@@ -306,7 +307,7 @@ fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
     let xs = xs(device, 1);
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
     let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
-        .with_loss_scaling(scaling);
+        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
     let infinite = xs[0].clone().slice_fill([0..5, 0..1], f32::INFINITY);
     fused.accumulate(|model| model.loss(infinite));
     let failed = fused.try_step(RATE, |model| model.loss(xs[0].clone()).detach());

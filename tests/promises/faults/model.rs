@@ -1,7 +1,9 @@
 //! A fused optimizer between its steps: cloned, changed, taken apart.
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+};
 use burn::module::{Lora, ModuleMapper, Param};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{GradientsParams, SgdConfig};
@@ -15,13 +17,15 @@ fn is_sync<T: Send + Sync + Clone>(_: &T) {}
 fn a_clone_trains_on_by_itself(device: &Device) {
     let xs = xs(device, 4);
     let start = || {
-        FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Lagged(1e-3))
-            .with_loss_scaling(
-                LossScalingConfig::new()
-                    .with_growth_interval(Some(1))
-                    .with_overflow(backburn::Overflow::SkipParameter),
-            )
+        FusedOptimizer::new(Net::init(device), AdamWConfig::new().init()).with_config(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3)))
+                .with_loss_scaling(Some(
+                    LossScalingConfig::new()
+                        .with_growth_interval(Some(1))
+                        .with_overflow(backburn::Overflow::SkipParameter),
+                )),
+        )
     };
     let mut one = start();
     is_sync(&one);

@@ -1,7 +1,9 @@
 //! Fused training equals stock Burn bit for bit, on architectures, parameter groups, freezing patterns
 //! and recomputed blocks that nobody chose.
 
-use backburn::{Constant, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing};
+use backburn::{
+    Constant, FusedConfig, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing,
+};
 use burn::grad_clipping::GradientClipping;
 use burn::module::{Module, ParamGroup};
 use burn::nn::{
@@ -220,8 +222,8 @@ fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
     assert_equal_weights(&stock, &fused.model());
 
     let fused = copy(&initial, || init(plans, device));
-    let mut fused =
-        FusedOptimizer::new(fused, optimizer(plans)).with_gradient_checkpointing(choice(plans));
+    let mut fused = FusedOptimizer::new(fused, optimizer(plans))
+        .with_config(FusedConfig::new().with_gradient_checkpointing(choice(plans)));
     train_fused(&mut fused, 3, 1e-2, |model, step| {
         let output = recomputed(&model.blocks, plans, batches[step].clone());
         output.powi_scalar(2).mean()

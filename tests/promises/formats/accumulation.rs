@@ -1,5 +1,6 @@
 //! Gradients in bf16 that are added up in f32.
 
+use backburn::FusedConfig;
 use burn::module::{Lora, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 
@@ -77,7 +78,8 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
         let mut stock = copy();
         let mut stepped = optimizer.clone();
         let fused = FusedOptimizer::new(copy(), optimizer);
-        let mut fused = fused.with_full_precision_accumulation();
+        let mut fused =
+            fused.with_config(FusedConfig::new().with_full_precision_accumulation(true));
         assert_eq!(fused.num_retained(), retained);
         for group in 0..2 {
             let mut sums = Sums::default();
@@ -141,7 +143,8 @@ fn small_gradients_count_in_full_precision() {
     };
     let fused = || FusedOptimizer::new(model.clone(), burn::optim::SgdConfig::new().init());
     let in_bf16 = moved(fused());
-    let in_f32 = moved(fused().with_full_precision_accumulation());
+    let in_f32 =
+        moved(fused().with_config(FusedConfig::new().with_full_precision_accumulation(true)));
     assert!((in_bf16 - 1.0).abs() < 0.01, "{in_bf16}");
     assert!((in_f32 - 1.5).abs() < 0.01, "{in_f32}");
 }
@@ -150,10 +153,9 @@ fn small_gradients_count_in_full_precision() {
 fn there_is_no_precision_to_choose_where_there_is_no_buffer() {
     let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
     let optimizer = optim::AdamWConfig::new().build();
-    let fused = FusedOptimizer::accumulating_in_state(model, optimizer);
+    let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer);
     let error = fused
-        .try_with_full_precision_accumulation()
-        .map(drop)
+        .try_set_config(FusedConfig::new().with_full_precision_accumulation(true))
         .unwrap_err();
     assert!(
         matches!(error, backburn::FusedError::Combination { .. }),

@@ -14,7 +14,7 @@ mod weights;
 mod wrapped;
 
 use backburn::optim::{self, StateFormat, WeightFormat};
-use backburn::{FusedOptimizer, GlobalNormClippingConfig, cast};
+use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, cast};
 use backburn::{Offload, OffloadConfig, OffloadHost};
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -175,7 +175,8 @@ fn all_policies_work_with_formats(device: &Device) {
     // A norm that is never reached changes nothing; one that is does.
     let clipped = |norm: f64| {
         let config = GlobalNormClippingConfig::Exact(norm);
-        let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).with_clipping(config);
+        let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
+            .with_config(FusedConfig::new().with_clipping(Some(config)));
         for batch in &batches {
             fused.step_repeatable(RATE, |model| model.loss(batch.clone()));
         }
@@ -235,7 +236,8 @@ fn formats_and_offload_go_together(device: &Device) {
                 .with_host(host)
                 .with_min_elements(10);
             let fused = FusedOptimizer::new(copy(), optimizer.clone());
-            let mut fused = fused.with_offload(config, device);
+            let mut fused =
+                fused.with_config_on(FusedConfig::new().with_offload(Some(config)), device);
             train_fused(&mut fused, 2, RATE, loss);
             // A record is in stock form, unless it is asked for otherwise.
             let full = fused.to_record().into_bytes().unwrap();

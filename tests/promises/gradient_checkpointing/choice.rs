@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::GradientCheckpointingConfig;
+use backburn::{FusedConfig, GradientCheckpointingConfig};
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn any_choice_of_blocks_trains_as_plain_ones(device: &Device) {
     let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 2] = [each, nested];
     for (choice, way) in choices.iter().flat_map(|c| ways.map(|way| (c, way))) {
         let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-            .with_gradient_checkpointing(choice.clone());
+            .with_config(FusedConfig::new().with_gradient_checkpointing(choice.clone()));
         train_fused(&mut fused, 5, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -62,8 +62,8 @@ fn inputs_of_several_kinds_wait_on_the_host(device: &Device) {
     let train = |offload: bool| {
         let model = copy(&initial, || Tokens::init(device));
         let config = GradientCheckpointingConfig::new().with_offload_inputs(offload);
-        let mut fused =
-            FusedOptimizer::new(model, SgdConfig::new().init()).with_gradient_checkpointing(config);
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .with_config(FusedConfig::new().with_gradient_checkpointing(config));
         train_fused(&mut fused, 3, RATE, |model, _| {
             model.loss(tokens.clone(), true)
         });
@@ -83,7 +83,7 @@ on_every_backend!(
 fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new(Stack::init(&device), SgdConfig::new().init())
-        .with_gradient_checkpointing(keeping(&[false, true]));
+        .with_config(FusedConfig::new().with_gradient_checkpointing(keeping(&[false, true])));
     let x = xs(&device).remove(0);
     let runs = Arc::new(Mutex::new(Vec::new()));
     type Runs = Constant<Arc<Mutex<Vec<(&'static str, bool)>>>>;

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use backburn::{AnomalyCheck, FusedError, GlobalNormClippingConfig, LossScalingConfig};
+use backburn::{
+    AnomalyCheck, FusedConfig, FusedError, GlobalNormClippingConfig, LossScalingConfig,
+};
 use burn::module::Lora;
 
 use super::*;
@@ -14,8 +16,9 @@ fn accumulation_and_clipping_work_with_recomputed_blocks(device: &Device) {
     let xs = xs(device);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(0.05));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
+        );
         for pair in xs.chunks_exact(2) {
             fused.accumulate(|model| model.loss(pair[0].clone(), way));
             fused.step_repeatable(RATE, |model| model.loss(pair[1].clone(), way));
@@ -34,8 +37,10 @@ fn loss_scaling_works_with_recomputed_blocks(device: &Device) {
     xs[2] = xs[2].clone().slice_fill([0..5, 0..1], f32::INFINITY);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .with_loss_scaling(LossScalingConfig::new().with_initial_scale(1024.0));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
+            FusedConfig::new()
+                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+        );
         for (step, x) in xs.iter().enumerate() {
             fused.step_repeatable(RATE, |model| model.loss(x.clone(), way));
             assert_eq!(fused.last_step().overflowed, step == 2);
@@ -53,8 +58,9 @@ fn accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks(dev
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
         let optimizer = backburn::optim::AdamWConfig::new().build();
-        let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer)
-            .with_clipping(GlobalNormClippingConfig::Lagged(0.05));
+        let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.05))),
+        );
         for pair in xs.chunks_exact(2) {
             fused.accumulate(|model| model.loss(pair[0].clone(), way));
             fused.step(RATE, |model| model.loss(pair[1].clone(), way));
@@ -108,7 +114,9 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
             };
             fused.step(RATE, |model| model.loss(first.clone(), way));
             assert_eq!(fused.last_step().without_gradient, 0);
-            let mut fused = fused.with_clipping(GlobalNormClippingConfig::Exact(0.05));
+            let mut fused = fused.with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
+            );
             fused.accumulate(|model| model.loss(second.clone(), way));
             fused.step_repeatable(RATE, |model| model.loss(third.clone(), way));
             assert!(fused.last_step().clipping.unwrap() < 1.0);

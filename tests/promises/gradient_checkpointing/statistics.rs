@@ -1,6 +1,6 @@
 //! State that a forward pass reads and updates: both runs of a block see it as it was, and it is updated once.
 
-use backburn::{GlobalNormClippingConfig, StepContext};
+use backburn::{FusedConfig, GlobalNormClippingConfig, StepContext};
 use burn::module::RunningState;
 use burn::tensor::Tolerance;
 
@@ -116,8 +116,9 @@ fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
             Read::InTime => &[Way::Plain],
         };
         for &way in ways {
-            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-                .with_clipping(GlobalNormClippingConfig::Exact(1e9));
+            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
+            );
             for x in &xs {
                 fused.step_repeatable(RATE, |model| loss(model, x.clone(), way));
             }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{GradientCheckpointingConfig, gradient_checkpointing};
+use backburn::{FusedConfig, GradientCheckpointingConfig, gradient_checkpointing};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor, TensorData};
@@ -83,8 +83,8 @@ fn recomputed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
     let run = Run::new(2);
     let training = run.training(folder.path());
     let config = GradientCheckpointingConfig::new().with_keep_activations(vec![false, true]);
-    let learner =
-        FusedLearner::new(fused, run.optimizer, run.scheduler).with_gradient_checkpointing(config);
+    let learner = FusedLearner::new(fused, run.optimizer, run.scheduler)
+        .with_config(FusedConfig::new().with_gradient_checkpointing(config));
     let fused = training.launch_fused(learner);
 
     assert_equal_weights(&stock.model, &fused.model);

@@ -13,8 +13,8 @@ mod replicas;
 use std::path::Path;
 use std::sync::Arc;
 
-use backburn::Sharding;
 use backburn::train::{FusedLearner, LaunchFused};
+use backburn::{FusedConfig, Sharding};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::{Dataset, DatasetError};
@@ -219,7 +219,7 @@ impl Run {
         if let Some(strategy) = self.strategy {
             learner = learner.with_training_strategy(strategy());
         }
-        training.launch_fused(learner.with_sharding(self.sharding))
+        training.launch_fused(learner.with_config(FusedConfig::new().with_sharding(self.sharding)))
     }
 }
 

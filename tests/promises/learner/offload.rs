@@ -4,10 +4,10 @@
 use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{Offload, OffloadConfig, WaitingBlocks};
+use backburn::{FusedConfig, Offload, OffloadConfig, WaitingBlocks};
 use burn::module::Module;
 use burn::tensor::Device;
-use burn::train::LearningResult;
+use burn::train::{ExecutionStrategy, LearningResult};
 
 use super::{Regression, Run, files};
 use crate::compare::{assert_equal_weights, copy};
@@ -32,7 +32,10 @@ fn offloaded(
     let config = OffloadConfig::new(offload).with_min_elements(2);
     let training = run.training(folder);
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler);
-    training.launch_fused(learner.with_offload(config, &there()))
+    let learner = learner
+        .with_training_strategy(ExecutionStrategy::SingleDevice(there()))
+        .with_config(FusedConfig::new().with_offload(Some(config)));
+    training.launch_fused(learner)
 }
 
 fn runs(epochs: usize, resume: Option<usize>) -> [Run; 2] {

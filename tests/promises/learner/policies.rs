@@ -4,7 +4,8 @@ use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
 use backburn::{
-    AnomalyCheck, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow, scale_loss,
+    AnomalyCheck, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    Overflow, scale_loss,
 };
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -118,8 +119,11 @@ fn exact_clipping_equals_clipping_in_the_optimize_of_stock() {
         let stock = training.launch(Learner::new(model(), stock.optimizer, stock.scheduler));
         let fused = run(accumulation);
         let learner = FusedLearner::new(model(), fused.optimizer.clone(), fused.scheduler.clone())
-            .with_clipping(GlobalNormClippingConfig::Exact(MAX_NORM))
-            .with_loss_scaling(LossScalingConfig::new());
+            .with_config(
+                FusedConfig::new()
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM)))
+                    .with_loss_scaling(Some(LossScalingConfig::new())),
+            );
         let fused = fused.training(fused_folder).launch_fused(learner);
 
         assert!(fused.error.is_none());
@@ -155,9 +159,11 @@ fn norm_coefficient_and_scale_are_logged() {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
         let scaling = LossScalingConfig::new().with_initial_scale(4096.0);
-        learner
-            .with_clipping(GlobalNormClippingConfig::Exact(1e-3))
-            .with_loss_scaling(scaling)
+        learner.with_config(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)))
+                .with_loss_scaling(Some(scaling)),
+        )
     });
     let logged = |name: &str| -> Vec<f64> {
         let file = folder.path().join("train/epoch-1").join(name);
@@ -220,7 +226,10 @@ fn a_loss_that_is_not_scaled_ends_the_training_before_the_first_update() {
             let run = run(accumulation);
             let model = copy(&initial, Regression::init);
             let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-                .with_loss_scaling(LossScalingConfig::new().with_overflow(overflow));
+                .with_config(
+                    FusedConfig::new()
+                        .with_loss_scaling(Some(LossScalingConfig::new().with_overflow(overflow))),
+                );
             let result = run.training(folder.path()).launch_fused(learner);
             let error = result.error.expect("the training failed").to_string();
             assert!(error.contains("scale_loss"), "{error}");
@@ -243,7 +252,7 @@ fn a_norm_that_is_not_finite_ends_the_training_before_the_update() {
     let before = weights(&model);
     let run = run(None);
     let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let result = run.training(folder.path()).launch_fused(learner);
     let error = result.error.expect("the training failed").to_string();
     assert!(error.contains("global norm"), "{error}");
@@ -267,7 +276,7 @@ fn a_checkpoint_brings_the_scale_back() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_loss_scaling(scaling);
+            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
         let result = run.training(folder.path()).launch_fused(learner);
         assert!(result.error.is_none());
 
@@ -280,7 +289,7 @@ fn a_checkpoint_brings_the_scale_back() {
             OptimizerRecord::from_bytes(Bytes::from_bytes_vec(std::fs::read(file).unwrap()))
                 .unwrap();
         let mut fused = FusedOptimizer::new(result.model.train(), AdamWConfig::new().init())
-            .with_loss_scaling(scaling);
+            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
         fused.load_record(record);
         let device = &Device::flex().autodiff();
         let scales = expected.map(|_| {
@@ -306,7 +315,9 @@ fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_clipping(GlobalNormClippingConfig::Lagged(1e-3));
+            .with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
+            );
         let result = run.training(folder).launch_fused(learner);
         assert!(result.error.is_none());
         result.model
@@ -350,7 +361,8 @@ fn accumulation_in_state_equals_a_loop() {
 fn a_largest_norm_of_zero_is_refused() {
     let optimizer = SgdConfig::new().init();
     let learner = FusedLearner::new(Regression::init(), optimizer, ConstantLr::new(0.1));
-    let _ = learner.with_clipping(GlobalNormClippingConfig::Exact(0.0));
+    let _ = learner
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.0))));
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
 use backburn::{
-    FusedError, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig, Sharding,
+    FusedConfig, FusedError, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig,
+    Sharding,
 };
 use burn::module::Module;
 use burn::optim::SgdConfig;
@@ -198,8 +199,11 @@ fn policies_hold_on_several_devices() {
         let model = copy(&initial, Regression::init);
         let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
             .with_training_strategy(two_sharded())
-            .with_sharding(sharding)
-            .with_clipping(GlobalNormClippingConfig::Exact(1e9));
+            .with_config(
+                FusedConfig::new()
+                    .with_sharding(sharding)
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
+            );
         let fused = training.launch_fused(learner);
         assert!(fused.error.is_none());
         assert_equal_weights(&stock.model, &fused.model);
@@ -213,7 +217,7 @@ fn a_loss_that_is_not_scaled_names_the_rank() {
     let training = run.training(folder.path());
     let learner = FusedLearner::new(Regression::init(), run.optimizer, run.scheduler)
         .with_training_strategy(two_sharded())
-        .with_loss_scaling(LossScalingConfig::new());
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     let result = training.launch_fused(learner);
     let Some(error) = result.error else {
         panic!("the training should have ended with an error")
@@ -236,11 +240,10 @@ fn what_can_not_be_fused_is_refused() {
 
     let folder = tempfile::tempdir().unwrap();
     let training = Run::new(1).training(folder.path());
-    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    let device = Device::ndarray();
+    let offload = OffloadConfig::new(Offload::Updates);
     let learner = learner()
         .with_training_strategy(two_sharded())
-        .with_offload(OffloadConfig::new(Offload::Updates), &device);
+        .with_config(FusedConfig::new().with_offload(Some(offload)));
     let text = panic_of(move || training.launch_fused(learner));
     assert!(text.contains("can't be offloaded"), "{text}");
 

@@ -1,6 +1,6 @@
 //! Which weights are where: what waits on the host is not on the device, and comes when it is read.
 
-use backburn::{LinearCrossEntropyLossConfig, gradient_checkpointing_sequential};
+use backburn::{FusedConfig, LinearCrossEntropyLossConfig, gradient_checkpointing_sequential};
 
 use super::*;
 
@@ -81,8 +81,10 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
         let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 6, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-                .with_offload(config(device, mode), device);
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            );
             train_fused(&mut fused, 6, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }

@@ -1,6 +1,7 @@
 //! An optimizer whose states fail on the way to the host, or back.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
+use backburn::FusedConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -72,8 +73,8 @@ fn a_state_that_is_stuck_takes_no_weight_along() {
         for failing in 0..4 {
             let model = Network::init(&Device::flex().autodiff());
             let config = OffloadConfig::new(Offload::States).with_min_elements(10);
-            let mut fused =
-                FusedOptimizer::new(model, Fragile.into()).with_offload(config, &device);
+            let mut fused = FusedOptimizer::new(model, Fragile.into())
+                .with_config_on(FusedConfig::new().with_offload(Some(config)), &device);
             fused.step(RATE, |model| model.loss(tokens[0].clone()));
             let states = fused.to_record().len();
             calls.store(failing, Ordering::SeqCst);

@@ -1,5 +1,6 @@
 //! Frozen weights wait on the host, too, and never go back.
 
+use backburn::FusedConfig;
 use burn::module::{ModuleVisitor, Param};
 
 use super::*;
@@ -33,8 +34,10 @@ fn frozen_weights_rest_on_the_host_and_are_read_on_the_device(device: &Device) {
     for mode in modes(device) {
         let copy = || copy(&initial, || frozen(Network::init(device)));
         let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-            .with_offload(config(device, mode), device);
+        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let inner = device.clone().inner();
         for tokens in &batches {
             plain.step(RATE, |model| model.loss(tokens.clone()));
@@ -64,7 +67,10 @@ fn adapters_on_weights_that_wait_compute_in_inference(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let mut plain = FusedOptimizer::new(adapted(), AdamConfig::new().init());
-        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let mut fused = plain.clone().with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
@@ -85,7 +91,10 @@ fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let mut plain = FusedOptimizer::new(initial.clone(), AdamConfig::new().init());
-        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let mut fused = plain.clone().with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
@@ -96,8 +105,10 @@ fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
 fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     let model = Network::init(device).apply_lora(Lora::new(2, 4.0));
     let mode = Offload::Weights(WaitingBlocks::All);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-        .with_offload(config(device, mode), device);
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).with_config_on(
+        FusedConfig::new().with_offload(Some(config(device, mode))),
+        device,
+    );
     let tokens = batches(device).remove(0);
     let step = || fused.step(RATE, |model| model.loss(tokens.clone()));
     let text = panic_of(step);
@@ -121,7 +132,7 @@ fn a_frozen_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
         let mode = Offload::Weights(WaitingBlocks::All);
         let config = config(device, mode).with_min_elements(min_elements);
         let fused = FusedOptimizer::new(model.clone(), AdamConfig::new().init());
-        let mut fused = fused.with_offload(config, device);
+        let mut fused = fused.with_config_on(FusedConfig::new().with_offload(Some(config)), device);
         let tokens = batches(device).remove(0);
         for training in [true, false] {
             let text = panic_of(|| {
@@ -143,7 +154,10 @@ fn a_frozen_adapter_in_a_block_computes_with_its_base(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let mut plain = FusedOptimizer::new(model.clone(), AdamConfig::new().init());
-        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let mut fused = plain.clone().with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);

@@ -2,15 +2,17 @@
 
 use std::sync::{Arc, Barrier};
 
-use backburn::{FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter};
+use backburn::{
+    FusedConfig, FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
+};
 use burn::tensor::FloatDType;
 
 use super::*;
 use crate::panics::panic_of;
 
 fn refused(config: OffloadConfig, device: &Device, model: Network) -> String {
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    let refused = fused.try_with_offload(config, device);
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let refused = fused.try_set_config_on(FusedConfig::new().with_offload(Some(config)), device);
     let error = refused.expect_err("it is refused");
     assert!(matches!(error, FusedError::Offload { .. }), "{error:?}");
     error.to_string()
@@ -38,11 +40,14 @@ fn options_that_contradict_each_other_are_refused(device: &Device) {
         assert!(error.contains("from 0 to 1"), "{error}");
     }
 
-    let accumulates = FusedOptimizer::accumulating_in_state(
+    let mut accumulates = FusedOptimizer::accumulating_in_state(
         Network::init(device),
         optim::AdamWConfig::new().build(),
     );
-    let error = accumulates.try_with_offload(config(device, Offload::States), device);
+    let error = accumulates.try_set_config_on(
+        FusedConfig::new().with_offload(Some(config(device, Offload::States))),
+        device,
+    );
     let error = error.err().unwrap().to_string();
     assert!(error.contains("accumulate in a buffer"), "{error}");
 }
@@ -53,8 +58,11 @@ fn a_state_that_would_lose_digits_is_refused(device: &Device) {
     }
     let weight = Tensor::<2>::ones([8, 8], (device, burn::tensor::DType::F64));
     let model = burn::module::Param::from_tensor(weight);
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    let error = fused.try_with_offload(config(device, Offload::States), device);
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let error = fused.try_set_config_on(
+        FusedConfig::new().with_offload(Some(config(device, Offload::States))),
+        device,
+    );
     let error = error.err().unwrap().to_string();
     assert!(error.contains("F64") && error.contains("in f32"), "{error}");
 }
@@ -84,7 +92,10 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
                 copy(&initial, || Network::init(device)),
                 AdamConfig::new().init(),
             )
-            .with_offload(config(device, mode), device)
+            .with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            )
         };
         let mut untouched = fuse();
         train_fused(&mut untouched, 4, RATE, loss);
@@ -139,8 +150,12 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(1.0))
-            .with_offload(config(device, mode), device);
+            .with_config_on(
+                FusedConfig::new()
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
+                    .with_offload(Some(config(device, mode))),
+                device,
+            );
         fused.step_repeatable(RATE, |model| model.loss(batches[0].clone()));
         let before = fused.model().valid();
         let stopped =
@@ -187,7 +202,10 @@ fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) 
     let expected = stop(FusedOptimizer::new(copy(), AdamConfig::new().init()));
     for mode in modes(device) {
         let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let found = stop(fused.with_offload(config(device, mode), device));
+        let found = stop(fused.with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        ));
         assert_equal_weights(&expected.valid(), &found.valid());
     }
 }
@@ -199,7 +217,10 @@ fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
     let tokens = batches(device).remove(0);
     for mode in modes(device) {
         let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_offload(config(device, mode), device);
+        let mut fused = fused.with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let read = fused.step_with_backward(RATE, |model| {
             let gradients = model.loss(tokens.clone()).backward();
             let blocks = model.valid().blocks;
@@ -236,7 +257,10 @@ fn clones_train_beside_each_other(device: &Device) {
     let tokens = batches(device).remove(0);
     let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
         .with_hook(ParamGroup::all(), Meet(Arc::new(Barrier::new(2))))
-        .with_offload(config(device, Offload::Updates), device);
+        .with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, Offload::Updates))),
+            device,
+        );
     let both = [fused.clone(), fused];
     std::thread::scope(|scope| {
         for mut fused in both {
@@ -249,7 +273,10 @@ fn clones_train_beside_each_other(device: &Device) {
 fn a_model_for_inference_can_be_moved(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
     let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-        .with_offload(config(device, mode), device);
+        .with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
     let host = host(device).inner();
     let tokens = batches(device).remove(0);
     let [here, there] = [device.clone().inner(), host].map(|device| {
@@ -266,7 +293,10 @@ fn a_model_for_inference_can_be_moved(device: &Device) {
 fn a_model_from_inference_is_not_trained(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
     let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-        .with_offload(config(device, mode), device);
+        .with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
     let again = FusedOptimizer::try_new(fused.valid().train(), AdamConfig::new().init());
     assert!(
         again.is_err(),

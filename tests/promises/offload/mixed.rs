@@ -1,5 +1,6 @@
 //! A device that computes in another float type than the host keeps the weights in.
 
+use backburn::FusedConfig;
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, FloatDType};
@@ -99,8 +100,8 @@ fn the_host_keeps_the_weights_in_their_own_type(device: &Device) {
             Offload::Weights(WaitingBlocks::Fraction(0.5)),
         ] {
             let config = config(device, mode).with_compute_dtype(Some(dtype));
-            let mut fused =
-                FusedOptimizer::new(copy(), AdamWConfig::new().init()).with_offload(config, device);
+            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
+                .with_config_on(FusedConfig::new().with_offload(Some(config)), device);
             for x in &xs {
                 fused.step(RATE, |model| {
                     let weight = model.blocks[0].expand.weight.val();
@@ -119,10 +120,10 @@ fn what_is_not_trained_must_be_in_the_type_already(device: &Device) {
     if !device.supports_dtype(DType::F64) {
         return;
     }
-    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init());
     let config = config(device, Offload::Updates).with_compute_dtype(Some(FloatDType::F64));
     let error = fused
-        .try_with_offload(config, device)
+        .try_set_config_on(FusedConfig::new().with_offload(Some(config)), device)
         .expect_err("statistics in f32");
     let error = error.to_string();
     assert!(

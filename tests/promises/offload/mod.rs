@@ -8,7 +8,7 @@ mod mixed;
 mod policies;
 mod records;
 
-use backburn::{FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 use backburn::{gradient_checkpointing, optim};
 use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -144,8 +144,10 @@ fn offloaded_training_equals_training_without(device: &Device) {
             tried.push(Offload::States);
         }
         for mode in tried {
-            let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
-                .with_offload(config(device, mode), device);
+            let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            );
             train_fused(&mut fused, 6, RATE, loss);
             assert_eq!(fused.last_step().updated, plain.last_step().updated);
             assert_eq!(fused.last_step().copied.unwrap_or(0), 0, "{mode:?}");
@@ -165,8 +167,10 @@ fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
     train_fused(&mut plain, 4, RATE, loss);
     for mode in modes(device) {
         let here = copy(&initial, || Network::init(&host));
-        let mut fused = FusedOptimizer::new(here, AdamConfig::new().init())
-            .with_offload(config(device, mode), device);
+        let mut fused = FusedOptimizer::new(here, AdamConfig::new().init()).with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         train_fused(&mut fused, 4, RATE, loss);
         assert_equal_weights(&plain.model(), &fused.model());
         assert_eq!(fused.model().devices(), std::slice::from_ref(&host));
@@ -182,7 +186,10 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     for mode in modes(device) {
         let model = copy(&initial, || Network::init(device));
         let mut plain = FusedOptimizer::new(model, AdamConfig::new().init());
-        let mut fused = plain.clone().with_offload(config(device, mode), device);
+        let mut fused = plain.clone().with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
         assert_equal_weights(&plain.valid(), &fused.valid());
@@ -220,8 +227,10 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
         let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-                .with_offload(config(device, mode), device);
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            );
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }

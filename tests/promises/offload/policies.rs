@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::{
-    GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter, LossScalingConfig,
-    Overflow,
+    FusedConfig, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
+    LossScalingConfig, Overflow,
 };
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 
@@ -26,7 +26,12 @@ fn assert_offload_changes_nothing(
     let mut plain = fuse(copy());
     train(&mut plain, &batches);
     for &mode in modes {
-        let mut fused = fuse(copy()).with_offload(config(device, mode), device);
+        let fused = fuse(copy());
+        let offloaded = fused
+            .config()
+            .clone()
+            .with_offload(Some(config(device, mode)));
+        let mut fused = fused.with_config_on(offloaded, device);
         train(&mut fused, &batches);
         assert_equal_weights(&plain.model(), &fused.model());
         let (expected, found) = (plain.last_step(), fused.last_step());
@@ -62,12 +67,15 @@ fn clipping_is_the_same(device: &Device) {
             });
             steps.collect::<Vec<_>>()
         };
-        let mut plain = sgd(copy()).with_clipping(clipping);
+        let mut plain = sgd(copy()).with_config(FusedConfig::new().with_clipping(Some(clipping)));
         let expected = train(&mut plain);
         for mode in modes(device) {
-            let mut fused = sgd(copy())
-                .with_clipping(clipping)
-                .with_offload(config(device, mode), device);
+            let mut fused = sgd(copy()).with_config_on(
+                FusedConfig::new()
+                    .with_clipping(Some(clipping))
+                    .with_offload(Some(config(device, mode))),
+                device,
+            );
             let found = train(&mut fused);
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * a;
             assert!(expected.iter().zip(&found).all(near), "{mode:?}: {found:?}");
@@ -95,8 +103,12 @@ fn gradients_are_clipped_to_the_norm_of_all(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let mut fused = FusedOptimizer::new(Network::init(device), SgdConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(0.125))
-            .with_offload(config(device, mode), device);
+            .with_config_on(
+                FusedConfig::new()
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(0.125)))
+                    .with_offload(Some(config(device, mode))),
+                device,
+            );
         for x in &batches {
             let before = weights(&fused.model());
             fused.step_repeatable(1.0, |model| model.loss(x.clone()));
@@ -154,7 +166,7 @@ fn loss_scaling_with_overflows_is_the_same(device: &Device) {
         assert_offload_changes_nothing(
             device,
             &modes(device),
-            |model| adam(model).with_loss_scaling(scaling),
+            |model| adam(model).with_config(FusedConfig::new().with_loss_scaling(Some(scaling))),
             |fused, batches| {
                 for (step, x) in batches.iter().enumerate() {
                     // Beyond what f32 holds, once.

@@ -1,5 +1,6 @@
 //! Records are the ordinary ones, in both directions, at any step.
 
+use backburn::FusedConfig;
 use burn::store::ModuleRecord;
 
 use super::*;
@@ -17,7 +18,10 @@ fn resumed(
     let model = Network::init(device).load_record(model);
     let mut fused = FusedOptimizer::new(model, optimizer.clone());
     if let Some(mode) = mode {
-        fused = fused.with_offload(config(device, mode), device);
+        fused = fused.with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
     }
     fused.load_record(record);
     train_fused(&mut fused, batches.len(), RATE, |model, step| {
@@ -38,7 +42,10 @@ fn a_run_resumes_with_offload_and_without(device: &Device) {
         for (before, after) in changes(device) {
             let mut fused = FusedOptimizer::new(copy(), optimizer.clone());
             if let Some(mode) = before {
-                fused = fused.with_offload(config(device, mode), device);
+                fused = fused.with_config_on(
+                    FusedConfig::new().with_offload(Some(config(device, mode))),
+                    device,
+                );
             }
             train_fused(&mut fused, first.len(), RATE, loss);
             let saved = (fused.model().into_record(), fused.to_record());
@@ -79,7 +86,10 @@ fn the_mode_can_change_between_two_steps(device: &Device) {
     }
     for (step, mode) in MODES.into_iter().chain([MODES[0]]).enumerate() {
         // The first time in the middle of a group of micro-batches.
-        fused = fused.with_offload(config(device, mode), device);
+        fused = fused.with_config_on(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let other = fused.clone();
         fused.step(RATE, |model| loss(model, step));
         assert_eq!(other.to_record().is_empty(), step == 0);
@@ -95,10 +105,13 @@ fn the_state_of_policies_is_in_the_records(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let fuse = || {
-            FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-                .with_clipping(GlobalNormClippingConfig::Lagged(0.5))
-                .with_loss_scaling(LossScalingConfig::new().with_growth_interval(Some(2)))
-                .with_offload(config(device, mode), device)
+            FusedOptimizer::new(Network::init(device), AdamConfig::new().init()).with_config_on(
+                FusedConfig::new()
+                    .with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5)))
+                    .with_loss_scaling(Some(LossScalingConfig::new().with_growth_interval(Some(2))))
+                    .with_offload(Some(config(device, mode))),
+                device,
+            )
         };
         let mut fused = fuse();
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());

@@ -1,6 +1,6 @@
 //! Accumulation in a buffer equals Burn's `GradientsAccumulator`.
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig};
+use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
 use burn::optim::*;
 use burn::tensor::{Device, Tensor};
 
@@ -54,7 +54,10 @@ fn a_step_can_do_with_the_accumulated_gradients_alone(device: &Device) {
     let fused = || FusedOptimizer::new(copy(), AdamWConfig::new().init());
     // Two passes over the buffers need no second forward pass.
     let never_clips = GlobalNormClippingConfig::Exact(1e9);
-    for mut fused in [fused(), fused().with_clipping(never_clips)] {
+    for mut fused in [
+        fused(),
+        fused().with_config(FusedConfig::new().with_clipping(Some(never_clips))),
+    ] {
         for group in &groups {
             for x in group {
                 fused.accumulate(|model| model.loss(x.clone()));

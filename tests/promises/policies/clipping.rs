@@ -1,7 +1,7 @@
 //! Clipping by the global norm equals clipping before a stock update. (Dropout under it is in
 //! `tests/random.rs`.)
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig};
+use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
 use burn::module::{Lora, Module};
 use burn::nn::LinearConfig;
 use burn::optim::*;
@@ -53,8 +53,9 @@ fn exact_clipping_equals_clipping_in_stock(device: &Device) {
     for max_norm in [0.01, 3.0, 1e9] {
         let clip = |norms: &[f64]| (max_norm / norms[norms.len() - 1]).min(1.0);
         let (stock, told) = train_reference(copy(), &groups, clip);
-        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+        );
         for (group, told) in groups.iter().zip(told) {
             fused.step_repeatable(LEARNING_RATE, |model| model.loss(group[0].clone()));
             assert_told(&fused, told);
@@ -73,7 +74,7 @@ fn lagged_clipping_uses_the_norm_of_the_step_before(device: &Device) {
     };
     let (stock, told) = train_reference(copy(), &groups, clip);
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Lagged(0.5));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5))));
     for (group, told) in groups.iter().zip(told) {
         fused.step(LEARNING_RATE, |model| model.loss(group[0].clone()));
         assert_told(&fused, told);
@@ -89,7 +90,7 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
     let clip = |norms: &[f64]| (0.1 / norms[norms.len() - 1]).min(1.0);
     let (stock, told) = train_reference(copy(), &groups, clip);
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(0.1));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))));
     for (group, told) in groups.iter().zip(told) {
         let (last, before) = group.split_last().unwrap();
         for x in before {
@@ -109,8 +110,9 @@ fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
         linear.apply_lora(Lora::new(2, 4.0))
     };
     for (model, left) in [(lora(), 0), (lora().unfreeze(), 1)] {
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(0.25));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.25))),
+        );
         let parts = (
             fused.num_released(),
             fused.num_retained(),
@@ -154,7 +156,7 @@ fn a_norm_that_is_not_finite_changes_nothing(device: &Device) {
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
     let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let x = Tensor::<2>::full([5, 6], f32::INFINITY, device);
     let error = fused.try_step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
     assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
@@ -167,7 +169,7 @@ fn a_panic_in_the_measuring_pass_leaves_running_statistics(device: &Device) {
     let before = weights(&initial.valid());
     let x = batches(device, 1).remove(0);
     let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init())
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let step = std::panic::AssertUnwindSafe(|| {
         fused.step_repeatable(LEARNING_RATE, |model| {
             let loss = model.loss(x.clone());
@@ -199,13 +201,16 @@ fn mistakes_in_clipping_get_a_clear_error() {
             GlobalNormClippingConfig::Exact,
             GlobalNormClippingConfig::Lagged,
         ] {
-            let error = fused().try_with_clipping(clipping(max_norm)).unwrap_err();
+            let error = fused()
+                .try_set_config(FusedConfig::new().with_clipping(Some(clipping(max_norm))))
+                .unwrap_err();
             assert!(error.to_string().contains("must be positive"));
         }
     }
     let before = fused();
     let unchanged = before.model();
-    let mut fused = before.with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let mut fused = before
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let x = Tensor::<2>::ones([5, 6], &device);
     let error = fused.try_step(0.1, |model| model.loss(x.clone()));
     let error = error.unwrap_err();
@@ -223,7 +228,7 @@ proptest! {
         let model = LinearConfig::new(4, 3).init(&device);
         let before = weights(&model);
         let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+            .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))));
         let x = Tensor::<2>::random([rows, 4], Distribution::Normal(0.0, 3.0), &device);
         fused.step_repeatable(1.0, |model| model.forward(x.clone()).powi_scalar(2).sum());
         let squares = before.iter().zip(weights(&fused.model())).map(|((_, a), (_, b))| {

@@ -1,8 +1,8 @@
 //! Hooks see every finished gradient, may replace it and may keep it from being used.
 
 use backburn::{
-    AnomalyCheck, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
+    AnomalyCheck, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow,
+    GradientHook, GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
 use burn::module::{Lora, ParamGroup};
 use burn::optim::*;
@@ -105,8 +105,11 @@ fn policies_combine_as_in_a_stock_loop(device: &Device) {
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
         .with_hook(ParamGroup::from_predicate("output"), Doubling)
         .with_hook(ParamGroup::from_predicate("bias"), Vetoing)
-        .with_clipping(GlobalNormClippingConfig::Exact(max_norm))
-        .with_loss_scaling(LossScalingConfig::new().with_growth_interval(Some(1)));
+        .with_config(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm)))
+                .with_loss_scaling(Some(LossScalingConfig::new().with_growth_interval(Some(1)))),
+        );
     for (group, scale) in batches.chunks(3).zip([65536.0, 131072.0, 262144.0]) {
         let (last, before) = group.split_last().unwrap();
         for x in before {
@@ -244,10 +247,16 @@ fn all_policies_take_a_parameter_without_elements(device: &Device) {
     let trainings = [
         fuse(),
         fuse().with_hook(ParamGroup::all(), AnomalyCheck),
-        fuse().with_clipping(GlobalNormClippingConfig::Exact(0.1)),
-        fuse().with_clipping(GlobalNormClippingConfig::Lagged(0.1)),
-        fuse().with_loss_scaling(LossScalingConfig::new()),
-        fuse().with_loss_scaling(LossScalingConfig::new().with_overflow(Overflow::SkipParameter)),
+        fuse().with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
+        ),
+        fuse().with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1))),
+        ),
+        fuse().with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()))),
+        fuse().with_config(FusedConfig::new().with_loss_scaling(Some(
+            LossScalingConfig::new().with_overflow(Overflow::SkipParameter),
+        ))),
     ];
     for fused in trainings {
         let mut fused = fused.with_hook(ParamGroup::all(), statistics.clone());
@@ -309,7 +318,7 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
     for offload in [Offload::States, Offload::Updates] {
         let config = OffloadConfig::new(offload).with_min_elements(0);
         let mut fused = FusedOptimizer::new(init(&ndarray), AdamWConfig::new().init())
-            .with_offload(config, &ndarray);
+            .with_config_on(FusedConfig::new().with_offload(Some(config)), &ndarray);
         let x = Tensor::ones([5, 6], &ndarray);
         for _ in 0..2 {
             fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
@@ -318,7 +327,7 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
     for sharding in [Sharding::State, Sharding::Full] {
         let ranks = [device.clone(), device.clone()];
         let mut fused = FusedReplicas::new(init(&device), AdamWConfig::new().init(), ranks)
-            .with_sharding(sharding);
+            .with_config(FusedConfig::new().with_sharding(sharding));
         for _ in 0..2 {
             fused.step(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss);
         }

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, SgdConfig};
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow,
+};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Lora;
 use burn::module::ModuleMapper;
@@ -323,15 +325,20 @@ fn policies_that_need_the_sum_are_refused() {
         let adam = AdamConfig::new().build();
         FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
     };
-    let exact = fused().try_with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let exact = fused().try_set_config(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+    );
     assert!(exact.unwrap_err().to_string().contains("Lagged"));
-    let skipping = fused().try_with_loss_scaling(LossScalingConfig::new());
+    let skipping = fused()
+        .try_set_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     assert!(skipping.unwrap_err().to_string().contains("SkipParameter"));
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = fused()
-        .with_clipping(GlobalNormClippingConfig::Lagged(1.0))
-        .with_loss_scaling(scaling);
+    let mut fused = fused().with_config(
+        FusedConfig::new()
+            .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
+            .with_loss_scaling(Some(scaling)),
+    );
     train(&mut fused, &groups(&device), LEARNING_RATE);
     let rate: ModuleLearningRate = LEARNING_RATE.into();
     let [x, ..] = &batches(&device, 1)[..] else {

@@ -1,6 +1,6 @@
 //! Gradients at the ends of what a float can hold, half types, and models on two backends.
 
-use backburn::{FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
+use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
@@ -18,8 +18,9 @@ fn gradients_of_any_size_are_clipped_to_the_norm(device: &Device) {
     for size in [1e-30, 1e-22, 1e-12, 1.0, 1e12, 1e22, 1e37] {
         let weight = Param::from_tensor(Tensor::<1>::zeros([4], device));
         let max_norm = size / 10.0;
-        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
-            .with_clipping(GlobalNormClippingConfig::Exact(max_norm));
+        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init()).with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+        );
         // The norm is 5 times the size.
         let gradient = Tensor::from_data([3.0 * size, -4.0 * size, 0.0, 0.0], device);
         step_with(&mut fused, gradient);
@@ -46,8 +47,8 @@ fn half_parameters_move_under_a_large_loss_scale() {
         let scaling = LossScalingConfig::new()
             .with_initial_scale(scale)
             .with_growth_interval(None);
-        let mut fused =
-            FusedOptimizer::new(weight, SgdConfig::new().init()).with_loss_scaling(scaling);
+        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
         // Scaled, the gradient is 2^15.
         let gradient = Tensor::<1>::full([4], 2f64.powi(-11), &device);
         fused.step_repeatable(16.0, |weight| {
@@ -82,8 +83,8 @@ fn a_model_on_two_backends_is_clipped_as_on_one() {
     for clipping in policies {
         let train = |there: Device| {
             let model = init(&there).load_record(initial.clone().into_record());
-            let mut fused =
-                FusedOptimizer::new(model, SgdConfig::new().init()).with_clipping(clipping);
+            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+                .with_config(FusedConfig::new().with_clipping(Some(clipping)));
             for _ in 0..3 {
                 fused.step_repeatable(1.0, |model| {
                     let x = model.here.forward(x.clone()).tanh().to_device(&there);

@@ -12,7 +12,8 @@ type Choose = fn(FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed>;
 
 /// Far below the usual norm, so that every step is clipped.
 fn lagged(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
-    fused.with_clipping(GlobalNormClippingConfig::Lagged(0.01))
+    let config = fused.config().clone();
+    fused.with_config(config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.01))))
 }
 
 /// Whose scale doubles with every other step.
@@ -20,7 +21,8 @@ fn scaled(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     let scaling = LossScalingConfig::new()
         .with_growth_interval(Some(2))
         .with_overflow(Overflow::SkipParameter);
-    fused.with_loss_scaling(scaling)
+    let config = fused.config().clone();
+    fused.with_config(config.with_loss_scaling(Some(scaling)))
 }
 
 fn step(fused: &mut FusedOptimizer<Squashed>, x: &Tensor<2>) {

@@ -1,6 +1,8 @@
 //! Loss scaling equals a stock loop that scales, looks for overflows and skips.
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow,
+};
 use burn::optim::*;
 use burn::tensor::FloatDType;
 
@@ -84,7 +86,7 @@ fn scaling_equals_a_stock_loop_with_planted_overflows(device: &Device) {
         ];
         assert_eq!(scales, growing);
         let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-            .with_loss_scaling(config(overflow));
+            .with_config(FusedConfig::new().with_loss_scaling(Some(config(overflow))));
         for (index, (x, scale)) in batches.iter().zip(scales).enumerate() {
             fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
             let report = fused.last_step();
@@ -102,9 +104,11 @@ fn a_skipped_step_changes_nothing(device: &Device) {
     let initial = Network::init(device);
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
-    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .with_loss_scaling(LossScalingConfig::new())
-        .with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init()).with_config(
+        FusedConfig::new()
+            .with_loss_scaling(Some(LossScalingConfig::new()))
+            .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+    );
     let (x, infinite) = (batches(device, 1).remove(0), infinite(device));
     fused.accumulate(|model| model.loss(x.clone()));
     drop(fused.valid()); // Burn merges running statistics when they are read.
@@ -141,7 +145,7 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
         });
         let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
         if let Some(scaling) = scaling {
-            fused = fused.with_loss_scaling(scaling);
+            fused = fused.with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
         }
         let before = weights(&fused.model());
         // The step must show in the weights beside their size.
@@ -160,7 +164,7 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let initial = Squashed::init(device);
     let batches = with_overflows(device, &[0]);
     let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .with_loss_scaling(config(Overflow::SkipStep));
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
     for x in &batches[..2] {
         fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
     }
@@ -170,7 +174,7 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let model = || copy(&fused.model(), || Squashed::init(device));
 
     let mut again = FusedOptimizer::new(model(), AdamConfig::new().init())
-        .with_loss_scaling(config(Overflow::SkipStep));
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
     again.load_record(record());
     let scales = batches[2..5].iter().map(|x| {
         again.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
@@ -200,7 +204,7 @@ fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
     let device = Device::flex().autodiff();
     let adam = backburn::optim::AdamConfig::new().build();
     let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
-        .with_loss_scaling(config(Overflow::SkipParameter));
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter))));
     let x = batches(&device, 1).remove(0);
     fused.accumulate(|model| model.loss(infinite(&device)));
     assert!(fused.last_step().overflowed);
@@ -216,7 +220,7 @@ fn a_static_scale_stays() {
     let device = Device::flex().autodiff();
     let scaling = config(Overflow::SkipStep).with_growth_interval(None);
     let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .with_loss_scaling(scaling);
+        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
     for (index, x) in with_overflows(&device, &[4]).iter().enumerate() {
         fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
         assert_eq!(fused.last_step().loss_scale, Some(1024.0));
@@ -228,7 +232,7 @@ fn a_static_scale_stays() {
 fn an_overflow_that_no_scale_helps_against_ends_in_an_error() {
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .with_loss_scaling(LossScalingConfig::new());
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     let x = infinite(&device);
     let steps = (0..100).map(|_| fused.try_step_repeatable(0.1, |model| model.loss(x.clone())));
     let error = steps.filter_map(Result::err).next().unwrap();
@@ -244,20 +248,24 @@ fn mistakes_in_loss_scaling_get_a_clear_error() {
     let fused = || FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init());
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let scaling = LossScalingConfig::new().with_initial_scale(scale);
-        let error = fused().try_with_loss_scaling(scaling).unwrap_err();
+        let error = fused()
+            .try_set_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+            .unwrap_err();
         assert!(error.to_string().contains("positive and finite"), "{error}");
     }
     let scaling = LossScalingConfig::new().with_growth_interval(Some(0));
-    let error = fused().try_with_loss_scaling(scaling).unwrap_err();
+    let error = fused()
+        .try_set_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+        .unwrap_err();
     assert!(error.to_string().contains("`growth_interval`"), "{error}");
 
-    let one_pass = config(Overflow::SkipParameter);
-    let error = fused()
-        .with_loss_scaling(one_pass)
-        .try_with_clipping(GlobalNormClippingConfig::Exact(1.0));
+    let one_pass = FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter)));
+    let exact = Some(GlobalNormClippingConfig::Exact(1.0));
+    let error = fused().try_set_config(one_pass.with_clipping(exact));
     assert!(error.unwrap_err().to_string().contains("SkipStep"));
 
-    let mut fused = fused().with_loss_scaling(config(Overflow::SkipStep));
+    let mut fused =
+        fused().with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
     let x = batches(&device, 1).remove(0);
     let error = fused.try_step(0.1, |model| model.loss(x.clone()));
     assert_eq!(error.unwrap_err(), FusedError::RunsTwice);

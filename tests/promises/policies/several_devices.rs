@@ -1,7 +1,8 @@
 //! One model whose layers lie on several devices is trained as on one.
 
 use backburn::{
-    FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, gradient_checkpointing,
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    gradient_checkpointing,
 };
 use burn::optim::{
     AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer,
@@ -152,7 +153,7 @@ fn the_norm_is_that_over_all_devices() {
         for in_blocks in [false, true] {
             let train = |clipping| {
                 let fused = FusedOptimizer::new(copied(&initial, &devices), adam());
-                let mut fused = fused.with_clipping(clipping);
+                let mut fused = fused.with_config(FusedConfig::new().with_clipping(Some(clipping)));
                 for x in &batches {
                     fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
                 }
@@ -183,8 +184,10 @@ fn accumulation_and_loss_scaling_work_on_several_devices() {
         let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
         let fused = FusedOptimizer::new(copied(&initial, &devices), adamw());
         // A power of two changes no digit.
-        let mut fused =
-            fused.with_loss_scaling(LossScalingConfig::new().with_initial_scale(1024.0));
+        let mut fused = fused.with_config(
+            FusedConfig::new()
+                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+        );
         for group in &groups {
             for x in &group[..2] {
                 fused.accumulate(|model| model.loss(x.clone(), true));

@@ -1,6 +1,8 @@
 //! The rows.
 
-use backburn::{Offload, OffloadConfig, OffloadHost, Ownership, Sharding, WaitingBlocks};
+use backburn::{
+    FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, Sharding, WaitingBlocks,
+};
 use burn::module::{Lora, ParamGroup};
 
 use super::*;
@@ -144,12 +146,19 @@ fn offloaded(network: Network, offload: Offload) -> Box<dyn Training> {
     let config = OffloadConfig::new(offload)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1);
-    Box::new(fused(network).with_offload(config, &Device::flex()))
+    Box::new(fused(network).with_config_on(
+        FusedConfig::new().with_offload(Some(config)),
+        &Device::flex(),
+    ))
 }
 
 /// As many ranks as the row has, on the processor.
 fn replicas(network: Network, sharding: Sharding, ownership: Ownership) -> Box<dyn Training> {
     let fused = FusedReplicas::new(network, optimizer().into(), flex(3));
-    let fused = fused.with_sharding(sharding).with_ownership(ownership);
+    let fused = fused.with_config(
+        FusedConfig::new()
+            .with_sharding(sharding)
+            .with_ownership(ownership),
+    );
     Box::new(fused.with_hook(ParamGroup::all(), Hook))
 }

@@ -1,0 +1,135 @@
+//! How to train.
+
+use burn::config::Config;
+
+use crate::error::FusedError;
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
+use crate::offload::OffloadConfig;
+use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Policies};
+use crate::replica::{Ownership, Sharding};
+
+/// How to train: one value for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
+/// [`FusedReplicas`](crate::FusedReplicas::with_config) and `FusedLearner`, which can be saved, printed and changed.
+///
+/// ```
+/// use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
+/// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
+/// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+///
+/// let config = FusedConfig::new()
+///     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
+///     .with_loss_scaling(Some(LossScalingConfig::new()));
+/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(config);
+///
+/// // Later on; what clipping has learned is kept.
+/// let without_scaling = fused.config().clone().with_loss_scaling(None);
+/// fused.set_config(without_scaling);
+/// ```
+///
+/// What is no number or choice is given elsewhere: devices, hooks, and the optimizer, whose state
+/// [accumulates](crate::FusedOptimizer::accumulating_in_state) or does not.
+#[derive(Config, Debug, PartialEq)]
+pub struct FusedConfig {
+    /// Clipping of the gradients of every step by their global norm; over several devices, the norm of the sums.
+    ///
+    /// [`StepReport`](crate::StepReport) tells the norm and the coefficient. The norm that lagged clipping goes by is part of
+    /// the optimizer's record. Clipping by value, and by the norm of each parameter's own gradient, is Burn's, set on the
+    /// optimizer's config, and comes after this one.
+    pub clipping: Option<GlobalNormClippingConfig>,
+    /// Scaling of the loss of every pass, and of the gradients back.
+    ///
+    /// [`StepReport`](crate::StepReport) tells the scale and whether the gradients overflowed; one overflow on any device
+    /// counts for all. The scale is part of the optimizer's record, and of no other way to hand the optimizer on.
+    pub loss_scaling: Option<LossScalingConfig>,
+    /// Whether the gradients of micro-batches are added up in f32 where those of a parameter are in bf16 or f16, and so those of
+    /// blocks that run twice and share a parameter, as the chunks of
+    /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head; the sum is rounded once, when it is used.
+    /// Such a buffer takes 4 bytes an element. Without it sums are in the type of the gradients, as those of Burn's
+    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and of its backward pass. Gradients of several devices
+    /// are added up in their own type in a step that has no micro-batches before it.
+    #[config(default = false)]
+    pub full_precision_accumulation: bool,
+    /// Which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where their
+    /// inputs wait. By default all do, and inputs wait where they are.
+    #[config(default = "GradientCheckpointingConfig::new()")]
+    pub gradient_checkpointing: GradientCheckpointingConfig,
+    /// What waits in host memory while the model computes on a device: the optimizer state, the updates, or the weights of
+    /// blocks, too. One device alone can be offloaded.
+    pub offload: Option<OffloadConfig>,
+    /// What each of several devices keeps of the parameters that it does not own. On one device this and what follows say
+    /// nothing.
+    #[config(default = "Sharding::State")]
+    pub sharding: Sharding,
+    /// Which of several devices owns a parameter.
+    #[config(default = "Ownership::ByParamId")]
+    pub ownership: Ownership,
+    /// How many gradients one of several devices may be ahead of the slowest.
+    ///
+    /// Gradients that have arrived at their owner wait there for those of the other devices: for N of them that are
+    /// read in the same order at most (N - 1) (`max_lead` + 1). Devices that compute them in another order, or have
+    /// none for many parameters, let more of them wait.
+    #[config(default = 2)]
+    pub max_lead: usize,
+    /// Whether the closures of several devices may draw random numbers (dropout, noise). If so, their forward passes take
+    /// turns at Burn's random generators, which are one a process; if not, they run at once.
+    ///
+    /// If a closure draws after all, its numbers are others in every run; a block that runs twice notices it, and the step
+    /// ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers).
+    #[config(default = true)]
+    pub draws_random_numbers: bool,
+}
+
+impl Default for FusedConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FusedConfig {
+    /// `policies` as this config has them; refuses what makes no sense by itself or together.
+    pub(crate) fn policies(&self, policies: &Policies) -> Result<Policies, FusedError> {
+        let accumulation = match self.full_precision_accumulation {
+            true => Accumulation::InFullPrecision,
+            false => Accumulation::AsParameter,
+        };
+        let configured = policies.configured(self.clipping, self.loss_scaling, accumulation)?;
+        if let Some(offload) = &self.offload {
+            offload.check()?;
+            if offload.states_wait() && policies.in_state() {
+                return Err(FusedError::Offload {
+                    reason: "a state that waits is a record, which does not hold a group of micro-batches that \
+                             has begun: use `Offload::Updates`, or accumulate in a buffer, which waits in host \
+                             memory, too"
+                        .to_string(),
+                });
+            }
+        }
+        Ok(configured)
+    }
+
+    /// Whether several devices share a model as under `other`.
+    pub(crate) fn shares_as(&self, other: &Self) -> bool {
+        let how = |config: &Self| {
+            let Self {
+                sharding,
+                ownership,
+                max_lead,
+                draws_random_numbers,
+                ..
+            } = *config;
+            (sharding, ownership, max_lead, draws_random_numbers)
+        };
+        how(self) == how(other)
+    }
+
+    /// Refuses what is for one device.
+    pub(crate) fn check_several_devices(&self) -> Result<(), FusedError> {
+        match self.offload {
+            None => Ok(()),
+            Some(_) => Err(FusedError::Offload {
+                reason: "several devices can't be offloaded: leave `FusedConfig::offload` out, or train on one device"
+                    .to_string(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! How a fused optimizer trains, from its start or from a step on.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::FusedOptimizer;
+use crate::config::FusedConfig;
+use crate::device::forked;
+use crate::error::FusedError;
+use crate::offload::{OffloadConfig, Placement};
+use crate::pass::Session;
+use crate::policy::Policies;
+
+impl<M: Module> FusedOptimizer<M> {
+    /// Trains as `config` says, where the model is.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_set_config`](Self::try_set_config) returns.
+    #[must_use]
+    pub fn with_config(mut self, config: FusedConfig) -> Self {
+        self.set_config(config);
+        self
+    }
+
+    /// Trains as `config` says, and computes on `device`.
+    ///
+    /// With [offload](FusedConfig::offload) the model waits in host memory meanwhile. One that does not fit on the device is
+    /// created and loaded there, on `Device::flex().autodiff()`: a parameter goes over alone, if at all. Its frozen
+    /// parameters, running statistics and constants all go over.
+    ///
+    /// ```
+    /// # #[cfg(feature = "ndarray")] {
+    /// use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig};
+    /// use burn::{nn::LinearConfig, optim::AdamWConfig, tensor::{Device, Tensor}};
+    ///
+    /// let device = Device::ndarray(); // a GPU, in earnest
+    /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
+    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+    ///     .with_config_on(config, &device);
+    ///
+    /// let x = Tensor::<2>::ones([8, 64], &device.autodiff());
+    /// fused.step(1e-3, |model| model.forward(x).mean());
+    /// # }
+    /// ```
+    ///
+    /// The result is that of the same optimizer without: to the bit where the device computes the update as the
+    /// host does. Gradients that were [accumulated](Self::accumulate) wait on the host, too. [`model`](Self::model)
+    /// is then in host memory, [`valid`](Self::valid) computes on the device.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_set_config_on`](Self::try_set_config_on) returns.
+    #[must_use]
+    pub fn with_config_on(mut self, config: FusedConfig, device: &Device) -> Self {
+        self.try_set_config_on(config, device)
+            .unwrap_or_else(|error| panic!("{error}"));
+        self
+    }
+
+    /// How it trains.
+    pub fn config(&self) -> &FusedConfig {
+        &self.config
+    }
+
+    /// Trains from the next step on as `config` says, where the model computes now, and with what was learned: the optimizer
+    /// state, accumulated gradients, the scale of the loss (but where it begins with another one now), the norm that
+    /// lagged clipping goes by.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_set_config`](Self::try_set_config) returns.
+    pub fn set_config(&mut self, config: FusedConfig) {
+        self.try_set_config(config)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`set_config`](Self::set_config).
+    ///
+    /// # Errors
+    ///
+    /// If an option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
+    /// one, or with an optimizer that accumulates in its state. With offload: if the device
+    /// that computes is the host itself, is not there, this build has no backend for one of them, or the device can't
+    /// compute in a float type that the model needs. Nothing has changed then.
+    pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError> {
+        self.configure(config, None)
+    }
+
+    /// The fallible [`with_config_on`](Self::with_config_on), in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_config`](Self::try_set_config) and, if the model moves,
+    /// [`try_change_model`](Self::try_change_model).
+    pub fn try_set_config_on(
+        &mut self,
+        config: FusedConfig,
+        device: &Device,
+    ) -> Result<(), FusedError> {
+        self.configure(config, Some(device))
+    }
+
+    fn configure(
+        &mut self,
+        config: FusedConfig,
+        device: Option<&Device>,
+    ) -> Result<(), FusedError> {
+        let policies = config.policies(&self.policies)?;
+        self.set_offload(config.offload.as_ref(), device)?;
+        self.go_on_as(config, policies);
+        Ok(())
+    }
+
+    /// Goes on with a config, and the policies that are its.
+    pub(super) fn go_on_as(&mut self, config: FusedConfig, policies: Policies) {
+        self.policies.go_on_with(policies);
+        self.config = config;
+        self.keep_policies();
+    }
+
+    /// Brings everything to where it waits from now on, and computes: on `device`, by default where it does. Nothing has
+    /// changed if that can't be.
+    pub(super) fn set_offload(
+        &mut self,
+        offload: Option<&OffloadConfig>,
+        device: Option<&Device>,
+    ) -> Result<(), FusedError> {
+        let before = self.session.placement();
+        if offload.is_none() && before.is_none() && device.is_none() {
+            return Ok(());
+        }
+        let computes_on = before
+            .as_ref()
+            .map_or_else(|| self.device(), |before| before.device().clone());
+        let device = match device {
+            Some(device) if device.is_autodiff() => device.clone(),
+            Some(device) => device.clone().with_autodiff_context_from(&computes_on),
+            None => computes_on,
+        };
+        let placement = match (offload, &before) {
+            (None, None) if self.form.module.devices().iter().all(|it| *it == device) => {
+                return Ok(());
+            }
+            (Some(offload), Some(before)) if before.is_of(offload, &device) => return Ok(()),
+            _ => offload.map(|offload| Placement::new(offload.clone(), &device)),
+        };
+        let placement = placement.transpose()?.map(Arc::new);
+        let moves = placement.is_none();
+        let slots = self.form.slots().clone();
+        let session = self.session.clone();
+        let before = session.place(placement);
+        let unplaced = Unplaced {
+            session,
+            before: Some(before),
+        };
+        self.try_change_model(|model| if moves { forked(model, &device) } else { model })?;
+        unplaced.forget();
+        self.restore_policies();
+        self.form.slots().copy_accumulated(&slots);
+        Ok(())
+    }
+}
+
+/// Puts everything back to where it was, when dropped.
+struct Unplaced {
+    session: Arc<Session>,
+    /// Where it was; none if it stays where it is now.
+    before: Option<Option<Arc<Placement>>>,
+}
+
+impl Unplaced {
+    /// It stays where it is now.
+    fn forget(mut self) {
+        self.before = None;
+    }
+}
+
+impl Drop for Unplaced {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            self.session.place(before);
+        }
+    }
+}
