@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::caught::catch;
 use crate::error::FusedError;
@@ -53,16 +53,11 @@ pub(crate) struct Pass {
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
     stage: Mutex<Stage>,
-    failure: Mutex<Option<Failure>>,
     closure: Closure,
     /// That of the closure.
     thread: OnceLock<ThreadId>,
     /// Set when the loss has been scaled; none if the closure need not see to that.
     scaled: Option<AtomicBool>,
-    /// Whether the use of a gradient has failed: no later one is used.
-    stopped: AtomicBool,
-    /// Whether a panic passes through Burn's backward pass.
-    is_given_up: AtomicBool,
     /// Hooks that are under way.
     hooks: AtomicUsize,
     /// If this is one of two passes of a step.
@@ -93,12 +88,9 @@ impl Pass {
             blocks,
             graph: Arc::default(),
             stage: Mutex::new(stage),
-            failure: Mutex::default(),
             closure,
             thread: OnceLock::new(),
             scaled: scales.then(AtomicBool::default),
-            stopped: AtomicBool::default(),
-            is_given_up: AtomicBool::default(),
             hooks: AtomicUsize::new(0),
             rehearsal,
             course: Mutex::default(),
@@ -174,8 +166,9 @@ impl Pass {
         }
     }
 
-    pub(crate) fn stage(&self) -> Stage {
-        *self.stage.lock()
+    /// How far it is, locked.
+    pub(crate) fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock()
     }
 
     /// The closure has computed its loss.
@@ -186,23 +179,24 @@ impl Pass {
 
     /// Ends the pass with an error, if it has none yet.
     pub(crate) fn fail(&self, error: FusedError) {
-        self.end_with(Failure::Error(error));
+        self.end_with(Failure::Error(error), false);
     }
 
     /// Ends the pass with an error in the use of a gradient.
     pub(crate) fn stop(&self, error: FusedError) {
-        self.stopped.store(true, Ordering::Release);
-        self.fail(error);
+        self.end_with(Failure::Error(error), true);
     }
 
     /// Whether the use of a gradient has failed.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_use)
     }
 
-    fn end_with(&self, failure: Failure) {
-        *self.stage.lock() = Stage::Failed;
-        self.failure.lock().get_or_insert(failure);
+    fn end_with(&self, failure: Failure, in_use: bool) {
+        if let Some(failed) = self.stage.lock().failed() {
+            failed.by.get_or_insert(failure);
+            failed.in_use |= in_use;
+        }
     }
 
     /// Does `work` in the middle of Burn's backward pass. A panic waits for the end of it, so that Burn lets
@@ -212,25 +206,30 @@ impl Pass {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
-            if self.is_given_up.load(Ordering::Relaxed) {
+            let given_up = matches!(
+                &*self.stage.lock(),
+                Stage::Failed(failed) if matches!(failed.by, Some(Failure::GivenUp(_)))
+            );
+            if given_up {
                 panic.resume();
             }
-            self.end_with(Failure::Panic(panic));
+            self.end_with(Failure::Panic(panic), false);
             R::default()
         })
     }
 
     /// Ends the pass with a panic that does not wait for the end of Burn's backward pass, which would never come.
     pub(crate) fn give_up(&self, reason: &str) -> ! {
-        self.is_given_up.store(true, Ordering::Relaxed);
+        if let Some(failed) = self.stage.lock().failed() {
+            failed.by = Some(Failure::GivenUp(reason.to_string()));
+        }
         panic!("{reason}")
     }
 
     /// Uses a gradient on another thread than the one that runs the backward pass. A panic ends the pass.
     pub(crate) fn guarded_in_queue(&self, use_gradient: impl FnOnce()) {
         if let Err(panic) = catch(use_gradient) {
-            self.stopped.store(true, Ordering::Release);
-            self.end_with(Failure::Panic(panic));
+            self.end_with(Failure::Panic(panic), true);
         }
     }
 
@@ -268,15 +267,20 @@ impl Pass {
         if self.scaled.as_ref().is_some_and(unscaled) {
             self.fail(FusedError::LossNotScaled);
         }
-        *self.stage.lock() != Stage::Failed
+        !matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
     /// Goes on with the failure that has ended the pass, if one has.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
-        match self.failure.lock().take() {
+        let failure = match &mut *self.stage.lock() {
+            Stage::Failed(failed) => failed.by.take(),
+            _ => None,
+        };
+        match failure {
             None => Ok(()),
             Some(Failure::Error(error)) => Err(error),
             Some(Failure::Panic(panic)) => panic.resume(),
+            Some(Failure::GivenUp(reason)) => panic!("{reason}"),
         }
     }
 

@@ -15,16 +15,25 @@ pub(crate) enum Closure {
 }
 
 /// How far a pass is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Stage {
     /// The closure computes the loss; a backward pass inside of it is a mistake.
     Forward,
     /// Gradients may arrive.
     Backward,
-    /// A failure has ended it: gradients arrive and are dropped.
-    Failed,
+    /// It has failed: gradients arrive and are dropped.
+    Failed(Failed),
     /// It is over: nothing of it may be used any more.
     Over,
+}
+
+/// How a pass has failed.
+#[derive(Debug, Default)]
+pub(crate) struct Failed {
+    /// The first failure, until it is told.
+    pub(super) by: Option<Failure>,
+    /// Whether one was in the use of a gradient: what the others of its parameter have sent is not used either.
+    pub(super) in_use: bool,
 }
 
 /// What has ended a pass.
@@ -32,4 +41,19 @@ pub(crate) enum Stage {
 pub(super) enum Failure {
     Error(FusedError),
     Panic(Caught),
+    /// A panic for this reason that passes through Burn's backward pass.
+    GivenUp(String),
+}
+
+impl Stage {
+    /// The failure of a pass that goes on, or has failed already; none when it is over.
+    pub(super) fn failed(&mut self) -> Option<&mut Failed> {
+        if let Self::Forward | Self::Backward = self {
+            *self = Self::Failed(Failed::default());
+        }
+        match self {
+            Self::Failed(failed) => Some(failed),
+            _ => None,
+        }
+    }
 }

@@ -25,8 +25,8 @@ pub(super) struct Arrival<const D: usize> {
 impl<const D: usize> GradientSink for Arrival<D> {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
         let path = &self.slot.path;
-        match self.pass.stage() {
-            pass::Stage::Backward | pass::Stage::Failed => {}
+        match *self.pass.stage() {
+            pass::Stage::Backward | pass::Stage::Failed(_) => {}
             pass::Stage::Forward => panic!(
                 "backward was called inside the forward closure of a fused step: return the loss \
                  instead. Parameter `{path}` and all others are unchanged"

@@ -118,7 +118,7 @@ impl<const D: usize> ParameterSlot<D> {
         {
             return tapped.clone();
         }
-        if pass.stage() == Stage::Over {
+        if let Stage::Over = *pass.stage() {
             panic!(
                 "parameter `{}` was read after the step it belongs to",
                 self.path
