@@ -8,7 +8,7 @@ use burn::tensor::Device;
 
 use super::FusedOptimizer;
 use crate::error::FusedError;
-use crate::optim::{AccumulateInState, InState};
+use crate::optim::{AccumulateInState, InState, Ruled};
 use crate::policy::{GradientHook, Policies};
 
 impl<M: Module> FusedOptimizer<M> {
@@ -49,7 +49,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// With the message of the error that
     /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
-    pub fn accumulating_in_state(model: M, optimizer: impl AccumulateInState) -> Self {
+    pub fn accumulating_in_state(model: M, optimizer: Ruled<impl AccumulateInState>) -> Self {
         Self::try_accumulating_in_state(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -61,7 +61,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// `Adam`, no momentum in `Sgd`).
     pub fn try_accumulating_in_state(
         model: M,
-        optimizer: impl AccumulateInState,
+        optimizer: Ruled<impl AccumulateInState>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = in_state(optimizer)?;
         Self::with_policies(model, optimizer, policies)
@@ -118,9 +118,9 @@ impl<M: Module> FusedOptimizer<M> {
 
 /// `optimizer` and the policies under which it accumulates in its state.
 pub(crate) fn in_state(
-    optimizer: impl AccumulateInState,
+    optimizer: Ruled<impl AccumulateInState>,
 ) -> Result<(ModuleOptimizer, Policies), FusedError> {
-    if let Some(reason) = optimizer.refusal() {
+    if let Some(reason) = optimizer.accumulation_refusal() {
         return Err(FusedError::NotInState { reason });
     }
     let mut policies = Policies::default();

@@ -1,14 +1,14 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{self, AdamWState, LearningRate, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Tensor};
+use burn::optim::ModuleOptimizer;
 
-use super::call;
-use super::format::{Formats, StateFormat, WeightFormat};
-use super::in_state::{AccumulateInState, MicroBatch};
-use super::kernel;
-use super::moments::{MomentsState, update_moments};
-use super::rule::{self, Moments, Rule};
+use super::adam::MOMENTS;
+use super::element_wise::{ElementState, ElementWise};
+use super::format::{StateFormat, WeightFormat};
+use super::in_state::AccumulateInState;
+use super::kernel::Rule;
+use super::rule::{self, Moments, Step};
+use super::ruled::Ruled;
 use super::with_clipping;
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
@@ -49,27 +49,14 @@ pub struct AdamWConfig {
 /// [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101), with cautious weight decay
 /// ([2025](https://arxiv.org/abs/2510.12402)) and the AMSGrad variant of
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
-#[derive(Clone)]
-pub struct AdamW {
-    config: AdamWConfig,
-    /// For backends without a kernel.
-    stock: optim::AdamW,
-}
+pub type AdamW = Ruled<AdamWConfig>;
 
 impl AdamWConfig {
     /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
     pub fn build(&self) -> AdamW {
-        let stock = optim::AdamWConfig::new()
-            .with_beta_1(self.beta_1)
-            .with_beta_2(self.beta_2)
-            .with_epsilon(self.epsilon)
-            .with_weight_decay(self.weight_decay)
-            .with_cautious_weight_decay(self.cautious_weight_decay)
-            .with_amsgrad(self.amsgrad);
-        AdamW {
-            config: self.clone(),
-            stock: stock.build(),
-        }
+        Ruled::new(self.clone())
+            .with_state_format(self.state_format)
+            .with_weight_format(self.weight_format)
     }
 
     /// The optimizer of a whole module, with gradient clipping.
@@ -78,110 +65,42 @@ impl AdamWConfig {
     }
 }
 
-impl Optimizer for AdamW {
-    type State<const D: usize> = MomentsState<D>;
+impl ElementWise for AdamWConfig {
+    const STATES: &'static [ElementState] = &MOMENTS;
+    const TIME: Option<&'static str> = Some("momentum.time");
 
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<MomentsState<D>>,
-    ) -> (Tensor<D>, Option<MomentsState<D>>) {
-        if let Some(reason) = self.refuses(&parameter, &gradient, state.as_ref()) {
-            call::refuse(reason);
-            return (parameter, state);
+    /// Hyperparameters are worked out in the precision in which Burn does.
+    fn rule(&self, step: Step) -> Rule {
+        let rate = step.learning_rate * f64::from(self.weight_decay);
+        if self.cautious_weight_decay && rate != 0.0 {
+            self.with_decay::<true>(rate, step)
+        } else {
+            self.with_decay::<false>(1.0 - rate, step)
         }
-        if !kernel::covers(&parameter) && self.formats().are_plain_for(&parameter) {
-            let state = state.map(|state| AdamWState {
-                momentum: state.into_full(),
-            });
-            let (parameter, state) = self.stock.step(lr, parameter, gradient, state);
-            return (parameter, state.map(|state| state.momentum.into()));
-        }
-        let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        let rule = self.rule(lr, time);
-        let amsgrad = self.config.amsgrad;
-        let formats = self.formats();
-        let (parameter, state) = update_moments(rule, amsgrad, formats, parameter, gradient, state);
-        (parameter, Some(state))
-    }
-
-    fn to_device<const D: usize>(state: MomentsState<D>, device: &Device) -> MomentsState<D> {
-        state.on_device(device)
     }
 }
 
-impl AccumulateInState for AdamW {
-    fn refusal(&self) -> Option<&'static str> {
-        let cautious = self.config.cautious_weight_decay;
-        let cautious = cautious.then_some("cautious weight decay looks at the whole update");
-        cautious.or(self.formats().refusal())
-    }
-
-    fn refuses<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&MomentsState<D>>,
-    ) -> Option<String> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let moments = state.into_iter().flat_map(MomentsState::shapes);
-        kernel::refusal(self.formats(), parameter, gradient, moments, low_bits)
-    }
-
-    fn step_micro_batch<const D: usize>(
-        &self,
-        lr: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<MomentsState<D>>,
-        batch: MicroBatch,
-    ) -> (Tensor<D>, MomentsState<D>) {
-        let state = state.map(|state| batch.at_same_time(state));
-        let time = state.as_ref().map_or(0, |state| state.time) + 1;
-        let lr = batch.learning_rate(lr);
-        let decay = 1.0 - lr * f64::from(self.config.weight_decay);
-        let mut rule = self.with_decay::<false>(decay, lr, time);
-        rule.moments = batch.moments(rule.moments);
-        let amsgrad = self.config.amsgrad;
-        let (rule, formats) = (Rule::AdamW(rule), self.formats());
-        update_moments(rule, amsgrad, formats, parameter, gradient, state)
-    }
-}
-
-impl AdamW {
-    fn formats(&self) -> Formats {
-        Formats {
-            state: self.config.state_format,
-            weight: self.config.weight_format,
-        }
-    }
-
-    /// The hyperparameters of a step, worked out in the precision in which Burn does.
-    fn rule(&self, learning_rate: LearningRate, time: usize) -> Rule {
-        let rate = learning_rate * f64::from(self.config.weight_decay);
-        match self.config.cautious_weight_decay && rate != 0.0 {
-            true => Rule::CautiousAdamW(self.with_decay(rate, learning_rate, time)),
-            false => Rule::AdamW(self.with_decay(1.0 - rate, learning_rate, time)),
-        }
-    }
-
-    fn with_decay<const CAUTIOUS: bool>(
-        &self,
-        decay: f64,
-        learning_rate: LearningRate,
-        time: usize,
-    ) -> rule::AdamW<CAUTIOUS> {
-        let config = &self.config;
-        let time = time as i32;
-        rule::AdamW {
-            moments: Moments::new(config.beta_1, config.beta_2),
-            learning_rate,
+impl AdamWConfig {
+    fn with_decay<const CAUTIOUS: bool>(&self, decay: f64, step: Step) -> Rule {
+        let rule = rule::AdamW::<CAUTIOUS> {
+            moments: Moments::new(step, self.beta_1, self.beta_2),
+            learning_rate: step.learning_rate,
             decay,
-            correction_1: (1.0 - config.beta_1.powi(time)).into(),
-            correction_2: (1.0 - config.beta_2.powi(time)).into(),
-            epsilon: config.epsilon.into(),
+            correction_1: (1.0 - self.beta_1.powi(step.time)).into(),
+            correction_2: (1.0 - self.beta_2.powi(step.time)).into(),
+            epsilon: self.epsilon.into(),
+        };
+        if self.amsgrad {
+            Rule::new::<3>(rule)
+        } else {
+            Rule::new::<2>(rule)
         }
+    }
+}
+
+impl AccumulateInState for AdamWConfig {
+    fn refusal(&self) -> Option<&'static str> {
+        let cautious = self.cautious_weight_decay;
+        cautious.then_some("cautious weight decay looks at the whole update")
     }
 }

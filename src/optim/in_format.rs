@@ -53,11 +53,11 @@ impl<O> InFormat<O> {
 #[derive(Clone, Debug)]
 pub struct InFormatState<S, const D: usize> {
     /// That of the optimizer, if it has one.
-    pub state: Option<S>,
+    state: Option<S>,
     /// The number of steps.
-    pub time: usize,
+    time: usize,
     /// What the weight in bf16 lacks.
-    pub low_bits: Option<LowBits>,
+    low_bits: Option<LowBits>,
 }
 
 impl<O: Optimizer> Optimizer for InFormat<O> {

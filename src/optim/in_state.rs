@@ -2,12 +2,12 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
 use super::call;
-use super::moments::MomentsState;
-use super::rule::Moments;
-use super::{Adam, AdamW, Sgd};
+use super::element_wise::ElementWise;
+use super::ruled::{MicroBatch, Ruled};
+use super::state::RuledState;
 
 /// An optimizer whose state can take the gradients of micro-batches one by one, so that no buffer
-/// has to add them up: [`Adam`], [`AdamW`] and [`Sgd`] with momentum.
+/// has to add them up: [`Adam`](super::Adam), [`AdamW`](super::AdamW) and [`Sgd`](super::Sgd) with momentum.
 ///
 /// The state decays once, before the first gradient of a group, and the parameter is stepped with the
 /// last. For `Sgd` that is the step with the sum of the gradients. For Adam's second moment it is an
@@ -19,86 +19,38 @@ use super::{Adam, AdamW, Sgd};
 /// v = beta_2 v + (1 - beta_2) (g_1^2 + .. + g_n^2)
 /// ```
 ///
+/// An optimizer of your own takes part if its [`rule`](ElementWise::rule) looks at [`Step::decay`](super::Step::decay),
+/// and uses a gradient for nothing but to add to its states.
+///
 /// See [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
 #[diagnostic::on_unimplemented(
     message = "the state of `{Self}` can't take the gradients of micro-batches",
     label = "accumulates in no optimizer state",
     note = "use `backburn::optim::{{Adam, AdamW, Sgd}}`, or accumulate in a buffer with `FusedOptimizer::new`"
 )]
-pub trait AccumulateInState: Optimizer + sealed::Sealed {
+pub trait AccumulateInState: ElementWise {
     /// Why the options of this optimizer don't allow it, if they don't.
-    #[doc(hidden)]
-    fn refusal(&self) -> Option<&'static str>;
-
-    /// Why this step can't be, if it can't.
-    #[doc(hidden)]
-    fn refuses<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&Self::State<D>>,
-    ) -> Option<String>;
-
-    /// Takes one gradient into the state, and steps the parameter if it is the last of its group.
-    #[doc(hidden)]
-    fn step_micro_batch<const D: usize>(
-        &self,
-        lr: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<Self::State<D>>,
-        batch: MicroBatch,
-    ) -> (Tensor<D>, Self::State<D>);
+    fn refusal(&self) -> Option<&'static str> {
+        None
+    }
 }
 
-/// Where a gradient stands in its group.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct MicroBatch {
-    pub(super) first: bool,
-    pub(super) last: bool,
-    /// There was no state before the group.
-    pub(super) fresh: bool,
-}
-
-impl MicroBatch {
-    /// Nothing moves before the last.
-    pub(super) fn learning_rate(self, learning_rate: LearningRate) -> LearningRate {
-        match self.last {
-            true => learning_rate,
-            false => 0.0,
-        }
-    }
-
-    /// The moments decay with the first.
-    pub(super) fn moments(self, moments: Moments) -> Moments {
-        match self.first {
-            true => moments,
-            false => moments.adding(),
-        }
-    }
-
-    /// A group counts as one step.
-    pub(super) fn at_same_time<const D: usize>(
-        self,
-        mut state: MomentsState<D>,
-    ) -> MomentsState<D> {
-        if !self.first {
-            state.time -= 1;
-        }
-        state
+impl<R: AccumulateInState> Ruled<R> {
+    /// Why this optimizer can't accumulate in its state, if it can't.
+    pub(crate) fn accumulation_refusal(&self) -> Option<&'static str> {
+        self.optimizer.refusal().or(self.formats.refusal())
     }
 }
 
 /// An optimizer that accumulates in its state, if its caller says that more gradients follow. In
 /// Burn's own loop each is the last of its group.
 #[derive(Clone)]
-pub(crate) struct InState<O> {
-    optimizer: O,
+pub(crate) struct InState<R> {
+    optimizer: Ruled<R>,
 }
 
-impl<O: AccumulateInState> InState<O> {
-    pub(crate) fn new(optimizer: O) -> Self {
+impl<R: AccumulateInState> InState<R> {
+    pub(crate) fn new(optimizer: Ruled<R>) -> Self {
         Self { optimizer }
     }
 }
@@ -115,8 +67,8 @@ struct Begun {
     fresh: bool,
 }
 
-impl<O: AccumulateInState> Optimizer for InState<O> {
-    type State<const D: usize> = GroupState<O::State<D>>;
+impl<R: AccumulateInState> Optimizer for InState<R> {
+    type State<const D: usize> = GroupState<RuledState<R, D>>;
 
     fn step<const D: usize>(
         &self,
@@ -134,10 +86,11 @@ impl<O: AccumulateInState> Optimizer for InState<O> {
             Some(GroupState { state, begun }) => (Some(state), begun),
             None => (None, None),
         };
+        let is_fresh = || state.as_ref().is_none_or(RuledState::is_none);
         let batch = MicroBatch {
             first: begun.is_none(),
             last: !call::more_to_come(),
-            fresh: begun.map_or(state.is_none(), |begun| begun.fresh),
+            fresh: begun.map_or_else(is_fresh, |begun| begun.fresh),
         };
         let (parameter, state) = self
             .optimizer
@@ -148,7 +101,7 @@ impl<O: AccumulateInState> Optimizer for InState<O> {
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         GroupState {
-            state: O::to_device(state.state, device),
+            state: state.state.on_device(device),
             begun: state.begun,
         }
     }
@@ -164,12 +117,4 @@ impl<S: RecordState> RecordState for GroupState<S> {
         let state = S::state_unflatten(prefix, source, device)?;
         Some(Self { state, begun: None })
     }
-}
-
-mod sealed {
-    pub trait Sealed {}
-
-    impl Sealed for super::Adam {}
-    impl Sealed for super::AdamW {}
-    impl Sealed for super::Sgd {}
 }

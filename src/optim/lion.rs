@@ -1,16 +1,12 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::{
-    self, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
-};
-use burn::tensor::{Device, Tensor};
+use burn::optim::ModuleOptimizer;
 
-use super::call;
-use super::format::{
-    Formats, LowBits, Noise, RecordedFormat, Root, StateFormat, StateTensor, Weight, WeightFormat,
-};
-use super::kernel::{self, update_in_format};
-use super::rule::{self, Rule};
+use super::element_wise::{ElementState, ElementWise};
+use super::format::{StateFormat, WeightFormat};
+use super::kernel::Rule;
+use super::rule::{self, Step};
+use super::ruled::Ruled;
 use super::with_clipping;
 
 /// Configuration of [`Lion`]: the fields and defaults of Burn's
@@ -40,46 +36,14 @@ pub struct LionConfig {
 ///
 /// Computes what Burn's [`Lion`](burn::optim::Lion) does:
 /// [Chen et al., 2023](https://arxiv.org/abs/2302.06675).
-#[derive(Clone)]
-pub struct Lion {
-    config: LionConfig,
-    /// For backends without a kernel.
-    stock: optim::Lion,
-}
-
-/// State of [`Lion`]; its record is that of Burn's [`LionState`](burn::optim::LionState), with the low bits of the
-/// weight beside it if there are any.
-#[derive(Clone, Debug)]
-pub struct LionState<const D: usize> {
-    /// The moving average of the gradient.
-    pub momentum: StateTensor<D>,
-    /// The number of steps in which momentum or weight were kept in a format.
-    pub time: usize,
-    /// What the weight in bf16 lacks.
-    pub low_bits: Option<LowBits>,
-}
-
-impl<const D: usize> LionState<D> {
-    fn full(momentum: Tensor<D>) -> Self {
-        Self {
-            momentum: StateTensor::Full(momentum),
-            time: 0,
-            low_bits: None,
-        }
-    }
-}
+pub type Lion = Ruled<LionConfig>;
 
 impl LionConfig {
     /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
     pub fn build(&self) -> Lion {
-        let stock = optim::LionConfig::new()
-            .with_beta_1(self.beta_1)
-            .with_beta_2(self.beta_2)
-            .with_weight_decay(self.weight_decay);
-        Lion {
-            config: self.clone(),
-            stock: stock.build(),
-        }
+        Ruled::new(self.clone())
+            .with_state_format(self.state_format)
+            .with_weight_format(self.weight_format)
     }
 
     /// The optimizer of a whole module, with gradient clipping.
@@ -88,127 +52,20 @@ impl LionConfig {
     }
 }
 
-impl Optimizer for Lion {
-    type State<const D: usize> = LionState<D>;
+impl ElementWise for LionConfig {
+    const STATES: &'static [ElementState] = &[ElementState::signed("momentum")];
+    const TIME: Option<&'static str> = None;
 
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<LionState<D>>,
-    ) -> (Tensor<D>, Option<LionState<D>>) {
-        let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let momentum = state.as_ref().map(|state| state.momentum.shape());
-        let formats = self.formats();
-        let refusal = kernel::refusal(formats, &parameter, &gradient, momentum, low_bits);
-        if let Some(reason) = refusal {
-            call::refuse(reason);
-            return (parameter, state);
-        }
-        if !self.formats().are_plain_for(&parameter) {
-            let (parameter, state) = self.step_in_format(lr, parameter, gradient, state);
-            return (parameter, Some(state));
-        }
-        let momentum = state.map(|state| state.momentum.full());
-        let (parameter, momentum) = match kernel::covers(&parameter) {
-            false => {
-                let state = momentum.map(optim::LionState::new);
-                let (parameter, state) = self.stock.step(lr, parameter, gradient, state);
-                (parameter, state.map(|state| state.momentum))
-            }
-            true => {
-                let momentum = momentum.unwrap_or_else(|| kernel::blank(&parameter));
-                let rule = Rule::Lion(self.rule(lr));
-                let (parameter, [momentum]) = kernel::update(rule, parameter, gradient, [momentum]);
-                (parameter, Some(momentum))
-            }
+    /// Hyperparameters are worked out in the precision in which Burn does.
+    fn rule(&self, step: Step) -> Rule {
+        let rule = rule::Lion {
+            beta_1: self.beta_1.into(),
+            beta_2: self.beta_2.into(),
+            rest_1: (1.0 - self.beta_1).into(),
+            rest_2: (1.0 - self.beta_2).into(),
+            learning_rate: step.learning_rate,
+            decay: 1.0 - step.learning_rate * f64::from(self.weight_decay),
         };
-        (parameter, momentum.map(LionState::full))
-    }
-
-    fn to_device<const D: usize>(state: LionState<D>, device: &Device) -> LionState<D> {
-        LionState {
-            momentum: state.momentum.on_device(device),
-            time: state.time,
-            low_bits: state.low_bits.map(|low| low.on_device(device)),
-        }
-    }
-}
-
-impl Lion {
-    fn formats(&self) -> Formats {
-        Formats {
-            state: self.config.state_format,
-            weight: self.config.weight_format,
-        }
-    }
-
-    fn step_in_format<const D: usize>(
-        &self,
-        lr: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<LionState<D>>,
-    ) -> (Tensor<D>, LionState<D>) {
-        let (momentum, time, low_bits) = match state {
-            Some(state) => (Some(state.momentum), state.time, state.low_bits),
-            None => (None, 0, None),
-        };
-        let time = time + 1;
-        let momentum = self.formats().state(momentum, Root::Signed, &parameter);
-        let weight = self.formats().weight(parameter, low_bits);
-        let (weight, [momentum]) = update_in_format(
-            Rule::Lion(self.rule(lr)),
-            weight,
-            gradient,
-            [momentum],
-            Noise::of_step(time),
-        );
-        let Weight {
-            value, low_bits, ..
-        } = weight;
-        let state = LionState {
-            momentum,
-            time,
-            low_bits,
-        };
-        (value, state)
-    }
-
-    /// The hyperparameters of a step, worked out in the precision in which Burn does.
-    fn rule(&self, learning_rate: LearningRate) -> rule::Lion {
-        let config = &self.config;
-        rule::Lion {
-            beta_1: config.beta_1.into(),
-            beta_2: config.beta_2.into(),
-            rest_1: (1.0 - config.beta_1).into(),
-            rest_2: (1.0 - config.beta_2).into(),
-            learning_rate,
-            decay: 1.0 - learning_rate * f64::from(config.weight_decay),
-        }
-    }
-}
-
-/// `momentum`, as Burn's own.
-impl<const D: usize> RecordState for LionState<D> {
-    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
-        self.momentum.flatten(prefix, "momentum", sink);
-        RecordedFormat::of([&self.momentum], self.time).flatten(prefix, sink);
-        if let Some(low) = &self.low_bits {
-            low.flatten::<D>(prefix, sink);
-        }
-    }
-
-    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let format = RecordedFormat::unflatten(prefix, source)?;
-        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
-        let momentum =
-            StateTensor::unflatten(prefix, "momentum", Root::Signed, &format, source, device)?;
-        Some(Self {
-            momentum,
-            time: format.time,
-            low_bits,
-        })
+        Rule::new::<1>(rule)
     }
 }

@@ -23,19 +23,64 @@
 //! those of Burn's own optimizers bit for bit. Half types are computed in f32 and rounded once, where
 //! Burn rounds after each operation: the tests hold them to 2 %. CubeCL's devices may contract a
 //! multiplication and an addition: the tests hold them to a thousandth. On any other backend a step is
-//! Burn's own.
+//! the same operations on whole tensors, in the order of Burn's own.
+//!
+//! # An optimizer of your own
+//!
+//! A formula for one element, and what is kept for it:
+//!
+//! ```
+//! use backburn::optim::{ElementState, ElementWise, Number, Rule, Ruled, StateFormat, Step, UpdateRule};
+//!
+//! /// RMSProp.
+//! #[derive(Clone, Debug)]
+//! struct RmsProp {
+//!     alpha: f64,
+//! }
+//!
+//! #[derive(Clone, Debug)]
+//! struct Formula {
+//!     alpha: f64,
+//!     learning_rate: f64,
+//! }
+//!
+//! impl UpdateRule<1> for Formula {
+//!     #[inline(always)]
+//!     fn update<N: Number>(&self, parameter: N, gradient: N, [square]: [N; 1]) -> (N, [N; 1]) {
+//!         let new = gradient * gradient * N::of(1.0 - self.alpha);
+//!         let square = square * N::of(self.alpha) + new;
+//!         let delta = gradient / (square.sqrt() + N::of(1e-5));
+//!         (parameter - delta * N::of(self.learning_rate), [square])
+//!     }
+//! }
+//!
+//! impl ElementWise for RmsProp {
+//!     const STATES: &'static [ElementState] = &[ElementState::positive("square_avg")];
+//!
+//!     fn rule(&self, step: Step) -> Rule {
+//!         Rule::new(Formula {
+//!             alpha: self.alpha,
+//!             learning_rate: step.learning_rate,
+//!         })
+//!     }
+//! }
+//!
+//! let optimizer = Ruled::new(RmsProp { alpha: 0.99 }).with_state_format(StateFormat::Bits8);
+//! ```
 
 mod adam;
 mod adamw;
 mod call;
+mod element_wise;
 mod format;
 mod in_format;
 mod in_state;
 pub(crate) mod kernel;
 mod lion;
-mod moments;
 mod rule;
+mod ruled;
 mod sgd;
+mod state;
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};
@@ -43,15 +88,19 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use call::StepCall;
-pub(crate) use format::recorded_low_bits;
-pub use format::{LowBits, PackedState, StateFormat, StateTensor, WeightFormat};
+pub use element_wise::{ElementState, ElementWise};
+pub(crate) use format::{LowBits, recorded_low_bits};
+pub use format::{StateFormat, WeightFormat};
 pub use in_format::{InFormat, InFormatState};
 pub use in_state::AccumulateInState;
 pub(crate) use in_state::InState;
+pub use kernel::Rule;
 pub(crate) use kernel::try_kernels;
-pub use lion::{Lion, LionConfig, LionState};
-pub use moments::MomentsState;
-pub use sgd::{Sgd, SgdConfig, SgdState};
+pub use lion::{Lion, LionConfig};
+pub use rule::{Number, Step, UpdateRule};
+pub use ruled::Ruled;
+pub use sgd::{Sgd, SgdConfig};
+pub use state::RuledState;
 
 pub use crate::optimizer_record::compact_records;
 

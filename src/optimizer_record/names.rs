@@ -17,12 +17,13 @@ pub(crate) const ELEMENTS: &str = "elements";
 pub(crate) const AROUND: &str = "around";
 
 /// What Burn's optimizers keep for every element of a parameter, under these names.
-const OF_ELEMENTS: [&str; 5] = [
+const OF_ELEMENTS: [&str; 6] = [
     "moment_1",
     "moment_2",
     "max_moment_2",
     "velocity",
     "momentum",
+    "square_avg",
 ];
 
 /// Whether the tensor of this name is of the shape of its parameter.

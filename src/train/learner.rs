@@ -16,7 +16,7 @@ use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::in_state;
-use crate::optim::AccumulateInState;
+use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::GradientHook;
 use crate::record;
 
@@ -67,7 +67,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// If the options of the optimizer don't allow it.
     pub fn accumulating_in_state(
         model: M,
-        optimizer: impl AccumulateInState,
+        optimizer: Ruled<impl AccumulateInState>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Self {
         let (optimizer, policies) = in_state(optimizer).unwrap_or_else(|error| panic!("{error}"));

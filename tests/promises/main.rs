@@ -19,6 +19,7 @@ mod misuse;
 mod noting;
 mod offload;
 mod optim;
+mod own_rule;
 mod panics;
 mod pictures;
 mod policies;

@@ -15,17 +15,25 @@ use super::*;
 /// The operation that updates a parameter on the server.
 const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
 
-/// Lion, as a client sends it.
-const LION: u64 = 3;
-const NUMBERS: [f64; 6] = [0.9, 0.99, 0.1, 0.01, 0.1, 1.0];
+/// Momentum, as a client sends it: which values are the parameter and the velocity after the step, then the
+/// operations, each with its operands. The first three values are parameter, gradient and velocity.
+const WORDS: [u64; 32] = [
+    8, 5, //
+    0, 0, 0, 0, 0, // the first number
+    3, 2, 3, 0, 0, // velocity * momentum
+    1, 4, 1, 0, 0, // .. + gradient
+    0, 1, 0, 0, 0, // the second number
+    3, 5, 6, 0, 0, // velocity * learning rate
+    2, 0, 7, 0, 0, // parameter - ..
+];
+const NUMBERS: [f64; 2] = [0.9, 0.1];
 
 struct Call {
     /// The gradient, the parameter and its states.
     shapes: Vec<Vec<usize>>,
     dtypes: Vec<DType>,
     outputs: usize,
-    kind: ScalarIr,
-    numbers: Vec<f64>,
+    scalars: Vec<ScalarIr>,
 }
 
 impl Call {
@@ -35,8 +43,11 @@ impl Call {
             shapes: vec![vec![4, 2]; 3],
             dtypes: vec![DType::F32; 3],
             outputs: 2,
-            kind: ScalarIr::UInt(LION),
-            numbers: NUMBERS.to_vec(),
+            scalars: WORDS
+                .map(ScalarIr::UInt)
+                .into_iter()
+                .chain(NUMBERS.map(ScalarIr::Float))
+                .collect(),
         }
     }
 
@@ -62,9 +73,7 @@ impl Call {
             TensorIr::uninit(client.create_empty_handle(), shape, DType::F32)
         };
         let outputs: Vec<TensorIr> = (0..self.outputs).map(output).collect();
-        let numbers = self.numbers.into_iter().map(ScalarIr::Float);
-        let scalars = [self.kind].into_iter().chain(numbers).collect();
-        let call = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars);
+        let call = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, self.scalars);
         let answer = AssertUnwindSafe(|| {
             let updated = client.register(call).into_iter().next();
             let updated = BackendTensor::Float(updated.expect("it has outputs"));
@@ -116,9 +125,14 @@ fn a_server_refuses_what_does_not_fit_and_serves_on() {
             }),
             Call::with(|call| call.outputs = 1),
             Call::with(|call| call.outputs = 7),
-            Call::with(|call| call.kind = ScalarIr::UInt(9)),
-            Call::with(|call| call.kind = ScalarIr::Float(3.0)),
-            Call::with(|call| call.numbers.truncate(5)),
+            // No such operation, values that are not there (yet), too few words and numbers.
+            Call::with(|call| call.scalars[2] = ScalarIr::UInt(9)),
+            Call::with(|call| call.scalars[0] = ScalarIr::UInt(9)),
+            Call::with(|call| call.scalars[9] = ScalarIr::UInt(4)),
+            Call::with(|call| call.scalars[9] = ScalarIr::UInt(u64::MAX)),
+            Call::with(|call| call.scalars[0] = ScalarIr::Float(3.0)),
+            Call::with(|call| drop(call.scalars.remove(31))),
+            Call::with(|call| call.scalars.truncate(33)),
         ];
         let others = server.device_of_another();
         let expected = Call::new().send(&others).unwrap();

@@ -20,7 +20,7 @@ use crate::config::FusedConfig;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::fused::policies::in_state;
-use crate::optim::AccumulateInState;
+use crate::optim::{AccumulateInState, Ruled};
 use crate::pass::Session;
 use crate::policy::{Policies, Update};
 use crate::record;
@@ -128,7 +128,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
     pub fn accumulating_in_state(
         model: M,
-        optimizer: impl AccumulateInState,
+        optimizer: Ruled<impl AccumulateInState>,
         devices: impl IntoIterator<Item = Device>,
     ) -> Self {
         Self::try_accumulating_in_state(model, optimizer, devices)
@@ -142,7 +142,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// As [`try_new`](Self::try_new) and [`FusedOptimizer::try_accumulating_in_state`].
     pub fn try_accumulating_in_state(
         model: M,
-        optimizer: impl AccumulateInState,
+        optimizer: Ruled<impl AccumulateInState>,
         devices: impl IntoIterator<Item = Device>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = in_state(optimizer)?;

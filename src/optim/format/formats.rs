@@ -20,14 +20,6 @@ pub(crate) struct Weight<const D: usize> {
 }
 
 impl Formats {
-    /// The same for a state that is to be full.
-    pub(crate) fn with_full_states(self) -> Self {
-        Self {
-            state: StateFormat::Full,
-            ..self
-        }
-    }
-
     /// Whether this parameter and its states are kept as Burn keeps them. (Beside states in few bits, the full ones
     /// of small parameters in half types are in f32.)
     pub(crate) fn are_plain_for<const D: usize>(self, parameter: &Tensor<D>) -> bool {
@@ -61,18 +53,20 @@ impl Formats {
         )
     }
 
-    /// A state of `parameter` as it is to be kept, blank if there is none yet.
+    /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full.
     pub(crate) fn state<const D: usize>(
         self,
         state: Option<StateTensor<D>>,
-        root: Root,
+        root: Option<Root>,
+        blank: f32,
         parameter: &Tensor<D>,
     ) -> StateTensor<D> {
-        let coding = self.state.coding(root, parameter.shape().num_elements());
+        let (shape, device) = (parameter.shape(), parameter.device());
+        let coding = root.and_then(|root| self.state.coding(root, shape.num_elements()));
         match (state, coding) {
             (Some(state), _) => state.conformed(coding).in_f32(),
             (None, Some(coding)) => StateTensor::blank(parameter, coding),
-            (None, None) => StateTensor::Full(full(parameter, -0.0)),
+            (None, None) => StateTensor::Full(Tensor::full(shape, blank, (&device, DType::F32))),
         }
     }
 
@@ -118,16 +112,6 @@ impl<const D: usize> Weight<D> {
             _ => self,
         }
     }
-
-    /// A full state of this number.
-    pub(crate) fn blank_state(&self, fill: f32) -> Tensor<D> {
-        full(&self.value, fill)
-    }
-}
-
-fn full<const D: usize>(parameter: &Tensor<D>, fill: f32) -> Tensor<D> {
-    let device = parameter.device();
-    Tensor::full(parameter.shape(), fill, (&device, DType::F32))
 }
 
 impl<const D: usize> StateTensor<D> {

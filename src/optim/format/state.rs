@@ -76,7 +76,7 @@ impl StateFormat {
 /// An optimizer state of the shape of its parameter.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)] // There is one to a parameter.
-pub enum StateTensor<const D: usize> {
+pub(crate) enum StateTensor<const D: usize> {
     /// As it is.
     Full(Tensor<D>),
     /// In codes of a few bits.
@@ -85,7 +85,7 @@ pub enum StateTensor<const D: usize> {
 
 /// An optimizer state in codes of a few bits.
 #[derive(Clone, Debug)]
-pub struct PackedState<const D: usize> {
+pub(crate) struct PackedState<const D: usize> {
     /// The codes of all groups, each filled up, in words of 32 bits: every device has that type.
     pub(crate) codes: Tensor<1, Int>,
     /// One for each group.
@@ -109,7 +109,7 @@ impl<const D: usize> StateTensor<D> {
     }
 
     /// The state as it is, or what its codes stand for, in f32.
-    pub fn full(self) -> Tensor<D> {
+    pub(crate) fn full(self) -> Tensor<D> {
         match self {
             Self::Full(state) => state,
             Self::Packed(packed) => packed.decoded(),

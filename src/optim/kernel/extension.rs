@@ -1,7 +1,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, ExtensionType, backend_extension};
 
-use super::super::rule::Rule;
+use super::rule::Rule;
 
 /// What a step writes: the parameter and the states of its optimizer.
 #[derive(Clone, Debug, ExtensionType)]
@@ -60,7 +60,7 @@ pub(crate) trait SinglePass: Backend {
 impl SinglePass for burn::backend::Flex {
     fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
         let (parameter, states) = operands.into_parts();
-        let (parameter, states) = super::flex::update(rule, parameter, gradient, states);
+        let (parameter, states) = rule.update_on_flex(parameter, gradient, states);
         Operands::new(parameter, states)
     }
 }
@@ -69,7 +69,7 @@ impl SinglePass for burn::backend::Flex {
 impl SinglePass for burn_cubecl::CubeBackend {
     fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
         let (parameter, states) = operands.into_parts();
-        let (parameter, states) = super::cube::update(rule, parameter, gradient, states);
+        let (parameter, states) = super::cube::update(rule.traced(), parameter, gradient, states);
         Operands::new(parameter, states)
     }
 }

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
 use super::super::format::{Formats, LowBits, WeightFormat};
 #[cfg(any(feature = "remote", test))]
-use super::super::rule::Rule;
+use super::rule::Rule;
 
 /// What can't be updated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -87,13 +87,13 @@ pub(super) fn check<const D: usize>(
 /// The same for the tensors of a backend that someone else has put together, with the `rule` to be applied to them.
 #[cfg(any(feature = "remote", test))]
 pub(super) fn check_sent<T: TensorMetadata>(
-    rule: Rule,
+    rule: &Rule,
     parameter: &T,
     gradient: &T,
     states: &[T],
 ) -> Result<(), Unfit> {
     let (dtype, count) = (parameter.dtype(), states.len());
-    if !dtype.is_float() || !rule.takes(count) {
+    if !dtype.is_float() || rule.states() != count {
         return Err(Unfit::Rule {
             rule: format!("{rule:?}"),
             dtype,
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_whoever_has_sent_it() {
-        let lion = Rule::Lion(Lion {
+        let lion = &Rule::new::<1>(Lion {
             beta_1: 0.9,
             beta_2: 0.99,
             rest_1: 0.1,
@@ -256,7 +256,7 @@ mod tests {
             learning_rate: 1e-4,
             decay: 0.999,
         });
-        let sgd = Rule::Sgd(Sgd {
+        let sgd = &Rule::new::<0>(Sgd {
             learning_rate: 0.1,
             penalty: None,
             momentum: 0.9,

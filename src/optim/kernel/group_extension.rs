@@ -57,12 +57,12 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 /// Takes `step` on the device of the operands.
-pub(super) fn update<const D: usize, const S: usize>(
+pub(super) fn update<const D: usize>(
     step: GroupStep,
     weight: Weight<D>,
     gradient: Tensor<D>,
-    states: [StateTensor<D>; S],
-) -> (Weight<D>, [StateTensor<D>; S]) {
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
     let Weight {
         value,
         format,
@@ -74,7 +74,7 @@ pub(super) fn update<const D: usize, const S: usize>(
         Some(low) => GroupWeight::Split(value, low.words.into_dispatch()),
     };
     let shape = gradient.shape();
-    let states = states.map(|state| match state {
+    let states = states.into_iter().map(|state| match state {
         StateTensor::Full(state) => GroupState::Full(state.into_dispatch()),
         StateTensor::Packed(packed) => GroupState::Packed {
             codes: packed.codes.into_dispatch(),
@@ -97,7 +97,7 @@ pub(super) fn update<const D: usize, const S: usize>(
             (value, Some(low))
         }
     };
-    let mut states = states.into_iter().map(|state| match state {
+    let states = states.into_iter().map(|state| match state {
         GroupState::Full(state) => StateTensor::Full(Tensor::from_dispatch(state)),
         GroupState::Packed {
             codes,
@@ -110,13 +110,12 @@ pub(super) fn update<const D: usize, const S: usize>(
             shape: shape.clone(),
         }),
     });
-    let states = std::array::from_fn(|_| states.next().expect("as many states as before"));
     let weight = Weight {
         value: Tensor::from_dispatch(value),
         format,
         low_bits,
     };
-    (weight, states)
+    (weight, states.collect())
 }
 
 /// The trained weights, in f32.

@@ -1,33 +1,19 @@
 //! A step with formats on the processor.
 
 use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData};
-use num_traits::Float;
 
-use super::super::format::{Coding, LowBits, Noise, PackedState, StateTensor, Weight};
-use super::super::rule::{RuleVisitor, UpdateRule};
-#[cfg(feature = "flex")]
-use super::flex;
-use super::group_step::{GroupStep, GroupUpdate};
-use super::groups::{GradientSource, Groups, StateSlice, Weights};
-
-/// Takes a weight to what comes in the place of its gradient.
-#[derive(Clone, Copy)]
-struct Set;
-
-impl UpdateRule<0> for Set {
-    #[inline(always)]
-    fn update<F: Float>(&self, _weight: F, number: F, []: [F; 0]) -> (F, [F; 0]) {
-        (number, [])
-    }
-}
+use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight};
+use super::group_pass::{GroupPass, OpenGradient};
+use super::group_slices::{StateSlice, Weights};
+use super::group_step::GroupStep;
 
 /// Opens the operands, passes over them, and closes them again.
-pub(super) fn update<const D: usize, const S: usize>(
+pub(super) fn update<const D: usize>(
     step: GroupStep,
     weight: Weight<D>,
     gradient: Tensor<D>,
-    states: [StateTensor<D>; S],
-) -> (Weight<D>, [StateTensor<D>; S]) {
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
     let Weight {
         value,
         format,
@@ -36,7 +22,7 @@ pub(super) fn update<const D: usize, const S: usize>(
     let device = value.device();
     let mut value = value.into_data();
     let mut low = low_bits.map(|low| (low.words.into_data(), low.elements));
-    let mut open = states.map(OpenState::of);
+    let mut open: Vec<OpenState> = states.into_iter().map(OpenState::of).collect();
     let words = low.as_mut().map(|(words, _)| elements::<u32>(words));
     let words = words.unwrap_or_default();
     let weights = match value.dtype() {
@@ -44,16 +30,12 @@ pub(super) fn update<const D: usize, const S: usize>(
         DType::F16 => Weights::F16(elements(&mut value)),
         _ => Weights::in_format(format, elements(&mut value), words),
     };
-    let pass = Pass {
+    step.rule.update_groups(GroupPass {
         weights,
         states: open.iter_mut().map(OpenState::slice).collect(),
         gradient: OpenGradient::of(gradient),
         noise: step.noise,
-    };
-    match step.update {
-        GroupUpdate::Rule(rule) => rule.accept(S, pass),
-        GroupUpdate::Set => pass.visit::<0>(Set),
-    }
+    });
     let value = closed(value, &device);
     let low_bits = low.map(|(words, elements)| LowBits {
         words: closed_words(words, &device),
@@ -66,74 +48,8 @@ pub(super) fn update<const D: usize, const S: usize>(
         format,
         low_bits,
     };
-    (weight, open.map(|state| state.closed(&device)))
-}
-
-/// The pass over memory, as soon as the type of the rule is known.
-struct Pass<'a> {
-    weights: Weights<'a>,
-    states: Vec<StateSlice<'a>>,
-    gradient: OpenGradient,
-    noise: Noise,
-}
-
-impl RuleVisitor for Pass<'_> {
-    type Output = ();
-
-    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) {
-        let mut states = self.states.into_iter();
-        let states = std::array::from_fn(|_| states.next().expect("a rule knows its states"));
-        let groups = Groups::new(self.weights, states);
-        match &self.gradient {
-            #[cfg(feature = "flex")]
-            OpenGradient::Flex(gradient) => {
-                flex::update_groups(&rule, groups, gradient, self.noise);
-            }
-            OpenGradient::Read(gradient) => each(&rule, groups, gradient, self.noise),
-        }
-    }
-}
-
-#[cfg(feature = "flex")]
-use flex::each_group as each;
-
-#[cfg(not(feature = "flex"))]
-fn each<const S: usize>(
-    rule: &impl UpdateRule<S>,
-    groups: Groups<'_, S>,
-    gradient: &impl GradientSource,
-    noise: Noise,
-) {
-    groups.update(rule, gradient, noise);
-}
-
-/// A gradient that can be read group by group.
-enum OpenGradient {
-    /// As it lies in memory: a view is not copied.
-    #[cfg(feature = "flex")]
-    Flex(burn::backend::flex::FlexTensor),
-    Read(Vec<f32>),
-}
-
-impl OpenGradient {
-    fn of<const D: usize>(gradient: Tensor<D>) -> Self {
-        #[cfg(feature = "flex")]
-        {
-            use burn::backend::{BackendTensor, DispatchTensorKind};
-            let kind = gradient.clone().into_dispatch().kind;
-            if let DispatchTensorKind::Flex(BackendTensor::Float(gradient)) = kind {
-                return Self::Flex(gradient);
-            }
-        }
-        Self::Read(gradient.into_data().iter::<f32>().collect())
-    }
-}
-
-impl GradientSource for Vec<f32> {
-    #[inline(always)]
-    fn read(&self, start: usize, into: &mut [f32]) {
-        into.copy_from_slice(&self[start..start + into.len()]);
-    }
+    let states = open.into_iter().map(|state| state.closed(&device));
+    (weight, states.collect())
 }
 
 /// A state that can be written.

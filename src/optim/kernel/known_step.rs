@@ -1,9 +1,9 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{LowBits, Noise, Root, StateFormat, StateTensor, Weight, WeightFormat};
-use super::super::rule::{AdamW, Moments, Rule};
-use super::group_step::{GroupStep, GroupUpdate};
-use super::{covers, formatted, host, in_full, plain, update};
+use super::super::rule::{AdamW, Moments, UpdateRule};
+use super::group_step::GroupStep;
+use super::{Rule, covers, formatted, host, in_full, update};
 
 /// A step of AdamW by the kernels of `device`, in full and in formats, and by what uses the device for storage alone.
 /// Returns what a kernel has computed where it is another.
@@ -19,15 +19,20 @@ pub(crate) fn try_kernels(device: &Device, dtype: FloatDType) -> Result<(), Stri
     }
 }
 
-fn known_rule() -> Rule {
-    Rule::AdamW(AdamW::<false> {
-        moments: Moments::new(0.5, 0.75),
+fn known_rule() -> AdamW<false> {
+    AdamW {
+        moments: Moments {
+            beta_1: 0.5,
+            beta_2: 0.75,
+            rest_1: 0.5,
+            rest_2: 0.25,
+        },
         learning_rate: 0.125,
         decay: 0.5,
         correction_1: 0.5,
         correction_2: 0.25,
         epsilon: 0.0,
-    })
+    }
 }
 
 /// Four elements, with full states.
@@ -35,18 +40,21 @@ fn try_full(device: &Device, dtype: FloatDType) -> Result<(), String> {
     let tensor = |elements: [f64; 4]| -> Tensor<1> {
         Tensor::from_data(elements, (device, DType::from(dtype)))
     };
-    let parameter = tensor([0.5, -1.0, 2.0, 0.25]);
-    let operands = || {
-        let gradient = tensor([1.0, -0.5, 0.25, 2.0]);
-        let states = [[0.25, 0.5, -0.5, 1.0], [1.0, 0.25, 0.0625, 4.0]];
-        (gradient, states.map(tensor))
-    };
-    let (gradient, states) = operands();
-    let expected = plain::update(known_rule(), parameter.clone(), gradient, states.into());
-    let (gradient, states) = operands();
-    let found = update(known_rule(), parameter, gradient, states);
-    let found = std::iter::once(found.0).chain(found.1);
-    compare("", found, std::iter::once(expected.0).chain(expected.1))
+    let parameter = [0.5, -1.0, 2.0, 0.25];
+    let gradient = [1.0, -0.5, 0.25, 2.0];
+    let states = [[0.25, 0.5, -0.5, 1.0], [1.0, 0.25, 0.0625, 4.0]];
+    let (mut expected, mut expected_states) = (parameter, states);
+    UpdateRule::<2>::update_lanes(
+        &known_rule(),
+        &mut expected,
+        &gradient,
+        &mut expected_states,
+    );
+    let expected = std::iter::once(expected).chain(expected_states).map(tensor);
+    let rule = Rule::new::<2>(known_rule());
+    let states = states.map(tensor).to_vec();
+    let found = update(rule, tensor(parameter), tensor(gradient), states);
+    compare("", std::iter::once(found.0).chain(found.1), expected)
 }
 
 /// Two groups, of which one is not filled up, with states in 8 bits, and low bits where the weight is in bf16.
@@ -71,23 +79,23 @@ fn try_groups(device: &Device, dtype: FloatDType) -> Result<(), String> {
             let coding = StateFormat::Bits8.coding(root, usize::MAX);
             StateTensor::blank(&weight.value, coding.expect("it is not small"))
         };
-        let states = [Root::Signed, Root::Positive].map(state);
+        let states = [Root::Signed, Root::Positive].map(state).to_vec();
         (weight, tensor(0.25), states)
     };
     let step = GroupStep {
-        update: GroupUpdate::Rule(known_rule()),
+        rule: Rule::new::<2>(known_rule()),
         noise: Noise::of_step(1),
     };
     let (weight, gradient, states) = operands();
-    let (weight, states) = host::update(step, weight, gradient, states);
+    let (weight, states) = host::update(step.clone(), weight, gradient, states);
     let weight = match weight.low_bits {
         Some(low) => low.joined(weight.value),
         None => weight.value,
     };
-    let expected = std::iter::once(weight).chain(states.map(StateTensor::full));
+    let expected = std::iter::once(weight).chain(states.into_iter().map(StateTensor::full));
     let (weight, gradient, states) = operands();
     let (weight, states) = formatted::update_groups(step, weight, gradient, states);
-    let found = std::iter::once(in_full(&weight)).chain(states.map(StateTensor::full));
+    let found = std::iter::once(in_full(&weight)).chain(states.into_iter().map(StateTensor::full));
     compare(" in formats", found, expected)
 }
 

@@ -11,22 +11,24 @@ mod formatted;
 mod group_extension;
 #[cfg(feature = "cubecl")]
 mod group_operands;
+mod group_pass;
+mod group_slices;
 mod group_step;
 mod groups;
 mod host;
 mod known_step;
 #[cfg(all(test, feature = "wgpu"))]
 mod on_wgpu;
-mod plain;
+mod operations;
 #[cfg(feature = "remote")]
 mod remote;
+mod rule;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::call;
 use super::format::{Formats, LowBits};
-use super::rule::Rule;
 use extension::Operands;
 pub(crate) use extension::SinglePass;
 
@@ -35,6 +37,7 @@ pub(super) use formatted::{in_full, set_in_format, update_in_format};
 pub(crate) use known_step::try_kernels;
 #[cfg(feature = "remote")]
 pub(crate) use remote::{UPDATE, run_update};
+pub use rule::Rule;
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.
 pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -69,42 +72,30 @@ pub(super) fn refusal<const D: usize>(
 /// # Panics
 ///
 /// If the gradient or a state does not fit the parameter; nothing is written then.
-pub(super) fn update<const D: usize, const S: usize>(
+pub(super) fn update<const D: usize>(
     rule: Rule,
     parameter: Tensor<D>,
     gradient: Tensor<D>,
-    states: [Tensor<D>; S],
-) -> (Tensor<D>, [Tensor<D>; S]) {
+    states: Vec<Tensor<D>>,
+) -> (Tensor<D>, Vec<Tensor<D>>) {
     let float: FloatDType = parameter.dtype().into();
+    let states = states.into_iter();
     let states = states.map(|state| match state.dtype() == parameter.dtype() {
         true => state,
         false => state.cast(float),
     });
+    let states: Vec<Tensor<D>> = states.collect();
     fit::check(&parameter, &gradient, &states).unwrap_or_else(|error| panic!("{error}"));
-    call::give_up_reserve();
     if !covers(&parameter) {
-        let (parameter, states) = plain::update(rule, parameter, gradient, states.into());
-        let states = states.try_into().expect("as many states as before");
-        call::renew_reserve(&parameter);
-        return (parameter, states);
+        return operations::update(rule.traced(), parameter, gradient, states);
     }
-    let states = states.map(Tensor::into_dispatch);
-    let operands = Operands::new(parameter.into_dispatch(), states.into());
+    call::give_up_reserve();
+    let states = states.into_iter().map(Tensor::into_dispatch).collect();
+    let operands = Operands::new(parameter.into_dispatch(), states);
     let updated = Dispatch::update(gradient.into_dispatch(), operands, rule);
     let (parameter, states) = updated.into_parts();
-    let mut states = states.into_iter().map(Tensor::from_dispatch);
-    let states = std::array::from_fn(|_| states.next().expect("as many states as before"));
+    let states = states.into_iter().map(Tensor::from_dispatch).collect();
     let parameter = Tensor::from_dispatch(parameter);
     call::renew_reserve(&parameter);
     (parameter, states)
-}
-
-/// A state that no step has written: adding to it returns what is added, bit for bit, zeros with
-/// their sign.
-pub(super) fn blank<const D: usize>(parameter: &Tensor<D>) -> Tensor<D> {
-    Tensor::full(
-        parameter.shape(),
-        -0.0,
-        (&parameter.device(), parameter.dtype()),
-    )
 }

@@ -1,74 +1,20 @@
 //! The kernel for groups against the pass of the processor. Where it computes in bf16, f32 stands in: wgpu has none.
 
+mod rules;
+
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{
     Coding, GROUP, LowBits, Noise, PackedState, Root, StateFormat, StateTensor, Weight,
     WeightFormat,
 };
-use super::super::rule::{Adam, AdamW, Lion, Moments, Rule, Sgd};
-use super::group_step::{GroupStep, GroupUpdate};
-use super::{group_extension, host};
+use super::super::rule::Set;
+use super::group_step::GroupStep;
+use super::{Rule, group_extension, host};
+use rules::rules;
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
-
-fn rules() -> [(Rule, &'static [Root]); 6] {
-    let moments = Moments::new(0.9, 0.999);
-    let adamw = AdamW::<false> {
-        moments,
-        learning_rate: 0.01,
-        decay: 0.99,
-        correction_1: 0.3,
-        correction_2: 0.01,
-        epsilon: 1e-5,
-    };
-    let cautious = AdamW::<true> {
-        moments,
-        learning_rate: 0.01,
-        decay: 0.01,
-        correction_1: 0.3,
-        correction_2: 0.01,
-        epsilon: 1e-5,
-    };
-    let adam = Adam {
-        moments,
-        learning_rate: 0.01,
-        penalty: Some(0.1),
-        correction: 0.3,
-        epsilon: 1e-5,
-    };
-    let lion = Lion {
-        beta_1: 0.9,
-        beta_2: 0.99,
-        rest_1: 0.1,
-        rest_2: 0.01,
-        learning_rate: 0.01,
-        decay: 0.99,
-    };
-    let sgd = Sgd {
-        learning_rate: 0.01,
-        penalty: None,
-        momentum: 0.9,
-        rest: 0.5,
-        nesterov: true,
-    };
-    [
-        (Rule::AdamW(adamw), &[Root::Signed, Root::Positive]),
-        (
-            Rule::CautiousAdamW(cautious),
-            &[Root::Signed, Root::Positive],
-        ),
-        // AMSGrad.
-        (
-            Rule::Adam(adam),
-            &[Root::Signed, Root::Positive, Root::Positive],
-        ),
-        (Rule::Lion(lion), &[Root::Signed]),
-        (Rule::Sgd(sgd), &[Root::Signed]),
-        (Rule::Sgd(sgd), &[]),
-    ]
-}
 
 fn wgpu() -> Device {
     Device::wgpu(Default::default())
@@ -125,11 +71,16 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
     }
 }
 
-fn step(update: GroupUpdate) -> GroupStep {
+fn step(rule: Rule) -> GroupStep {
     GroupStep {
-        update,
+        rule,
         noise: Noise::of_step(3),
     }
+}
+
+fn on_wgpu(states: &[StateTensor<2>]) -> Vec<StateTensor<2>> {
+    let states = states.iter().cloned();
+    states.map(|state| state.on_device(&wgpu())).collect()
 }
 
 fn elements(tensor: Tensor<2>) -> Vec<f32> {
@@ -208,20 +159,19 @@ fn assert_same_state(found: StateTensor<2>, expected: StateTensor<2>, context: &
     }
 }
 
-fn check<const S: usize>(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
+fn check(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
     let context = format!("{rule:?} {states:?} {shape:?}");
-    let states: [StateTensor<2>; S] = std::array::from_fn(|index| {
+    let states = roots.iter().enumerate().map(|(index, root)| {
         // The maximum of AMSGrad is full.
-        let coding = states
-            .coding(roots[index], usize::MAX)
-            .filter(|_| index < 2);
-        state(roots[index], coding, shape, index as u32)
+        let coding = states.coding(*root, usize::MAX).filter(|_| index < 2);
+        state(*root, coding, shape, index as u32)
     });
+    let states: Vec<_> = states.collect();
     let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
-    let step = step(GroupUpdate::Rule(rule));
-    let on_device = states.clone().map(|state| state.on_device(&wgpu()));
+    let step = step(rule);
+    let on_device = on_wgpu(&states);
     let (found, found_states) = group_extension::update(
-        step,
+        step.clone(),
         there(&whole(weight.clone())),
         gradient.clone().to_device(&wgpu()),
         on_device,
@@ -238,12 +188,7 @@ fn steps_are_those_of_the_processor_on_wgpu() {
     for shape in SHAPES {
         for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
             for (rule, roots) in rules() {
-                match roots.len() {
-                    0 => check::<0>(rule, roots, states, shape),
-                    1 => check::<1>(rule, roots, states, shape),
-                    2 => check::<2>(rule, roots, states, shape),
-                    _ => check::<3>(rule, roots, states, shape),
-                }
+                check(rule, roots, states, shape);
             }
         }
     }
@@ -274,18 +219,18 @@ fn bits(numbers: Vec<f32>) -> Vec<u32> {
 
 #[test]
 fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
-    let set = step(GroupUpdate::Set);
+    let set = step(Rule::new::<0>(Set));
     for shape in SHAPES {
         for format in [WeightFormat::Stochastic, SPLITS[0], SPLITS[1]] {
             let weight = in_format(shape, format);
             let numbers = hostile(shape);
-            let (found, []) = group_extension::update(
-                set,
+            let (found, _) = group_extension::update(
+                set.clone(),
                 there(&weight),
                 numbers.clone().to_device(&wgpu()),
-                [],
+                Vec::new(),
             );
-            let (expected, []) = host::update(set, weight, numbers, []);
+            let (expected, _) = host::update(set.clone(), weight, numbers, Vec::new());
             let on_device = found.low_bits.clone().map(|low| {
                 let joined = group_extension::joined(found.value.clone(), low);
                 elements(joined)
@@ -304,18 +249,19 @@ fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
 fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
     for shape in SHAPES {
         for format in SPLITS {
-            let (rule, roots) = rules()[0];
+            let (rule, roots) = rules().swap_remove(0);
             let weight = in_format(shape, format);
-            let coding = |root| StateFormat::Bits8.coding(root, usize::MAX);
-            let states: [_; 2] = std::array::from_fn(|index| {
-                state(roots[index], coding(roots[index]), shape, index as u32)
+            let states = roots.iter().enumerate().map(|(index, root)| {
+                let coding = StateFormat::Bits8.coding(*root, usize::MAX);
+                state(*root, coding, shape, index as u32)
             });
-            let step = step(GroupUpdate::Rule(rule));
+            let states: Vec<_> = states.collect();
+            let step = step(rule);
             let gradient = numbers(shape, 8);
-            let on_device = states.clone().map(|state| state.on_device(&wgpu()));
+            let on_device = on_wgpu(&states);
             let there = there(&weight);
             let (found, _) = group_extension::update(
-                step,
+                step.clone(),
                 there,
                 gradient.clone().to_device(&wgpu()),
                 on_device,
@@ -336,16 +282,16 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
 fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
     let shape = [10, 500];
     for states in [StateFormat::Bits8, StateFormat::Bits4] {
-        let (rule, roots) = rules()[3];
+        let (rule, roots) = rules().swap_remove(3);
         let coding = states.coding(roots[0], usize::MAX);
         let state = StateTensor::blank(&numbers(shape, 1).to_device(&wgpu()), coding.unwrap());
         let mut gradient = elements(numbers(shape, 2));
         gradient[GROUP * 3 + 5] = f32::NAN;
         let gradient = TensorData::new(gradient, shape);
         let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
-        let step = step(GroupUpdate::Rule(rule));
+        let step = step(rule);
         let weight = whole(numbers(shape, 1).to_device(&wgpu()));
-        let (weight, state) = group_extension::update(step, weight, gradient, [state]);
+        let (weight, state) = group_extension::update(step.clone(), weight, gradient, vec![state]);
         let gradient = numbers(shape, 4).to_device(&wgpu());
         let (weight, _) = group_extension::update(step, weight, gradient, state);
         for (index, value) in in_full(back(weight)).into_iter().enumerate() {

@@ -6,9 +6,10 @@ use burn::backend::{Remote, TensorMetadata};
 use burn::remote::CustomOpClient;
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
-use super::super::rule::{Rule, RuleNumbers};
+use super::super::rule::Traced;
 use super::extension::{Operands, SinglePass};
 use super::fit::check_sent;
+use super::rule::Rule;
 
 /// The name of the operation. Client and server of different versions could mean something else by the same numbers.
 pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
@@ -25,17 +26,19 @@ impl SinglePass for Remote {
             .collect();
         let inputs = [gradient, parameter].into_iter().chain(states);
         let inputs: Vec<TensorIr> = inputs.map(|tensor| tensor.into_ir()).collect();
-        let operation = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars(rule));
+        let operation = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars(&rule));
         let mut updated = client.register(operation).into_iter();
         let parameter = updated.next().expect("the operation has this output");
         Operands::new(parameter, updated.collect())
     }
 }
 
-fn scalars(rule: Rule) -> Vec<ScalarIr> {
-    let RuleNumbers { kind, numbers } = rule.into_numbers();
+/// The formula as scalars: its words, then its numbers.
+fn scalars(rule: &Rule) -> Vec<ScalarIr> {
+    let (words, numbers) = rule.traced().into_words();
     let numbers = numbers.into_iter().map(ScalarIr::Float);
-    [ScalarIr::UInt(kind)].into_iter().chain(numbers).collect()
+    let words = words.into_iter().map(ScalarIr::UInt);
+    words.chain(numbers).collect()
 }
 
 /// The server's side. Kernels trust their operands, and a client may send anything: what does not fit ends its session, by a panic, as Burn's own
@@ -72,11 +75,11 @@ impl<B: BackendIr> Sent<B> {
         handles: &mut HandleContainer<B::Handle>,
         operation: &CustomOpIr,
     ) -> Result<Self, String> {
-        let rule = rule(&operation.scalars);
-        let rule = rule.ok_or("this version of backburn knows no such rule")?;
         let [gradient, parameter, states @ ..] = &operation.inputs[..] else {
             return Err("it has no gradient or no parameter".to_string());
         };
+        let rule = rule(&operation.scalars, states.len());
+        let rule = rule.ok_or("it is no rule for so many states")?;
         let outputs = operation.outputs.len();
         if outputs != 1 + states.len() {
             return Err(format!(
@@ -92,22 +95,28 @@ impl<B: BackendIr> Sent<B> {
             parameter: get(parameter),
             states: states.iter().map(get).collect(),
         };
-        check_sent(rule, &sent.parameter, &sent.gradient, &sent.states)
+        check_sent(&sent.rule, &sent.parameter, &sent.gradient, &sent.states)
             .map_err(|error| error.to_string())?;
         Ok(sent)
     }
 }
 
-fn rule(scalars: &[ScalarIr]) -> Option<Rule> {
-    let (ScalarIr::UInt(kind), numbers) = scalars.split_first()? else {
-        return None;
-    };
-    let number = |number: &ScalarIr| match number {
-        ScalarIr::Float(number) => Some(*number),
+/// The rule of these scalars, for so many states.
+fn rule(scalars: &[ScalarIr], states: usize) -> Option<Rule> {
+    let (mut words, mut numbers) = (Vec::new(), Vec::new());
+    for scalar in scalars {
+        match scalar {
+            ScalarIr::UInt(word) if numbers.is_empty() => words.push(*word),
+            ScalarIr::Float(number) => numbers.push(*number),
+            _ => return None,
+        }
+    }
+    let traced = Traced::of_words(states, &words, numbers)?;
+    match states {
+        0 => Some(Rule::new::<0>(traced)),
+        1 => Some(Rule::new::<1>(traced)),
+        2 => Some(Rule::new::<2>(traced)),
+        3 => Some(Rule::new::<3>(traced)),
         _ => None,
-    };
-    Rule::of_numbers(&RuleNumbers {
-        kind: *kind,
-        numbers: numbers.iter().map(number).collect::<Option<_>>()?,
-    })
+    }
 }

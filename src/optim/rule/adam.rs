@@ -1,9 +1,7 @@
-use num_traits::Float;
-
-use super::{Moments, UpdateRule, scalar};
+use super::{Moments, Number, UpdateRule};
 
 /// The hyperparameters of a step of Adam.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Adam {
     pub(crate) moments: Moments,
     pub(crate) learning_rate: f64,
@@ -17,16 +15,16 @@ pub(crate) struct Adam {
 impl Adam {
     /// The parameter after the step.
     #[inline(always)]
-    fn parameter<F: Float>(&self, parameter: F, moment_1: F, moment_2: F) -> F {
-        let delta = moment_1 * scalar(self.correction) / (moment_2.sqrt() + scalar(self.epsilon));
-        parameter - delta * scalar(self.learning_rate)
+    fn parameter<N: Number>(&self, parameter: N, moment_1: N, moment_2: N) -> N {
+        let delta = moment_1 * N::of(self.correction) / (moment_2.sqrt() + N::of(self.epsilon));
+        parameter - delta * N::of(self.learning_rate)
     }
 
     /// The gradient with the L2 penalty.
     #[inline(always)]
-    fn gradient<F: Float>(&self, parameter: F, gradient: F) -> F {
+    fn gradient<N: Number>(&self, parameter: N, gradient: N) -> N {
         match self.penalty {
-            Some(penalty) => parameter * scalar(penalty) + gradient,
+            Some(penalty) => parameter * N::of(penalty) + gradient,
             None => gradient,
         }
     }
@@ -34,7 +32,7 @@ impl Adam {
 
 impl UpdateRule<2> for Adam {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, moments: [F; 2]) -> (F, [F; 2]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, moments: [N; 2]) -> (N, [N; 2]) {
         let gradient = self.gradient(parameter, gradient);
         let [moment_1, moment_2] = self.moments.update(gradient, moments);
         let parameter = self.parameter(parameter, moment_1, moment_2);
@@ -45,10 +43,10 @@ impl UpdateRule<2> for Adam {
 /// AMSGrad.
 impl UpdateRule<3> for Adam {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, [a, b, max]: [F; 3]) -> (F, [F; 3]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, [a, b, max]: [N; 3]) -> (N, [N; 3]) {
         let gradient = self.gradient(parameter, gradient);
         let [moment_1, moment_2] = self.moments.update(gradient, [a, b]);
-        let max = if max < moment_2 { moment_2 } else { max };
+        let max = max.max(moment_2);
         let parameter = self.parameter(parameter, moment_1, max);
         (parameter, [moment_1, moment_2, max])
     }

@@ -1,10 +1,8 @@
-use num_traits::Float;
-
-use super::{Moments, UpdateRule, scalar};
+use super::{Moments, Number, UpdateRule};
 
 /// The hyperparameters of a step of AdamW; if `CAUTIOUS`, it decays only where that does not work
 /// against the update.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AdamW<const CAUTIOUS: bool> {
     pub(crate) moments: Moments,
     pub(crate) learning_rate: f64,
@@ -19,24 +17,26 @@ pub(crate) struct AdamW<const CAUTIOUS: bool> {
 impl<const CAUTIOUS: bool> AdamW<CAUTIOUS> {
     /// The parameter after the step.
     #[inline(always)]
-    fn parameter<F: Float>(&self, parameter: F, moment_1: F, moment_2: F) -> F {
-        let corrected_1 = moment_1 / scalar(self.correction_1);
-        let corrected_2 = moment_2 / scalar(self.correction_2);
-        let delta = corrected_1 / (corrected_2.sqrt() + scalar(self.epsilon));
-        let decay = parameter * scalar(self.decay);
+    fn parameter<N: Number>(&self, parameter: N, moment_1: N, moment_2: N) -> N {
+        let corrected_1 = moment_1 / N::of(self.correction_1);
+        let corrected_2 = moment_2 / N::of(self.correction_2);
+        let delta = corrected_1 / (corrected_2.sqrt() + N::of(self.epsilon));
+        let decay = parameter * N::of(self.decay);
         let decayed = if CAUTIOUS {
-            let against = (parameter >= F::zero()) != (moment_1 >= F::zero());
-            parameter - if against { F::zero() } else { decay }
+            let zero = N::of(0.0);
+            let if_negative = moment_1.if_less(zero, decay, zero);
+            let if_positive = moment_1.if_less(zero, zero, decay);
+            parameter - parameter.if_less(zero, if_negative, if_positive)
         } else {
             decay
         };
-        decayed - delta * scalar(self.learning_rate)
+        decayed - delta * N::of(self.learning_rate)
     }
 }
 
 impl<const CAUTIOUS: bool> UpdateRule<2> for AdamW<CAUTIOUS> {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, moments: [F; 2]) -> (F, [F; 2]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, moments: [N; 2]) -> (N, [N; 2]) {
         let [moment_1, moment_2] = self.moments.update(gradient, moments);
         let parameter = self.parameter(parameter, moment_1, moment_2);
         (parameter, [moment_1, moment_2])
@@ -46,9 +46,9 @@ impl<const CAUTIOUS: bool> UpdateRule<2> for AdamW<CAUTIOUS> {
 /// AMSGrad.
 impl<const CAUTIOUS: bool> UpdateRule<3> for AdamW<CAUTIOUS> {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, [a, b, max]: [F; 3]) -> (F, [F; 3]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, [a, b, max]: [N; 3]) -> (N, [N; 3]) {
         let [moment_1, moment_2] = self.moments.update(gradient, [a, b]);
-        let max = if max < moment_2 { moment_2 } else { max };
+        let max = max.max(moment_2);
         let parameter = self.parameter(parameter, moment_1, max);
         (parameter, [moment_1, moment_2, max])
     }

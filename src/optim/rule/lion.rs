@@ -1,9 +1,7 @@
-use num_traits::Float;
-
-use super::{UpdateRule, scalar};
+use super::{Number, UpdateRule};
 
 /// The hyperparameters of a step of Lion.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lion {
     pub(crate) beta_1: f64,
     pub(crate) beta_2: f64,
@@ -17,18 +15,11 @@ pub(crate) struct Lion {
 
 impl UpdateRule<1> for Lion {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, [momentum]: [F; 1]) -> (F, [F; 1]) {
-        let direction = momentum * scalar(self.beta_1) + gradient * scalar(self.rest_1);
-        // Zero has no sign, and neither has what is no number.
-        let sign = if direction > F::zero() {
-            F::one()
-        } else if direction < F::zero() {
-            -F::one()
-        } else {
-            F::zero()
-        };
-        let momentum = momentum * scalar(self.beta_2) + gradient * scalar(self.rest_2);
-        let parameter = parameter * scalar(self.decay) - sign * scalar(self.learning_rate);
+    fn update<N: Number>(&self, parameter: N, gradient: N, [momentum]: [N; 1]) -> (N, [N; 1]) {
+        let direction = momentum * N::of(self.beta_1) + gradient * N::of(self.rest_1);
+        let momentum = momentum * N::of(self.beta_2) + gradient * N::of(self.rest_2);
+        let parameter =
+            parameter * N::of(self.decay) - direction.sign() * N::of(self.learning_rate);
         (parameter, [momentum])
     }
 }

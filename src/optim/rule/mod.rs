@@ -4,71 +4,68 @@ mod adam;
 mod adamw;
 mod lion;
 mod moments;
+mod number;
 #[cfg(feature = "remote")]
-mod numbers;
+mod sent;
 mod sgd;
+mod step;
+mod trace;
 
-use num_traits::Float;
+use std::fmt::Debug;
 
 pub(crate) use adam::Adam;
 pub(crate) use adamw::AdamW;
 pub(crate) use lion::Lion;
 pub(crate) use moments::Moments;
-#[cfg(feature = "remote")]
-pub(crate) use numbers::RuleNumbers;
+pub use number::Number;
 pub(crate) use sgd::Sgd;
+pub use step::Step;
+#[cfg(feature = "cubecl")]
+pub(crate) use trace::Program;
+pub(crate) use trace::{Operation, Traced};
 
-/// How an optimizer updates one element of a parameter, with `S` states.
-pub(crate) trait UpdateRule<const S: usize>: Copy + Send + Sync {
-    /// Returns the parameter and its states after the step.
-    fn update<F: Float>(&self, parameter: F, gradient: F, states: [F; S]) -> (F, [F; S]);
-}
+/// How an optimizer updates one element of a parameter, with `S` states, three at most: a formula, whose fields are the
+/// hyperparameters of a step.
+///
+/// On `flex` it is compiled like any function. For all else it is traced, once a step: run with numbers that note what is
+/// done with them. On a CubeCL device these operations are a kernel, which is compiled when it is new, so what is decided
+/// by a field (not what is computed with one) makes another. Backends without a kernel do them with whole tensors; a
+/// server that hosts `flex`, with sixteen elements at a time, which takes some times as long as the formula itself.
+pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
+    /// Returns the parameter and its states after the step. (`#[inline(always)]` lets the loop around it be compiled
+    /// for what the processor can do.)
+    fn update<N: Number>(&self, parameter: N, gradient: N, states: [N; S]) -> (N, [N; S]);
 
-/// The rules there are, with the hyperparameters of a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Rule {
-    Adam(Adam),
-    AdamW(AdamW<false>),
-    CautiousAdamW(AdamW<true>),
-    Lion(Lion),
-    Sgd(Sgd),
-}
-
-/// What is done with a rule once its type is known, with as many states as there are.
-pub(crate) trait RuleVisitor {
-    type Output;
-
-    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) -> Self::Output;
-}
-
-impl Rule {
-    /// Whether it updates parameters with so many states.
-    #[cfg(any(feature = "remote", test))]
-    pub(crate) fn takes(&self, states: usize) -> bool {
-        match self {
-            Self::Adam(_) | Self::AdamW(_) | Self::CautiousAdamW(_) => matches!(states, 2 | 3),
-            Self::Lion(_) => states == 1,
-            Self::Sgd(_) => states <= 1,
-        }
-    }
-
-    pub(crate) fn accept<V: RuleVisitor>(self, states: usize, visitor: V) -> V::Output {
-        match (self, states) {
-            (Self::Adam(rule), 2) => visitor.visit::<2>(rule),
-            (Self::Adam(rule), _) => visitor.visit::<3>(rule),
-            (Self::AdamW(rule), 2) => visitor.visit::<2>(rule),
-            (Self::AdamW(rule), _) => visitor.visit::<3>(rule),
-            (Self::CautiousAdamW(rule), 2) => visitor.visit::<2>(rule),
-            (Self::CautiousAdamW(rule), _) => visitor.visit::<3>(rule),
-            (Self::Lion(rule), _) => visitor.visit::<1>(rule),
-            (Self::Sgd(rule), 0) => visitor.visit::<0>(rule),
-            (Self::Sgd(rule), _) => visitor.visit::<1>(rule),
+    /// The same for some elements. (Plain loops: closures are compiled for any processor.)
+    #[doc(hidden)]
+    #[inline(always)]
+    fn update_lanes<N: Number, const L: usize>(
+        &self,
+        parameters: &mut [N; L],
+        gradients: &[N; L],
+        states: &mut [[N; L]; S],
+    ) {
+        for lane in 0..L {
+            let mut column = [gradients[lane]; S];
+            for state in 0..S {
+                column[state] = states[state][lane];
+            }
+            let (parameter, column) = self.update(parameters[lane], gradients[lane], column);
+            parameters[lane] = parameter;
+            for state in 0..S {
+                states[state][lane] = column[state];
+            }
         }
     }
 }
 
-/// A hyperparameter in the type of the computation: Burn converts its scalars the same way.
-#[inline(always)]
-fn scalar<F: Float>(value: f64) -> F {
-    F::from(value).expect("floats convert to one another")
+/// Takes a parameter to what comes in the place of its gradient.
+#[derive(Clone, Debug)]
+pub(crate) struct Set;
+
+impl UpdateRule<0> for Set {
+    #[inline(always)]
+    fn update<N: Number>(&self, _parameter: N, number: N, []: [N; 0]) -> (N, [N; 0]) {
+        (number, [])
+    }
 }

@@ -1,9 +1,7 @@
-use num_traits::Float;
-
-use super::scalar;
+use super::{Number, Step};
 
 /// Moving averages of the gradient and of its square.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Moments {
     pub(crate) beta_1: f64,
     pub(crate) beta_2: f64,
@@ -13,30 +11,21 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    pub(crate) fn new(beta_1: f32, beta_2: f32) -> Self {
+    pub(crate) fn new(step: Step, beta_1: f32, beta_2: f32) -> Self {
         Self {
-            beta_1: beta_1.into(),
-            beta_2: beta_2.into(),
+            beta_1: step.decay(beta_1.into()),
+            beta_2: step.decay(beta_2.into()),
             rest_1: (1.0 - beta_1).into(),
             rest_2: (1.0 - beta_2).into(),
         }
     }
 
-    /// The same without a decay of what is there: a gradient that is added to those before it.
-    pub(crate) fn adding(self) -> Self {
-        Self {
-            beta_1: 1.0,
-            beta_2: 1.0,
-            ..self
-        }
-    }
-
     #[inline(always)]
-    pub(crate) fn update<F: Float>(&self, gradient: F, [moment_1, moment_2]: [F; 2]) -> [F; 2] {
+    pub(crate) fn update<N: Number>(&self, gradient: N, [moment_1, moment_2]: [N; 2]) -> [N; 2] {
         let square = gradient * gradient;
         [
-            moment_1 * scalar(self.beta_1) + gradient * scalar(self.rest_1),
-            moment_2 * scalar(self.beta_2) + square * scalar(self.rest_2),
+            moment_1 * N::of(self.beta_1) + gradient * N::of(self.rest_1),
+            moment_2 * N::of(self.beta_2) + square * N::of(self.rest_2),
         ]
     }
 }

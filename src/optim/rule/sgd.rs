@@ -1,9 +1,7 @@
-use num_traits::Float;
-
-use super::{UpdateRule, scalar};
+use super::{Number, UpdateRule};
 
 /// The hyperparameters of a step of SGD.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sgd {
     pub(crate) learning_rate: f64,
     /// L2 penalty.
@@ -17,9 +15,9 @@ pub(crate) struct Sgd {
 impl Sgd {
     /// The gradient with the L2 penalty.
     #[inline(always)]
-    fn gradient<F: Float>(&self, parameter: F, gradient: F) -> F {
+    fn gradient<N: Number>(&self, parameter: N, gradient: N) -> N {
         match self.penalty {
-            Some(penalty) => parameter * scalar(penalty) + gradient,
+            Some(penalty) => parameter * N::of(penalty) + gradient,
             None => gradient,
         }
     }
@@ -28,23 +26,23 @@ impl Sgd {
 /// Without momentum.
 impl UpdateRule<0> for Sgd {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, []: [F; 0]) -> (F, [F; 0]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, []: [N; 0]) -> (N, [N; 0]) {
         let gradient = self.gradient(parameter, gradient);
-        (parameter - gradient * scalar(self.learning_rate), [])
+        (parameter - gradient * N::of(self.learning_rate), [])
     }
 }
 
 impl UpdateRule<1> for Sgd {
     #[inline(always)]
-    fn update<F: Float>(&self, parameter: F, gradient: F, [velocity]: [F; 1]) -> (F, [F; 1]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
         let gradient = self.gradient(parameter, gradient);
-        let momentum = scalar(self.momentum);
-        let velocity = gradient * scalar(self.rest) + velocity * momentum;
+        let momentum = N::of(self.momentum);
+        let velocity = gradient * N::of(self.rest) + velocity * momentum;
         let direction = match self.nesterov {
             true => velocity * momentum + gradient,
             false => velocity,
         };
-        let parameter = parameter - direction * scalar(self.learning_rate);
+        let parameter = parameter - direction * N::of(self.learning_rate);
         (parameter, [velocity])
     }
 }

@@ -1,6 +1,6 @@
 //! A group of micro-batches that has begun in the optimizer state changes hands with it.
 
-use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, SgdConfig};
+use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, Ruled, SgdConfig};
 use burn::optim::momentum::MomentumConfig;
 
 use super::*;
@@ -31,12 +31,12 @@ impl Way {
 }
 
 /// A training that accumulates in the state of an optimizer.
-struct InState<O> {
+struct InState<R> {
     cell: Cell,
-    optimizer: O,
+    optimizer: Ruled<R>,
 }
 
-impl<O: AccumulateInState> InState<O> {
+impl<R: AccumulateInState> InState<R> {
     fn fuse(&self, net: Net) -> FusedOptimizer<Net> {
         FusedOptimizer::accumulating_in_state(net, self.optimizer.clone())
     }
@@ -78,7 +78,7 @@ impl<O: AccumulateInState> InState<O> {
     }
 }
 
-fn assert_kept(name: &str, optimizer: impl AccumulateInState) {
+fn assert_kept(name: &str, optimizer: Ruled<impl AccumulateInState>) {
     for dtype in TYPES {
         let training = InState {
             cell: Cell::new(optimizer.clone().into(), dtype),

@@ -1,6 +1,5 @@
 //! States in few bits are right on average, whatever else is in their group, and whatever size they have.
 
-use backburn::optim::{MomentsState, SgdState};
 use burn::optim::Optimizer;
 use burn::tensor::TensorData;
 
@@ -82,7 +81,8 @@ fn momentum_decays_as_in_f32_on_average() {
         20
     ]);
     let (_, exact) = stepped(&momentum(StateFormat::Full), &gradients);
-    let velocity = |state: SgdState<1>| means(state.velocity.unwrap().full());
+    let velocity =
+        |state: <optim::Sgd as Optimizer>::State<1>| means(state.get("momentum.velocity").unwrap());
     let exact = velocity(exact);
     for states in FEW_BITS {
         let (_, state) = stepped(&momentum(states), &gradients);
@@ -104,11 +104,13 @@ fn adam(states: StateFormat, amsgrad: bool) -> optim::Adam {
         .build()
 }
 
+type Moments = <optim::Adam as Optimizer>::State<1>;
+
 /// Of numbers that have codes: what is smaller has that of the least.
 #[test]
 fn second_moments_are_those_of_f32_on_average() {
     let gradients = vec![by_part(|part| part.sqrt().sqrt()); 60];
-    let second = |state: MomentsState<1>| means(state.moment_2.full());
+    let second = |state: Moments| means(state.get("momentum.moment_2").unwrap());
     let exact = second(stepped(&adam(StateFormat::Full, false), &gradients).1);
     for states in FEW_BITS {
         let found = second(stepped(&adam(states, false), &gradients).1);
@@ -134,7 +136,10 @@ fn the_maximum_of_amsgrad_is_that_of_f32() {
         Tensor::<1>::from_data(data, &Device::flex())
     };
     let gradients: Vec<_> = (0..12).map(noise).collect();
-    let largest = |state: MomentsState<1>| state.max_moment_2.unwrap().into_data();
+    let largest = |state: Moments| {
+        let largest = state.get("momentum.max_moment_2").unwrap();
+        largest.into_data()
+    };
     let exact = largest(stepped(&adam(StateFormat::Full, true), &gradients).1);
     for states in FEW_BITS {
         let found = largest(stepped(&adam(states, true), &gradients).1);
@@ -157,7 +162,7 @@ fn second_moments_below_the_least_normal_number_are_no_zeros() {
         let exact = means(exact);
         for states in FEW_BITS {
             let (moved, state) = stepped(&adam(states), &gradients);
-            let second = state.moment_2.full().into_data();
+            let second = state.get("momentum.moment_2").unwrap().into_data();
             assert!(
                 second.iter::<f32>().all(|number| number > 0.0),
                 "{states:?}"

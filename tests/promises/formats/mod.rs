@@ -24,6 +24,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
+use crate::own_rule;
 
 const RATE: f64 = 1e-2;
 
@@ -79,6 +80,13 @@ fn optimizers(states: StateFormat, weights: WeightFormat) -> Vec<(&'static str, 
     let lion = optim::LionConfig::new().with_state_format(states);
     let momentum = MomentumConfig::new().with_dampening(0.3);
     vec![
+        (
+            "RMSProp of the test",
+            own_rule::rms_prop()
+                .with_state_format(states)
+                .with_weight_format(weights)
+                .into(),
+        ),
         ("Adam", adam.with_weight_format(weights).init()),
         (
             "AdamW with AMSGrad",

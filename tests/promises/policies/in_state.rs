@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, SgdConfig};
+use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, Ruled, SgdConfig};
 use backburn::{
     FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow,
 };
@@ -196,10 +196,10 @@ fn velocity_takes_the_gradients_as_their_sum(device: &Device) {
 }
 
 fn without_micro_batches_it_is_the_optimizer_itself(device: &Device) {
-    fn assert_same<O: AccumulateInState>(
+    fn assert_same<R: AccumulateInState>(
         device: &Device,
         burns: ModuleOptimizer,
-        ours: impl Fn() -> O,
+        ours: impl Fn() -> Ruled<R>,
     ) {
         let initial = Squashed::init(device);
         let copy = || copy(&initial, || Squashed::init(device));
@@ -298,7 +298,7 @@ on_every_backend!(
 
 #[test]
 fn optimizers_without_a_fitting_state_are_refused() {
-    fn assert_refused(optimizer: impl AccumulateInState, words: &str) {
+    fn assert_refused(optimizer: Ruled<impl AccumulateInState>, words: &str) {
         let device = Device::flex().autodiff();
         let model = Squashed::init(&device);
         let error = FusedOptimizer::try_accumulating_in_state(model, optimizer).unwrap_err();

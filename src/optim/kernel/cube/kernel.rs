@@ -3,50 +3,35 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-/// How an optimizer updates a vector of elements of a parameter: an
-/// [`UpdateRule`](crate::optim::rule::UpdateRule) for a device.
-#[cube]
-pub(super) trait VectorRule: Send + Sync + 'static {
-    /// The hyperparameters of a step.
-    type Options: LaunchArg;
-
-    /// Returns the parameter and its states after the step.
-    fn update<C: Float, N: Size>(
-        parameter: Vector<C, N>,
-        gradient: Vector<C, N>,
-        states: &Sequence<Vector<C, N>>,
-        options: &Self::Options,
-    ) -> Updated<C, N>;
-}
-
-/// A parameter and its states after a step.
-pub(super) type Updated<C, N> = (Vector<C, N>, Sequence<Vector<C, N>>);
+use super::program;
+use crate::optim::rule::Program;
 
 /// Every unit reads a vector of elements, updates it and writes it back. They are stored as `F` and
 /// computed as `C`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn update<F: Float, C: Float, N: Size, R: VectorRule>(
+pub(super) fn update<F: Float, C: Float, N: Size>(
     gradient: LinearView<'_, Vector<F, N>>,
     mut parameter: LinearViewMut<'_, Vector<F, N>>,
     mut states: Sequence<LinearViewMut<'static, Vector<F, N>>>,
-    options: &R::Options,
+    numbers: &Sequence<InputScalar>,
+    #[comptime] program: Program,
     #[define(F, C)] _types: [ElemType; 2],
 ) {
     if !parameter.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
-    let p = Vector::<C, N>::cast_from(parameter.read(ABSOLUTE_POS));
-    let g = Vector::<C, N>::cast_from(gradient.read(ABSOLUTE_POS));
     let mut before = Sequence::<Vector<C, N>>::new();
+    before.push(Vector::cast_from(parameter.read(ABSOLUTE_POS)));
+    before.push(Vector::cast_from(gradient.read(ABSOLUTE_POS)));
     #[unroll]
     for state in 0..states.len() {
         before.push(Vector::cast_from(states.index(state).read(ABSOLUTE_POS)));
     }
-    let (p, after) = R::update::<C, N>(p, g, &before, options);
+    let after = program::run::<C, N>(&before, numbers, program);
     #[unroll]
     for state in 0..states.len() {
-        let value = Vector::cast_from(*after.index(state));
+        let value = Vector::cast_from(*after.index(comptime!(1 + state)));
         states.index_mut(state).write(ABSOLUTE_POS, value);
     }
-    parameter.write(ABSOLUTE_POS, Vector::cast_from(p));
+    parameter.write(ABSOLUTE_POS, Vector::cast_from(*after.index(0usize)));
 }

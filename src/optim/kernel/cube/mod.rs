@@ -1,13 +1,9 @@
-//! One kernel, one file an optimizer for what it does to a vector of elements.
+//! One kernel for all rules, which runs what one does operation by operation, on a vector of elements; the operations
+//! are known when it is compiled.
 
-mod adam;
-mod adamw;
 mod groups;
 mod kernel;
-mod launch;
-mod lion;
-mod moments;
-mod sgd;
+mod program;
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -20,14 +16,12 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::is_contiguous_pitched;
 
-use super::super::rule::Rule;
+use super::super::rule::Traced;
 pub(super) use groups::{join as join_groups, update as update_groups};
-use kernel::VectorRule;
-use launch::Launch;
 
 /// Applies `rule` to every element.
 pub(super) fn update(
-    rule: Rule,
+    rule: Traced,
     parameter: CubeTensor,
     gradient: CubeTensor,
     states: Vec<CubeTensor>,
@@ -37,7 +31,7 @@ pub(super) fn update(
     }
     let parameter = writable(parameter);
     let states: Vec<_> = states.into_iter().map(writable).collect();
-    launch::start(rule, Elements::new(&parameter, gradient, &states));
+    Elements::new(&parameter, gradient, &states).start(rule);
     (parameter, states)
 }
 
@@ -120,14 +114,10 @@ impl<'a> Elements<'a> {
             states,
         }
     }
-}
 
-impl Launch for Elements<'_> {
-    fn scalar(&self, value: f64) -> InputScalar {
-        InputScalar::new(value, self.types[1])
-    }
-
-    fn start<R: VectorRule>(self, options: RuntimeArg<R::Options>) {
+    fn start(self, rule: Traced) {
+        let numbers = rule.numbers.into_iter();
+        let numbers = numbers.map(|number| InputScalar::new(number, self.types[1]));
         let states = self
             .states
             .iter()
@@ -136,7 +126,7 @@ impl Launch for Elements<'_> {
         // vectors that divide its rows; those written have dense rows that don't overlap, and one owner; every
         // unit ends before it touches an element that is not there.
         unsafe {
-            kernel::update::launch_unchecked::<R>(
+            kernel::update::launch_unchecked(
                 &self.client,
                 self.cube_count,
                 self.cube_dim,
@@ -145,7 +135,8 @@ impl Launch for Elements<'_> {
                 self.gradient.into_linear_view(),
                 self.parameter.clone().into_linear_view(),
                 states.collect(),
-                options,
+                numbers.collect(),
+                rule.program,
                 self.types,
             );
         }

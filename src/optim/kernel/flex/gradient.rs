@@ -1,7 +1,8 @@
 use burn::backend::flex::{FlexTensor, Layout};
 use burn::tensor::{Element, bf16, f16};
 use bytemuck::Pod;
-use num_traits::Float;
+
+use super::super::super::rule::Number;
 
 /// A gradient as it lies in memory.
 pub(super) enum Gradient<'a, E> {
@@ -47,7 +48,7 @@ pub(super) fn gather<E: Copy>(storage: &[E], layout: &Layout, start: usize, to: 
 
 /// An element as it is stored and as it is computed with.
 pub(super) trait Stored: Element + Pod + Send + Sync {
-    type Computed: Float;
+    type Computed: Number;
 
     fn load(self) -> Self::Computed;
     fn store(value: Self::Computed) -> Self;

@@ -5,10 +5,9 @@ mod groups;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
-use num_traits::Zero;
 use pulp::Arch;
 
-use super::super::rule::{Rule, RuleVisitor, UpdateRule};
+use super::super::rule::{Number, UpdateRule};
 use gradient::{Gradient, Stored, gather};
 
 pub(super) use groups::{each_group, update_groups};
@@ -21,8 +20,8 @@ const BLOCK: usize = 64 * LANES;
 const GRAIN: usize = 32 * BLOCK;
 
 /// Applies `rule` to every element.
-pub(super) fn update(
-    rule: Rule,
+pub(super) fn update<const S: usize>(
+    rule: &impl UpdateRule<S>,
     parameter: FlexTensor,
     gradient: FlexTensor,
     states: Vec<FlexTensor>,
@@ -32,7 +31,13 @@ pub(super) fn update(
         gradient,
         states,
     };
-    rule.accept(pass.states.len(), pass)
+    match pass.parameter.dtype() {
+        DType::F64 => pass.run::<f64, S>(rule),
+        DType::F32 => pass.run::<f32, S>(rule),
+        DType::F16 => pass.run::<f16, S>(rule),
+        DType::BF16 => pass.run::<bf16, S>(rule),
+        dtype => panic!("parameters of type {dtype:?} have no gradient"),
+    }
 }
 
 struct Pass {
@@ -41,25 +46,11 @@ struct Pass {
     states: Vec<FlexTensor>,
 }
 
-impl RuleVisitor for Pass {
-    type Output = (FlexTensor, Vec<FlexTensor>);
-
-    fn visit<const S: usize>(self, rule: impl UpdateRule<S>) -> Self::Output {
-        match self.parameter.dtype() {
-            DType::F64 => self.run::<f64, S>(rule),
-            DType::F32 => self.run::<f32, S>(rule),
-            DType::F16 => self.run::<f16, S>(rule),
-            DType::BF16 => self.run::<bf16, S>(rule),
-            dtype => panic!("parameters of type {dtype:?} have no gradient"),
-        }
-    }
-}
-
 impl Pass {
     /// The pass over memory.
     fn run<E: Stored, const S: usize>(
         self,
-        rule: impl UpdateRule<S>,
+        rule: &impl UpdateRule<S>,
     ) -> (FlexTensor, Vec<FlexTensor>) {
         let mut parameter = dense(self.parameter);
         let mut states: Vec<FlexTensor> = self.states.into_iter().map(dense).collect();
@@ -71,7 +62,7 @@ impl Pass {
         };
         let gradient = Gradient::new(&self.gradient);
         let arch = Arch::new();
-        each(&rule, chunk, &gradient, 0, arch);
+        each(rule, chunk, &gradient, 0, arch);
         drop(written);
         (parameter, states)
     }
@@ -190,21 +181,11 @@ fn lanes<E: Stored, R: UpdateRule<S>, const S: usize, const N: usize>(
 ) {
     let mut values = load::<E, N>(parameter, start);
     let gradients = load::<E, N>(gradient, start);
-    let mut rows = [[<E::Computed as Zero>::zero(); N]; S];
+    let mut rows = [[E::Computed::of(0.0); N]; S];
     for state in 0..S {
         rows[state] = load::<E, N>(states[state], start);
     }
-    for lane in 0..N {
-        let mut column = [<E::Computed as Zero>::zero(); S];
-        for state in 0..S {
-            column[state] = rows[state][lane];
-        }
-        let (value, column) = rule.update(values[lane], gradients[lane], column);
-        values[lane] = value;
-        for state in 0..S {
-            rows[state][lane] = column[state];
-        }
-    }
+    rule.update_lanes(&mut values, &gradients, &mut rows);
     store(parameter, start, values);
     for state in 0..S {
         store(states[state], start, rows[state]);
@@ -214,7 +195,7 @@ fn lanes<E: Stored, R: UpdateRule<S>, const S: usize, const N: usize>(
 #[inline(always)]
 fn load<E: Stored, const N: usize>(from: &[E], start: usize) -> [E::Computed; N] {
     let from = &from[start..start + N];
-    let mut values = [<E::Computed as Zero>::zero(); N];
+    let mut values = [E::Computed::of(0.0); N];
     for lane in 0..N {
         values[lane] = from[lane].load();
     }

@@ -3,13 +3,14 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 
-use super::super::kernel::VectorRule;
+use super::super::program;
 use super::block::{BLOCK, Block, lanes, read, write};
 use super::group::Group;
 use super::noise;
 use super::state::{INFINITE, Packed, QUIET};
 use super::weight::{Low, stochastic};
 use crate::optim::format::{GROUP, WeightFormat};
+use crate::optim::rule::Program;
 
 /// How the work is parted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,13 +24,14 @@ pub(super) struct Units {
 /// The units of a group read its elements in f32, update them and write them back in their formats. Weights are
 /// stored as `F`, the gradient as `G`; the states in codes come before the others.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
+pub(super) fn update_groups<F: Float, G: Float, N: Size>(
     gradient: LinearView<'_, Vector<G, N>>,
     mut weights: LinearViewMut<'_, Vector<F, N>>,
     mut low: Sequence<Low>,
     mut packed: Sequence<Packed>,
     mut full: Sequence<LinearViewMut<'static, Vector<f32, N>>>,
-    options: &R::Options,
+    numbers: &Sequence<InputScalar>,
+    #[comptime] program: Program,
     salt: u32,
     #[comptime] format: WeightFormat,
     #[comptime] units: Units,
@@ -68,6 +70,8 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
         let gradient = read::<G, N, LinearView<'_, Vector<G, N>>>(&gradient, block);
         random[own] = noise::bits(block, gradient, salt);
         let mut before = Sequence::<Block<f32>>::new();
+        before.push(values[own]);
+        before.push(gradient);
         #[unroll]
         for state in 0..packed.len() {
             before.push(packed.index(state).decode(&group, group.first + own));
@@ -79,16 +83,15 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size, R: VectorRule>(
                 block,
             ));
         }
-        let (value, after) =
-            R::update::<f32, Const<BLOCK>>(values[own], gradient, &before, options);
-        let bits = Block::<u32>::reinterpret(value) | Block::new(broken);
+        let after = program::run::<f32, Const<BLOCK>>(&before, numbers, program.clone());
+        let bits = Block::<u32>::reinterpret(*after.index(0usize)) | Block::new(broken);
         values[own] = Block::<f32>::reinterpret(bits);
         // What fills up a last group has no scale of its own.
         let is_there = are_there(block, elements);
         #[unroll]
-        for state in 0..after.len() {
-            states.index_mut(state)[own] =
-                select_many(is_there, *after.index(state), Block::zero());
+        for state in 0..states.len() {
+            let value = *after.index(comptime!(1 + state));
+            states.index_mut(state)[own] = select_many(is_there, value, Block::zero());
         }
     }
 

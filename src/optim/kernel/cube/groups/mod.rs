@@ -17,9 +17,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::super::group_operands::{GroupOperands, GroupState, GroupWeight};
-use super::super::group_step::{GroupStep, GroupUpdate};
-use super::kernel::{Updated, VectorRule};
-use super::launch::{self, Launch};
+use super::super::group_step::GroupStep;
 use super::{is_divided_by, writable};
 use crate::optim::format::{GROUP, WeightFormat};
 use block::{BLOCK, BLOCKS};
@@ -59,10 +57,7 @@ pub(in crate::optim::kernel) fn update(
             gradient,
             states: &states,
         };
-        match step.update {
-            GroupUpdate::Rule(rule) => launch::start(rule, launch),
-            GroupUpdate::Set => launch.start::<Set>(()),
-        }
+        launch.start();
     }
     let weight = match low {
         None => GroupWeight::Whole(weight),
@@ -202,12 +197,10 @@ fn packed(state: &State) -> Option<PackedLaunch> {
     }
 }
 
-impl Launch for Groups<'_> {
-    fn scalar(&self, value: f64) -> InputScalar {
-        InputScalar::new(value, dtype_to_storage_type(DType::F32))
-    }
-
-    fn start<R: VectorRule>(self, options: RuntimeArg<R::Options>) {
+impl Groups<'_> {
+    fn start(self) {
+        let rule = self.step.rule.traced();
+        let number = |number| InputScalar::new(number, dtype_to_storage_type(DType::F32));
         let format = self.format;
         let low = self.low.cloned();
         let low = low.map(|low| LowLaunch::new(low.into_linear_view(), format));
@@ -218,7 +211,7 @@ impl Launch for Groups<'_> {
         // within its bounds; those written have dense rows that don't overlap, and one owner. All units of a cube
         // come to the same barriers: what decides is known when the kernel is compiled.
         unsafe {
-            kernel::update_groups::launch_unchecked::<R>(
+            kernel::update_groups::launch_unchecked(
                 &self.weight.client,
                 self.grid.cube_count,
                 self.grid.cube_dim,
@@ -229,29 +222,13 @@ impl Launch for Groups<'_> {
                 low.into_iter().collect(),
                 self.states.iter().filter_map(packed).collect(),
                 full.map(|state| state.clone().into_linear_view()).collect(),
-                options,
+                rule.numbers.into_iter().map(number).collect(),
+                rule.program,
                 self.step.noise.salt(),
                 format,
                 self.grid.units,
                 types,
             );
         }
-    }
-}
-
-/// Takes a weight to what comes in the place of its gradient.
-struct Set;
-
-#[cube]
-impl VectorRule for Set {
-    type Options = ();
-
-    fn update<C: Float, N: Size>(
-        _parameter: Vector<C, N>,
-        number: Vector<C, N>,
-        _states: &Sequence<Vector<C, N>>,
-        _options: &(),
-    ) -> Updated<C, N> {
-        (number, Sequence::new())
     }
 }

@@ -1,0 +1,64 @@
+use super::super::super::format::Root;
+use super::super::super::rule::{Adam, AdamW, Lion, Moments, Sgd};
+use super::super::Rule;
+
+/// Rules with the roots of their states.
+pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
+    const MOMENTS: &[Root] = &[Root::Signed, Root::Positive];
+    let moments = || Moments {
+        beta_1: 0.9,
+        beta_2: 0.999,
+        rest_1: 0.1,
+        rest_2: 0.001,
+    };
+    let adamw = AdamW::<false> {
+        moments: moments(),
+        learning_rate: 0.01,
+        decay: 0.99,
+        correction_1: 0.3,
+        correction_2: 0.01,
+        epsilon: 1e-5,
+    };
+    let cautious = AdamW::<true> {
+        moments: moments(),
+        learning_rate: 0.01,
+        decay: 0.01,
+        correction_1: 0.3,
+        correction_2: 0.01,
+        epsilon: 1e-5,
+    };
+    let adam = Adam {
+        moments: moments(),
+        learning_rate: 0.01,
+        penalty: Some(0.1),
+        correction: 0.3,
+        epsilon: 1e-5,
+    };
+    let lion = Lion {
+        beta_1: 0.9,
+        beta_2: 0.99,
+        rest_1: 0.1,
+        rest_2: 0.01,
+        learning_rate: 0.01,
+        decay: 0.99,
+    };
+    let sgd = Sgd {
+        learning_rate: 0.01,
+        penalty: None,
+        momentum: 0.9,
+        rest: 0.5,
+        nesterov: true,
+    };
+    vec![
+        (Rule::new::<2>(adamw), MOMENTS),
+        (Rule::new::<2>(cautious), MOMENTS),
+        // AMSGrad.
+        (
+            Rule::new::<3>(adam),
+            &[Root::Signed, Root::Positive, Root::Positive],
+        ),
+        (Rule::new::<1>(lion), &[Root::Signed]),
+        (Rule::new::<1>(sgd.clone()), &[Root::Signed]),
+        (Rule::new::<0>(sgd), &[]),
+    ]
+}

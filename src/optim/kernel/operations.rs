@@ -1,0 +1,106 @@
+//! A rule in tensor operations, for backends without a kernel: those of Burn's own optimizers, in their order.
+
+use burn::tensor::Tensor;
+
+use super::super::rule::{Operation, Traced};
+
+/// A value of a program.
+#[derive(Clone)]
+#[allow(clippy::large_enum_variant)] // There are a few dozen.
+enum Value<const D: usize> {
+    Tensor(Tensor<D>),
+    /// The same for all elements.
+    Number(f64),
+}
+
+/// Applies `rule` to every element.
+pub(super) fn update<const D: usize>(
+    rule: Traced,
+    parameter: Tensor<D>,
+    gradient: Tensor<D>,
+    states: Vec<Tensor<D>>,
+) -> (Tensor<D>, Vec<Tensor<D>>) {
+    let options = (parameter.device(), parameter.dtype());
+    let shape = parameter.shape();
+    let tensor = |value: Value<D>| match value {
+        Value::Tensor(tensor) => tensor,
+        Value::Number(number) => Tensor::full(shape.clone(), number, (&options.0, options.1)),
+    };
+    let inputs = [parameter, gradient].into_iter().chain(states);
+    let mut values: Vec<_> = inputs.map(|input| Some(Value::Tensor(input))).collect();
+    let last = last_uses(&rule, values.len());
+    for (index, operation) in rule.program.operations.iter().enumerate() {
+        // What nobody needs after this is given away, and may be written in place.
+        let mut take = |place: usize, again: bool| {
+            let value = match last[place] == index && !again {
+                true => values[place].take(),
+                false => values[place].clone(),
+            };
+            value.expect("it is needed later")
+        };
+        let value = match *operation {
+            Operation::Number(number) => Value::Number(rule.numbers[number]),
+            Operation::Sqrt(a) => Value::Tensor(tensor(take(a, false)).sqrt()),
+            Operation::Add(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
+                (Value::Tensor(a), Value::Number(b)) => a.add_scalar(b),
+                (a, b) => tensor(a).add(tensor(b)),
+            }),
+            Operation::Sub(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
+                (Value::Tensor(a), Value::Number(b)) => a.sub_scalar(b),
+                (a, b) => tensor(a).sub(tensor(b)),
+            }),
+            Operation::Mul(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
+                (Value::Tensor(a), Value::Number(b)) => a.mul_scalar(b),
+                (a, b) => tensor(a).mul(tensor(b)),
+            }),
+            Operation::Div(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
+                (Value::Tensor(a), Value::Number(b)) => a.div_scalar(b),
+                (a, b) => tensor(a).div(tensor(b)),
+            }),
+            Operation::IfLess(a, b, then, otherwise) => {
+                let [a, b, then, otherwise] =
+                    [a, b, then, otherwise].map(|place| take(place, true));
+                let is_less = match (a, b) {
+                    (Value::Tensor(a), Value::Number(b)) => a.lower_scalar(b),
+                    (Value::Number(a), Value::Tensor(b)) => b.greater_scalar(a),
+                    (a, b) => tensor(a).lower(tensor(b)),
+                };
+                Value::Tensor(match (then, tensor(otherwise)) {
+                    (Value::Number(then), otherwise) => otherwise.mask_fill(is_less, then),
+                    (Value::Tensor(then), otherwise) => otherwise.mask_where(is_less, then),
+                })
+            }
+        };
+        values.push(Some(value));
+    }
+    let results = rule.program.results.iter();
+    let mut results =
+        results.map(|result| tensor(values[*result].clone().expect("a result is kept")));
+    let parameter = results.next().expect("a step has a parameter");
+    (parameter, results.collect())
+}
+
+/// The operation that uses each value last, of which so many are inputs; results are used after all.
+fn last_uses(rule: &Traced, inputs: usize) -> Vec<usize> {
+    let operations = &rule.program.operations;
+    let mut last = vec![0; inputs + operations.len()];
+    for (index, operation) in operations.iter().enumerate() {
+        match *operation {
+            Operation::Number(_) => {}
+            Operation::Sqrt(a) => last[a] = index,
+            Operation::Add(a, b)
+            | Operation::Sub(a, b)
+            | Operation::Mul(a, b)
+            | Operation::Div(a, b) => (last[a], last[b]) = (index, index),
+            Operation::IfLess(a, b, then, otherwise) => {
+                for place in [a, b, then, otherwise] {
+                    last[place] = index;
+                }
+            }
+        }
+    }
+    for result in &rule.program.results {
+        last[*result] = usize::MAX;
+    }
+    last
+}

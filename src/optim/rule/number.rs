@@ -1,0 +1,67 @@
+use std::ops::{Add, Div, Mul, Sub};
+
+/// What a formula computes with: an element in f32 or f64, or one that notes what is done with it, for devices that
+/// run the formula as a kernel.
+///
+/// Every operation rounds as it does on a tensor of that type, in the order in which it is written.
+pub trait Number:
+    Copy
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + sealed::Sealed
+{
+    /// A hyperparameter or a constant, rounded as Burn rounds its scalars.
+    fn of(number: f64) -> Self;
+
+    /// The square root.
+    fn sqrt(self) -> Self;
+
+    /// `then` where this is less than `other`, and `otherwise` where it is not, or one of both is no number.
+    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self;
+
+    /// This, or `other` where that is larger.
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        self.if_less(other, other, self)
+    }
+
+    /// One with the sign of this. Zero has no sign, and neither has what is no number.
+    #[inline(always)]
+    fn sign(self) -> Self {
+        let zero = Self::of(0.0);
+        let negative = self.if_less(zero, Self::of(-1.0), zero);
+        zero.if_less(self, Self::of(1.0), negative)
+    }
+}
+
+pub(super) mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! float {
+    ($float:ty) => {
+        impl sealed::Sealed for $float {}
+
+        impl Number for $float {
+            #[inline(always)]
+            fn of(number: f64) -> Self {
+                number as Self
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                <$float>::sqrt(self)
+            }
+
+            #[inline(always)]
+            fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
+                if self < other { then } else { otherwise }
+            }
+        }
+    };
+}
+
+float!(f32);
+float!(f64);

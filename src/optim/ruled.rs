@@ -1,0 +1,157 @@
+use burn::optim::{LearningRate, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+use super::call;
+use super::element_wise::ElementWise;
+use super::format::{Formats, Noise, StateFormat, StateTensor, Weight, WeightFormat};
+use super::kernel::{self, update_in_format};
+use super::rule::Step;
+use super::state::RuledState;
+
+/// The Burn optimizer of an [`ElementWise`] one, in a single pass over memory.
+///
+/// ```
+/// use backburn::FusedOptimizer;
+/// use backburn::optim::{LionConfig, Ruled, StateFormat};
+/// use burn::optim::ModuleOptimizer;
+/// # use burn::{nn::LinearConfig, tensor::Device};
+/// # let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
+///
+/// let lion = Ruled::new(LionConfig::new()).with_state_format(StateFormat::Bits8);
+/// let fused = FusedOptimizer::new(model, ModuleOptimizer::from(lion));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Ruled<R> {
+    pub(super) optimizer: R,
+    pub(super) formats: Formats,
+}
+
+/// Where a gradient stands in its group of micro-batches.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MicroBatch {
+    pub(super) first: bool,
+    pub(super) last: bool,
+    /// There was no state before the group.
+    pub(super) fresh: bool,
+}
+
+impl<R: ElementWise> Ruled<R> {
+    /// With full states, and weights as they are.
+    pub fn new(optimizer: R) -> Self {
+        let formats = Formats {
+            state: StateFormat::Full,
+            weight: WeightFormat::Plain,
+        };
+        Self { optimizer, formats }
+    }
+
+    /// How states are kept.
+    pub fn with_state_format(mut self, format: StateFormat) -> Self {
+        self.formats.state = format;
+        self
+    }
+
+    /// What weights in bf16 have beside their bits.
+    pub fn with_weight_format(mut self, format: WeightFormat) -> Self {
+        self.formats.weight = format;
+        self
+    }
+
+    /// Why a step can't be, if it can't.
+    pub(super) fn refuses<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&RuledState<R, D>>,
+    ) -> Option<String> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let shapes = state.into_iter().flat_map(RuledState::shapes);
+        kernel::refusal(self.formats, parameter, gradient, shapes, low_bits)
+    }
+
+    /// Takes one gradient into the state, and steps the parameter if it is the last of its group.
+    pub(super) fn step_micro_batch<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<RuledState<R, D>>,
+        batch: MicroBatch,
+    ) -> (Tensor<D>, RuledState<R, D>) {
+        let mut state = state.unwrap_or_else(RuledState::none);
+        // A group counts as one step.
+        let time = state.time + usize::from(batch.first);
+        let rule = self.optimizer.rule(Step {
+            learning_rate: if batch.last { lr } else { 0.0 },
+            time: time as i32,
+            is_first: batch.fresh,
+            adds: !batch.first,
+        });
+        let taken = rule.states();
+        let there = R::STATES.len();
+        assert!(
+            taken <= there,
+            "{rule:?} takes {taken} states, and there are {there} `STATES`"
+        );
+        let kept = R::STATES.iter().zip(&mut state.states).take(taken);
+        let before = kept.map(|(kept, state)| (kept.blank(), state.take()));
+        let (parameter, after) = if self.formats.are_plain_for(&parameter) {
+            state.time = R::TIME.map_or(0, |_| time);
+            state.low_bits = None;
+            let full = |(blank, state): (f32, Option<StateTensor<D>>)| match state {
+                Some(state) => state.full(),
+                None => parameter.full_like(blank),
+            };
+            let states = before.map(full).collect();
+            let (parameter, states) = kernel::update(rule, parameter, gradient, states);
+            let states = states.into_iter().map(StateTensor::Full).collect();
+            (parameter, states)
+        } else {
+            state.time = time;
+            let in_format =
+                |((blank, state), root)| self.formats.state(state, root, blank, &parameter);
+            let states = before.zip(RuledState::<R, D>::roots(taken)).map(in_format);
+            let states = states.collect();
+            let weight = self.formats.weight(parameter, state.low_bits.take());
+            let noise = Noise::of_step(time);
+            let (weight, states) = update_in_format(rule, weight, gradient, states, noise);
+            let Weight {
+                value, low_bits, ..
+            } = weight;
+            state.low_bits = low_bits;
+            (value, states)
+        };
+        for (state, after) in state.states.iter_mut().zip(after) {
+            *state = Some(after);
+        }
+        (parameter, state)
+    }
+}
+
+impl<R: ElementWise> Optimizer for Ruled<R> {
+    type State<const D: usize> = RuledState<R, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<RuledState<R, D>>,
+    ) -> (Tensor<D>, Option<RuledState<R, D>>) {
+        if let Some(reason) = self.refuses(&parameter, &gradient, state.as_ref()) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
+        let alone = MicroBatch {
+            first: true,
+            last: true,
+            fresh: state.as_ref().is_none_or(RuledState::is_none),
+        };
+        let (parameter, state) = self.step_micro_batch(lr, parameter, gradient, state, alone);
+        (parameter, Some(state))
+    }
+
+    fn to_device<const D: usize>(state: RuledState<R, D>, device: &Device) -> RuledState<R, D> {
+        state.on_device(device)
+    }
+}

@@ -1,0 +1,137 @@
+use std::marker::PhantomData;
+
+use burn::optim::{RecordState, StateSink, StateSource};
+use burn::tensor::{Device, Shape, Tensor};
+
+use super::element_wise::{ElementState, ElementWise};
+use super::format::{LowBits, RecordedFormat, Root, StateTensor, loaded, steps};
+
+/// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
+/// beside them if there are any.
+#[derive(Clone, Debug)]
+pub struct RuledState<R, const D: usize> {
+    /// The number of steps; where `R` does not count them, of those in which states or weight were kept in a format.
+    pub(super) time: usize,
+    /// One for each of the optimizer's.
+    pub(super) states: Vec<Option<StateTensor<D>>>,
+    /// What the weight in bf16 lacks.
+    pub(super) low_bits: Option<LowBits>,
+    optimizer: PhantomData<fn() -> R>,
+}
+
+impl<R: ElementWise, const D: usize> RuledState<R, D> {
+    /// The state of this name, in full; none if there is none yet.
+    pub fn get(&self, name: &str) -> Option<Tensor<D>> {
+        let place = R::STATES.iter().position(|state| state.name == name)?;
+        self.states[place].clone().map(StateTensor::full)
+    }
+
+    /// That of a parameter before the first step.
+    pub(super) fn none() -> Self {
+        const {
+            assert!(
+                is_maximum_last(R::STATES),
+                "a maximum is the last of the states"
+            )
+        };
+        Self::new(0, vec![None; R::STATES.len()], None)
+    }
+
+    fn new(time: usize, states: Vec<Option<StateTensor<D>>>, low_bits: Option<LowBits>) -> Self {
+        Self {
+            time,
+            states,
+            low_bits,
+            optimizer: PhantomData,
+        }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.states.iter().all(Option::is_none)
+    }
+
+    /// The shapes of all that belongs to single elements.
+    pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
+        self.states.iter().flatten().map(StateTensor::shape)
+    }
+
+    /// How each of the first `taken` states is coded; those that are always full have no root.
+    pub(super) fn roots(taken: usize) -> impl Iterator<Item = Option<Root>> {
+        let taken = &R::STATES[..taken];
+        let has_maximum =
+            |index: usize| taken.get(index + 1).is_some_and(|next| next.root.is_none());
+        let root = move |index: usize| taken[index].root.filter(|_| !has_maximum(index));
+        (0..taken.len()).map(root)
+    }
+
+    pub(super) fn on_device(self, device: &Device) -> Self {
+        let states = self.states.into_iter();
+        let states = states.map(|state| state.map(|state| state.on_device(device)));
+        let low_bits = self.low_bits.map(|low| low.on_device(device));
+        Self::new(self.time, states.collect(), low_bits)
+    }
+}
+
+/// Kernels take states in few bits before those that are always full.
+const fn is_maximum_last(states: &[ElementState]) -> bool {
+    let mut index = 0;
+    while index + 1 < states.len() {
+        if states[index].root.is_none() {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
+impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        let uncounted = match R::TIME {
+            Some(name) => {
+                sink.push_scalar(prefix, name, self.time.into());
+                0
+            }
+            None => self.time,
+        };
+        for (kept, state) in R::STATES.iter().zip(&self.states) {
+            if let Some(state) = state {
+                state.flatten(prefix, kept.name, sink);
+            }
+        }
+        RecordedFormat::of(self.states.iter().flatten(), uncounted).flatten(prefix, sink);
+        if let Some(low) = &self.low_bits {
+            low.flatten::<D>(prefix, sink);
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let format = RecordedFormat::unflatten(prefix, source)?;
+        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
+        let time = match R::TIME {
+            Some(name) => steps(source.take_scalar(prefix, name)?)?,
+            None => format.time,
+        };
+        let mut states = Vec::with_capacity(R::STATES.len());
+        let mut has_maximum = false;
+        for kept in R::STATES.iter().rev() {
+            // One that is in full beside its largest is kept so.
+            let data = match kept.root {
+                Some(_) if !has_maximum => None,
+                _ => source.take_tensor(prefix, kept.name),
+            };
+            let state = match data {
+                Some(data) => Some(StateTensor::Full(loaded(data, device)?)),
+                None => kept.root.and_then(|root| {
+                    StateTensor::unflatten(prefix, kept.name, root, &format, source, device)
+                }),
+            };
+            if state.is_none() && !kept.is_optional {
+                return None;
+            }
+            has_maximum = kept.root.is_none() && state.is_some();
+            states.push(state);
+        }
+        states.reverse();
+        Some(Self::new(time, states, low_bits))
+    }
+}

@@ -1,0 +1,173 @@
+//! An optimizer that is none of ours: a formula and what it keeps, in forty lines. It is stepped in one pass on every
+//! backend, resumes from its record, and (`formats`) its states and weights are kept in formats.
+
+use backburn::FusedOptimizer;
+use backburn::optim::{
+    self as ours, AccumulateInState, ElementState, ElementWise, Number, Rule, Ruled, Step,
+    UpdateRule,
+};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{self as stock, ModuleOptimizer, Optimizer};
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+
+const RATE: f64 = 0.01;
+
+/// RMSProp ([Hinton, 2012](https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf)), as Burn has it.
+#[derive(Clone, Debug)]
+pub struct RmsProp {
+    pub alpha: f32,
+    pub epsilon: f32,
+}
+
+#[derive(Clone, Debug)]
+struct RmsPropRule {
+    alpha: f64,
+    rest: f64,
+    epsilon: f64,
+    learning_rate: f64,
+}
+
+impl UpdateRule<1> for RmsPropRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, [square]: [N; 1]) -> (N, [N; 1]) {
+        let square = square * N::of(self.alpha) + gradient * gradient * N::of(self.rest);
+        let delta = gradient / (square.sqrt() + N::of(self.epsilon));
+        (parameter - delta * N::of(self.learning_rate), [square])
+    }
+}
+
+impl ElementWise for RmsProp {
+    const STATES: &'static [ElementState] = &[ElementState::positive("square_avg.square_avg")];
+
+    fn rule(&self, step: Step) -> Rule {
+        Rule::new(RmsPropRule {
+            alpha: self.alpha.into(),
+            rest: (1.0 - self.alpha).into(),
+            epsilon: self.epsilon.into(),
+            learning_rate: step.learning_rate,
+        })
+    }
+}
+
+/// Momentum, whose state can take the gradients of micro-batches.
+#[derive(Clone, Debug)]
+struct HeavyBall;
+
+#[derive(Clone, Debug)]
+struct HeavyBallRule([f64; 2]);
+
+impl UpdateRule<1> for HeavyBallRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
+        let [momentum, learning_rate] = self.0.map(N::of);
+        let velocity = gradient + velocity * momentum;
+        (parameter - velocity * learning_rate, [velocity])
+    }
+}
+
+impl ElementWise for HeavyBall {
+    const STATES: &'static [ElementState] = &[ElementState::signed("velocity")];
+
+    fn rule(&self, step: Step) -> Rule {
+        let momentum = step.decay(f64::from(0.9_f32));
+        Rule::new(HeavyBallRule([momentum, step.learning_rate]))
+    }
+}
+
+impl AccumulateInState for HeavyBall {}
+
+pub fn rms_prop() -> Ruled<RmsProp> {
+    Ruled::new(RmsProp {
+        alpha: 0.99,
+        epsilon: 1e-5,
+    })
+}
+
+/// The parameter after each step.
+fn run(
+    optimizer: impl Optimizer,
+    mut parameter: Tensor<2>,
+    gradients: &[Tensor<2>],
+) -> Vec<TensorData> {
+    let mut state = None;
+    let mut after = Vec::new();
+    for gradient in gradients {
+        (parameter, state) = optimizer.step(RATE, parameter, gradient.clone(), state);
+        after.push((parameter.clone() + 0.0).into_data());
+    }
+    after
+}
+
+fn its_steps_are_those_of_burns_own(device: &Device) {
+    let device = device.clone().inner();
+    let random = |scale| Tensor::<2>::random([170, 130], Distribution::Normal(0.0, scale), &device);
+    let (parameter, gradients) = (random(1.0), [1e-3, 1.0, 30.0].map(random));
+    let burns = stock::RmsPropConfig::new().with_momentum(0.0).build();
+    let burns = run(burns, parameter.clone(), &gradients);
+    let own = run(rms_prop(), parameter, &gradients);
+    for (burns, own) in burns.iter().zip(&own) {
+        if is_exact(&device) {
+            assert_eq!(burns.as_bytes(), own.as_bytes());
+            continue;
+        }
+        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-3 * (1.0 + a.abs());
+        assert!(burns.iter::<f64>().zip(own.iter::<f64>()).all(near));
+    }
+}
+
+fn model(device: &Device) -> Vec<Linear> {
+    let linear = |i, o| LinearConfig::new(i, o).init(device);
+    vec![linear(6, 16), linear(16, 3)]
+}
+
+fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
+    model[1]
+        .forward(model[0].forward(x).tanh())
+        .powi_scalar(2)
+        .mean()
+}
+
+fn fused_it_equals_stock_and_resumes_from_its_record(device: &Device) {
+    let initial = model(device);
+    let copy = |initial: &Vec<Linear>| copy(initial, || model(device));
+    let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
+    let loss = |model: &Vec<Linear>, _| loss(model, x.clone());
+    let mut stock = ModuleOptimizer::from(rms_prop());
+    let stock = train_stock(copy(&initial), &mut stock, 4, RATE, loss);
+    let mut first = FusedOptimizer::new(copy(&initial), ModuleOptimizer::from(rms_prop()));
+    train_fused(&mut first, 2, RATE, loss);
+    let mut second = FusedOptimizer::new(copy(&first.model()), ModuleOptimizer::from(rms_prop()));
+    assert_eq!(second.try_load_record(first.to_record()), Ok(()));
+    train_fused(&mut second, 2, RATE, loss);
+    assert_equal_weights(&stock, &second.model());
+    assert_changed(&initial, &second.model(), |_| true);
+}
+
+fn its_state_takes_micro_batches_as_that_of_sgd(device: &Device) {
+    let momentum = MomentumConfig::new().with_dampening(0.0);
+    let sgd = ours::SgdConfig::new().with_momentum(Some(momentum)).build();
+    let initial = model(device);
+    let copy = || copy(&initial, || model(device));
+    let mut sgd = FusedOptimizer::accumulating_in_state(copy(), sgd);
+    let mut own = FusedOptimizer::accumulating_in_state(copy(), Ruled::new(HeavyBall));
+    let batch = || Tensor::<2>::random([4, 6], Distribution::Default, device);
+    for _ in 0..2 {
+        let (x, y) = (batch(), batch());
+        for fused in [&mut sgd, &mut own] {
+            fused.accumulate(|model| loss(model, x.clone()));
+            fused.step(RATE, |model| loss(model, y.clone()));
+        }
+    }
+    assert_equal_weights(&sgd.model(), &own.model());
+    assert_changed(&initial, &own.model(), |_| true);
+}
+
+on_every_backend!(
+    its_steps_are_those_of_burns_own,
+    fused_it_equals_stock_and_resumes_from_its_record,
+    its_state_takes_micro_batches_as_that_of_sgd,
+);
