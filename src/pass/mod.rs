@@ -206,11 +206,7 @@ impl Pass {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
-            let given_up = matches!(
-                &*self.stage.lock(),
-                Stage::Failed(failed) if matches!(failed.by, Some(Failure::GivenUp(_)))
-            );
-            if given_up {
+            if self.stage.lock().is_given_up() {
                 panic.resume();
             }
             self.end_with(Failure::Panic(panic), false);

@@ -56,4 +56,8 @@ impl Stage {
             _ => None,
         }
     }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        matches!(self, Self::Failed(failed) if matches!(failed.by, Some(Failure::GivenUp(_))))
+    }
 }

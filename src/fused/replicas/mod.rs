@@ -4,6 +4,7 @@ mod bytes;
 mod change;
 mod configure;
 mod crew;
+mod dispatch;
 mod rank;
 mod setup;
 mod step;

@@ -27,6 +27,23 @@ impl Setup {
         Ok(Self { devices })
     }
 
+    /// The batches by rank; the last ranks may have none.
+    pub(super) fn dealt<B>(
+        &self,
+        batches: impl IntoIterator<Item = B>,
+    ) -> Result<Vec<Option<B>>, FusedError> {
+        let mut dealt: Vec<_> = batches.into_iter().map(Some).collect();
+        let (ranks, batches) = (self.devices.len(), dealt.len());
+        if batches == 0 || batches > ranks {
+            let reason = format!(
+                "there are {batches} batches for {ranks} ranks: give every rank one, or the first ranks if there are fewer"
+            );
+            return Err(FusedError::Replicas { reason });
+        }
+        dealt.resize_with(ranks, || None);
+        Ok(dealt)
+    }
+
     /// The same for `model`: where its replicas compute, with its gradient checkpointing strategy. Burn refuses to
     /// compute with tensors of two.
     pub(super) fn of_model<M: Module>(mut self, model: &M) -> Self {

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedReplicas;
-use super::crew::Work;
+use super::dispatch::Work;
 use crate::error::FusedError;
 use crate::fused::run::Order;
 use crate::fused::{FusedOptimizer, work};
@@ -289,16 +289,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         batches: impl IntoIterator<Item = B>,
     ) -> Result<Vec<Option<B>>, FusedError> {
-        let mut dealt: Vec<_> = batches.into_iter().map(Some).collect();
-        let (ranks, batches) = (self.setup.devices.len(), dealt.len());
-        if batches == 0 || batches > ranks {
+        let dealt = self.setup.dealt(batches);
+        if dealt.is_err() {
             self.first.report = StepReport::default();
-            let reason = format!(
-                "there are {batches} batches for {ranks} ranks: give every rank one, or the first ranks if there are fewer"
-            );
-            return Err(FusedError::Replicas { reason });
         }
-        dealt.resize_with(ranks, || None);
-        Ok(dealt)
+        dealt
     }
 }

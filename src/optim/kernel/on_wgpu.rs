@@ -11,7 +11,6 @@ use super::super::format::{
 use super::super::rule::Set;
 use super::group_step::GroupStep;
 use super::{Rule, group_extension, host};
-use rules::rules;
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
@@ -28,11 +27,7 @@ fn numbers(shape: [usize; 2], seed: u32) -> Tensor<2> {
         let magnitude =
             10.0_f32.powi(-((bits >> 24) as i32 % 5)) * (bits & 0xffff) as f32 / 65536.0;
         let sign = if bits >> 20 & 1 == 0 { 1.0 } else { -1.0 };
-        if bits >> 16 & 0xf == 0 {
-            0.0
-        } else {
-            sign * magnitude
-        }
+        sign * magnitude * f32::from(u8::from(bits >> 16 & 0xf != 0))
     };
     let numbers = (0..shape[0] * shape[1]).map(number).collect::<Vec<_>>();
     Tensor::from_data(TensorData::new(numbers, shape), &Device::flex())
@@ -79,8 +74,8 @@ fn step(rule: Rule) -> GroupStep {
 }
 
 fn on_wgpu(states: &[StateTensor<2>]) -> Vec<StateTensor<2>> {
-    let states = states.iter().cloned();
-    states.map(|state| state.on_device(&wgpu())).collect()
+    let on_wgpu = |state: &StateTensor<2>| state.clone().on_device(&wgpu());
+    states.iter().map(on_wgpu).collect()
 }
 
 fn elements(tensor: Tensor<2>) -> Vec<f32> {
@@ -187,7 +182,7 @@ fn check(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
 fn steps_are_those_of_the_processor_on_wgpu() {
     for shape in SHAPES {
         for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
-            for (rule, roots) in rules() {
+            for (rule, roots) in rules::rules() {
                 check(rule, roots, states, shape);
             }
         }
@@ -249,7 +244,7 @@ fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
 fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
     for shape in SHAPES {
         for format in SPLITS {
-            let (rule, roots) = rules().swap_remove(0);
+            let (rule, roots) = rules::rules().swap_remove(0);
             let weight = in_format(shape, format);
             let states = roots.iter().enumerate().map(|(index, root)| {
                 let coding = StateFormat::Bits8.coding(*root, usize::MAX);
@@ -282,7 +277,7 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
 fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
     let shape = [10, 500];
     for states in [StateFormat::Bits8, StateFormat::Bits4] {
-        let (rule, roots) = rules().swap_remove(3);
+        let (rule, roots) = rules::rules().swap_remove(3);
         let coding = states.coding(roots[0], usize::MAX);
         let state = StateTensor::blank(&numbers(shape, 1).to_device(&wgpu()), coding.unwrap());
         let mut gradient = elements(numbers(shape, 2));
