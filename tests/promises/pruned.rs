@@ -174,6 +174,40 @@ fn the_states_of_a_removed_layer_that_wait_on_the_host_leave_the_record() {
     }
 }
 
+/// It comes back while states wait, which come home later.
+#[test]
+#[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
+fn a_layer_that_comes_back_starts_anew_whatever_waits() {
+    let device = &Device::ndarray().autodiff();
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let train = |offload: Option<Offload>| {
+        let model = copy(&initial, || init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        let step = |fused: &mut FusedOptimizer<Net>| {
+            train_fused(fused, 2, RATE, |model, _| loss(model, x.clone()));
+        };
+        step(&mut fused);
+        let offload = offload.map(|offload| OffloadConfig::new(offload).with_min_elements(5));
+        fused.set_config(FusedConfig::new().with_offload(offload));
+        let last = fused.model().fork(device).pop();
+        fused.change_model(without_the_last_layer);
+        step(&mut fused);
+        fused.change_model(|mut model| {
+            model.extend(last);
+            model
+        });
+        step(&mut fused);
+        fused.set_config(FusedConfig::new());
+        step(&mut fused);
+        fused.model()
+    };
+    let expected = train(None);
+    for offload in [Offload::States, Offload::Updates] {
+        assert_equal_weights(&expected, &train(Some(offload)));
+    }
+}
+
 /// A group that has begun in the state ends with what has stayed.
 #[test]
 fn a_group_in_the_optimizer_state_outlives_a_removed_layer() {

@@ -1,5 +1,6 @@
 //! Fused training equals stock Burn bit for bit, from the same record.
 
+mod kinds;
 mod layers;
 mod optimizers;
 mod properties;
