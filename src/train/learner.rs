@@ -209,7 +209,13 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// As [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
     pub fn try_load_optim(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let optimizer = loan::optimizer(&mut self.learner);
-        let optimizer = record::load(record, &optimizer, &self.model())?;
+        let model = self.model();
+        let mut optimizer = record::load(record, &optimizer, &model)?;
+        if let Some(keeper) = self.how.policies.keeper() {
+            // A config that is set from now on goes on with what was learned.
+            let device = model.devices().into_iter().next();
+            keeper.restore(&mut optimizer, &device.unwrap_or_default());
+        }
         loan::set_optimizer(&mut self.learner, optimizer);
         Ok(())
     }

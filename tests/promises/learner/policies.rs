@@ -304,6 +304,33 @@ fn a_checkpoint_brings_the_scale_back() {
 }
 
 #[test]
+fn a_config_set_after_a_record_goes_on_with_its_scale() {
+    let scaled = |interval| {
+        let scaling = LossScalingConfig::new()
+            .with_initial_scale(8.0)
+            .with_growth_interval(Some(interval));
+        FusedConfig::new().with_loss_scaling(Some(scaling))
+    };
+    let folder = tempfile::tempdir().unwrap();
+    launch(folder.path(), |learner| {
+        let model = copy(&learner.model(), Clipped::init);
+        let mut fused =
+            FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(scaled(2));
+        for _ in 0..4 {
+            let points = || Points::ones(&Device::flex().autodiff());
+            fused.step_repeatable(0.1, |model| model.inner.output(points()).loss);
+        }
+        let mut learner = learner.with_config(scaled(2));
+        learner.load_optim(fused.to_record());
+        learner.with_config(scaled(1000))
+    });
+    let file = folder.path().join("train/epoch-1/Loss_Scale.log");
+    let scales = std::fs::read_to_string(file).unwrap();
+    let mut scales = scales.lines().map(|line| line.split(',').next().unwrap());
+    assert!(scales.all(|scale| scale.parse() == Ok(32.0)));
+}
+
+#[test]
 fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
     let initial = Clipped::init();
     let train = |epochs, resume, folder: &Path| {
