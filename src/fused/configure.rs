@@ -83,7 +83,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// If an option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
-    /// one, or with an optimizer that accumulates in its state. With offload: if the device
+    /// one, or with an optimizer that accumulates in its state. If the scale of the loss begins with another one, or
+    /// ends, while there are accumulated gradients, which have the one of before. With offload: if the device
     /// that computes is the host itself, is not there, this build has no backend for one of them, or the device can't
     /// compute in a float type that the model needs. Nothing has changed then.
     pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError> {
@@ -109,17 +110,35 @@ impl<M: Module> FusedOptimizer<M> {
         config: FusedConfig,
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
-        let policies = config.policies(&self.policies)?;
+        let policies = self.policies_of(&config)?;
         self.set_offload(config.offload.as_ref(), device)?;
         self.go_on_as(config, policies);
         Ok(())
     }
 
+    /// The policies as `config` has them; refuses what makes no sense, and another scale of the loss while there are sums.
+    pub(super) fn policies_of(&self, config: &FusedConfig) -> Result<Policies, FusedError> {
+        let policies = config.policies(&self.policies)?;
+        // What is in the state of the optimizer was freed from its scale.
+        let sums = !self.policies.in_state() && self.has_accumulated();
+        if sums && !self.policies.scales_as(&policies) {
+            return Err(FusedError::Combination {
+                reason: "the accumulated gradients have the scale of the loss under which they came, and can't be used under \
+                         another: set it after the step that uses them, or call `drop_accumulated` before",
+            });
+        }
+        Ok(policies)
+    }
+
     /// Goes on with a config, and the policies that are its.
     pub(super) fn go_on_as(&mut self, config: FusedConfig, policies: Policies) {
+        let are_kept = self.policies.keeper().is_some();
         self.policies.go_on_with(policies);
         self.config = config;
-        self.keep_policies();
+        // Each place that they get in the optimizer stays there.
+        if !are_kept {
+            self.keep_policies();
+        }
     }
 
     /// Brings everything to where it waits from now on, and computes: on `device`, by default where it does. Nothing has
@@ -159,6 +178,7 @@ impl<M: Module> FusedOptimizer<M> {
         };
         self.try_change_model(|model| if moves { forked(model, &device) } else { model })?;
         unplaced.forget();
+        self.session.place_states();
         self.restore_policies();
         self.form.slots().copy_accumulated(&slots);
         Ok(())

@@ -260,6 +260,7 @@ impl<M: Module> Clone for FusedOptimizer<M> {
         session.place(placement);
         let clone = Self::with_session(self.model(), session);
         let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));
+        clone.session.place_states();
         clone.form.slots().copy_accumulated(self.form.slots());
         clone.policies = self.policies.split();
         clone.keep_policies();

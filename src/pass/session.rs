@@ -90,11 +90,15 @@ impl Session {
         self.placement.lock().clone()
     }
 
-    /// Puts things elsewhere, and returns where they were: the states at once, the values when a model is brought
-    /// into fused form again.
+    /// Puts things elsewhere when a model is brought into fused form again, and returns where they were.
     pub(crate) fn place(&self, placement: Option<Arc<Placement>>) -> Option<Arc<Placement>> {
-        self.update.lock().place(placement.clone());
         std::mem::replace(&mut *self.placement.lock(), placement)
+    }
+
+    /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
+    /// refused has not touched them.
+    pub(crate) fn place_states(&self) {
+        self.update().place(self.placement());
     }
 
     /// The pass under way.

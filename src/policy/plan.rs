@@ -10,7 +10,7 @@ use super::keeper::Keeper;
 use super::measure::{Measure, Norm};
 use super::scale::Scale;
 use super::scaling::{LeaveNotFinite, LossScaler, LossScalingConfig, Overflow};
-use super::state::PolicyState;
+use super::state::{LossScale, PolicyState};
 use crate::error::FusedError;
 
 /// What a finished gradient is used for, after the hooks.
@@ -60,15 +60,22 @@ impl Policies {
     /// Goes on with [`configured`](Self::configured) policies, and with what was learned: the scale of the loss, but
     /// where it begins with another one now, and the norm that lagged clipping goes by.
     pub(crate) fn go_on_with(&mut self, configured: Self) {
-        let initial = |policies: &Self| policies.scaling.as_ref().map(LossScaler::initial);
-        let scale = initial(&configured);
-        if scale != initial(self) {
-            self.state.set_loss_scale(scale);
+        if !self.scales_as(&configured) {
+            self.state.set_loss_scale(configured.initial_scale());
         }
         if !configured.clips_lagged() {
             self.state.set_gradient_norm(None);
         }
         *self = configured;
+    }
+
+    /// Whether the scale of the loss stays what it is when `configured` takes over.
+    pub(crate) fn scales_as(&self, configured: &Self) -> bool {
+        self.initial_scale() == configured.initial_scale()
+    }
+
+    fn initial_scale(&self) -> Option<LossScale> {
+        self.scaling.as_ref().map(LossScaler::initial)
     }
 
     fn clips_lagged(&self) -> bool {

@@ -129,7 +129,7 @@ impl Inventory {
                 });
             }
             if let Some(placement) = placement
-                && placement.state_waits(entry.elements)
+                && placement.states_wait()
                 && entry.role != Role::Frozen
                 && entry.dtype != DType::F32
             {

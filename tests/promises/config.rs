@@ -8,8 +8,8 @@ use backburn::{
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::optim::{AdamConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::compare::{assert_equal_weights, copy};
 
@@ -163,6 +163,74 @@ fn a_config_that_is_refused_changes_nothing() {
         assert_eq!(fused.last_step(), expected.last_step());
     }
     assert_equal_weights(&expected.model(), &fused.model());
+}
+
+/// The sums have the scale under which their gradients came.
+#[test]
+fn another_loss_scale_waits_for_the_step_that_uses_the_sums() {
+    let initial = init();
+    let x = batches(2, &device());
+    let scaled = |scale| {
+        let scaling = scaling().with_initial_scale(scale);
+        FusedConfig::new().with_loss_scaling(Some(scaling))
+    };
+    let mut expected = fuse(copy(&initial, init));
+    expected.accumulate(|model| loss(model, x[0].clone()));
+    expected.step(RATE, |model| loss(model, x[1].clone()));
+    for (before, after) in [
+        (scaled(1024.0), FusedConfig::new()),
+        (FusedConfig::new(), scaled(1024.0)),
+        (scaled(1024.0), scaled(8.0)),
+    ] {
+        let mut fused = fuse(copy(&initial, init)).with_config(before);
+        fused.accumulate(|model| loss(model, x[0].clone()));
+        let error = fused.try_set_config(after.clone()).unwrap_err();
+        assert!(error.to_string().contains("drop_accumulated"), "{error}");
+        fused.step(RATE, |model| loss(model, x[1].clone()));
+        assert_equal_weights(&expected.model(), &fused.model());
+        fused.set_config(after);
+    }
+}
+
+/// States that wait go through a record in f32, which those of a model in f64 don't outlive.
+#[test]
+fn a_refused_config_leaves_states_and_records_as_they_are() {
+    let ndarray = ndarray();
+    let model = backburn::cast(init().fork(&ndarray), FloatDType::F64);
+    let batches = batches(6, &ndarray);
+    let loss = |model: &Vec<Linear>, x: &Tensor<2>| loss(model, x.clone().cast(FloatDType::F64));
+    let scaled = FusedConfig::new().with_loss_scaling(Some(scaling()));
+    let train = |optimizer: ModuleOptimizer, refused: Option<FusedConfig>| {
+        let mut fused = FusedOptimizer::new(model.clone().fork(&ndarray), optimizer);
+        fused.set_config(scaled.clone());
+        for (step, x) in batches.iter().enumerate() {
+            if let (3, Some(refused)) = (step, &refused) {
+                let error = fused.try_set_config(refused.clone()).unwrap_err();
+                assert!(error.to_string().contains("F64"), "{error}");
+            }
+            fused.step(RATE, |model| loss(model, x));
+        }
+        fused
+    };
+    // However small the parameters.
+    for min_elements in [1, 4096] {
+        let states = OffloadConfig::new(Offload::States).with_min_elements(min_elements);
+        let refused = || Some(scaled.clone().with_offload(Some(states.clone())));
+
+        let adam = || AdamConfig::new().init();
+        let (expected, found) = (train(adam(), None), train(adam(), refused()));
+        assert_equal_weights(&expected.model(), &found.model());
+
+        let sgd = || SgdConfig::new().init();
+        let mut fused = train(sgd(), refused());
+        let mut resumed = FusedOptimizer::new(fused.model(), sgd()).with_config(scaled.clone());
+        resumed.load_record(fused.to_record());
+        for fused in [&mut fused, &mut resumed] {
+            fused.step(RATE, |model| loss(model, &batches[0]));
+        }
+        assert_eq!(fused.last_step().loss_scale, Some(64.0));
+        assert_eq!(fused.last_step(), resumed.last_step());
+    }
 }
 
 /// States, weights and sums come home again, in the middle of an accumulation, too.

@@ -43,11 +43,17 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// As [`FusedOptimizer::try_set_config`](crate::FusedOptimizer::try_set_config); with offload, which is for one device.
     pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError> {
         config.check_several_devices()?;
-        let policies = config.policies(&self.first.policies)?;
+        let policies = self.first.policies_of(&config)?;
         if !config.shares_as(&self.first.config) {
             // From owner to owner, so that no device has to hold all weights.
             let model = self.first.form.with_owners();
+            let sums = !policies.in_state() && self.first.has_accumulated();
             self.share(model, &config)?;
+            if sums {
+                log::warn!(
+                    "the accumulated gradients are dropped: the ranks share the model otherwise from now on"
+                );
+            }
         }
         self.first.go_on_as(config, policies);
         Ok(())
