@@ -149,26 +149,29 @@ impl<M: Module> FusedOptimizer<M> {
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
         let before = self.session.placement();
-        if offload.is_none() && before.is_none() && device.is_none() {
+        let here = match &before {
+            Some(before) => before.device().clone(),
+            None => self.device(),
+        };
+        let there = match device {
+            Some(device) if device.is_autodiff() => device.clone(),
+            Some(device) => device.clone().with_autodiff_context_from(&here),
+            None => here,
+        };
+        let stays = match (offload, &before) {
+            (None, None) if device.is_none() => true,
+            (None, None) => self.form.module.devices().iter().all(|it| *it == there),
+            (Some(offload), Some(before)) => before.is_of(offload, &there),
+            _ => false,
+        };
+        if stays {
             return Ok(());
         }
-        let computes_on = before
-            .as_ref()
-            .map_or_else(|| self.device(), |before| before.device().clone());
-        let device = match device {
-            Some(device) if device.is_autodiff() => device.clone(),
-            Some(device) => device.clone().with_autodiff_context_from(&computes_on),
-            None => computes_on,
+        let placement = match offload {
+            Some(offload) => Some(Arc::new(Placement::new(offload.clone(), &there)?)),
+            None => None,
         };
-        let placement = match (offload, &before) {
-            (None, None) if self.form.module.devices().iter().all(|it| *it == device) => {
-                return Ok(());
-            }
-            (Some(offload), Some(before)) if before.is_of(offload, &device) => return Ok(()),
-            _ => offload.map(|offload| Placement::new(offload.clone(), &device)),
-        };
-        let placement = placement.transpose()?.map(Arc::new);
-        let moves = placement.is_none();
+        let waits = placement.is_some();
         let slots = self.form.slots().clone();
         let session = self.session.clone();
         let before = session.place(placement);
@@ -176,7 +179,7 @@ impl<M: Module> FusedOptimizer<M> {
             session,
             before: Some(before),
         };
-        self.try_change_model(|model| if moves { forked(model, &device) } else { model })?;
+        self.try_change_model(|model| if waits { model } else { forked(model, &there) })?;
         unplaced.forget();
         self.session.place_states();
         self.restore_policies();
