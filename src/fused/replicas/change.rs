@@ -9,7 +9,7 @@ use crate::pass::Reads;
 use crate::slot::KeptStatistics;
 
 impl<M: Module + 'static> FusedReplicas<M> {
-    /// Changes the model between two steps, as [`FusedOptimizer::change_model`](crate::FusedOptimizer::change_model). With [`Sharding::Full`] all weights
+    /// Changes the model between two steps, as [`FusedOptimizer::change_model`](crate::FusedOptimizer::change_model). With [`Sharding::Full`](crate::Sharding::Full) all weights
     /// are on the first device meanwhile.
     ///
     /// # Panics
