@@ -131,7 +131,9 @@ fn a_server_refuses_what_does_not_fit_and_serves_on() {
             Call::with(|call| call.scalars[9] = ScalarIr::UInt(4)),
             Call::with(|call| call.scalars[9] = ScalarIr::UInt(u64::MAX)),
             Call::with(|call| call.scalars[0] = ScalarIr::Float(3.0)),
-            Call::with(|call| drop(call.scalars.remove(31))),
+            Call::with(|call| {
+                call.scalars.remove(31);
+            }),
             Call::with(|call| call.scalars.truncate(33)),
         ];
         let others = server.device_of_another();

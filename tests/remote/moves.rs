@@ -1,6 +1,5 @@
 //! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
 
-use backburn::FusedConfig;
 use backburn::optim::{AdamConfig, AdamWConfig, StateFormat};
 use burn::module::{Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig};
