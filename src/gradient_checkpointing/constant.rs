@@ -20,9 +20,10 @@ use super::activations::{Activations, FloatMap};
 /// );
 /// ```
 ///
-/// Both runs get it, so nothing in it may change in between. [`RefUnwindSafe`] keeps out what is not made to be shared, such as a
-/// `Cell`, or a parameter, and with it every module that has one. It lets locks and atomics in: leave these as they are. A layer that several blocks share is a part of each, where its running
-/// statistics are updated once: `gradient_checkpointing(&(block.clone(), shared.clone()), ..)`.
+/// Both runs get it, so nothing in it may change in between. [`RefUnwindSafe`] keeps out what is not made to be shared, such as
+/// a `Cell`, or a parameter, and with it every module that has one. It lets locks and atomics in: leave these as they are. A
+/// layer that several blocks share is a part of each, where its running statistics are updated once:
+/// `gradient_checkpointing(&(block.clone(), shared.clone()), ..)`.
 ///
 /// ```compile_fail,E0277
 /// # use backburn::{Constant, gradient_checkpointing};

@@ -112,10 +112,11 @@ impl<M: LearnerModel> FusedLearner<M> {
     {
         let how = &mut self.how;
         let policies = config.policies(&how.policies)?;
+        let are_kept = how.policies.keeper().is_some();
         how.policies.go_on_with(policies);
         how.config = config;
         how.repeat = Some(Clone::clone);
-        if let Some(keeper) = how.policies.keeper() {
+        if let (false, Some(keeper)) = (are_kept, how.policies.keeper()) {
             // Burn loads a checkpoint into the optimizer before the training begins.
             let optimizer = keeper.join(loan::optimizer(&mut self.learner));
             loan::set_optimizer(&mut self.learner, optimizer);

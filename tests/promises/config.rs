@@ -79,19 +79,6 @@ fn a_config_that_was_saved_is_the_same() {
     assert_eq!(FusedConfig::load_binary(b"{}").ok(), None);
 }
 
-/// What the order of calls was, the config as a whole is.
-#[test]
-fn options_do_not_depend_on_their_order() {
-    let clipping = Some(GlobalNormClippingConfig::Lagged(1e-3));
-    let one = FusedConfig::new()
-        .with_clipping(clipping)
-        .with_loss_scaling(Some(scaling()));
-    let other = FusedConfig::new()
-        .with_loss_scaling(Some(scaling()))
-        .with_clipping(clipping);
-    assert_eq!(one, other);
-}
-
 #[test]
 fn a_config_set_in_the_middle_keeps_what_was_learned() {
     let initial = init();

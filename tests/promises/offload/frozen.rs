@@ -62,20 +62,31 @@ fn frozen_weights_rest_on_the_host_and_are_read_on_the_device(device: &Device) {
     }
 }
 
+/// `model` after three steps without offload and with it: their weights are equal.
+fn trained_with_and_without(
+    device: &Device,
+    mode: Offload,
+    model: Network,
+    batches: &[Tensor<2, Int>],
+) -> [FusedOptimizer<Network>; 2] {
+    let mut plain = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut fused = plain.clone().with_config_on(
+        FusedConfig::new().with_offload(Some(config(device, mode))),
+        device,
+    );
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    train_fused(&mut plain, 3, RATE, loss);
+    train_fused(&mut fused, 3, RATE, loss);
+    assert_equal_weights(&plain.model(), &fused.model());
+    [plain, fused]
+}
+
 fn adapters_on_weights_that_wait_compute_in_inference(device: &Device) {
     let adapted = || Network::init(device).apply_lora(adapters());
     let batches = batches(device);
     for mode in modes(device) {
-        let mut plain = FusedOptimizer::new(adapted(), AdamConfig::new().init());
-        let mut fused = plain.clone().with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
-        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-        train_fused(&mut plain, 3, RATE, loss);
-        train_fused(&mut fused, 3, RATE, loss);
-        assert_equal_weights(&plain.model(), &fused.model());
-        let [expected, found] = [&plain, &fused].map(|fused| {
+        let both = trained_with_and_without(device, mode, adapted(), &batches);
+        let [expected, found] = both.map(|fused| {
             let logits = fused.valid().logits(batches[5].clone());
             // Copied at once: on wgpu the data show what is written in place later.
             logits.into_data().iter::<f64>().collect::<Vec<_>>()
@@ -90,15 +101,7 @@ fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
     initial.blocks[2].expand.weight = initial.blocks[1].expand.weight.clone();
     let batches = batches(device);
     for mode in modes(device) {
-        let mut plain = FusedOptimizer::new(initial.clone(), AdamConfig::new().init());
-        let mut fused = plain.clone().with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
-        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-        train_fused(&mut plain, 3, RATE, loss);
-        train_fused(&mut fused, 3, RATE, loss);
-        assert_equal_weights(&plain.model(), &fused.model());
+        trained_with_and_without(device, mode, initial.clone(), &batches);
     }
 }
 
@@ -153,15 +156,7 @@ fn a_frozen_adapter_in_a_block_computes_with_its_base(device: &Device) {
     model.blocks[1] = model.blocks[1].clone().no_grad();
     let batches = batches(device);
     for mode in modes(device) {
-        let mut plain = FusedOptimizer::new(model.clone(), AdamConfig::new().init());
-        let mut fused = plain.clone().with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
-        let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-        train_fused(&mut plain, 3, RATE, loss);
-        train_fused(&mut fused, 3, RATE, loss);
-        assert_equal_weights(&plain.model(), &fused.model());
+        trained_with_and_without(device, mode, model.clone(), &batches);
     }
 }
 
