@@ -21,6 +21,7 @@
 //!
 //! | room | what it knows |
 //! |---|---|
+//! | `plan` | which techniques fit a number of bytes |
 //! | `train` | Burn's `Learner` and training loop |
 //! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as blocks that run twice |
@@ -68,6 +69,7 @@ pub mod optim;
 mod optimizer_record;
 mod parameters;
 mod pass;
+mod plan;
 mod policy;
 mod random;
 mod record;
@@ -100,6 +102,10 @@ pub use load_store::{LoadError, load_from_store};
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use pass::{StepContext, scale_loss};
+pub use plan::{
+    Budget, Fidelity, Ladder, Measured, ModelKey, Plan, PlanError, PlannedOptimizer, Planner, Rung,
+    Technique,
+};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,

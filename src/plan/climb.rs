@@ -1,0 +1,167 @@
+//! Measures passes over more and more items, within a budget.
+
+use std::time::Instant;
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use crate::config::FusedConfig;
+use crate::error::FusedError;
+use crate::fused::FusedOptimizer;
+use crate::loss::Loss;
+use crate::memory::{MemoryRecorder, MemoryTimeline};
+
+use super::error::PlanError;
+use super::pass::{Kept, Pass, Run, Twice};
+
+/// More blocks than a step has of which no recording has told the number.
+const MANY: usize = 1 << 12;
+
+/// A model whose passes are measured.
+pub(super) struct Climber<'a, M: Module, F> {
+    pub(super) fused: &'a mut FusedOptimizer<M>,
+    pub(super) loss: &'a F,
+    pub(super) device: &'a Device,
+}
+
+impl<M, L, F> Climber<'_, M, F>
+where
+    M: Module,
+    L: Loss,
+    F: Fn(&M, usize) -> L,
+{
+    /// Measures passes over each of `sizes`, the smallest first, as long as the next one is expected to take no more than
+    /// `room` bytes, with blocks that run twice and with blocks that don't.
+    pub(super) fn climb(&mut self, sizes: &[usize], room: usize) -> Result<Vec<Pass>, PlanError> {
+        let mut passes: Vec<Pass> = Vec::new();
+        for (place, &items) in sizes.iter().enumerate() {
+            let twice = |pass: &Pass| {
+                let run = pass.twice.as_ref().map(|twice| twice.run);
+                run.or(pass.kept)
+            };
+            let (of_twice, of_kept) = (
+                expected(&passes, items, twice),
+                expected(&passes, items, |pass| pass.kept),
+            );
+            let no_blocks = passes.first().is_some_and(|pass| pass.twice.is_none());
+            let mut pass = Pass {
+                items,
+                kept: None,
+                twice: None,
+                excess: 0,
+                tried: Vec::new(),
+            };
+            if !no_blocks && of_twice.is_none_or(|bytes| bytes <= room) {
+                let (timeline, run) = self.pass(items, Vec::new(), place == 0)?;
+                pass.twice = Twice::of(timeline, run);
+                if pass.twice.is_none() {
+                    pass.kept = Some(run);
+                }
+            }
+            if let (Some(twice), Some(share)) = (&mut pass.twice, share(&passes)) {
+                twice.with_share(share);
+            }
+            let fits = match (&pass.twice, of_kept) {
+                (Some(twice), of_kept) => of_kept.unwrap_or(0).max(twice.peak_of_all()) <= room,
+                (None, of_kept) => of_kept.is_some_and(|bytes| bytes <= room),
+            };
+            if pass.kept.is_none() && fits {
+                let count = pass.twice.as_ref().map_or(MANY, Twice::count);
+                let (_, run) = self.pass(items, vec![true; count], false)?;
+                pass.kept = Some(run);
+            }
+            if let (Some(twice), Some(kept)) = (&mut pass.twice, pass.kept) {
+                twice.learn(kept);
+            }
+            if pass.kept.is_none() && pass.twice.is_none() {
+                break;
+            }
+            passes.push(pass);
+        }
+        Ok(passes)
+    }
+
+    /// Runs a pass with these blocks, and learns from it.
+    pub(super) fn check(&mut self, pass: &mut Pass, kept: &Kept) -> Result<(), PlanError> {
+        let (_, run) = self.pass(pass.items, kept.keep.clone(), false)?;
+        pass.excess += run.peak.saturating_sub(kept.run.peak);
+        pass.tried.push(kept.keep.clone());
+        Ok(())
+    }
+
+    /// A pass over the batch as stock Burn does it.
+    pub(super) fn stock(&mut self, items: usize) -> Result<Run, PlanError> {
+        let model = self.fused.model();
+        let (_, run) = recorded(self.device, || {
+            let loss = (self.loss)(&model, items);
+            if !loss.has_graph() {
+                return Err(FusedError::LossNotTracked);
+            }
+            drop(loss.go_back(None, None));
+            Ok(())
+        })?;
+        Ok(run)
+    }
+
+    /// A pass whose blocks keep their activations as `keep` says.
+    fn pass(
+        &mut self,
+        items: usize,
+        keep: Vec<bool>,
+        is_first: bool,
+    ) -> Result<(MemoryTimeline, Run), PlanError> {
+        let config: FusedConfig = self.fused.config().clone();
+        let blocks = config
+            .gradient_checkpointing
+            .clone()
+            .with_keep_activations(keep);
+        self.fused
+            .try_set_config(config.with_gradient_checkpointing(blocks))?;
+        let mut once = || {
+            recorded(self.device, || {
+                self.fused
+                    .try_dry_run(|model| (self.loss)(model, items))
+                    .map(drop)
+            })
+        };
+        let (timeline, run) = once()?;
+        match is_first && run.is_first(&timeline) {
+            true => once(),
+            false => Ok((timeline, run)),
+        }
+    }
+}
+
+fn recorded(
+    device: &Device,
+    pass: impl FnOnce() -> Result<(), FusedError>,
+) -> Result<(MemoryTimeline, Run), PlanError> {
+    let recorder = MemoryRecorder::start_peaks(device)?;
+    let begun = Instant::now();
+    let timeline = recorder
+        .forward(pass)
+        .and(Ok(begun.elapsed().as_secs_f64()));
+    let seconds = timeline?;
+    let timeline = recorder.finish()?;
+    let run = Run::of(&timeline, seconds);
+    Ok((timeline, run))
+}
+
+/// The bytes that a pass over `items` is expected to take, from those over fewer.
+fn expected(passes: &[Pass], items: usize, of: impl Fn(&Pass) -> Option<Run>) -> Option<usize> {
+    let mut known = passes
+        .iter()
+        .filter_map(|pass| of(pass).map(|run| (pass.items, run)));
+    let (many, last) = known.next_back()?;
+    let per_item = match known.next_back() {
+        Some((few, before)) => last.peak.saturating_sub(before.peak) as f64 / (many - few) as f64,
+        None => (last.peak - last.start) as f64 / many as f64,
+    };
+    Some(last.peak + (per_item * (items - many) as f64) as usize)
+}
+
+/// What has been learned of blocks that keep their activations.
+fn share(passes: &[Pass]) -> Option<f64> {
+    let last = passes.iter().rev().find(|pass| pass.kept.is_some())?;
+    last.twice.as_ref().map(Twice::share)
+}

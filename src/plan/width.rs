@@ -1,0 +1,112 @@
+//! What is known of a training with weights of one type.
+
+use burn::tensor::FloatDType;
+
+use crate::config::FusedConfig;
+use crate::offload::OffloadConfig;
+use crate::optim::{StateFormat, WeightFormat};
+
+use super::pass::{Pass, Run};
+use super::states::{Parameter, States};
+
+/// How states and weights are kept; none as the optimizer says.
+pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
+
+/// What was measured with weights of one type.
+#[derive(Clone, Debug)]
+pub(super) struct Width {
+    /// None is that of the model.
+    pub(super) dtype: Option<FloatDType>,
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) states: Vec<(Formats, States)>,
+    /// Over more and more items.
+    pub(super) passes: Vec<Pass>,
+    /// A pass over the whole batch as stock Burn does it.
+    pub(super) stock: Option<Run>,
+}
+
+/// Bytes of a training beside a pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Beside {
+    /// Where the model computes.
+    pub(super) device: usize,
+    /// On the host, if that is not the same.
+    pub(super) host: usize,
+    /// Seconds of the updates.
+    pub(super) seconds: f64,
+}
+
+impl Width {
+    pub(super) fn new(dtype: Option<FloatDType>, parameters: Vec<Parameter>) -> Self {
+        Self {
+            dtype,
+            parameters,
+            states: Vec::new(),
+            passes: Vec::new(),
+            stock: None,
+        }
+    }
+
+    /// Bytes of the smallest states.
+    pub(super) fn least_states(&self) -> usize {
+        let sums = self.states.iter().map(|(_, states)| states.sum());
+        sums.min().unwrap_or(0)
+    }
+
+    pub(super) fn states_in(&self, formats: Formats) -> Option<&States> {
+        let mut states = self.states.iter();
+        states
+            .find(|(known, _)| *known == formats)
+            .map(|(_, states)| states)
+    }
+
+    /// Bytes of the gradients of all parameters in training.
+    pub(super) fn gradients(&self) -> usize {
+        let trained = self.parameters.iter().filter(|it| it.trained);
+        trained.map(Parameter::bytes).sum()
+    }
+
+    /// What is held beside a pass with states in `formats`, if so many micro-batches make a step, and what `offload`
+    /// says waits on the host.
+    pub(super) fn beside(
+        &self,
+        formats: Formats,
+        accumulation: usize,
+        config: &FusedConfig,
+        offload: Option<&OffloadConfig>,
+    ) -> Option<Beside> {
+        let states = self.states_in(formats)?;
+        let sums = |parameter: &Parameter| match config.full_precision_accumulation {
+            _ if accumulation == 1 || !parameter.trained => 0,
+            true => parameter.elements() * parameter.dtype.size().max(4),
+            false => parameter.bytes(),
+        };
+        let mut beside = Beside {
+            device: 0,
+            host: 0,
+            seconds: states.seconds,
+        };
+        let mut on_the_way = states.update;
+        for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
+            let (elements, bytes) = (parameter.elements(), parameter.bytes());
+            match offload {
+                None => beside.device += state + sums(parameter),
+                Some(offload) => {
+                    beside.host += sums(parameter);
+                    if offload.rests_on_host(elements) && parameter.trained {
+                        beside.host += bytes + state;
+                        // One gradient leaves while the next comes into being, and the new weight comes back.
+                        on_the_way = on_the_way.max(2 * bytes);
+                    } else if offload.state_waits(elements) {
+                        beside.host += state;
+                        on_the_way = on_the_way.max(bytes + state);
+                    } else {
+                        beside.device += state;
+                    }
+                }
+            }
+        }
+        beside.device += on_the_way;
+        Some(beside)
+    }
+}
