@@ -140,7 +140,7 @@ impl<O: PlannedOptimizer> Measured<O> {
             accumulation,
             device: start + in_a_pass.ceil() as usize + beside.device,
             host: beside.host,
-            seconds: accumulation as f64 * seconds + beside.seconds,
+            seconds: in_micros(accumulation as f64 * seconds + beside.seconds),
             kept,
         })
     }
@@ -171,4 +171,9 @@ impl<O: PlannedOptimizer> Measured<O> {
         let allowed = passes.filter(|(_, pass)| level.parts || pass.items == self.batch);
         allowed.map(|(place, _)| place).collect()
     }
+}
+
+/// Whole microseconds, so that JSON reads back what was written.
+pub(super) fn in_micros(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
 }

@@ -62,7 +62,10 @@ where
                 twice.with_share(share);
             }
             let fits = match (&pass.twice, of_kept) {
-                (Some(twice), of_kept) => of_kept.unwrap_or(0).max(twice.peak_of_all()) <= room,
+                (Some(twice), of_kept) => {
+                    let of_blocks = with_margin(twice.run.start, twice.peak_of_all());
+                    of_kept.unwrap_or(0).max(of_blocks) <= room
+                }
                 (None, of_kept) => of_kept.is_some_and(|bytes| bytes <= room),
             };
             if pass.kept.is_none() && fits {
@@ -157,7 +160,13 @@ fn expected(passes: &[Pass], items: usize, of: impl Fn(&Pass) -> Option<Run>) ->
         Some((few, before)) => last.peak.saturating_sub(before.peak) as f64 / (many - few) as f64,
         None => (last.peak - last.start) as f64 / many as f64,
     };
-    Some(last.peak + (per_item * (items - many) as f64) as usize)
+    let expected = last.peak + (per_item * (items - many) as f64) as usize;
+    Some(with_margin(last.start, expected))
+}
+
+/// What a pass that begins with `start` bytes is feared to take, if `peak` is expected: other sizes are computed in other ways.
+fn with_margin(start: usize, peak: usize) -> usize {
+    peak + peak.saturating_sub(start) / 10
 }
 
 /// What has been learned of blocks that keep their activations.

@@ -3,7 +3,7 @@ use std::fmt::{Display, Formatter};
 use burn::config::Config;
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Choice, Level};
+use super::choice::{Choice, Level, in_micros};
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
@@ -60,7 +60,7 @@ impl Ladder {
                 name: "stock Burn".to_string(),
                 device_bytes,
                 host_bytes: 0,
-                seconds,
+                seconds: in_micros(seconds),
                 fidelity: Fidelity::Exact,
             }),
             rungs: Vec::new(),

@@ -32,7 +32,7 @@ pub(super) struct Twice {
     /// Bytes in use, by seconds.
     samples: Vec<(f64, usize)>,
     blocks: Vec<RecomputedBlock>,
-    /// What a block holds if it keeps its activations, in parts of what the recording says, which counts the output twice.
+    /// What a block holds if it keeps its activations, in parts of what the recording says.
     share: f64,
 }
 
@@ -93,7 +93,9 @@ impl Twice {
             let held = self.blocks.iter().filter(|block| {
                 keep(block.index) && (block.forward..block.backward).contains(seconds)
             });
-            let held = held.map(|block| block.activations as f64).sum::<f64>();
+            // What it returns is there in any case.
+            let held = held.map(|block| block.activations.saturating_sub(block.outputs) as f64);
+            let held = held.sum::<f64>();
             bytes + (held * share).ceil() as usize
         };
         self.samples.iter().map(at).max().unwrap_or(self.run.peak)
@@ -104,7 +106,7 @@ impl Twice {
         self.peak(|_| true, self.share)
     }
 
-    /// Learns from a pass in which all blocks kept theirs, which of them was how large.
+    /// Learns from a pass in which all blocks kept theirs how large they are.
     pub(super) fn learn(&mut self, kept: Run) {
         let (mut low, mut high) = (0.0, 2.0);
         for _ in 0..24 {
@@ -122,7 +124,7 @@ impl Twice {
         self.share
     }
 
-    /// With a share that was learned from another number of items, unless it would hold less than is said.
+    /// Takes over a share that was learned from another number of items.
     pub(super) fn with_share(&mut self, share: f64) {
         self.share = share;
     }

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use super::super::block_run::{BlockRun, SeenBlocks};
+use super::super::block_run::{BlockRun, SeenBlock, SeenBlocks};
 use super::super::device::DeviceLog;
 use super::super::error::MemoryError;
 use super::super::process::{self, Category, PeakLog, ProcessLog};
@@ -125,16 +125,22 @@ pub(crate) fn enter_block(index: usize) -> Option<BlockRun> {
     let mut current = CURRENT.lock();
     let recording = current.as_mut()?;
     let run = BlockRun::next();
-    recording.blocks.insert(run, (index, String::new()));
+    let seen = SeenBlock {
+        index,
+        name: String::new(),
+        outputs: 0,
+    };
+    recording.blocks.insert(run, seen);
     recording.log.note_block(run);
     Some(run)
 }
 
-/// The second run of a recomputed block begins.
-pub(crate) fn enter_second_run(run: BlockRun, name: &str) {
+/// The second run of a recomputed block begins, which returns tensors of so many bytes.
+pub(crate) fn enter_second_run(run: BlockRun, name: &str, outputs: usize) {
     if let Some(recording) = &mut *CURRENT.lock() {
-        if let Some((_, named)) = recording.blocks.get_mut(&run) {
-            *named = name.to_string();
+        if let Some(seen) = recording.blocks.get_mut(&run) {
+            seen.name = name.to_string();
+            seen.outputs = outputs;
         }
         recording.log.note_block(run);
     }
