@@ -1,6 +1,7 @@
 //! How to train.
 
 use burn::config::Config;
+use burn::tensor::FloatDType;
 
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
@@ -41,6 +42,14 @@ pub struct FusedConfig {
     /// [`StepReport`](crate::StepReport) tells the scale and whether the gradients overflowed; one overflow on any device
     /// counts for all. The scale is part of the optimizer's record, and of no other way to hand the optimizer on.
     pub loss_scaling: Option<LossScalingConfig>,
+    /// The float type in which the model computes; without it, that of its parameters. With
+    /// [`BF16`](burn::tensor::FloatDType::BF16) and a model in f32 this is mixed precision with master weights: the weights rest in f32, are
+    /// stepped in f32 and saved in f32, and a copy in bf16 is made for each read. With [`F32`](burn::tensor::FloatDType::F32) and a
+    /// model in bf16, whose low bits an optimizer [keeps](crate::optim::WeightFormat), the model rests in two bytes a weight where
+    /// computing in bf16 is slow. What the closure computes with besides (inputs, constants) is to be in this type; gradients are
+    /// taken to the type of the parameter before they are used. Frozen parameters, running statistics and trained LoRA bases must
+    /// have it.
+    pub compute_dtype: Option<FloatDType>,
     /// Whether the gradients of micro-batches are added up in f32 where those of a parameter are in bf16 or f16, and so those of
     /// blocks that run twice and share a parameter, as the chunks of
     /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head; the sum is rounded once, when it is used.
@@ -53,8 +62,8 @@ pub struct FusedConfig {
     /// inputs wait. By default all do, and inputs wait where they are.
     #[config(default = "GradientCheckpointingConfig::new()")]
     pub gradient_checkpointing: GradientCheckpointingConfig,
-    /// What waits in host memory while the model computes on a device: the optimizer state, the updates, or the weights of
-    /// blocks, too. One device alone can be offloaded.
+    /// What waits in host memory while the model computes on a device, or several: the optimizer state, the updates, or the
+    /// weights of blocks, too.
     pub offload: Option<OffloadConfig>,
     /// What each of several devices keeps of the parameters that it does not own. On one device this and what follows say
     /// nothing.
@@ -111,25 +120,16 @@ impl FusedConfig {
     pub(crate) fn shares_as(&self, other: &Self) -> bool {
         let how = |config: &Self| {
             let Self {
+                compute_dtype,
                 sharding,
                 ownership,
                 max_lead,
                 draws_random_numbers,
                 ..
             } = *config;
-            (sharding, ownership, max_lead, draws_random_numbers)
+            let ranks = (sharding, ownership, max_lead, draws_random_numbers);
+            (compute_dtype, ranks)
         };
-        how(self) == how(other)
-    }
-
-    /// Refuses what is for one device.
-    pub(crate) fn check_several_devices(&self) -> Result<(), FusedError> {
-        match self.offload {
-            None => Ok(()),
-            Some(_) => Err(FusedError::Offload {
-                reason: "several devices can't be offloaded: leave `FusedConfig::offload` out, or train on one device"
-                    .to_string(),
-            }),
-        }
+        how(self) == how(other) && self.offload == other.offload
     }
 }

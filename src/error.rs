@@ -344,6 +344,20 @@ pub enum FusedError {
         reason: String,
     },
 
+    /// The model is to be computed with in one float type, and has a parameter of another that stays as it is.
+    #[error(
+        "the model is to compute in {compute_dtype}, and parameter `{path}`, which is frozen, a running statistic or trained \
+         as an ordinary leaf, is {dtype}: cast it, or leave `FusedConfig::compute_dtype` out"
+    )]
+    ComputeDtype {
+        /// Path of the parameter in the model.
+        path: String,
+        /// Its type.
+        dtype: String,
+        /// That which the model is to compute in.
+        compute_dtype: String,
+    },
+
     /// A weight that could not come over to the device, or a gradient that could not leave it.
     #[error(
         "parameter `{path}` or its gradient could not go from one device to the other: {reason}. If a device has no \

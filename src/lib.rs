@@ -58,6 +58,7 @@ mod error;
 mod estimate;
 mod fused;
 mod gradient_checkpointing;
+mod layout;
 mod linear_cross_entropy;
 mod load;
 #[cfg(feature = "store")]
@@ -77,10 +78,10 @@ mod record;
 mod remote_server;
 mod replica;
 mod report;
-mod slot;
 mod tap;
 #[cfg(feature = "train")]
 pub mod train;
+mod weights;
 mod worker;
 
 #[doc(inline)]

@@ -108,12 +108,12 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
     ] {
         let model = stack(depth, width, &Device::flex().autodiff());
         let optimizer = AdamConfig::new().init();
-        let config = OffloadConfig::new(mode);
+        let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(mode)));
         let estimate = OffloadEstimate::new(&model, &optimizer, &config);
         let most = Most(device.clone(), Arc::default());
         let mut fused = FusedOptimizer::new(model, optimizer)
             .with_hook(ParamGroup::all(), most.clone())
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device);
+            .with_config_on(config, &device);
         for _ in 0..4 {
             fused.step(1e-3, |model| loss(model, x.clone()));
         }

@@ -12,6 +12,7 @@ mod check;
 mod driver;
 mod read;
 mod servers;
+mod transfer;
 mod trial;
 #[cfg(not(feature = "cubecl"))]
 mod unasked;
@@ -24,6 +25,7 @@ pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there, check_has};
 pub(crate) use read::{moved, read};
 pub(crate) use servers::{check_connected, forked, is_remote, sent};
+pub(crate) use transfer::{in_type, transferred};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]

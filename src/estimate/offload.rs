@@ -2,18 +2,20 @@ use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
+use burn::tensor::{DType, FloatDType};
 
 use super::measure::measure;
+use crate::config::FusedConfig;
 use crate::offload::OffloadConfig;
 
 /// What training holds on the device and on the host, if parts of it wait there.
 ///
 /// ```
-/// use backburn::{Offload, OffloadConfig, OffloadEstimate};
+/// use backburn::{FusedConfig, Offload, OffloadConfig, OffloadEstimate};
 /// use burn::{nn::LinearConfig, optim::AdamConfig, tensor::Device};
 ///
 /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
-/// let config = OffloadConfig::new(Offload::Updates);
+/// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
 /// let estimate = OffloadEstimate::new(&model, &AdamConfig::new().init(), &config);
 /// assert!(estimate.device < estimate.host);
 /// println!("{estimate}");
@@ -38,36 +40,39 @@ impl OffloadEstimate {
     /// # Panics
     ///
     /// As [`MemoryEstimate::new`](super::MemoryEstimate::new).
-    pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer, config: &OffloadConfig) -> Self {
+    pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer, config: &FusedConfig) -> Self {
         let mut estimate = Self {
             device: 0,
             on_the_way: 0,
             host: 0,
         };
+        let offload = config.offload.as_ref();
+        let computed = |dtype: DType| config.compute_dtype.map_or(dtype, FloatDType::into);
+        let casts = config.compute_dtype.is_some();
         // Bytes of the weights that rest on the host, as the device computes with them.
         let mut copies = 0;
         for parameter in measure(model, optimizer) {
             let (elements, bytes) = (parameter.elements, parameter.bytes());
-            let (device, host, on_the_way) = if let Some(state) = parameter.state {
-                if config.rests_on_host(elements) {
-                    let copy = elements * config.compute_dtype(parameter.dtype).size();
+            let copy = elements * computed(parameter.dtype).size();
+            let moves =
+                |it: &&OffloadConfig| it.rests_on_host(elements) || (casts && !it.states_wait());
+            let state_waits =
+                |it: &OffloadConfig| it.states_wait_from().is_some_and(|from| elements >= from);
+            let (device, host, on_the_way) = match parameter.state {
+                Some(state) if offload.filter(moves).is_some() => {
                     copies += copy;
                     (0, bytes + state, 2 * copy)
-                } else if config.state_waits(elements) {
-                    (bytes, state, bytes + state)
-                } else {
-                    (bytes + state, 0, bytes)
                 }
-            } else if config.frozen_waits(elements) {
-                (0, bytes, 0)
-            } else {
-                (bytes, 0, 0)
+                Some(state) if offload.is_some_and(state_waits) => (bytes, state, bytes + state),
+                Some(state) => (bytes + state, 0, bytes),
+                None if offload.is_some_and(|it| it.frozen_waits(elements)) => (0, bytes, 0),
+                None => (bytes, 0, 0),
             };
             estimate.device += device;
             estimate.host += host;
             estimate.on_the_way = estimate.on_the_way.max(on_the_way);
         }
-        estimate.device += config.kept_of(copies);
+        estimate.device += offload.map_or(0, |offload| offload.kept_of(copies));
         estimate
     }
 }

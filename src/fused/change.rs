@@ -8,7 +8,7 @@ use burn::tensor::Device;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::pass::{Reads, Session};
-use crate::slot::{FusedForm, KeptStatistics};
+use crate::weights::{FusedForm, KeptStatistics};
 
 impl<M: Module> FusedOptimizer<M> {
     /// Changes the model between two steps: freeze or thaw parameters, load other weights, remove a layer.
@@ -44,25 +44,25 @@ impl<M: Module> FusedOptimizer<M> {
     /// As [`try_new`](Self::try_new) on the model that `change` returns; nothing has changed then.
     pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.form.module);
-        let form = FusedForm::new(change(self.model()), &self.session)?;
+        let layout = self.form.layout().clone();
+        let form = FusedForm::new(change(self.model()), &self.session, layout)?;
         self.replace_form(form, self.session.clone());
         statistics.forget(Reads::InTime);
         Ok(())
     }
 
-    /// Goes on with a changed model, whose slots are those of `session`.
+    /// Goes on with a changed model, whose views are those of `session`.
     pub(super) fn replace_form(&mut self, form: FusedForm<M>, session: Arc<Session>) {
         let gone = self.form.inventory().gone_from(form.inventory());
         let is_here = |id| form.inventory().get(id).is_some();
         let through_a_record = session.update().depart(gone, is_here);
         if !through_a_record {
-            form.slots().copy_groups(self.form.slots());
+            form.views().copy_groups(self.form.views());
         }
         (self.form, self.session) = (form, session);
         if through_a_record {
             self.keep_policies();
         }
-        self.course = None;
     }
 
     /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state
@@ -72,8 +72,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If this build does not cover the backend of `device`.
     pub fn fork(&mut self, device: &Device) {
-        let offload = self.config.offload.clone();
-        self.set_offload(offload.as_ref(), Some(device))
+        let config = self.config.clone();
+        self.lay_out(&config, Some(device))
             .unwrap_or_else(|error| panic!("{error}"));
     }
 

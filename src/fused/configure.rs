@@ -9,9 +9,11 @@ use super::FusedOptimizer;
 use crate::config::FusedConfig;
 use crate::device::forked;
 use crate::error::FusedError;
-use crate::offload::{OffloadConfig, Placement};
-use crate::pass::Session;
+use crate::layout::Layout;
+use crate::offload::OffloadConfig;
+use crate::pass::Reads;
 use crate::policy::Policies;
+use crate::weights::{FusedForm, KeptStatistics};
 
 impl<M: Module> FusedOptimizer<M> {
     /// Trains as `config` says, where the model is.
@@ -111,7 +113,7 @@ impl<M: Module> FusedOptimizer<M> {
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
         let policies = self.policies_of(&config)?;
-        self.set_offload(config.offload.as_ref(), device)?;
+        self.lay_out(&config, device)?;
         self.go_on_as(config, policies);
         Ok(())
     }
@@ -141,71 +143,50 @@ impl<M: Module> FusedOptimizer<M> {
         }
     }
 
-    /// Brings everything to where it waits from now on, and computes: on `device`, by default where it does. Nothing has
-    /// changed if that can't be.
-    pub(super) fn set_offload(
+    /// Brings everything to where `config` lets it rest from now on, and computes on `device`, by default where it does.
+    /// Nothing has changed if that can't be.
+    pub(super) fn lay_out(
         &mut self,
-        offload: Option<&OffloadConfig>,
+        config: &FusedConfig,
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
-        let before = self.session.placement();
-        let here = match &before {
-            Some(before) => before.device().clone(),
-            None => self.device(),
-        };
+        let before = self.form.layout();
+        let here = before.device().cloned().unwrap_or_else(|| self.device());
         let there = match device {
             Some(device) if device.is_autodiff() => device.clone(),
             Some(device) => device.clone().with_autodiff_context_from(&here),
             None => here,
         };
-        let stays = match (offload, &before) {
-            (None, None) if device.is_none() => true,
-            (None, None) => self.form.module.devices().iter().all(|it| *it == there),
-            (Some(offload), Some(before)) => before.is_of(offload, &there),
-            _ => false,
+        let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+        let moves = || {
+            let names_device = device.is_some() && offload.is_none();
+            let mut devices = self.form.module.devices().into_iter();
+            names_device && devices.any(|device| device != there)
         };
-        if stays {
+        if before.is_of(dtype, offload, &there) && !moves() {
             return Ok(());
         }
-        let placement = match offload {
-            Some(offload) => Some(Arc::new(Placement::new(offload.clone(), &there)?)),
-            None => None,
-        };
-        let waits = placement.is_some();
-        let slots = self.form.slots().clone();
-        let session = self.session.clone();
-        let before = session.place(placement);
-        let unplaced = Unplaced {
-            session,
-            before: Some(before),
-        };
-        self.try_change_model(|model| if waits { model } else { forked(model, &there) })?;
-        unplaced.forget();
-        self.session.place_states();
+        let layout = Layout::new(dtype, offload, &there)?;
+        let waited = before.placement().is_some();
+        let stays = offload.is_some() || (device.is_none() && !waited);
+        let statistics = KeptStatistics::of(&self.form.module);
+        let model = self.model();
+        let model = if stays { model } else { forked(model, &there) };
+        let form = FusedForm::new(model, &self.session, Arc::new(layout))?;
+        let views = self.form.views().clone();
+        self.replace_form(form, self.session.clone());
+        statistics.forget(Reads::InTime);
+        self.place_states(config);
         self.restore_policies();
-        self.form.slots().copy_accumulated(&slots);
+        self.form.views().copy_accumulated(&views);
         Ok(())
     }
-}
 
-/// Puts everything back to where it was, when dropped.
-struct Unplaced {
-    session: Arc<Session>,
-    /// Where it was; none if it stays where it is now.
-    before: Option<Option<Arc<Placement>>>,
-}
-
-impl Unplaced {
-    /// It stays where it is now.
-    fn forget(mut self) {
-        self.before = None;
-    }
-}
-
-impl Drop for Unplaced {
-    fn drop(&mut self) {
-        if let Some(before) = self.before.take() {
-            self.session.place(before);
-        }
+    /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
+    /// refused has not touched them.
+    pub(super) fn place_states(&self, config: &FusedConfig) {
+        let offload = config.offload.as_ref();
+        let from = offload.and_then(OffloadConfig::states_wait_from);
+        self.session.update().wait_from(from);
     }
 }

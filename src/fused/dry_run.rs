@@ -6,7 +6,7 @@ use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::policy::Goal;
-use crate::slot::KeptStatistics;
+use crate::weights::KeptStatistics;
 
 impl<M: Module> FusedOptimizer<M> {
     /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running

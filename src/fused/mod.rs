@@ -3,7 +3,6 @@ mod change;
 mod configure;
 mod dry_run;
 mod full_precision;
-mod offload;
 mod policies;
 mod replicas;
 mod run;
@@ -21,14 +20,15 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use crate::config::FusedConfig;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
+use crate::layout::Layout;
 #[cfg(feature = "cubecl")]
 use crate::memory;
-use crate::pass::{Course, Session};
+use crate::pass::Session;
 use crate::policy::{Policies, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
-use crate::slot::{FusedForm, Role};
 use crate::tap::Census;
+use crate::weights::{FusedForm, Role};
 
 #[cfg(feature = "train")]
 pub(crate) use policies::in_state;
@@ -71,8 +71,6 @@ pub struct FusedOptimizer<M: Module> {
     config: FusedConfig,
     /// Of the last step with two passes: whether they saw the same random numbers.
     unconfirmed: Unconfirmed,
-    /// Of the last pass with blocks, if weights of blocks wait on the host.
-    course: Option<Course>,
 }
 
 impl<M: Module> FusedOptimizer<M> {
@@ -97,17 +95,19 @@ impl<M: Module> FusedOptimizer<M> {
     /// is not there, or does not compute what it should in the float type of a parameter
     /// ([`check_device`](crate::check_device)).
     pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
-        let fused = Self::with_session(model, Arc::new(Session::new(Update::new(optimizer))))?;
+        let session = Arc::new(Session::new(Update::new(optimizer)));
+        let fused = Self::with_session(model, session, Layout::default())?;
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]
         if fused.form.module.devices().iter().any(is_cubecl) {
-            memory::recommend_size_match(fused.form.slots().bytes());
+            memory::recommend_size_match(fused.form.views().bytes());
         }
         Ok(fused)
     }
 
-    fn with_session(model: M, session: Arc<Session>) -> Result<Self, FusedError> {
-        Ok(Self::of(FusedForm::new(model, &session)?, session))
+    fn with_session(model: M, session: Arc<Session>, layout: Layout) -> Result<Self, FusedError> {
+        let form = FusedForm::new(model, &session, Arc::new(layout))?;
+        Ok(Self::of(form, session))
     }
 
     fn of(form: FusedForm<M>, session: Arc<Session>) -> Self {
@@ -119,7 +119,6 @@ impl<M: Module> FusedOptimizer<M> {
             policies: Policies::default(),
             config: FusedConfig::default(),
             unconfirmed: Unconfirmed::default(),
-            course: None,
         }
     }
 
@@ -144,7 +143,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// Gradients that were accumulated and not used are dropped.
     pub fn into_parts(self) -> (M, ModuleOptimizer) {
         let model = self.model();
-        // The slots and the pass go with `self`, so the clone ends up as the only owner.
+        // The views and the pass go with `self`, so the clone ends up as the only owner.
         let optimizer = self.session.update().optimizer();
         (model, optimizer)
     }
@@ -196,9 +195,9 @@ impl<M: Module> FusedOptimizer<M> {
         }
         self.drop_accumulated();
         self.form
-            .slots()
+            .views()
             .iter()
-            .for_each(|slot| slot.forget_group());
+            .for_each(|view| view.forget_group());
         Ok(())
     }
 
@@ -252,16 +251,11 @@ impl<M: Module> FusedOptimizer<M> {
 impl<M: Module> Clone for FusedOptimizer<M> {
     fn clone(&self) -> Self {
         let session = Arc::new(Session::new(self.session.update().again()));
-        // With threads of its own.
-        let placement = self.session.placement().map(|placement| {
-            let again = placement.on(placement.device());
-            Arc::new(again.unwrap_or_else(|error| panic!("{error}")))
-        });
-        session.place(placement);
-        let clone = Self::with_session(self.model(), session);
+        let layout = self.form.layout().again();
+        let clone = layout.and_then(|layout| Self::with_session(self.model(), session, layout));
         let mut clone = clone.unwrap_or_else(|error| panic!("{error}"));
-        clone.session.place_states();
-        clone.form.slots().copy_accumulated(self.form.slots());
+        clone.place_states(&self.config);
+        clone.form.views().copy_accumulated(self.form.views());
         clone.policies = self.policies.split();
         clone.keep_policies();
         clone.report = self.report.clone();

@@ -7,16 +7,15 @@ use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
-use super::work;
+use super::work::{self, InFlight};
 use crate::device::{caught, check_connected};
 use crate::error::FusedError;
 use crate::loss::Loss;
 use crate::memory;
-use crate::offload::Placement;
 use crate::pass::{Closure, Pass, Rehearsal};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
-use crate::slot::{FusedForm, SlotReport};
+use crate::weights::{FusedForm, ParameterReport};
 
 /// What a pass is to do.
 #[derive(Clone)]
@@ -75,27 +74,26 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         self.report = StepReport::default();
         let goal = order.plan.goal;
-        let foresight = self.foresight();
         let choice = self.config.gradient_checkpointing.choice();
-        let running = work::begin(&self.session, closure, order, choice, foresight);
+        let running = work::begin(&self.session, &self.form, closure, order, choice);
         let mut ending = Ending::of([&mut self.form]);
-        let in_flight = InFlight(ending.form(0).placement());
+        let in_flight = InFlight::of(ending.form(0).layout());
         if memory::is_recording() {
-            let slots = ending.form(0).slots();
-            slots.iter().for_each(|slot| slot.show());
+            let views = ending.form(0).views();
+            views.iter().for_each(|view| view.show());
         }
         memory::enter(memory::Phase::Forward);
         let output = {
             let _scope = running.pass.enter();
             let (output, gradients) = work(&ending.form(0).module, &running.pass)?;
             drop(in_flight);
-            ending.form(0).slots().flush(&running.pass)?;
+            ending.form(0).views().flush(&running.pass)?;
             ending.deliver(goal, [(&running.pass, gradients)]);
             running.pass.check()?;
             output
         };
         let ended = ending.well();
-        self.learn_course(running.pass.course());
+        self.form.learn_course(running.pass.course());
         drop(running);
         self.report_on(ended);
         check_connected(|| self.form.module.devices())?;
@@ -105,24 +103,24 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(output)
     }
 
-    pub(super) fn report_on(&mut self, ended: Vec<(ParamId, SlotReport)>) {
-        let count = |what: fn(&SlotReport) -> bool| {
-            let slots = ended.iter().filter(|(_, slot)| what(slot));
-            slots.count()
+    pub(super) fn report_on(&mut self, ended: Vec<(ParamId, ParameterReport)>) {
+        let count = |what: fn(&ParameterReport) -> bool| {
+            let parameters = ended.iter().filter(|(_, report)| what(report));
+            parameters.count()
         };
-        let updated = count(|slot| slot.updated);
-        let tells = count(|slot| slot.copied.is_some()) == updated;
-        let received = count(|slot| slot.received);
+        let updated = count(|of| of.updated);
+        let tells = count(|of| of.copied.is_some()) == updated;
+        let received = count(|of| of.received);
         let report = StepReport {
             updated,
-            vetoed: count(|slot| slot.vetoed),
-            copied: tells.then(|| count(|slot| slot.copied == Some(true))),
+            vetoed: count(|of| of.vetoed),
+            copied: tells.then(|| count(|of| of.copied == Some(true))),
             without_gradient: self.form.trained().saturating_sub(received),
             gradients_alive: self.session.census().map(|census| census.take()),
             ..StepReport::default()
         };
-        for (id, slot) in ended {
-            if !slot.received && self.told.insert(id) {
+        for (id, of) in ended {
+            if !of.received && self.told.insert(id) {
                 let path = self.form.path(id);
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
@@ -132,8 +130,8 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// Whether a step has gradients to use before its pass.
     pub(super) fn has_accumulated(&self) -> bool {
-        let mut slots = self.form.slots().iter();
-        slots.any(|slot| slot.has_accumulated())
+        let mut views = self.form.views().iter();
+        views.any(|view| view.has_accumulated())
     }
 
     /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
@@ -141,14 +139,14 @@ impl<M: Module> FusedOptimizer<M> {
     /// Those that are in the optimizer state already
     /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
     pub fn drop_accumulated(&mut self) {
-        let slots = self.form.slots().iter();
-        slots.for_each(|slot| slot.drop_accumulated());
+        let views = self.form.views().iter();
+        views.for_each(|view| view.drop_accumulated());
     }
 
     /// Drops accumulated gradients that no step can use, since they are not finite.
     pub(super) fn drop_accumulated_if_not_finite(&mut self) {
-        let slots = self.form.slots();
-        let are_finite = caught(|| slots.iter().all(|slot| slot.accumulated_is_finite()));
+        let views = self.form.views();
+        let are_finite = caught(|| views.iter().all(|view| view.accumulated_is_finite()));
         // Of a device that is lost nobody knows.
         if are_finite == Ok(false) {
             log::warn!(
@@ -159,19 +157,8 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
-/// Waits, when dropped, for what is on its way between device and host.
-struct InFlight(Option<Arc<Placement>>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        if let Some(placement) = &self.0 {
-            placement.wait();
-        }
-    }
-}
-
-/// A pass under way in the forms of all ranks. When dropped, it ends in every slot, as one that has not ended well, and
-/// the leaves of the modules have the values that their slots have then.
+/// A pass under way in the forms of all ranks. When dropped, it ends in every view and home, as one that has not
+/// ended well, and the leaves of the modules have the values that their homes have then.
 pub(super) struct Ending<'a, M: Module>(Vec<&'a mut FusedForm<M>>);
 
 impl<'a, M: Module> Ending<'a, M> {
@@ -193,14 +180,14 @@ impl<'a, M: Module> Ending<'a, M> {
             self.0.iter_mut().for_each(|form| form.let_go_of_leaves());
         }
         for (form, (pass, gradients)) in self.0.iter().zip(gradients) {
-            pass.guarded_in_queue(|| form.slots().deliver(pass, gradients));
+            pass.guarded_in_queue(|| form.views().deliver(pass, gradients));
         }
     }
 
     /// What has happened to each parameter, on all ranks together.
-    pub(super) fn well(self) -> Vec<(ParamId, SlotReport)> {
-        let mut reports = HashMap::<ParamId, SlotReport>::new();
-        for (id, report) in self.0.iter().flat_map(|form| form.slots().end(true)) {
+    pub(super) fn well(self) -> Vec<(ParamId, ParameterReport)> {
+        let mut reports = HashMap::<ParamId, ParameterReport>::new();
+        for (id, report) in self.0.iter().flat_map(|form| form.views().end(true)) {
             let others = reports.remove(&id).unwrap_or_default();
             reports.insert(id, others.and(report));
         }
@@ -210,8 +197,8 @@ impl<'a, M: Module> Ending<'a, M> {
 
 impl<M: Module> Drop for Ending<'_, M> {
     fn drop(&mut self) {
-        let slots = self.0.iter().map(|form| form.slots());
-        slots.for_each(|slots| drop(slots.end(false)));
+        let views = self.0.iter().map(|form| form.views());
+        views.for_each(|views| drop(views.end(false)));
         self.0.iter_mut().for_each(|form| form.renew_leaves());
         memory::enter(memory::Phase::Other);
     }

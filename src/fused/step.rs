@@ -189,7 +189,7 @@ impl<M: Module> FusedOptimizer<M> {
         };
         let ended = catch(add);
         let go_on = || ended.unwrap_or_else(|panic| panic.resume());
-        let lost = self.form.slots().lost_accumulated().map(str::to_string);
+        let lost = self.form.views().lost_accumulated().map(str::to_string);
         let Some(path) = lost else {
             return go_on();
         };
@@ -227,7 +227,7 @@ impl<M: Module> FusedOptimizer<M> {
         run: impl FnOnce(&mut Self) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         catch(|| run(self)).unwrap_or_else(|panic| {
-            check_connected(|| match self.session.membership() {
+            check_connected(|| match self.form.layout().member() {
                 Some(member) => member.group.devices().to_vec(),
                 None => self.form.module.devices(),
             })?;

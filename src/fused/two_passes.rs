@@ -11,8 +11,8 @@ use crate::error::FusedError;
 use crate::pass::{Reads, Rehearsal};
 use crate::policy::{Goal, LossScaler, Plan};
 use crate::random::{Patience, Stream};
-use crate::slot::KeptStatistics;
 use crate::tap::sweep;
+use crate::weights::KeptStatistics;
 
 impl<M: Module> FusedOptimizer<M> {
     /// First all gradients are measured, then they are used; once more from the start if another thread
@@ -21,7 +21,7 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         mut run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let devices = match self.session.membership() {
+        let devices = match self.form.layout().member() {
             Some(member) => member.group.devices().to_vec(),
             None => self.form.module.devices(),
         };
@@ -64,10 +64,7 @@ impl<M: Module> FusedOptimizer<M> {
         states: Reads,
         run: &mut impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        let ranks = self
-            .session
-            .membership()
-            .is_some_and(|m| m.group.ranks() > 1);
+        let ranks = self.form.layout().among_others().is_some();
         let order = |plan: &Plan| {
             if !ranks {
                 rehearsal.start();

@@ -8,24 +8,27 @@ use burn::optim::GradientsParams;
 use super::run::Order;
 use crate::device::{self, Written};
 use crate::error::FusedError;
+use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
-use crate::pass::{BlockChoice, Closure, Foresight, Pass, Running, Session};
+use crate::offload::Placement;
+use crate::pass::{BlockChoice, Closure, Pass, Running, Session};
 use crate::replica::Membership;
-use crate::slot::FusedForm;
+use crate::weights::FusedForm;
 
-/// Begins a pass in `session`.
-pub(super) fn begin(
+/// Begins a pass in `session`, whose model is `form`.
+pub(super) fn begin<M: Module>(
     session: &Arc<Session>,
+    form: &FusedForm<M>,
     closure: Closure,
     order: Order,
     choice: BlockChoice,
-    foresight: Option<Arc<dyn Foresight>>,
 ) -> Running {
     let Order { plan, rehearsal } = order;
-    let blocks = session.blocks(choice, rehearsal.as_deref());
-    let pass = Pass::new(plan, blocks, closure, rehearsal, foresight);
-    session.begin(pass.of_rank(session.membership()))
+    let layout = form.layout();
+    let blocks = session.blocks(choice, rehearsal.as_deref(), layout.rank());
+    let pass = Pass::new(plan, blocks, closure, rehearsal, form.foresight());
+    session.begin(pass.of_rank(layout.member()))
 }
 
 /// Computes the loss, and the gradients back from it: returns those of the parameters that are ordinary leaves.
@@ -58,14 +61,31 @@ pub(super) fn there_and_back<M: Module, L: Loss>(
     Ok((loss, gradients))
 }
 
+/// Waits, when dropped, for what is on its way between a device and the host.
+pub(super) struct InFlight(Option<Arc<Placement>>);
+
+impl InFlight {
+    pub(super) fn of(layout: &Layout) -> Self {
+        Self(layout.placement().cloned())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        if let Some(placement) = &self.0 {
+            placement.wait();
+        }
+    }
+}
+
 /// Refuses values that their device has not computed.
 pub(super) fn check_written<'a, M: Module + 'a>(
     forms: impl IntoIterator<Item = &'a FusedForm<M>>,
 ) -> Result<(), FusedError> {
     let mut written = Written::new();
     for form in forms {
-        let slots = form.slots().iter();
-        slots.for_each(|slot| slot.ask_written(&mut written));
+        let views = form.views().iter();
+        views.for_each(|view| view.ask_written(&mut written));
     }
     written.answer()
 }

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::device::sent;
 use crate::pass::Pass;
-use crate::slot::{TrackedTensor, Unused};
 use crate::tap::{GradientSink, Passed, join, lift};
+use crate::weights::{TrackedTensor, Unused};
 
 /// Runs a block for the second time and back. Gets the gradients of its outputs, those that there are, and
 /// returns those of the tensors that it computes with.

@@ -3,8 +3,8 @@
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::activations::FloatMap;
-use crate::slot::{OwnLeaf, TrackedTensor, own_leaf};
 use crate::tap::lift;
+use crate::weights::{OwnLeaf, TrackedTensor, own_leaf};
 
 /// Adds the devices that tensors are on.
 pub(super) struct Devices(pub(super) Vec<Device>);

@@ -37,7 +37,7 @@ use crate::device::is_cubecl;
 use crate::memory;
 use crate::pass::{Scope, Way};
 use crate::random::Stream;
-use crate::slot::{SeenStates, is_in_training, slotless, with_constants, with_frozen};
+use crate::weights::{SeenStates, is_in_training, outside_of_form, with_constants, with_frozen};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -209,8 +209,8 @@ where
     if let Some(index) = index {
         scope.pass.enter_block(index);
     }
-    let (slotless, values): (Vec<_>, Vec<_>) = slotless(block).into_iter().unzip();
-    let block = with_constants(block.clone(), &slotless);
+    let (outside_of_form, values): (Vec<_>, Vec<_>) = outside_of_form(block).into_iter().unzip();
+    let block = with_constants(block.clone(), &outside_of_form);
     let mut keep = Keep::default();
     let kept = input.map_floats(&mut keep);
     let Keep { tracked, strategy } = keep;
@@ -272,7 +272,7 @@ where
     let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
     let segment = Segment {
         block,
-        slotless,
+        outside_of_form,
         name,
         input: KeptInput::new(kept, scope.pass.blocks.choice.offload_inputs),
         tracked: is_tracked,

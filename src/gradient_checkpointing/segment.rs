@@ -17,15 +17,15 @@ use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Reads, Scope};
 use crate::random::{Patience, Stream};
-use crate::slot::{OwnLeaf, SeenStates, with_frozen, with_own_leaves};
 use crate::tap::sweep;
+use crate::weights::{OwnLeaf, SeenStates, with_frozen, with_own_leaves};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
-    /// The parameters that have no slot are constants in it.
+    /// The parameters that are not in fused form are constants in it.
     pub(super) block: B,
     /// The places of those.
-    pub(super) slotless: Vec<usize>,
+    pub(super) outside_of_form: Vec<usize>,
     pub(super) name: String,
     pub(super) input: KeptInput<X>,
     /// Which of the float inputs are tracked.
@@ -53,7 +53,7 @@ pub(super) struct Segment<B, X, F> {
 /// A second run that has been recorded.
 struct Recorded<Y> {
     output: Y,
-    /// In the order of the inputs, then the parameters without a slot.
+    /// In the order of the inputs, then the parameters that are not in fused form.
     leaves: Vec<OwnLeaf>,
 }
 
@@ -106,7 +106,7 @@ where
     fn record(self) -> Result<Recorded<Y>, FusedError> {
         let Self {
             block,
-            slotless,
+            outside_of_form,
             name,
             tracked,
             forward,
@@ -137,7 +137,7 @@ where
                 None => block.clone(),
                 Some(placement) => with_frozen(block.clone(), placement),
             };
-            let (recorded, mut leaves_of_block) = with_own_leaves(recorded, &slotless);
+            let (recorded, mut leaves_of_block) = with_own_leaves(recorded, &outside_of_form);
             let mut leaves = Leaves {
                 strategy,
                 tracked: tracked.iter(),

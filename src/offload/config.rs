@@ -1,5 +1,5 @@
 use burn::config::Config;
-use burn::tensor::{DType, Device, FloatDType};
+use burn::tensor::Device;
 
 use crate::error::FusedError;
 
@@ -58,12 +58,8 @@ pub struct OffloadConfig {
     /// What holds it there.
     #[config(default = "OffloadHost::Flex")]
     pub host: OffloadHost,
-    /// The float type of the weights that the device computes with, under [`Offload::Updates`] and
-    /// [`Offload::Weights`]; without it, that of the parameters. With [`FloatDType::BF16`] and a model in f32
-    /// this is mixed precision: the host keeps the weights in f32, and all that is saved is in f32.
-    pub compute_dtype: Option<FloatDType>,
     /// Parameters of fewer elements stay on the device with all that is theirs, unless it computes in another
-    /// float type: a transfer would cost more than they do.
+    /// [float type](crate::FusedConfig::compute_dtype): a transfer would cost more than they do.
     #[config(default = 4096)]
     pub min_elements: usize,
     /// Bytes of gradients that may be on their way to the host or in an update, beside a single one: where there
@@ -76,10 +72,6 @@ impl OffloadConfig {
     /// Refuses what can't be meant.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
         let reason = match self.offload {
-            Offload::States if self.compute_dtype.is_some() => {
-                "with `Offload::States` the device keeps the weights that are updated, and computes with \
-                 these: use `Offload::Updates` for a `compute_dtype`"
-            }
             Offload::Weights(WaitingBlocks::Fraction(part)) if !(0.0..=1.0).contains(&part) => {
                 "the fraction of the blocks whose weights wait must be from 0 to 1"
             }
@@ -90,10 +82,9 @@ impl OffloadConfig {
         })
     }
 
-    /// Whether a parameter of so many elements rests on the host, and is stepped there.
+    /// Whether a parameter of so many elements rests on the host, and is stepped there, whatever the device computes in.
     pub(crate) fn rests_on_host(&self, elements: usize) -> bool {
-        let is_small = elements < self.min_elements && self.compute_dtype.is_none();
-        !self.states_wait() && !is_small
+        !self.states_wait() && elements >= self.min_elements
     }
 
     /// Whether optimizer states wait on the host while the parameters rest on the device.
@@ -101,19 +92,14 @@ impl OffloadConfig {
         self.offload == Offload::States
     }
 
-    /// Whether that of a parameter of so many elements does.
-    pub(crate) fn state_waits(&self, elements: usize) -> bool {
-        self.states_wait() && elements >= self.min_elements
+    /// From how many elements on the optimizer state of a parameter waits, if states do.
+    pub(crate) fn states_wait_from(&self) -> Option<usize> {
+        self.states_wait().then_some(self.min_elements)
     }
 
     /// Whether a frozen parameter of so many elements waits on the host.
     pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
         matches!(self.offload, Offload::Weights(_)) && elements >= self.min_elements
-    }
-
-    /// The float type in which the device computes with a parameter of type `dtype`.
-    pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
-        self.compute_dtype.map_or(dtype, FloatDType::into)
     }
 
     /// What the device keeps between two steps of weights of so many bytes that rest on the host, as if all were

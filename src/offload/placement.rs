@@ -1,10 +1,10 @@
 use std::fmt::{Debug, Formatter};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::config::{Offload, OffloadConfig, WaitingBlocks};
-use crate::device::{self, moved};
+use crate::device;
 use crate::error::FusedError;
 use crate::tap;
 use crate::worker::Worker;
@@ -127,9 +127,9 @@ impl Placement {
         self.to_device.wait();
     }
 
-    /// The same on another device.
-    pub(crate) fn on(&self, device: &Device) -> Result<Self, FusedError> {
-        Self::new(self.config.clone(), device)
+    /// The same with threads of its own.
+    pub(crate) fn again(&self) -> Result<Self, FusedError> {
+        Self::new(self.config.clone(), &self.device)
     }
 
     /// Whether it is that of `config`, with a model that computes on `device`.
@@ -157,11 +157,6 @@ impl Placement {
         self.config.states_wait()
     }
 
-    /// Whether that of a parameter of so many elements does.
-    pub(crate) fn state_waits(&self, elements: usize) -> bool {
-        self.config.state_waits(elements)
-    }
-
     /// Whether a frozen parameter of so many elements waits on the host.
     pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
         self.config.frozen_waits(elements)
@@ -177,35 +172,6 @@ impl Placement {
         match self.config.offload {
             Offload::Weights(blocks) => Some(blocks),
             Offload::States | Offload::Updates => None,
-        }
-    }
-
-    /// The float type in which the device computes with a parameter of type `dtype`.
-    pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
-        self.config.compute_dtype(dtype)
-    }
-
-    /// A value that rests on the host, as the device computes with it.
-    pub(crate) fn over<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
-        let device = self.device.clone().inner();
-        match self.config.compute_dtype {
-            Some(dtype) if DType::from(dtype) == value.dtype() => value.to_device(&device),
-            // Half of the bytes are on the way, if the host has the type.
-            Some(dtype) if self.host.supports_dtype(dtype) => value.cast(dtype).to_device(&device),
-            Some(dtype) => value.to_device(&device).cast(dtype),
-            None => value.to_device(&device),
-        }
-    }
-
-    /// A gradient as it is added up and used on the host, for a parameter of type `dtype`.
-    pub(crate) fn home<const D: usize>(&self, gradient: Tensor<D>, dtype: DType) -> Tensor<D> {
-        if gradient.dtype() == dtype {
-            return moved(gradient, &self.host);
-        }
-        let dtype = FloatDType::from(dtype);
-        match self.host.supports_dtype(gradient.dtype()) {
-            true => moved(gradient, &self.host).cast(dtype),
-            false => moved(gradient.cast(dtype), &self.host),
         }
     }
 }

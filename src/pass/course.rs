@@ -60,6 +60,6 @@ pub(crate) trait Foresight: Debug + Send + Sync {
     /// The first run of a block is over, which has read these parameters.
     fn first_run_is_over(&self, reads: &[ParamId]);
 
-    /// Where what it brings comes from.
-    fn placement(&self) -> &Placement;
+    /// Where what it brings comes from, if anything waits on the host.
+    fn placement(&self) -> Option<&Placement>;
 }

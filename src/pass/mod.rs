@@ -239,8 +239,7 @@ impl Pass {
 
     /// From where the weights of blocks come over, if any wait.
     pub(crate) fn placement(&self) -> Option<&Placement> {
-        let foresight = self.foresight.as_deref()?;
-        Some(foresight.placement())
+        self.foresight.as_deref()?.placement()
     }
 
     /// Such a block has run for the first time.

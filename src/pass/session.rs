@@ -5,13 +5,11 @@ use burn::tensor::{Device, GradientCheckpointingStrategy};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{BlockChoice, Blocks, Learned, Pass, Rehearsal, Stage};
-use crate::offload::Placement;
 use crate::policy::Update;
 use crate::random::{StepSeeds, of_rank};
-use crate::replica::Membership;
 use crate::tap::{Census, Clock};
 
-/// What the slots of a model share while it is fused.
+/// What the views of a model share while it is fused, on one rank.
 pub(crate) struct Session {
     /// The pass under way.
     pass: Mutex<Option<Arc<Pass>>>,
@@ -20,37 +18,29 @@ pub(crate) struct Session {
     census: Mutex<Option<Arc<Census>>>,
     seeds: Arc<StepSeeds>,
     pub(crate) learned: Arc<Learned>,
-    /// Where things are, if something waits on the host.
-    placement: Mutex<Option<Arc<Placement>>>,
-    /// Which replica of the model this is, if there are several.
-    membership: Option<Membership>,
 }
 
 impl Session {
     pub(crate) fn new(update: Update) -> Self {
         Self {
-            placement: Mutex::new(None),
             pass: Mutex::new(None),
             update: Arc::new(Mutex::new(update)),
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
             seeds: Arc::default(),
             learned: Arc::default(),
-            membership: None,
         }
     }
 
     /// The session of one of several replicas, with the same optimizer.
-    pub(crate) fn of_replica(&self, membership: Membership) -> Self {
+    pub(crate) fn of_replica(&self) -> Self {
         Self {
-            placement: Mutex::new(None),
             pass: Mutex::new(None),
             update: self.update.clone(),
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
             seeds: Arc::default(),
             learned: self.learned.clone(),
-            membership: Some(membership),
         }
     }
 
@@ -68,10 +58,14 @@ impl Session {
         }
     }
 
-    /// The blocks of a pass that is to begin.
-    pub(crate) fn blocks(&self, choice: BlockChoice, rehearsal: Option<&Rehearsal>) -> Blocks {
+    /// The blocks of a pass of `rank` that is to begin.
+    pub(crate) fn blocks(
+        &self,
+        choice: BlockChoice,
+        rehearsal: Option<&Rehearsal>,
+        rank: usize,
+    ) -> Blocks {
         let seed = rehearsal.and_then(Rehearsal::block_seed);
-        let rank = self.membership.as_ref().map_or(0, |member| member.rank);
         let seed = seed.map(|seed| of_rank(seed, rank));
         Blocks::new(choice, self.learned.clone(), self.seeds.clone(), seed)
     }
@@ -79,26 +73,6 @@ impl Session {
     /// The seed for a step on `device`.
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         self.seeds.next(device)
-    }
-
-    /// Which replica of the model this is, if there are several.
-    pub(crate) fn membership(&self) -> Option<&Membership> {
-        self.membership.as_ref()
-    }
-
-    pub(crate) fn placement(&self) -> Option<Arc<Placement>> {
-        self.placement.lock().clone()
-    }
-
-    /// Puts things elsewhere when a model is brought into fused form again, and returns where they were.
-    pub(crate) fn place(&self, placement: Option<Arc<Placement>>) -> Option<Arc<Placement>> {
-        std::mem::replace(&mut *self.placement.lock(), placement)
-    }
-
-    /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
-    /// refused has not touched them.
-    pub(crate) fn place_states(&self) {
-        self.update().place(self.placement());
     }
 
     /// The pass under way.

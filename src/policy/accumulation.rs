@@ -1,6 +1,6 @@
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::device::sent;
+use crate::device::{in_type, sent};
 
 /// The float type in which gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,12 +57,4 @@ pub(crate) fn add<const D: usize>(sum: Tensor<D>, gradient: Tensor<D>) -> Tensor
 pub(crate) fn added<const D: usize>(sum: &Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
     let sum = sent(sum.clone(), &gradient.device());
     in_type(gradient, sum.dtype()).add(sum)
-}
-
-/// `tensor` in this type.
-pub(crate) fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => tensor.cast(FloatDType::from(dtype)),
-    }
 }

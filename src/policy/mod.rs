@@ -21,7 +21,7 @@ mod states;
 mod statistics;
 mod update;
 
-pub(crate) use accumulation::{Accumulation, PartialSum, add, added, in_type};
+pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;

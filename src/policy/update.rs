@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
@@ -10,7 +9,6 @@ use super::departed::Departed;
 use super::keeper::KEEPER_ID;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
-use crate::offload::Placement;
 use crate::optim::StepCall;
 use crate::optimizer_record::{compact_records, records_are_compact};
 
@@ -21,8 +19,8 @@ use crate::optimizer_record::{compact_records, records_are_compact};
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
-    /// If states wait on the host.
-    placement: Option<Arc<Placement>>,
+    /// If states wait on the host: those of parameters of so many elements.
+    wait_from: Option<usize>,
     /// The records of the states that do.
     waiting: HashMap<ParamId, Bytes>,
     /// If parameters have left the model.
@@ -34,7 +32,7 @@ impl Update {
         Self {
             optimizer,
             learning_rate: 0.0.into(),
-            placement: None,
+            wait_from: None,
             waiting: HashMap::new(),
             departed: None,
         }
@@ -72,11 +70,13 @@ impl Update {
         any
     }
 
-    /// Lets the states wait where `placement` says.
-    pub(crate) fn place(&mut self, placement: Option<Arc<Placement>>) {
-        let optimizer = self.replace(SgdConfig::new().init());
-        self.placement = placement;
-        self.replace(optimizer);
+    /// Lets the states of parameters of so many elements wait on the host, or none. They go through a record then.
+    pub(crate) fn wait_from(&mut self, elements: Option<usize>) {
+        if self.wait_from != elements {
+            let optimizer = self.replace(SgdConfig::new().init());
+            self.wait_from = elements;
+            self.replace(optimizer);
+        }
     }
 
     /// The optimizer with all states, which it shares.
@@ -95,7 +95,7 @@ impl Update {
             self.waiting.clear();
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
-        if self.placement.as_ref().is_some_and(|p| p.states_wait()) {
+        if self.wait_from.is_some() {
             let record = compact_records(|| self.optimizer.to_record());
             let mut states = split(record);
             let of_policies = states.remove(&ParamId::from(KEEPER_ID));
@@ -164,8 +164,7 @@ impl Update {
         let call = StepCall::begin(more_to_come, value.clone());
         let waiting = self.waiting.get(&id).cloned();
         // What has come from a record waits on, however small.
-        let waits =
-            waiting.is_some() || (self.placement.as_ref()).is_some_and(|p| p.state_waits(elements));
+        let waits = waiting.is_some() || self.wait_from.is_some_and(|from| elements >= from);
         let step = || {
             let mut gradients = GradientsParams::new();
             gradients.register(id, gradient);

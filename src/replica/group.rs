@@ -2,12 +2,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::flow::{Flow, Part, Stuck};
 use super::ledger::{Hold, Ledger};
 use super::ownership::{Ownership, Sharding};
-use super::wire::Wire;
 
 /// The ranks that train a model together.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Group {
     draws: bool,
     owners: HashMap<ParamId, usize>,
     flow: Flow,
-    wire: Wire,
+    wire: Mutex<()>,
     ledger: Ledger,
 }
 
@@ -43,7 +43,7 @@ impl Group {
         Self {
             flow: Flow::new(devices.len(), max_lead, parameters.len()),
             owners: ownership.assign(parameters, devices.len()),
-            wire: Wire::default(),
+            wire: Mutex::default(),
             ledger: Ledger::new(devices.len()),
             devices: devices.into_iter().map(Device::inner).collect(),
             sharding,
@@ -126,13 +126,9 @@ impl Group {
         self.flow.sent(rank, is_stuck)
     }
 
-    /// A tensor without autodiff on the device of `rank`, or what the device says.
-    pub(crate) fn carry<const D: usize>(
-        &self,
-        tensor: Tensor<D>,
-        rank: usize,
-    ) -> Result<Tensor<D>, String> {
-        self.wire.carry(tensor, &self.devices[rank])
+    /// Nothing else travels between its devices until what is returned is dropped.
+    pub(crate) fn one_transfer(&self) -> MutexGuard<'_, ()> {
+        self.wire.lock()
     }
 
     /// Gradients of a parameter by rank, as Burn adds them up: the first that there is from the owner on, then the
@@ -154,10 +150,5 @@ impl Membership {
     /// The device of the rank, without autodiff.
     pub(crate) fn device(&self) -> &Device {
         self.group.device(self.rank)
-    }
-
-    /// Whether the rank owns a parameter.
-    pub(crate) fn owns(&self, id: ParamId) -> bool {
-        self.group.owner(id) == self.rank
     }
 }

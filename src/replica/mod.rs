@@ -2,14 +2,13 @@
 //!
 //! A *rank* is one device with its replica of the model; every parameter has an *owner* among them, where the
 //! gradients of all ranks are added up and the optimizer state lives. Which rank that is says the
-//! [`Ownership`], what the others keep the [`Sharding`]. Nothing here knows of slots, passes or modules.
+//! [`Ownership`], what the others keep the [`Sharding`]. Nothing here knows of weights, passes or modules.
 
 mod flow;
 mod group;
 mod ledger;
 mod ownership;
 mod turn;
-mod wire;
 
 pub(crate) use group::{Group, Membership};
 pub(crate) use ledger::Hold;

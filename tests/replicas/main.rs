@@ -16,10 +16,10 @@ mod rows;
 use std::sync::{Mutex, MutexGuard};
 
 use backburn::gradient_checkpointing;
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams};
-use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 
 use compare::*;
 
@@ -119,14 +119,30 @@ fn stock_step(
     batches: Vec<Tensor<2, Int>>,
     stock: Stock,
 ) -> Network {
+    stock_step_in(None, model, optimizer, devices, batches, stock)
+}
+
+/// The same with a copy of the model to compute with, in another type: mixed precision by hand.
+fn stock_step_in(
+    dtype: Option<FloatDType>,
+    model: Network,
+    optimizer: &mut ModuleOptimizer,
+    devices: &[Device],
+    batches: Vec<Tensor<2, Int>>,
+    stock: Stock,
+) -> Network {
     let ranks = devices.iter().zip(batches);
     let gradients = ranks.map(|(device, batch)| {
         let replica = model.clone().fork(device);
+        let replica = match dtype {
+            Some(dtype) => backburn::cast(replica, dtype),
+            None => replica,
+        };
         let gradients = replica.loss(batch).backward();
-        (
-            GradientsParams::from_grads(gradients, &replica),
-            device.clone(),
-        )
+        let mut gradients = GradientsParams::from_grads(gradients, &replica);
+        let mut widened = AsParameters(&mut gradients, GradientsParams::new());
+        model.visit(&mut widened);
+        (widened.1, device.clone())
     });
     match stock {
         Stock::Sharded => {
@@ -141,6 +157,18 @@ fn stock_step(
                 sum.accumulate(&model, gradients.to_device(&devices[0], &model));
             }
             optimizer.step(RATE, model, sum.grads())
+        }
+    }
+}
+
+/// The gradients in the types of their parameters.
+struct AsParameters<'a>(&'a mut GradientsParams, GradientsParams);
+
+impl ModuleVisitor for AsParameters<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.0.remove::<D>(param.id) {
+            let dtype = FloatDType::from(param.base().dtype());
+            self.1.register(param.id, gradient.cast(dtype));
         }
     }
 }

@@ -1,9 +1,14 @@
 //! Weights and states go from any number of devices to any other, and to stock Burn and back.
 
-use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Offload, Ownership, Sharding,
+    WaitingBlocks,
+};
 
 use burn::module::ParamGroup;
 
+use super::policies::assert_close_weights;
+use super::rows::table::offloaded;
 use super::*;
 
 /// Who trains for a while.
@@ -72,10 +77,7 @@ fn records_go_on_with_any_number_of_devices() {
         By::Ranks(3, state),
         By::Ranks(2, full),
     ]);
-    for ((path, expected), (_, mixed)) in weights(&expected).iter().zip(&weights(&mixed)) {
-        let mut pairs = expected.iter::<f64>().zip(mixed.iter::<f64>());
-        assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "`{path}`");
-    }
+    assert_close_weights(&expected, &mixed);
 }
 
 #[test]
@@ -115,16 +117,21 @@ fn the_way_of_sharing_can_change_in_the_middle() {
     let _alone = alone();
     let devices = flex(2);
     let initial = Network::init(&devices[0]);
-    let steps: Vec<_> = (0..4).map(|_| tokens(&devices[0], &[2, 3])).collect();
+    let steps: Vec<_> = (0..8).map(|_| tokens(&devices[0], &[2, 3])).collect();
     let model = copy(&initial, || Network::init(&devices[0]));
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     let model = copy(&initial, || Network::init(&devices[0]));
     let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
-    let changes: [fn(FusedConfig) -> FusedConfig; 4] = [
-        |config| config.with_sharding(Sharding::Full),
-        |config| config.with_ownership(Ownership::BySize),
-        |config| config.with_sharding(Sharding::State),
-        |config| config.with_max_lead(0),
+    let waits = |offload| offloaded(offload).offload;
+    let changes: [&dyn Fn(FusedConfig) -> FusedConfig; 8] = [
+        &|config| config.with_sharding(Sharding::Full),
+        &|config| config.with_ownership(Ownership::BySize),
+        &|config| config.with_offload(waits(Offload::States)),
+        &|config| config.with_sharding(Sharding::State),
+        &|config| config.with_offload(waits(Offload::Updates)),
+        &|config| config.with_max_lead(0),
+        &|config| config.with_offload(waits(Offload::Weights(WaitingBlocks::All))),
+        &|config| config.with_offload(None),
     ];
     for (batches, change) in steps.iter().zip(changes) {
         fused.step(RATE, batches.clone(), Network::loss);

@@ -1,5 +1,7 @@
+use burn::module::Module;
+
 use crate::replica::Group;
-use crate::slot::{Inventory, Role};
+use crate::weights::{FusedForm, Role};
 
 /// The bytes of the weights and gradients of one rank of [`FusedReplicas`](crate::FusedReplicas), without its
 /// optimizer states, activations, and parameters that are on all ranks.
@@ -18,15 +20,11 @@ pub struct RankBytes {
 }
 
 impl RankBytes {
-    pub(super) fn of(inventory: &Inventory, group: &Group, rank: usize) -> Self {
-        let bytes = inventory.bytes(Role::Released);
+    pub(super) fn of<M: Module>(form: &FusedForm<M>, group: &Group, rank: usize) -> Self {
+        let bytes = form.inventory().bytes(Role::Released);
         let owned = bytes.iter().filter(|(id, _)| group.owner(*id) == rank);
         let owned = owned.map(|(_, bytes)| bytes).sum();
-        let all = bytes.iter().map(|(_, bytes)| bytes).sum();
-        let at_rest = match group.replicates_weights() {
-            true => all,
-            false => owned,
-        };
+        let at_rest = form.views().bytes_at_rest();
         Self {
             owned,
             at_rest,

@@ -6,7 +6,7 @@ use super::FusedReplicas;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::pass::Reads;
-use crate::slot::KeptStatistics;
+use crate::weights::KeptStatistics;
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// Changes the model between two steps, as [`FusedOptimizer::change_model`](crate::FusedOptimizer::change_model). With [`Sharding::Full`](crate::Sharding::Full) all weights

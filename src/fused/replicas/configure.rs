@@ -40,15 +40,16 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::try_set_config`](crate::FusedOptimizer::try_set_config); with offload, which is for one device.
+    /// As [`FusedOptimizer::try_set_config`](crate::FusedOptimizer::try_set_config).
     pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError> {
-        config.check_several_devices()?;
         let policies = self.first.policies_of(&config)?;
         if !config.shares_as(&self.first.config) {
             // From owner to owner, so that no device has to hold all weights.
-            let model = self.first.form.with_owners();
+            let model = self.first.form.at_home();
             let sums = !policies.in_state() && self.first.has_accumulated();
             self.share(model, &config)?;
+            self.first.place_states(&config);
+            self.first.restore_policies();
             if sums {
                 log::warn!(
                     "the accumulated gradients are dropped: the ranks share the model otherwise from now on"

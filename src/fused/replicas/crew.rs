@@ -17,7 +17,7 @@ use crate::policy::Goal;
 use crate::random::Stream;
 use crate::replica::{Group, Membership, Turn};
 use crate::report::StepReport;
-use crate::slot::{FusedForm, KeptStatistics, RunningStatistics};
+use crate::weights::{FusedForm, KeptStatistics, RunningStatistics};
 use crate::worker::Worker;
 
 /// All ranks but the first, and the threads of all.
@@ -122,18 +122,17 @@ impl<M: Module + 'static> Crew<M> {
         let repeats = order.rehearsal.is_some();
         let numbers = self.numbers(first, &order, closure)?;
         let running: Vec<Running> = {
-            let sessions = [&first.session]
-                .into_iter()
-                .chain(self.others.iter().map(|rank| &rank.session));
-            let begin = |(session, takes_part): (_, &bool)| {
+            let others = self.others.iter().map(|rank| (&rank.session, &rank.form));
+            let ranks = [(&first.session, &first.form)].into_iter().chain(others);
+            let begin = |((session, form), takes_part): ((_, &FusedForm<M>), &bool)| {
                 let closure = match takes_part {
                     true => closure,
                     false => Closure::Nothing,
                 };
                 let choice = first.config.gradient_checkpointing.choice();
-                work::begin(session, closure, order.clone(), choice, None)
+                work::begin(session, form, closure, order.clone(), choice)
             };
-            sessions.zip(takes_part).map(begin).collect()
+            ranks.zip(takes_part).map(begin).collect()
         };
         let others = self.others.iter_mut().map(|rank| &mut rank.form);
         let mut ending = Ending::of([&mut first.form].into_iter().chain(others));
@@ -145,7 +144,8 @@ impl<M: Module + 'static> Crew<M> {
             let task = Task {
                 rank,
                 pass: running.pass.clone(),
-                slots: form.slots().clone(),
+                views: form.views().clone(),
+                layout: form.layout().clone(),
                 group: self.group.clone(),
             };
             (task, form.module.clone())
@@ -170,6 +170,11 @@ impl<M: Module + 'static> Crew<M> {
         ending.deliver(plan.goal, passes.zip(gradients));
         check(&self.group, Vec::new(), &running, repeats)?;
         let ended = ending.well();
+        let others = self.others.iter_mut().map(|rank| &mut rank.form);
+        let forms = [&mut first.form].into_iter().chain(others);
+        for (form, running) in forms.zip(&running) {
+            form.learn_course(running.pass.course());
+        }
         drop(running);
         first.report_on(ended);
         // What others have sent a rank since it was through.
@@ -180,7 +185,10 @@ impl<M: Module + 'static> Crew<M> {
         Ok(given)
     }
 
-    fn forms<'a>(&'a self, first: &'a FusedOptimizer<M>) -> impl Iterator<Item = &'a FusedForm<M>> {
+    pub(super) fn forms<'a>(
+        &'a self,
+        first: &'a FusedOptimizer<M>,
+    ) -> impl Iterator<Item = &'a FusedForm<M>> {
         [&first.form]
             .into_iter()
             .chain(self.others.iter().map(|rank| &rank.form))

@@ -26,7 +26,7 @@ use crate::pass::Session;
 use crate::policy::{Policies, Update};
 use crate::record;
 use crate::report::StepReport;
-use crate::slot::Role;
+use crate::weights::Role;
 pub use bytes::RankBytes;
 use crew::Crew;
 use setup::Setup;
@@ -242,11 +242,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// The bytes of weights and gradients on each rank.
     pub fn bytes(&self) -> Vec<RankBytes> {
-        let inventory = self.first.form.inventory();
         let group = self.crew.group();
-        let ranks = 0..group.ranks();
-        ranks
-            .map(|rank| RankBytes::of(inventory, group, rank))
+        let forms = self.crew.forms(&self.first).enumerate();
+        forms
+            .map(|(rank, form)| RankBytes::of(form, group, rank))
             .collect()
     }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use crate::pass::Session;
-use crate::slot::{FusedForm, RunningStatistics, Slots};
+use crate::weights::{FusedForm, RunningStatistics};
 
 /// The replica of one rank.
 pub(super) struct Rank<M> {
@@ -14,10 +14,6 @@ pub(super) struct Rank<M> {
 impl<M: Module> Rank<M> {
     pub(super) fn new(form: FusedForm<M>, session: Arc<Session>) -> Self {
         Self { form, session }
-    }
-
-    pub(super) fn slots(&self) -> &Arc<Slots> {
-        self.form.slots()
     }
 
     pub(super) fn into_parts(self) -> (FusedForm<M>, Arc<Session>) {

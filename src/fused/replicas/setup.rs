@@ -7,10 +7,11 @@ use super::rank::Rank;
 use crate::config::FusedConfig;
 use crate::device::hand_over;
 use crate::error::FusedError;
+use crate::layout::Layout;
 use crate::parameters::with_own_statistics;
 use crate::pass::Session;
 use crate::replica::{Group, Membership};
-use crate::slot::{FusedForm, Inventory, Role, Slots};
+use crate::weights::{FusedForm, Inventory, Role};
 
 /// The devices of the ranks.
 #[derive(Clone, Debug)]
@@ -62,7 +63,7 @@ impl Setup {
         session: &Session,
         config: &FusedConfig,
     ) -> Result<(Vec<Rank<M>>, Arc<Group>), FusedError> {
-        let inventory = Inventory::take(&model, None, self.devices.first())?;
+        let inventory = Inventory::take(&model, &Layout::on(self.devices.first()))?;
         let mut parameters = inventory.sizes(Role::Released);
         // Only for the order of their sums: they are on all ranks.
         parameters.append(&mut inventory.sizes(Role::Retained));
@@ -74,26 +75,25 @@ impl Setup {
             config.draws_random_numbers,
             parameters,
         ));
-        let rank = |rank| {
+        // The first last: its running statistics are those of `model`, and go where it goes.
+        let mut ranks = Vec::<Rank<M>>::new();
+        for rank in (0..group.ranks()).rev() {
             let replica = match rank {
                 0 => model.clone(),
                 _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
-            let session = Arc::new(session.of_replica(Membership { group, rank }));
-            let form = FusedForm::new(replica, &session)?;
-            Ok(Rank::new(form, session))
-        };
-        // The first last: its running statistics are those of `model`, and go where it goes.
-        let mut ranks: Vec<_> = (0..group.ranks())
-            .rev()
-            .map(rank)
-            .collect::<Result<_, _>>()?;
-        ranks.reverse();
-        if group.ranks() > 1 {
-            let slots: Vec<Arc<Slots>> = ranks.iter().map(|rank| rank.slots().clone()).collect();
-            Slots::meet(&slots, &group);
+            let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+            let layout = Layout::new(dtype, offload, &self.devices[rank])?;
+            let layout = Arc::new(layout.of_rank(Membership { group, rank }));
+            let session = Arc::new(session.of_replica());
+            let form = match ranks.last() {
+                None => FusedForm::new(replica, &session, layout)?,
+                Some(other) => FusedForm::beside(&other.form, replica, &session, layout)?,
+            };
+            ranks.push(Rank::new(form, session));
         }
+        ranks.reverse();
         // The ranks compute on threads of their own.
         group.devices().iter().for_each(hand_over);
         Ok((ranks, group))

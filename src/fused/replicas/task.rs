@@ -6,10 +6,12 @@ use burn::optim::GradientsParams;
 
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
+use crate::fused::work::InFlight;
+use crate::layout::Layout;
 use crate::pass::Pass;
 use crate::random::Stream;
 use crate::replica::Group;
-use crate::slot::Slots;
+use crate::weights::Views;
 
 /// What comes of the work of a rank: what the closure returned, and the gradients of the parameters that are ordinary
 /// leaves.
@@ -19,7 +21,8 @@ pub(super) type Worked<R> = Result<(R, GradientsParams), FusedError>;
 pub(super) struct Task {
     pub(super) rank: usize,
     pub(super) pass: Arc<Pass>,
-    pub(super) slots: Arc<Slots>,
+    pub(super) views: Arc<Views>,
+    pub(super) layout: Arc<Layout>,
     pub(super) group: Arc<Group>,
 }
 
@@ -32,6 +35,7 @@ impl Task {
     ) -> Result<(R, GradientsParams), Failure> {
         let part = self.group.take_part(self.rank);
         let done = caught(|| {
+            let in_flight = InFlight::of(&self.layout);
             let _scope = self.pass.enter();
             self.pass.begin_turn()?;
             if let Some(numbers) = numbers {
@@ -39,7 +43,8 @@ impl Task {
             }
             let output = work(&self.pass)?;
             self.pass.end_turn();
-            self.slots.flush(&self.pass)?;
+            drop(in_flight);
+            self.views.flush(&self.pass)?;
             // Updates on behalf of others, too: where they fail, the step does.
             self.group.devices().iter().for_each(hand_over);
             check_connected(|| vec![self.group.device(self.rank).clone()])?;
@@ -53,7 +58,7 @@ impl Task {
 
     /// The same without a batch.
     pub(super) fn stand_by(self) -> Result<(), Failure> {
-        let flushed = caught(|| self.slots.flush(&self.pass));
+        let flushed = caught(|| self.views.flush(&self.pass));
         flushed.map_err(Failure::Panic)?.map_err(Failure::Error)
     }
 }

@@ -90,7 +90,9 @@ fn no_training_begins_in_a_type_that_its_device_lacks(device: &Device) {
             FusedOptimizer::new(frozen(), sgd())
                 .try_set_config_on(FusedConfig::new().with_offload(Some(offload())), device),
             FusedOptimizer::new(on_host(), sgd()).try_set_config_on(
-                FusedConfig::new().with_offload(Some(offload().with_compute_dtype(Some(dtype)))),
+                FusedConfig::new()
+                    .with_offload(Some(offload()))
+                    .with_compute_dtype(Some(dtype)),
                 device,
             ),
         ];

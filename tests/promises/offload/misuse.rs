@@ -5,7 +5,6 @@ use std::sync::{Arc, Barrier};
 use backburn::{
     FusedConfig, FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
 };
-use burn::tensor::FloatDType;
 
 use super::*;
 use crate::panics::panic_of;
@@ -27,13 +26,6 @@ fn the_host_is_no_device_to_offload_from() {
 }
 
 fn options_that_contradict_each_other_are_refused(device: &Device) {
-    let bf16 = config(device, Offload::States).with_compute_dtype(Some(FloatDType::BF16));
-    let error = refused(bf16, device, Network::init(device));
-    assert!(
-        error.contains("`Offload::Updates` for a `compute_dtype`"),
-        "{error}"
-    );
-
     for part in [-0.5, 1.5, f64::NAN] {
         let blocks = Offload::Weights(WaitingBlocks::Fraction(part));
         let error = refused(config(device, blocks), device, Network::init(device));

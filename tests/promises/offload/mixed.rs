@@ -99,9 +99,11 @@ fn the_host_keeps_the_weights_in_their_own_type(device: &Device) {
             Offload::Weights(WaitingBlocks::All),
             Offload::Weights(WaitingBlocks::Fraction(0.5)),
         ] {
-            let config = config(device, mode).with_compute_dtype(Some(dtype));
+            let config = FusedConfig::new()
+                .with_offload(Some(config(device, mode)))
+                .with_compute_dtype(Some(dtype));
             let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-                .with_config_on(FusedConfig::new().with_offload(Some(config)), device);
+                .with_config_on(config, device);
             for x in &xs {
                 fused.step(RATE, |model| {
                     let weight = model.blocks[0].expand.weight.val();
@@ -121,9 +123,11 @@ fn what_is_not_trained_must_be_in_the_type_already(device: &Device) {
         return;
     }
     let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init());
-    let config = config(device, Offload::Updates).with_compute_dtype(Some(FloatDType::F64));
+    let config = FusedConfig::new()
+        .with_offload(Some(config(device, Offload::Updates)))
+        .with_compute_dtype(Some(FloatDType::F64));
     let error = fused
-        .try_set_config_on(FusedConfig::new().with_offload(Some(config)), device)
+        .try_set_config_on(config, device)
         .expect_err("statistics in f32");
     let error = error.to_string();
     assert!(

@@ -5,7 +5,7 @@
 //! Here, since it counts bytes, and sums of ranks are among it: the tests of this process run one at a time.
 
 mod faults;
-mod table;
+pub(super) mod table;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -20,7 +20,7 @@ use faults::{Fault, Hook, Panicking};
 use table::Row;
 
 /// A training, on one device or on several.
-trait Training {
+pub trait Training {
     /// One step with a batch for each rank, or what has ended it.
     fn step(&mut self, batches: Vec<Tensor<2, Int>>) -> Result<(), String>;
 
@@ -93,22 +93,19 @@ fn course(row: &Row, steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
         .collect()
 }
 
-fn optimizer() -> Panicking {
-    Panicking(backburn::optim::AdamWConfig::new().build())
-}
-
 fn copied(row: &Row, initial: &Network) -> Network {
     copy(initial, || row.network(6))
 }
 
 /// The same steps with Burn alone.
 fn stock(row: &Row, initial: &Network, course: &[Vec<Tensor<2, Int>>]) -> Network {
-    let mut optimizer = ModuleOptimizer::from(optimizer());
+    let mut optimizer = ModuleOptimizer::from(row.optimizer());
     let devices = flex(row.ranks);
     course
         .iter()
         .fold(copied(row, initial), |network, batches| {
-            stock_step(
+            stock_step_in(
+                row.compute_dtype(),
                 network,
                 &mut optimizer,
                 &devices,

@@ -1,7 +1,8 @@
 //! The rows.
 
+use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
 use backburn::{
-    FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, Sharding, WaitingBlocks,
+    FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, Sharding, WaitingBlocks, cast,
 };
 use burn::module::{Lora, ParamGroup};
 
@@ -14,7 +15,10 @@ pub struct Row {
     of: fn(Network) -> Network,
     pub ranks: usize,
     pub stock: Stock,
-    train: fn(Network) -> Box<dyn Training>,
+    config: fn() -> FusedConfig,
+    /// The type in which the network rests.
+    dtype: FloatDType,
+    optimizer: fn() -> AdamWConfig,
     /// The bytes between steps, those of all devices and the host together, in multiples of the network's in f32 (P).
     pub rest: f64,
     /// At most so many during a step.
@@ -23,142 +27,203 @@ pub struct Row {
     pub copied: Option<usize>,
 }
 
+const PLAIN: Row = Row {
+    name: "one device",
+    of: |network| network,
+    ranks: 1,
+    stock: Stock::Main,
+    config: FusedConfig::new,
+    dtype: FloatDType::F32,
+    optimizer: AdamWConfig::new,
+    rest: 3.0,
+    peak: 3.7,
+    copied: Some(0),
+};
+
 /// All ranks are on the processor here, where they share what they need not change.
 pub const ROWS: &[Row] = &[
+    PLAIN,
     Row {
-        name: "one device",
-        of: |network| network,
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| Box::new(fused(network)),
+        name: "master weights",
+        config: || in_bf16(FusedConfig::new()),
         rest: 3.0,
-        peak: 3.7,
-        copied: Some(0),
+        peak: 3.6,
+        ..PLAIN
+    },
+    Row {
+        name: "bf16 with low bits, computed in f32",
+        config: || FusedConfig::new().with_compute_dtype(Some(FloatDType::F32)),
+        dtype: FloatDType::BF16,
+        optimizer: || {
+            AdamWConfig::new()
+                .with_state_format(StateFormat::Bits8)
+                .with_weight_format(WeightFormat::Split24)
+        },
+        rest: 1.3,
+        peak: 2.0,
+        ..PLAIN
     },
     Row {
         name: "states on the host",
-        of: |network| network,
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| offloaded(network, Offload::States),
+        config: || offloaded(Offload::States),
         rest: 3.0,
         peak: 5.4,
-        copied: Some(0),
+        ..PLAIN
     },
     Row {
         name: "updates on the host",
-        of: |network| network,
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| offloaded(network, Offload::Updates),
+        config: || offloaded(Offload::Updates),
         rest: 4.0,
         peak: 5.6,
         copied: None,
+        ..PLAIN
+    },
+    Row {
+        name: "master weights on the host",
+        config: || in_bf16(offloaded(Offload::Updates)),
+        rest: 3.5,
+        peak: 4.4,
+        copied: None,
+        ..PLAIN
+    },
+    Row {
+        name: "master weights, states on the host",
+        config: || in_bf16(offloaded(Offload::States)),
+        rest: 3.0,
+        peak: 5.4,
+        ..PLAIN
     },
     Row {
         name: "weights on the host",
-        of: |network| network,
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| offloaded(network, Offload::Weights(WaitingBlocks::All)),
+        config: || offloaded(Offload::Weights(WaitingBlocks::All)),
         rest: 3.2,
         peak: 5.2,
         copied: None,
+        ..PLAIN
     },
     Row {
         name: "ZeRO 1 and 2",
-        of: |network| network,
         ranks: 3,
         stock: Stock::Sharded,
-        train: |network| replicas(network, Sharding::State, Ownership::ByParamId),
-        rest: 3.0,
         peak: 5.2,
-        copied: Some(0),
+        ..PLAIN
     },
     Row {
         name: "ZeRO 3",
-        of: |network| network,
         ranks: 3,
         stock: Stock::Sharded,
-        train: |network| replicas(network, Sharding::Full, Ownership::ByParamId),
-        rest: 3.0,
+        config: || FusedConfig::new().with_sharding(Sharding::Full),
         peak: 5.0,
-        copied: Some(0),
+        ..PLAIN
+    },
+    Row {
+        name: "ZeRO 3 with master weights",
+        ranks: 3,
+        stock: Stock::Sharded,
+        config: || in_bf16(FusedConfig::new().with_sharding(Sharding::Full)),
+        peak: 5.0,
+        ..PLAIN
     },
     Row {
         name: "one owner",
-        of: |network| network,
         ranks: 3,
-        stock: Stock::Main,
-        train: |network| replicas(network, Sharding::State, Ownership::MainDevice),
-        rest: 3.0,
+        config: || FusedConfig::new().with_ownership(Ownership::MainDevice),
         peak: 5.2,
-        copied: Some(0),
+        ..PLAIN
+    },
+    Row {
+        name: "ZeRO 1 and 2, states on the host",
+        ranks: 3,
+        stock: Stock::Sharded,
+        config: || offloaded(Offload::States),
+        peak: 5.4,
+        ..PLAIN
+    },
+    Row {
+        name: "ZeRO 1 and 2, updates on the host",
+        ranks: 3,
+        stock: Stock::Sharded,
+        config: || offloaded(Offload::Updates),
+        // Each rank keeps a copy.
+        rest: 6.0,
+        peak: 8.4,
+        copied: None,
+        ..PLAIN
+    },
+    Row {
+        name: "ZeRO-Infinity",
+        ranks: 3,
+        stock: Stock::Sharded,
+        config: || offloaded(Offload::Weights(WaitingBlocks::All)).with_sharding(Sharding::Full),
+        rest: 3.2,
+        peak: 6.6,
+        copied: None,
+        ..PLAIN
     },
     Row {
         name: "a frozen base with adapters",
         of: |network| network.apply_lora(Lora::new(2, 4.0)),
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| Box::new(fused(network)),
         rest: 1.02,
         peak: 1.7,
-        copied: Some(0),
+        ..PLAIN
     },
     Row {
         name: "a base in training with adapters",
         of: |network| network.apply_lora(Lora::new(2, 4.0)).unfreeze(),
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| Box::new(fused(network)),
         rest: 3.02,
         peak: 4.6,
-        copied: Some(0),
+        ..PLAIN
     },
     Row {
         name: "frozen layers",
         of: |network| network.freeze_group(ParamGroup::from_predicate("layers")),
-        ranks: 1,
-        stock: Stock::Main,
-        train: |network| Box::new(fused(network)),
         rest: 1.4,
         peak: 2.1,
-        copied: Some(0),
+        ..PLAIN
     },
 ];
 
 impl Row {
     pub fn network(&self, width: usize) -> Network {
-        (self.of)(Network::of_width(width, &flex(1)[0]))
+        let network = Network::of_width(width, &flex(1)[0]);
+        (self.of)(cast(network, self.dtype))
     }
 
+    /// The type in which it is computed with, if that is another.
+    pub fn compute_dtype(&self) -> Option<FloatDType> {
+        (self.config)().compute_dtype
+    }
+
+    pub fn optimizer(&self) -> Panicking {
+        Panicking((self.optimizer)().build())
+    }
+
+    /// On as many ranks as the row has, on the processor, which is the host, too: under two names of Burn's.
     pub fn train(&self, network: Network) -> Box<dyn Training> {
-        (self.train)(network)
+        let (optimizer, config) = (self.optimizer().into(), (self.config)());
+        match self.ranks {
+            1 => Box::new(
+                FusedOptimizer::new(network, optimizer)
+                    .with_hook(ParamGroup::all(), Hook)
+                    .with_config_on(config, &Device::flex()),
+            ),
+            ranks => Box::new(
+                FusedReplicas::new(network, optimizer, flex(ranks))
+                    .with_config(config)
+                    .with_hook(ParamGroup::all(), Hook),
+            ),
+        }
     }
 }
 
-fn fused(network: Network) -> FusedOptimizer<Network> {
-    FusedOptimizer::new(network, optimizer().into()).with_hook(ParamGroup::all(), Hook)
+fn in_bf16(config: FusedConfig) -> FusedConfig {
+    config.with_compute_dtype(Some(FloatDType::BF16))
 }
 
-/// The device is the processor, and so is the host: under two names of Burn's.
-fn offloaded(network: Network, offload: Offload) -> Box<dyn Training> {
+/// Everything waits, however small.
+pub fn offloaded(offload: Offload) -> FusedConfig {
     let config = OffloadConfig::new(offload)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1);
-    Box::new(fused(network).with_config_on(
-        FusedConfig::new().with_offload(Some(config)),
-        &Device::flex(),
-    ))
-}
-
-/// As many ranks as the row has, on the processor.
-fn replicas(network: Network, sharding: Sharding, ownership: Ownership) -> Box<dyn Training> {
-    let fused = FusedReplicas::new(network, optimizer().into(), flex(3));
-    let fused = fused.with_config(
-        FusedConfig::new()
-            .with_sharding(sharding)
-            .with_ownership(ownership),
-    );
-    Box::new(fused.with_hook(ParamGroup::all(), Hook))
+    FusedConfig::new().with_offload(Some(config))
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Shape};
 
-use super::handle::has_slot;
+use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
+use crate::layout::Layout;
 use crate::offload::Placement;
 use crate::parameters::{Parameter, list};
 use crate::tap;
@@ -14,7 +15,7 @@ use crate::tap;
 /// What becomes of a float parameter in fused form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Trainable: owned by a slot, updated as its gradient completes.
+    /// Trainable: its value is at its home, and updated as its gradient completes.
     Released,
     /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
     /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
@@ -63,16 +64,12 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Takes stock of `module` and refuses what can't be trained in fused form: on `device`, by default where it is.
-    /// Initializes lazy parameters, in module order.
-    pub(crate) fn take<M: Module>(
-        module: &M,
-        placement: Option<&Placement>,
-        device: Option<&Device>,
-    ) -> Result<Self, FusedError> {
+    /// Takes stock of `module` and refuses what can't be trained in fused form under `layout`. Initializes lazy
+    /// parameters, in module order.
+    pub(crate) fn take<M: Module>(module: &M, layout: &Layout) -> Result<Self, FusedError> {
         device::check_all_there(&module.devices())?;
         let parameters = list(module);
-        if let Some(fused) = parameters.iter().find(|parameter| has_slot(parameter)) {
+        if let Some(fused) = parameters.iter().find(|parameter| is_in_form(parameter)) {
             let path = fused.path.clone();
             return Err(FusedError::AlreadyFused { path });
         }
@@ -91,12 +88,9 @@ impl Inventory {
         // A server is asked over the network.
         let mut checked = Vec::new();
         for (id, entry) in found {
-            let dtype = match placement {
-                Some(placement) => placement.compute_dtype(entry.dtype),
-                None => entry.dtype,
-            };
-            let device = placement.map(Placement::device).or(device);
-            let device = device.unwrap_or(&entry.device);
+            let dtype = layout.compute_dtype(entry.dtype);
+            let device = layout.device().unwrap_or(&entry.device);
+            let placement = layout.placement();
             if entry.role == Role::Released && !tap::covers(device) {
                 return Err(FusedError::BackendNotCovered {
                     device: format!("{device:?}"),
@@ -111,7 +105,7 @@ impl Inventory {
                 checked.push(asked);
             }
             let waits = |placement: &Placement| match entry.role {
-                Role::Released => placement.rests_on_host(entry.elements),
+                Role::Released => layout.site(id, entry.elements, device).is_host,
                 Role::Retained => false,
                 Role::Frozen => placement.frozen_waits(entry.elements),
             };
@@ -141,13 +135,10 @@ impl Inventory {
                 });
             }
             if dtype != entry.dtype && entry.role != Role::Released {
-                return Err(FusedError::Offload {
-                    reason: format!(
-                        "the device is to compute in {dtype:?}, and parameter `{}`, which is frozen, a running \
-                         statistic or trained as an ordinary leaf, is {:?}: cast it, or leave \
-                         `compute_dtype` out",
-                        entry.path, entry.dtype
-                    ),
+                return Err(FusedError::ComputeDtype {
+                    path: entry.path,
+                    dtype: format!("{:?}", entry.dtype),
+                    compute_dtype: format!("{dtype:?}"),
                 });
             }
             if entry.computed {

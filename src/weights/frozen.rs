@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 
 use super::inventory::{Inventory, Role};
 use crate::device::moved;
+use crate::layout::Layout;
 use crate::offload::Placement;
 use crate::parameters::{AnyParam, AnyTensor, exchange, list, running_statistics};
 use crate::pass::Scope;
@@ -17,8 +18,11 @@ use crate::tap::lift;
 pub(super) fn waiting<M: Module>(
     module: &M,
     inventory: &Inventory,
-    placement: &Placement,
+    layout: &Layout,
 ) -> HashMap<ParamId, bool> {
+    let Some(placement) = layout.placement() else {
+        return HashMap::new();
+    };
     let statistics = running_statistics(module);
     let waits = |param: &dyn AnyParam| {
         inventory.role(param.id()) == Some(Role::Frozen)
@@ -48,11 +52,10 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
 }
 
 /// `module` with these parameters on the host.
-pub(super) fn on_host<M: Module>(
-    module: M,
-    frozen: &HashMap<ParamId, bool>,
-    placement: &Placement,
-) -> M {
+pub(super) fn on_host<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, layout: &Layout) -> M {
+    let Some(placement) = layout.placement() else {
+        return module;
+    };
     exchange(
         module,
         |param| frozen.contains_key(&param.id()),
@@ -68,7 +71,10 @@ pub(crate) fn with_frozen<M: Module>(module: M, placement: &Placement) -> M {
     exchange(
         module,
         |param| waits(param.value()),
-        |_, value| constant(value, |value| placement.over(value)),
+        |_, value| {
+            let device = placement.device().clone().inner();
+            constant(value, |value| moved(value, &device))
+        },
     )
 }
 

@@ -3,25 +3,29 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
-use super::slots::Slots;
+use super::views::Views;
 use crate::offload::Placement;
 use crate::pass::{Course, Foresight};
 
-/// Brings the weights of the next block over while this one computes, in the order of the pass before, if there was
-/// one.
+/// Lets go of the copies that a run of a block has read. Those that wait on the host it brings over while the block
+/// before computes, in the order of the pass before, if there was one.
 #[derive(Debug)]
 pub(crate) struct FetchAhead {
-    slots: Arc<Slots>,
-    placement: Arc<Placement>,
+    views: Arc<Views>,
+    placement: Option<Arc<Placement>>,
     before: Course,
     /// What was brought for the run under way, and what for the next.
     fetched: Mutex<[Vec<ParamId>; 2]>,
 }
 
 impl FetchAhead {
-    pub(crate) fn new(slots: Arc<Slots>, placement: Arc<Placement>, before: Course) -> Self {
+    pub(super) fn new(
+        views: Arc<Views>,
+        placement: Option<Arc<Placement>>,
+        before: Course,
+    ) -> Self {
         Self {
-            slots,
+            views,
             placement,
             before,
             fetched: Mutex::default(),
@@ -29,14 +33,13 @@ impl FetchAhead {
     }
 
     /// Brings what the run of this number reads, and the one before it did not.
-    fn fetch_for(&self, run: usize) -> Vec<ParamId> {
+    fn fetch_for(&self, run: usize, placement: &Placement) -> Vec<ParamId> {
         let reads = self.before.reads_anew(run).unwrap_or_default();
-        let comes_over = |id: &&ParamId| self.slots.comes_over(**id);
+        let comes_over = |id: &&ParamId| self.views.comes_from_host(**id);
         let coming: Vec<_> = reads.iter().filter(comes_over).copied().collect();
         if !coming.is_empty() {
-            let (slots, coming) = (self.slots.clone(), coming.clone());
-            let fetch = move || coming.iter().for_each(|id| slots.fetch(*id));
-            self.placement.send_ahead(fetch);
+            let (views, coming) = (self.views.clone(), coming.clone());
+            placement.send_ahead(move || coming.iter().for_each(|id| views.fetch(*id)));
         }
         coming
     }
@@ -44,26 +47,29 @@ impl FetchAhead {
 
 impl Foresight for FetchAhead {
     fn first_run_is_over(&self, reads: &[ParamId]) {
-        reads.iter().for_each(|id| self.slots.let_go(*id));
+        reads.iter().for_each(|id| self.views.let_go(*id));
     }
 
-    fn placement(&self) -> &Placement {
-        &self.placement
+    fn placement(&self) -> Option<&Placement> {
+        self.placement.as_deref()
     }
 
     fn run_begins(&self, run: usize) {
+        let Some(placement) = &self.placement else {
+            return;
+        };
         // A device that is behind still holds the weights of the blocks before.
-        self.placement.catch_up();
+        placement.catch_up();
         let mut fetched = self.fetched.lock();
         let [of_last, mut of_this] = std::mem::take(&mut *fetched);
         if run == 0 {
-            of_this = self.fetch_for(run);
+            of_this = self.fetch_for(run, placement);
         }
         // Else the run could overtake what was sent for, and both would come over for it.
-        self.placement.wait_for_weights();
+        placement.wait_for_weights();
         // The run before has read what it wanted: what is left of what was brought for it would stay in the way.
         let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
-        in_the_way.for_each(|id| self.slots.let_go(*id));
-        *fetched = [of_this, self.fetch_for(run + 1)];
+        in_the_way.for_each(|id| self.views.let_go(*id));
+        *fetched = [of_this, self.fetch_for(run + 1, placement)];
     }
 }

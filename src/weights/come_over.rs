@@ -7,29 +7,30 @@ use burn::tensor::{Device, Tensor};
 
 use super::frozen::refuse_outside_of_a_block;
 use crate::device::sent;
-use crate::offload::Placement;
+use crate::layout::Layout;
 
-/// Lets parameters that rest on the host come over to the device whenever they are read, for a model that
-/// computes without autodiff.
+/// Lets parameters that rest elsewhere, or in another type, come over whenever they are read, for a model that computes
+/// without autodiff.
 pub(super) struct ComeOver {
-    pub(super) placement: Arc<Placement>,
+    pub(super) layout: Arc<Layout>,
     pub(super) parameters: HashSet<ParamId>,
     /// The frozen adapters of bases that wait, and the path of the base of each.
     pub(super) adapters: HashMap<ParamId, Arc<str>>,
 }
 
 impl Reparameterizer for ComeOver {
-    type Reparam = ComesOver;
+    type Reparam = Way;
 
     fn reparameterize<const D: usize>(
         &mut self,
-        _path: &str,
+        path: &str,
         param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<ComesOver>) {
+    ) -> (Param<Tensor<D>>, Option<Way>) {
         let base = self.adapters.get(&param.id).cloned();
         let comes_over = base.is_some() || self.parameters.contains(&param.id);
-        let way = comes_over.then(|| ComesOver {
-            placement: self.placement.clone(),
+        let way = comes_over.then(|| Way {
+            layout: self.layout.clone(),
+            path: path.into(),
             base,
             device: None,
         });
@@ -37,24 +38,26 @@ impl Reparameterizer for ComeOver {
     }
 }
 
-/// The way of a parameter to the device.
+/// The way of a parameter to where it is computed with.
 #[derive(Clone, Debug)]
-pub(super) struct ComesOver {
-    placement: Arc<Placement>,
+pub(super) struct Way {
+    layout: Arc<Layout>,
+    path: Arc<str>,
     /// The path of the waiting base that it adapts.
     base: Option<Arc<str>>,
     /// Where it leads instead, if its model was moved.
     device: Option<Device>,
 }
 
-impl Reparameterization for ComesOver {
+impl Reparameterization for Way {
     const NAME: &'static str = "backburn";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if let Some(path) = &self.base {
             refuse_outside_of_a_block(path);
         }
-        let value = self.placement.over(base);
+        let value = self.layout.over(&self.path, base);
+        let value = value.unwrap_or_else(|error| panic!("{error}"));
         match &self.device {
             None => value,
             Some(device) => sent(value, device),
@@ -63,7 +66,7 @@ impl Reparameterization for ComesOver {
 }
 
 /// It has no parameters of its own.
-impl Module for ComesOver {
+impl Module for Way {
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
         devices
     }

@@ -1,28 +1,28 @@
-//! The parameters of a block that are trained: those that have a slot, and those that stay ordinary leaves.
+//! The parameters of a block that are trained: those in fused form, and those that stay ordinary leaves.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::handle::has_slot;
+use super::handle::is_in_form;
 use crate::parameters::{AnyParam, exchange, list};
 use crate::tap::lift;
 
 /// Whether `module`, or a part of it, is in fused form, and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     let parameters = list(module);
-    let mut with_slot = parameters.iter().filter(|parameter| has_slot(parameter));
-    with_slot.any(|parameter| parameter.param.value().is_tracked())
+    let mut in_form = parameters.iter().filter(|parameter| is_in_form(parameter));
+    in_form.any(|parameter| parameter.param.value().is_tracked())
 }
 
-/// The tracked values of `module`, which is in fused form, that are in no slot, each with its place among the
+/// The tracked values of `module`, which is in fused form, that are at no home, each with its place among the
 /// float parameters: those of parameters that stay ordinary leaves, and what the user's code has put in the
 /// place of a parameter.
-pub(crate) fn slotless<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
+pub(crate) fn outside_of_form<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     let parameters = list(module).into_iter().enumerate();
-    let slotless = parameters.filter(|(_, parameter)| !has_slot(parameter));
-    let values = slotless.map(|(place, parameter)| (place, parameter.param.value()));
+    let outside_of_form = parameters.filter(|(_, parameter)| !is_in_form(parameter));
+    let values = outside_of_form.map(|(place, parameter)| (place, parameter.param.value()));
     let tracked = values.filter(|(_, value)| value.is_tracked());
     let found = tracked.map(|(place, value)| {
         let what =

@@ -12,7 +12,6 @@ use super::inventory::{Inventory, Role};
 use super::unreadable::nothing;
 #[cfg(feature = "ndarray")]
 use super::unreadable::nothing_once_cloned;
-use crate::offload::Placement;
 use crate::pass::Session;
 use crate::tap::{GradientSink, Passed, join, lift};
 
@@ -20,30 +19,29 @@ use crate::tap::{GradientSink, Passed, join, lift};
 #[derive(Clone, Debug)]
 pub(crate) struct Likeness {
     shape: Shape,
-    dtype: DType,
+    pub(super) dtype: DType,
     /// Without autodiff.
     pub(super) device: Device,
 }
 
 impl Likeness {
-    /// Of `value` as the model computes with it.
-    pub(super) fn of<const D: usize>(value: &Tensor<D>, placement: Option<&Placement>) -> Self {
-        let (device, dtype) = match placement {
-            None => (value.device(), value.dtype()),
-            Some(placement) => {
-                let device = placement.device().clone();
-                (device, placement.compute_dtype(value.dtype()))
-            }
-        };
+    /// Of `value`, where it is.
+    pub(super) fn of<const D: usize>(value: &Tensor<D>) -> Self {
         Self {
             shape: value.shape(),
-            dtype,
-            device: device.inner(),
+            dtype: value.dtype(),
+            device: value.device().inner(),
         }
     }
-}
 
-impl Likeness {
+    /// The same on another device.
+    pub(super) fn on(&self, device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            ..self.clone()
+        }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.shape.num_elements() * self.dtype.size()
     }
@@ -76,10 +74,7 @@ fn unreadable<const D: usize>(likeness: &Likeness, why: String) -> Tensor<D> {
 }
 
 /// Stands for a value that an optimizer has taken along.
-pub(super) fn gone<const D: usize>(likeness: &Likeness, path: &str) -> Tensor<D> {
-    let why = format!(
-        "the value of parameter `{path}` is gone: its optimizer panicked while it wrote it"
-    );
+pub(super) fn gone<const D: usize>(likeness: &Likeness, why: String) -> Tensor<D> {
     unreadable(likeness, why)
 }
 
@@ -193,7 +188,7 @@ impl ModuleMapper for Hollow<'_> {
             return param;
         };
         param.map(|value| {
-            let mut likeness = Likeness::of(&value, None);
+            let mut likeness = Likeness::of(&value);
             if let Some(device) = self.device {
                 likeness.device = device.clone();
             }

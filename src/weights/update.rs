@@ -2,42 +2,36 @@
 
 use std::sync::Arc;
 
-use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
-use super::parameter::ParameterSlot;
-use super::stage::{Accumulated, Outcome, Stage};
+use super::answers::Held;
+use super::home::Home;
+use super::stage::{Accumulated, Outcome};
 use crate::caught::Caught;
-use crate::device::{self, moved, sent};
-use crate::error::FusedError;
+use crate::device::{in_type, moved, sent};
 use crate::memory::{self, Category};
 use crate::pass::Pass;
 use crate::policy::{self, Goal};
+use crate::replica::Group;
 
-impl<const D: usize> ParameterSlot<D> {
-    /// Does with the gradient of a pass what the pass is for.
-    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
-        match pass.admits() {
-            true => self.use_up(pass, gradient),
-            false => self.finish(Outcome::Dropped),
+impl<const D: usize> Home<D> {
+    /// Does with the gradients of all ranks what their pass is for. What goes wrong ends the pass of the owner.
+    pub(super) fn use_answers(&self, group: &Group, gradients: Vec<Held<D>>) {
+        let owner = self.session.get();
+        let Some(pass) = owner.and_then(|session| session.pass()) else {
+            return;
+        };
+        if pass.is_stopped() || group.failed().is_some() {
+            return;
         }
-    }
-
-    /// The same, for a pass that has not failed.
-    pub(super) fn use_up(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
-        if let Err(error) = self.prove(&gradient) {
-            pass.stop(error);
-            return self.finish(Outcome::Dropped);
-        }
-        if let Some(share) = self.share.get() {
-            return self.share_gradient(share, pass, Some(gradient));
-        }
-        match self.bring_home(gradient) {
-            Ok(gradient) => self.use_gradients(pass, vec![gradient]),
-            Err(error) => {
-                pass.stop(error);
-                self.finish(Outcome::Dropped);
-            }
+        let gradients = gradients.into_iter();
+        let (gradients, holds): (Vec<_>, Vec<_>) =
+            gradients.map(|held| (held.gradient, held.hold)).unzip();
+        pass.guarded_in_queue(|| self.use_gradients(&pass, gradients));
+        drop(holds);
+        if pass.is_stopped() {
+            // No other gradient is used, whichever rank it comes from.
+            group.fail(group.owner(self.id));
         }
     }
 
@@ -58,7 +52,7 @@ impl<const D: usize> ParameterSlot<D> {
             _ => first,
         };
         let sum = gradients.fold(first, policy::add);
-        self.spend(pass, policy::in_type(sum, dtype));
+        self.spend(pass, in_type(sum, dtype));
     }
 
     /// Uses what was accumulated for a parameter that has no gradient in this pass.
@@ -74,8 +68,7 @@ impl<const D: usize> ParameterSlot<D> {
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
         if let Some(sum) = sum {
-            let value = self.value();
-            let sum = policy::in_type(sent(sum, &value.device()), value.dtype());
+            let sum = in_type(sent(sum, &self.site.device), self.dtype());
             self.spend(pass, sum);
         } else if begun && pass.plan.goal == Goal::Update && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();
@@ -83,34 +76,16 @@ impl<const D: usize> ParameterSlot<D> {
         }
     }
 
-    /// Refuses the first gradient of the parameter if the device has not computed it: most kernels are launched
-    /// for the first time then, and one that fails would spoil whatever is written with its result. With offload each
-    /// is asked for, since memory is short there: what waits on the host is read anyway.
-    fn prove(&self, gradient: &Tensor<D>) -> Result<(), FusedError> {
-        if self.state.lock().proven && self.session.placement().is_none() {
-            return Ok(());
-        }
-        device::check_written(gradient).map_err(|reason| FusedError::GradientNotComputed {
-            path: self.path.clone(),
-            reason,
-        })?;
-        self.state.lock().proven = true;
-        Ok(())
-    }
-
     /// Adds gradients, in the order of their sum, to what has been accumulated: in its buffer, since a second one would
     /// take the size of the parameter.
     fn add(&self, pass: &Arc<Pass>, first: Tensor<D>, others: impl Iterator<Item = Tensor<D>>) {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
-            Accumulated::Sum(sum) => policy::in_type(first, sum.dtype()),
+            Accumulated::Sum(sum) => in_type(first, sum.dtype()),
             _ => pass.plan.accumulation.begin(first),
         };
-        // The way to the host can fail: before it, nothing is overwritten.
-        let first = match self.session.placement() {
-            Some(placement) => moved(first, placement.host()),
-            None => first,
-        };
+        // The way can fail: before it, nothing is overwritten.
+        let first = moved(first, &self.sums);
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
@@ -118,12 +93,13 @@ impl<const D: usize> ParameterSlot<D> {
             }
             _ => first,
         };
+        let others = others.map(|gradient| moved(gradient, &self.sums));
         let sum = Box::new(others.fold(sum, policy::add));
-        state.stage = Stage::Complete(Outcome::Added(sum));
+        state.outcome = Some(Outcome::Added(sum));
     }
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
-    pub(super) fn spend(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    fn spend(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         // Nothing is locked that a hook could wait for.
         let value = self.value();
         let called = pass.call_hook(&self.path, || {
@@ -133,47 +109,47 @@ impl<const D: usize> ParameterSlot<D> {
         drop(value);
         match called {
             Ok(Some(gradient)) if pass.plan.goal == Goal::Update => self.step(pass, gradient),
-            Ok(Some(_measured)) => self.finish(Outcome::Measured),
-            Ok(None) => self.finish(Outcome::Vetoed),
-            Err(error) => {
-                pass.stop(error);
-                self.finish(Outcome::Dropped);
-            }
+            Ok(Some(_measured)) => self.end_with(Outcome::Measured),
+            Ok(None) => self.end_with(Outcome::Vetoed),
+            Err(error) => pass.stop(error),
         }
     }
 
+    fn end_with(&self, outcome: Outcome<D>) {
+        self.state.lock().outcome = Some(outcome);
+    }
+
     /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
-    pub(super) fn step(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    fn step(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
         if let Some(rehearsal) = &pass.rehearsal {
             rehearsal.use_gradient();
         }
+        let session = self.session.get().expect("a home has an owner");
         let mut state = self.state.lock();
-        let value = self.held(&state);
-        state.value = None;
-        state.copy = None;
+        let value = state.value.take();
+        let value = value.unwrap_or_else(|| panic!("{}", self.is_gone()));
         let (value, copied) = self.tell_copy(value);
         memory::enter_update(&self.path);
         let more_to_come = pass.plan.goes_on;
-        let stepped =
-            self.session
-                .update()
-                .step(&self.path, self.id, value, gradient, more_to_come);
+        let stepped = session
+            .update()
+            .step(&self.path, self.id, value, gradient, more_to_come);
         if let Some(value) = &stepped.value {
             memory::show(Category::Parameter, value);
         }
         memory::enter(memory::Phase::Backward);
         state.value = stepped.value;
-        state.stage = Stage::Complete(match stepped.result {
-            Ok(()) if more_to_come => Outcome::Began,
-            Ok(()) => Outcome::Updated { copied },
-            Err(_) => Outcome::Dropped,
-        });
+        match (&stepped.result, more_to_come) {
+            (Ok(()), true) => state.outcome = Some(Outcome::Began),
+            (Ok(()), false) => {
+                self.outdate_copies();
+                state.outcome = Some(Outcome::Updated { copied });
+            }
+            (Err(_), _) => self.outdate_copies(),
+        }
         drop(state);
         if let Err(panic) = stepped.result {
             self.pass_on(panic);
-        }
-        if let Err(error) = self.renew_copy() {
-            pass.stop(error);
         }
     }
 
@@ -186,25 +162,5 @@ impl<const D: usize> ParameterSlot<D> {
             ),
             None => panic.resume(),
         }
-    }
-
-    pub(super) fn finish(&self, outcome: Outcome<D>) {
-        self.state.lock().stage = Stage::Complete(outcome);
-    }
-
-    /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
-    fn tell_copy(&self, value: Tensor<D>) -> (Tensor<D>, Option<bool>) {
-        if !self.tells_owners {
-            return (value, None);
-        }
-        let value = value.into_dispatch();
-        let copied = !value.can_mut();
-        if copied {
-            log::debug!(
-                "parameter `{}` is copied to be updated: something else holds its value",
-                self.path
-            );
-        }
-        (Tensor::from_dispatch(value), Some(copied))
     }
 }

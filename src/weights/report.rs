@@ -1,7 +1,7 @@
 /// What happened to one parameter in a pass.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SlotReport {
-    /// A gradient arrived.
+pub(crate) struct ParameterReport {
+    /// A gradient arrived, or one that was accumulated was used.
     pub(crate) received: bool,
     /// The optimizer stepped the parameter.
     pub(crate) updated: bool,
@@ -12,7 +12,7 @@ pub(crate) struct SlotReport {
     pub(crate) vetoed: bool,
 }
 
-impl SlotReport {
+impl ParameterReport {
     /// What happened to it on two ranks together.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {

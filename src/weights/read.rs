@@ -6,13 +6,41 @@ use burn::tensor::Tensor;
 
 use super::arrival::Arrival;
 use super::frozen::refuse_outside_of_a_block;
-use super::home::Keeps;
-use super::parameter::ParameterSlot;
 use super::stage;
+use super::view::{Keeps, View};
+use crate::layout::Holding;
 use crate::pass::{Graph, Pass, Place, Scope, Stage};
+use crate::policy::Goal;
 use crate::tap::tap;
 
-impl<const D: usize> ParameterSlot<D> {
+impl<const D: usize> View<D> {
+    /// The current value without autodiff, as the model computes with it.
+    pub(super) fn plain(&self) -> Tensor<D> {
+        self.wait_for_update();
+        let mut state = self.state.lock();
+        let may_change = || {
+            let pass = self.session.pass();
+            pass.is_some_and(|pass| pass.plan.goal == Goal::Update)
+        };
+        let has_answered = matches!(state.stage, stage::Stage::Answered { .. });
+        if has_answered && self.layout.among_others().is_some() && may_change() {
+            panic!(
+                "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
+                 may be stepping it now: read it before the backward pass, or after the step",
+                self.path()
+            );
+        }
+        self.here(&mut state, Keeps::Copy)
+    }
+
+    /// Waits for an update that is under way, so that what is read does not depend on how far it is.
+    fn wait_for_update(&self) {
+        let has_answered = matches!(self.state.lock().stage, stage::Stage::Answered { .. });
+        if let (true, Some(placement)) = (has_answered, self.layout.placement()) {
+            placement.wait_for_updates();
+        }
+    }
+
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self) -> Tensor<D> {
@@ -25,8 +53,8 @@ impl<const D: usize> ParameterSlot<D> {
                 .is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
         {
             let mut state = self.state.lock();
-            if !matches!(state.stage, stage::Stage::Complete(_)) {
-                readers.add(self.id, &self.path, &self.expecting(&mut state).debt);
+            if !matches!(state.stage, stage::Stage::Answered { .. }) {
+                readers.add(self.id(), self.path(), &self.expecting(&mut state).debt);
             }
         }
         self.plain()
@@ -43,7 +71,7 @@ impl<const D: usize> ParameterSlot<D> {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
                  use `FusedOptimizer::model()` or `valid()` instead",
-                self.path
+                self.path()
             )
         });
         pass.show_life();
@@ -60,19 +88,19 @@ impl<const D: usize> ParameterSlot<D> {
             Place::Recorded(graph) => self.tapped(&pass, &graph),
             Place::Unrecorded(readers) => {
                 let mut state = self.state.lock();
-                readers.add(self.id, &self.path, &self.expecting(&mut state).debt);
+                readers.add(self.id(), self.path(), &self.expecting(&mut state).debt);
                 drop(state);
                 drop(self.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks.sweep(&self.likeness().device);
-                self.constant()
+                self.constant_of(self.plain())
             }
             Place::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
                  autodiff graph of the model is locked: a hook is given the value of its own \
                  parameter; for others keep `FusedOptimizer::model()` of before the step, or read \
                  `valid()` of the model",
-                self.path
+                self.path()
             ),
         }
     }
@@ -86,7 +114,7 @@ impl<const D: usize> ParameterSlot<D> {
 
     fn place(&self, pass: &Arc<Pass>) -> Place {
         let current = Scope::current();
-        if let (Some(scope), Some(member)) = (&current, self.session.membership())
+        if let (Some(scope), Some(member)) = (&current, self.layout.member())
             && let Some(other) = &scope.pass.membership
             && Arc::ptr_eq(&other.group, &member.group)
             && other.rank != member.rank
@@ -94,7 +122,9 @@ impl<const D: usize> ParameterSlot<D> {
             panic!(
                 "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
                  and a hook with what it is given",
-                self.path, member.rank, other.rank
+                self.path(),
+                member.rank,
+                other.rank
             );
         }
         let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));
@@ -104,7 +134,7 @@ impl<const D: usize> ParameterSlot<D> {
             None if pass.blocks.is_running() => panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",
-                self.path
+                self.path()
             ),
             None => Place::Recorded(pass.graph.clone()),
         }
@@ -121,7 +151,7 @@ impl<const D: usize> ParameterSlot<D> {
         if let Stage::Over = *pass.stage() {
             panic!(
                 "parameter `{}` was read after the step it belongs to",
-                self.path
+                self.path()
             );
         }
         if Arc::ptr_eq(graph, &pass.graph) {
@@ -130,16 +160,45 @@ impl<const D: usize> ParameterSlot<D> {
         let value = self.here(&mut state, Keeps::Nothing);
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
-        let tick = self.session.tick(read, &value.device(), self.strategy);
+        let tick = self.session.tick(read, &value.device(), self.home.strategy);
         let arrival = Arrival {
-            slot: self.clone(),
+            view: self.clone(),
             pass: pass.clone(),
             owed,
             _gathered: self.count_gathered(),
         };
         let census = self.session.census();
-        let tapped = tap(value, self.strategy, tick, Arc::new(arrival), census);
+        let tapped = tap(value, self.home.strategy, tick, Arc::new(arrival), census);
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped
+    }
+
+    /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
+    /// stream and its memory.
+    fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
+        if let Some(placement) = self.layout.placement()
+            && self.home.site.is_host
+            && self.holding() == Holding::ForRead
+            && self.lacks_copy(graph)
+        {
+            let view = self.clone();
+            placement.send_ahead(move || view.fetch());
+            placement.wait_for_weights();
+        }
+    }
+
+    /// The parameter is read outside of a block: what the device computes with stays in the graph.
+    fn stay(&self) {
+        if !self.home.site.is_host || self.holding() != Holding::ForRead {
+            return;
+        }
+        self.keep_copy();
+        if self.holding() == Holding::Kept {
+            log::warn!(
+                "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
+                 the device; only the host keeps its optimizer state",
+                self.path()
+            );
+        }
     }
 }

@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
-use super::SlotReport;
+use super::report::ParameterReport;
+use crate::device::sent;
 use crate::pass::{Debt, Graph};
 use crate::policy::PartialSum;
 
@@ -19,15 +20,24 @@ pub(super) enum Accumulated<const D: usize> {
     InOptimizerState,
 }
 
-/// Where a parameter stands in a pass.
+impl<const D: usize> Accumulated<D> {
+    pub(super) fn on(self, device: &Device) -> Self {
+        match self {
+            Self::Sum(sum) => Self::Sum(Box::new(sent(*sum, device))),
+            other => other,
+        }
+    }
+}
+
+/// Where the view of a parameter stands in a pass.
 #[derive(Debug, Default)]
 pub(super) enum Stage<const D: usize> {
     #[default]
     Unread,
     /// It was read: gradients are to come, from taps and from blocks that have yet to run again.
     Expecting(Box<Expecting<D>>),
-    /// Its gradient has come, and was used for what the pass is for.
-    Complete(Outcome<D>),
+    /// It owes nothing any more: the home has been told what it has, a gradient that it has `received` or none.
+    Answered { received: bool },
 }
 
 /// A gradient that is not complete.
@@ -59,14 +69,9 @@ impl<const D: usize> Default for Expecting<D> {
     }
 }
 
-/// What has become of a gradient.
+/// What the home has made of the gradient of a pass.
 #[derive(Debug)]
 pub(super) enum Outcome<const D: usize> {
-    /// It is on its way to the host.
-    Leaving,
-    /// It is with the owner of the parameter, another rank or this one; or that rank knows that there is none here. If it is another, the
-    /// value here is `outdated` when that has used it.
-    Shared { received: bool, outdated: bool },
     /// It was added to what had been accumulated: the sum, for the end of the pass.
     Added(Box<Tensor<D>>),
     /// A hook has measured it.
@@ -78,20 +83,12 @@ pub(super) enum Outcome<const D: usize> {
     Updated { copied: Option<bool> },
     /// A hook kept it from being used.
     Vetoed,
-    /// The pass had failed.
-    Dropped,
 }
 
 impl<const D: usize> Outcome<D> {
-    pub(super) fn report(&self) -> SlotReport {
-        SlotReport {
-            received: !matches!(
-                self,
-                Self::Shared {
-                    received: false,
-                    ..
-                }
-            ),
+    pub(super) fn report(&self) -> ParameterReport {
+        ParameterReport {
+            received: true,
             updated: matches!(self, Self::Updated { .. }),
             copied: match self {
                 Self::Updated { copied } => *copied,

@@ -1,0 +1,279 @@
+//! Where the parameters of one rank rest, and how it computes with them.
+//!
+//! | training | home | type at home | a view | type of the view |
+//! |---|---|---|---|---|
+//! | one device | that device | the model's | shares it | same |
+//! | bf16 computed in f32 | that device | bf16, low bits in the state | for a read | f32 |
+//! | master weights | that device | f32 | for a read | bf16, f16 |
+//! | states on the host | device; the states wait as records | the model's | shares it | any |
+//! | updates on the host | host | the model's | kept | any |
+//! | weights on the host | host | the model's | for a read, in a block | any |
+//! | `Sharding::State` (ZeRO 1 and 2) | the owner's device | the model's | kept | any |
+//! | `Sharding::Full` (ZeRO 3) | the owner's device | the model's | for a read | any |
+//! | both, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
+//! | frozen weights on the host | host | the model's | for a read, in a block | same |
+
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use crate::device::{hand_over, transferred};
+use crate::error::FusedError;
+use crate::offload::{OffloadConfig, Placement};
+use crate::replica::Membership;
+
+/// Where the parameters of one rank rest, and how it computes with them.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    /// Where the model computes, if that is not where it is, and neither of the following says so.
+    device: Option<Device>,
+    /// What the model computes in, if that is not the type of its parameters.
+    compute_dtype: Option<FloatDType>,
+    /// If something waits on the host.
+    placement: Option<Arc<Placement>>,
+    /// If there are several ranks.
+    member: Option<Membership>,
+}
+
+/// Where a value rests, and is stepped.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    /// Without autodiff.
+    pub(crate) device: Device,
+    /// Whether that is where things wait.
+    pub(crate) is_host: bool,
+}
+
+/// What a rank has of a parameter to compute with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holding {
+    /// The value at home itself.
+    Shared,
+    /// A copy that it keeps.
+    Kept,
+    /// A copy for one read, or for those of one run of a block.
+    ForRead,
+    /// The same, from the device of another rank: for one read.
+    Gathered,
+}
+
+impl Layout {
+    /// Of a model on one device, which is `device` if something waits on the host; else the model says.
+    pub(crate) fn new(
+        compute_dtype: Option<FloatDType>,
+        offload: Option<&OffloadConfig>,
+        device: &Device,
+    ) -> Result<Self, FusedError> {
+        let placement = offload.map(|offload| Placement::new(offload.clone(), device));
+        Ok(Self {
+            device: None,
+            compute_dtype,
+            placement: placement.transpose()?.map(Arc::new),
+            member: None,
+        })
+    }
+
+    /// Of a model that computes on `device`.
+    pub(crate) fn on(device: Option<&Device>) -> Self {
+        Self {
+            device: device.cloned(),
+            ..Self::default()
+        }
+    }
+
+    /// The same of one of several ranks.
+    pub(crate) fn of_rank(self, member: Membership) -> Self {
+        Self {
+            member: Some(member),
+            ..self
+        }
+    }
+
+    /// The same with threads of its own.
+    pub(crate) fn again(&self) -> Result<Self, FusedError> {
+        let placement = self.placement.as_ref().map(|placement| placement.again());
+        Ok(Self {
+            device: self.device.clone(),
+            compute_dtype: self.compute_dtype,
+            placement: placement.transpose()?.map(Arc::new),
+            member: self.member.clone(),
+        })
+    }
+
+    /// If something waits on the host.
+    pub(crate) fn placement(&self) -> Option<&Arc<Placement>> {
+        self.placement.as_ref()
+    }
+
+    /// Which rank it is that of.
+    pub(crate) fn member(&self) -> Option<&Membership> {
+        self.member.as_ref()
+    }
+
+    /// The same if there are others.
+    pub(crate) fn among_others(&self) -> Option<&Membership> {
+        self.member().filter(|member| member.group.ranks() > 1)
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.member().map_or(0, |member| member.rank)
+    }
+
+    /// The rank that owns a parameter.
+    pub(crate) fn owner(&self, id: ParamId) -> usize {
+        self.member().map_or(0, |member| member.group.owner(id))
+    }
+
+    /// Where the model computes, with or without autodiff; none where it is.
+    pub(crate) fn device(&self) -> Option<&Device> {
+        let placement = self.placement().map(|placement| placement.device());
+        let of_rank = self.member().map(Membership::device);
+        placement.or(of_rank).or(self.device.as_ref())
+    }
+
+    /// Where the ordinary model is, without autodiff; none where it computes.
+    pub(crate) fn ordinary_device(&self) -> Option<&Device> {
+        let host = self.placement().map(|placement| placement.host());
+        host.or(self.member().map(Membership::device))
+    }
+
+    /// The float type in which the model computes with a parameter of type `dtype`.
+    pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
+        match dtype {
+            // What is quantized is computed with as its scheme says.
+            DType::QFloat(_) => dtype,
+            _ => self.compute_dtype.map_or(dtype, FloatDType::into),
+        }
+    }
+
+    /// Whether it computes in this type, and on this device if it is not where the model is.
+    pub(crate) fn is_of(
+        &self,
+        compute_dtype: Option<FloatDType>,
+        offload: Option<&OffloadConfig>,
+        device: &Device,
+    ) -> bool {
+        let placed = match (&self.placement, offload) {
+            (None, None) => true,
+            (Some(placement), Some(offload)) => placement.is_of(offload, device),
+            _ => false,
+        };
+        placed && self.compute_dtype == compute_dtype
+    }
+
+    /// Where a parameter of so many elements, which is on `device`, rests.
+    pub(crate) fn site(&self, id: ParamId, elements: usize, device: &Device) -> Site {
+        let waits = |placement: &&Arc<Placement>| {
+            placement.rests_on_host(elements)
+                || (self.compute_dtype.is_some() && !placement.states_wait())
+        };
+        match self.placement().filter(waits) {
+            Some(placement) => Site {
+                device: placement.host().clone(),
+                is_host: true,
+            },
+            None => self.site_of_leaf(id, device),
+        }
+    }
+
+    /// The same of a parameter that is an ordinary leaf, and never waits.
+    pub(crate) fn site_of_leaf(&self, id: ParamId, device: &Device) -> Site {
+        let owners = |member: &Membership| member.group.device(member.group.owner(id)).clone();
+        let device = match (self.member(), self.device()) {
+            (Some(member), _) => owners(member),
+            (None, Some(device)) => device.clone(),
+            (None, None) => device.clone(),
+        };
+        Site {
+            device: device.inner(),
+            is_host: false,
+        }
+    }
+
+    /// Where the gradients of micro-batches are added up for a value at `site`.
+    pub(crate) fn sums_at(&self, site: &Site) -> Device {
+        let host = self.placement().map(|placement| placement.host());
+        host.unwrap_or(&site.device).clone()
+    }
+
+    /// Where this rank computes with a parameter that is on `device`, without autodiff.
+    pub(crate) fn computes_on(&self, device: &Device) -> Device {
+        self.device().unwrap_or(device).clone().inner()
+    }
+
+    /// What this rank has of a parameter that rests at `site` in `dtype`, and that it computes with on `device`.
+    pub(crate) fn holding(
+        &self,
+        id: ParamId,
+        site: &Site,
+        dtype: DType,
+        device: &Device,
+    ) -> Holding {
+        let group = self.member().map(|member| &member.group);
+        let owns = self.owner(id) == self.rank();
+        let replicates = owns || group.is_none_or(|group| group.replicates_weights());
+        if site.is_host {
+            let keeps = self.placement().is_some_and(|it| it.keeps_copies());
+            return match keeps && replicates {
+                true => Holding::Kept,
+                false => Holding::ForRead,
+            };
+        }
+        match (site.device == *device, replicates) {
+            (true, _) if self.compute_dtype(dtype) == dtype => Holding::Shared,
+            // A copy of another type costs no transfer.
+            (true, _) => Holding::ForRead,
+            (false, true) => Holding::Kept,
+            (false, false) => Holding::Gathered,
+        }
+    }
+
+    /// Whether copies come and go with the runs of blocks.
+    pub(crate) fn brings(&self) -> bool {
+        self.compute_dtype.is_some() || self.placement_of_blocks().is_some()
+    }
+
+    /// From where they come, if they wait on the host.
+    pub(crate) fn placement_of_blocks(&self) -> Option<&Arc<Placement>> {
+        let shards = |member: &Membership| !member.group.replicates_weights();
+        let shards = self.among_others().is_some_and(shards);
+        let waits = |placement: &&Arc<Placement>| {
+            placement.waiting_blocks().is_some() || (shards && !placement.states_wait())
+        };
+        self.placement().filter(waits)
+    }
+
+    /// `tensor`, of the parameter at `path` and without autodiff, on `device` in `dtype`.
+    pub(crate) fn carried<const D: usize>(
+        &self,
+        path: &str,
+        tensor: Tensor<D>,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Tensor<D>, FusedError> {
+        let travels = tensor.device() != *device;
+        let ranks = self.member().filter(|_| travels);
+        // Transfers in both directions at once can block each other on some backends.
+        let _one = ranks.map(|member| member.group.one_transfer());
+        let carried = transferred(tensor, device, dtype);
+        if ranks.is_some() {
+            // Another thread may be the one that computes with it.
+            hand_over(device);
+        }
+        carried.map_err(|reason| FusedError::Transfer {
+            path: path.to_string(),
+            reason,
+        })
+    }
+
+    /// A value without autodiff that waits, as the model computes with it.
+    pub(crate) fn over<const D: usize>(
+        &self,
+        path: &str,
+        value: Tensor<D>,
+    ) -> Result<Tensor<D>, FusedError> {
+        let (device, dtype) = (self.computes_on(&value.device()), value.dtype());
+        self.carried(path, value, &device, self.compute_dtype(dtype))
+    }
+}

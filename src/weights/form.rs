@@ -1,0 +1,214 @@
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use burn::module::{Module, ParamId};
+
+use super::attach::Attach;
+use super::come_over::ComeOver;
+use super::fetch_ahead::FetchAhead;
+use super::frozen;
+use super::inventory::{Inventory, Role};
+use super::leaves;
+use super::moved::{look_at_once, moved_but_for};
+use super::placeholder::hollow;
+use super::restore::restore;
+use super::view::Which;
+use super::views::Views;
+use crate::error::FusedError;
+use crate::layout::Layout;
+use crate::pass::{Course, Foresight, Session};
+
+/// A module in fused form: its trainable values are at their homes.
+pub(crate) struct FusedForm<M> {
+    /// Reads of its parameters go to the views.
+    pub(crate) module: M,
+    /// The ordinary module, with placeholders for the trainable values.
+    hollow: M,
+    inventory: Inventory,
+    views: Arc<Views>,
+    layout: Arc<Layout>,
+    /// The frozen parameters that wait on the host, and whether each carries an adapter.
+    frozen: HashMap<ParamId, bool>,
+    /// Of the last pass with blocks.
+    course: Option<Course>,
+}
+
+impl<M: Module> FusedForm<M> {
+    /// Brings `module` into fused form, or says why it can't be.
+    pub(crate) fn new(
+        module: M,
+        session: &Arc<Session>,
+        layout: Arc<Layout>,
+    ) -> Result<Self, FusedError> {
+        Self::of(module, session, layout, None)
+    }
+
+    /// The same for a replica that shares its homes with the form of another rank.
+    pub(crate) fn beside(
+        other: &Self,
+        module: M,
+        session: &Arc<Session>,
+        layout: Arc<Layout>,
+    ) -> Result<Self, FusedError> {
+        Self::of(module, session, layout, Some(&other.views))
+    }
+
+    fn of(
+        module: M,
+        session: &Arc<Session>,
+        layout: Arc<Layout>,
+        beside: Option<&Views>,
+    ) -> Result<Self, FusedError> {
+        let inventory = Inventory::take(&module, &layout)?;
+        let frozen = frozen::waiting(&module, &inventory, &layout);
+        let module = match layout.device() {
+            None => module,
+            Some(device) => {
+                // The homes see to the values of these.
+                let released = |id| inventory.role(id) == Some(Role::Released);
+                let stays = |id| released(id) || frozen.contains_key(&id);
+                let module = frozen::on_host(module, &frozen, &layout);
+                moved_but_for(module, stays, &device.clone().autodiff())
+            }
+        };
+        let hollow = hollow(module.clone(), &inventory, layout.ordinary_device());
+        let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
+        let mut adapters = inventory.adapters(adapted.map(|(id, _)| *id));
+        let attach = Attach {
+            inventory: &inventory,
+            session,
+            layout: &layout,
+            beside,
+            adapters: &adapters,
+        };
+        let (module, views) = attach.attach(module);
+        adapters.retain(|id, _| inventory.role(*id) == Some(Role::Frozen));
+        let module = match frozen.is_empty() {
+            true => module,
+            false => module.apply_reparameterization(ComeOver {
+                layout: layout.clone(),
+                parameters: frozen.keys().copied().collect(),
+                adapters,
+            }),
+        };
+        Ok(Self {
+            module,
+            hollow,
+            inventory,
+            views: Arc::new(views),
+            layout,
+            frozen,
+            course: None,
+        })
+    }
+
+    /// The ordinary module with the current values, which it shares with the homes: in host memory if something
+    /// waits there.
+    pub(crate) fn ordinary(&self) -> M {
+        let hollow = self.hollow.clone();
+        let Some(placement) = self.layout.placement() else {
+            return self.filled(hollow, Which::Rests);
+        };
+        let host = placement.host();
+        let module = hollow.fork(&host.clone().autodiff());
+        look_at_once(&module, &self.inventory);
+        self.filled(module, Which::OnHost(host))
+    }
+
+    /// The ordinary module with every value at its home.
+    pub(crate) fn at_home(&self) -> M {
+        self.filled(self.hollow.clone(), Which::AtHome)
+    }
+
+    /// The module for inference, as it computes.
+    pub(crate) fn valid(&self) -> M {
+        let frozen = self.frozen.keys().copied();
+        let parameters: HashSet<ParamId> = self.views.coming_over().chain(frozen).collect();
+        let filled = || self.filled(self.hollow.clone(), Which::Computes).valid();
+        if parameters.is_empty() {
+            return filled();
+        }
+        let module = match self.layout.placement() {
+            // A parameter carries an adapter, or the way to the device.
+            Some(placement) if self.frozen.values().any(|has_adapter| *has_adapter) => {
+                let merged = self.ordinary().valid().materialize();
+                let device = placement.device().clone().inner();
+                moved_but_for(merged, |id| parameters.contains(&id), &device)
+            }
+            _ => filled(),
+        };
+        module.apply_reparameterization(ComeOver {
+            layout: self.layout.clone(),
+            parameters,
+            adapters: HashMap::new(),
+        })
+    }
+
+    fn filled(&self, hollow: M, which: Which<'_>) -> M {
+        restore(hollow, &self.views, which)
+    }
+
+    /// Lets go of the values of its leaves: their homes are the only owners then, and step them in place.
+    pub(crate) fn let_go_of_leaves(&mut self) {
+        self.module = leaves::let_go(self.module.clone(), &self.views);
+    }
+
+    /// Gives its leaves the values that their homes have now.
+    pub(crate) fn renew_leaves(&mut self) {
+        self.module = leaves::renewed(self.module.clone(), &self.views);
+    }
+
+    /// What sees to the copies that blocks read, if some come and go.
+    pub(crate) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
+        if !self.layout.brings() {
+            return None;
+        }
+        let placement = self.layout.placement_of_blocks();
+        let course = self.course.clone().unwrap_or_default();
+        let ahead = FetchAhead::new(self.views.clone(), placement.cloned(), course);
+        Some(Arc::new(ahead))
+    }
+
+    /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.
+    pub(crate) fn learn_course(&mut self, course: Course) {
+        let placement = self.layout.placement();
+        let Some(waiting) = placement.and_then(|placement| placement.waiting_blocks()) else {
+            return;
+        };
+        if course.is_empty() {
+            return;
+        }
+        if self.course.is_none() {
+            self.views.keep_copies(&course, waiting);
+        }
+        self.course = Some(course);
+    }
+
+    /// The ordinary module without its trainable values.
+    #[cfg(feature = "train")]
+    pub(crate) fn hollow(&self) -> M {
+        self.hollow.clone()
+    }
+
+    pub(crate) fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    pub(crate) fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    pub(crate) fn views(&self) -> &Arc<Views> {
+        &self.views
+    }
+
+    /// The number of parameters in training.
+    pub(crate) fn trained(&self) -> usize {
+        self.views.len()
+    }
+
+    /// The path of a parameter in training.
+    pub(crate) fn path(&self, id: ParamId) -> &str {
+        self.views.get(id).path()
+    }
+}

@@ -1,0 +1,47 @@
+//! The weights of a model while it is in fused form.
+//!
+//! Attaching moves the value of every trainable parameter to its *home*, which all ranks share, and leaves a placeholder
+//! in the module; reading the parameter asks the *view* that the rank has of it; restoring puts the values back into an
+//! ordinary module. What rests where, and what a view holds, says the [`Layout`](crate::layout::Layout).
+
+mod answers;
+mod any_view;
+mod arrival;
+mod attach;
+mod averaged;
+mod come_over;
+mod fetch_ahead;
+mod form;
+mod frozen;
+mod handle;
+mod home;
+mod inventory;
+mod kept_statistics;
+mod leaves;
+mod moved;
+mod placeholder;
+mod read;
+mod report;
+mod restore;
+mod seen_states;
+mod stage;
+mod states;
+mod tracked;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod unreadable;
+mod update;
+mod view;
+mod views;
+
+pub(crate) use averaged::RunningStatistics;
+pub(crate) use form::FusedForm;
+pub(crate) use frozen::with_frozen;
+pub(crate) use inventory::{Inventory, Role};
+pub(crate) use kept_statistics::KeptStatistics;
+pub(crate) use report::ParameterReport;
+pub(crate) use seen_states::SeenStates;
+pub(crate) use tracked::{
+    OwnLeaf, TrackedTensor, Unused, is_in_training, outside_of_form, own_leaf, with_constants,
+    with_own_leaves,
+};
+pub(crate) use views::Views;
