@@ -120,7 +120,8 @@ impl<O: PlannedOptimizer> Measured<O> {
         let start = passes[pass].twice.as_ref()?.run.start;
         let room = budget.checked_sub(beside.device)?;
         // What is there when the pass begins is known.
-        let room = start + (room.checked_sub(start)? as f64 / self.margin) as usize;
+        let room = room.checked_sub(self.widths[width].floor())?;
+        let room = start + (room as f64 / self.margin) as usize;
         let kept = passes[pass].fewest_twice(room)?;
         self.of(level, width, pass, kept)
             .filter(|choice| choice.device <= budget)
@@ -132,13 +133,14 @@ impl<O: PlannedOptimizer> Measured<O> {
             start,
             peak,
             seconds,
+            ..
         } = kept.run;
         let in_a_pass = (peak.saturating_sub(start)) as f64 * self.margin;
         Some(Choice {
             width,
             pass,
             accumulation,
-            device: start + in_a_pass.ceil() as usize + beside.device,
+            device: self.widths[width].floor() + in_a_pass.ceil() as usize + beside.device,
             host: beside.host,
             seconds: in_micros(accumulation as f64 * seconds + beside.seconds),
             kept,

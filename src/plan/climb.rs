@@ -22,6 +22,8 @@ pub(super) struct Climber<'a, M: Module, F> {
     pub(super) fused: &'a mut FusedOptimizer<M>,
     pub(super) loss: &'a F,
     pub(super) device: &'a Device,
+    /// Bytes of the largest gradient.
+    pub(super) largest: usize,
 }
 
 impl<M, L, F> Climber<'_, M, F>
@@ -34,32 +36,31 @@ where
     /// `room` bytes, with blocks that run twice and with blocks that don't.
     pub(super) fn climb(&mut self, sizes: &[usize], room: usize) -> Result<Vec<Pass>, PlanError> {
         let mut passes: Vec<Pass> = Vec::new();
-        for (place, &items) in sizes.iter().enumerate() {
+        for &items in sizes {
             let twice = |pass: &Pass| {
                 let run = pass.twice.as_ref().map(|twice| twice.run);
                 run.or(pass.kept)
             };
             let (of_twice, of_kept) = (
-                expected(&passes, items, twice),
-                expected(&passes, items, |pass| pass.kept),
+                self.expected(&passes, items, twice),
+                self.expected(&passes, items, |pass| pass.kept),
             );
             let no_blocks = passes.first().is_some_and(|pass| pass.twice.is_none());
             let mut pass = Pass {
                 items,
                 kept: None,
                 twice: None,
-                excess: 0,
                 tried: Vec::new(),
             };
             if !no_blocks && of_twice.is_none_or(|bytes| bytes <= room) {
-                let (timeline, run) = self.pass(items, Vec::new(), place == 0)?;
+                let (timeline, run) = self.pass(items, Vec::new())?;
                 pass.twice = Twice::of(timeline, run);
                 if pass.twice.is_none() {
                     pass.kept = Some(run);
                 }
             }
             if let (Some(twice), Some(share)) = (&mut pass.twice, share(&passes)) {
-                twice.with_share(share);
+                twice.fear(share);
             }
             let fits = match (&pass.twice, of_kept) {
                 (Some(twice), of_kept) => {
@@ -69,12 +70,9 @@ where
                 (None, of_kept) => of_kept.is_some_and(|bytes| bytes <= room),
             };
             if pass.kept.is_none() && fits {
-                let count = pass.twice.as_ref().map_or(MANY, Twice::count);
-                let (_, run) = self.pass(items, vec![true; count], false)?;
-                pass.kept = Some(run);
-            }
-            if let (Some(twice), Some(kept)) = (&mut pass.twice, pass.kept) {
-                twice.learn(kept);
+                let keep = vec![true; pass.twice.as_ref().map_or(MANY, Twice::count)];
+                let (_, run) = self.pass(items, keep.clone())?;
+                pass.note(keep, run);
             }
             if pass.kept.is_none() && pass.twice.is_none() {
                 break;
@@ -84,11 +82,38 @@ where
         Ok(passes)
     }
 
+    /// The bytes that a pass over `items` is expected to take, from those over fewer.
+    fn expected(
+        &self,
+        passes: &[Pass],
+        items: usize,
+        of: impl Fn(&Pass) -> Option<Run>,
+    ) -> Option<usize> {
+        let mut known = passes
+            .iter()
+            .filter_map(|pass| of(pass).map(|run| (pass.items, run)));
+        let (many, last) = known.next_back()?;
+        let grows = match known.next_back() {
+            Some((few, before)) => {
+                let more = (last.peak - last.start).saturating_sub(before.peak - before.start);
+                more as f64 / (many - few) as f64
+            }
+            None => {
+                // Of the gradients in it are no more for more items: one comes into being beside another.
+                let gradients = 2 * self.largest;
+                let in_backward = last.peak - last.forward.max(last.start);
+                let fixed = gradients.min(in_backward);
+                (last.peak - last.start - fixed) as f64 / many as f64
+            }
+        };
+        let expected = last.peak + (grows * (items - many) as f64) as usize;
+        Some(with_margin(last.start, expected))
+    }
+
     /// Runs a pass with these blocks, and learns from it.
     pub(super) fn check(&mut self, pass: &mut Pass, kept: &Kept) -> Result<(), PlanError> {
-        let (_, run) = self.pass(pass.items, kept.keep.clone(), false)?;
-        pass.excess += run.peak.saturating_sub(kept.run.peak);
-        pass.tried.push(kept.keep.clone());
+        let (_, run) = self.pass(pass.items, kept.keep.clone())?;
+        pass.note(kept.keep.clone(), run);
         Ok(())
     }
 
@@ -107,12 +132,7 @@ where
     }
 
     /// A pass whose blocks keep their activations as `keep` says.
-    fn pass(
-        &mut self,
-        items: usize,
-        keep: Vec<bool>,
-        is_first: bool,
-    ) -> Result<(MemoryTimeline, Run), PlanError> {
+    fn pass(&mut self, items: usize, keep: Vec<bool>) -> Result<(MemoryTimeline, Run), PlanError> {
         let config: FusedConfig = self.fused.config().clone();
         let blocks = config
             .gradient_checkpointing
@@ -128,7 +148,7 @@ where
             })
         };
         let (timeline, run) = once()?;
-        match is_first && run.is_first(&timeline) {
+        match run.warms_up(&timeline) {
             true => once(),
             false => Ok((timeline, run)),
         }
@@ -141,32 +161,16 @@ fn recorded(
 ) -> Result<(MemoryTimeline, Run), PlanError> {
     let recorder = MemoryRecorder::start_peaks(device)?;
     let begun = Instant::now();
-    let timeline = recorder
-        .forward(pass)
-        .and(Ok(begun.elapsed().as_secs_f64()));
-    let seconds = timeline?;
+    recorder.forward(pass)?;
+    let seconds = begun.elapsed().as_secs_f64();
     let timeline = recorder.finish()?;
     let run = Run::of(&timeline, seconds);
     Ok((timeline, run))
 }
 
-/// The bytes that a pass over `items` is expected to take, from those over fewer.
-fn expected(passes: &[Pass], items: usize, of: impl Fn(&Pass) -> Option<Run>) -> Option<usize> {
-    let mut known = passes
-        .iter()
-        .filter_map(|pass| of(pass).map(|run| (pass.items, run)));
-    let (many, last) = known.next_back()?;
-    let per_item = match known.next_back() {
-        Some((few, before)) => last.peak.saturating_sub(before.peak) as f64 / (many - few) as f64,
-        None => (last.peak - last.start) as f64 / many as f64,
-    };
-    let expected = last.peak + (per_item * (items - many) as f64) as usize;
-    Some(with_margin(last.start, expected))
-}
-
 /// What a pass that begins with `start` bytes is feared to take, if `peak` is expected: other sizes are computed in other ways.
 fn with_margin(start: usize, peak: usize) -> usize {
-    peak + peak.saturating_sub(start) / 10
+    peak + peak.saturating_sub(start) / 4
 }
 
 /// What has been learned of blocks that keep their activations.

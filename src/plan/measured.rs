@@ -177,7 +177,8 @@ impl<O: PlannedOptimizer> Measured<O> {
         let some = keep.iter().any(|keep| *keep);
         let all = keep.iter().all(|keep| *keep);
         let known = !some || all && pass.kept.is_some();
-        let is_new = !known && !pass.tried.contains(keep) && pass.tried.len() < MOST;
+        let is_new =
+            !known && pass.tried.iter().all(|it| it.keep != *keep) && pass.tried.len() < MOST;
         (choice.width == width && is_new).then_some((choice.pass, choice.kept))
     }
 

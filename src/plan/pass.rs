@@ -1,6 +1,6 @@
 //! What a forward and a backward pass hold.
 
-use crate::memory::{MemoryTimeline, RecomputedBlock};
+use crate::memory::{MemoryTimeline, Phase, RecomputedBlock, Sample};
 
 /// A pass over so many items, as it was measured.
 #[derive(Clone, Debug)]
@@ -10,10 +10,8 @@ pub(super) struct Pass {
     pub(super) kept: Option<Run>,
     /// With blocks that run twice, if there are any.
     pub(super) twice: Option<Twice>,
-    /// Bytes by which a pass with some blocks of each kind was above what was expected.
-    pub(super) excess: usize,
-    /// The choices of blocks that were tried.
-    pub(super) tried: Vec<Vec<bool>>,
+    /// With some blocks of each kind.
+    pub(super) tried: Vec<Kept>,
 }
 
 /// The most bytes in use in a pass, with all that was there before, and its time.
@@ -22,6 +20,8 @@ pub(super) struct Run {
     /// Bytes in use when it began.
     pub(super) start: usize,
     pub(super) peak: usize,
+    /// The most until the backward pass began.
+    pub(super) forward: usize,
     pub(super) seconds: f64,
 }
 
@@ -43,16 +43,35 @@ pub(super) struct Kept {
     pub(super) run: Run,
 }
 
+impl Kept {
+    /// Number of blocks that keep their activations.
+    fn count(&self) -> usize {
+        self.keep.iter().filter(|keep| **keep).count()
+    }
+}
+
 impl Run {
     /// The pass in `timeline`, that took so many seconds.
     pub(super) fn of(timeline: &MemoryTimeline, seconds: f64) -> Self {
-        let bytes = |sample: Option<&crate::memory::Sample>| sample.map_or(0, |s| s.bytes.total());
+        let bytes = |sample: Option<&Sample>| sample.map_or(0, |s| s.bytes.total());
         // What the backend has kept for itself is there from the begin the next time.
         let start = bytes(timeline.samples.first());
         let grown = bytes(timeline.samples.last()).saturating_sub(start);
+        let backward = timeline
+            .marks
+            .iter()
+            .position(|mark| mark.phase == Phase::Backward);
+        let forward = timeline
+            .samples
+            .iter()
+            .filter(|sample| Some(sample.mark) < backward);
         Self {
             start,
             peak: timeline.peak().bytes.total() + grown,
+            forward: forward
+                .map(|sample| sample.bytes.total())
+                .max()
+                .unwrap_or(start),
             seconds,
         }
     }
@@ -60,7 +79,7 @@ impl Run {
 
 impl Run {
     /// Whether the backend has kept so much for itself that a second pass tells more.
-    pub(super) fn is_first(&self, timeline: &MemoryTimeline) -> bool {
+    pub(super) fn warms_up(&self, timeline: &MemoryTimeline) -> bool {
         let grown = self.peak - timeline.peak().bytes.total();
         grown > (self.peak - self.start) / 100
     }
@@ -106,12 +125,16 @@ impl Twice {
         self.peak(|_| true, self.share)
     }
 
-    /// Learns from a pass in which all blocks kept theirs how large they are.
-    pub(super) fn learn(&mut self, kept: Run) {
-        let (mut low, mut high) = (0.0, 2.0);
+    /// Learns how large the activations are from a pass in which these blocks kept theirs.
+    fn learn(&mut self, keep: impl Fn(usize) -> bool, run: Run) {
+        // It tells nothing of them where the most was elsewhere.
+        if run.peak <= self.run.peak {
+            return;
+        }
+        let (mut low, mut high) = (0.0, 4.0);
         for _ in 0..24 {
-            let middle = (low + high) / 2.0;
-            match self.peak(|_| true, middle) < kept.peak {
+            let middle = f64::midpoint(low, high);
+            match self.peak(&keep, middle) < run.peak {
                 true => low = middle,
                 false => high = middle,
             }
@@ -124,9 +147,10 @@ impl Twice {
         self.share
     }
 
-    /// Takes over a share that was learned from another number of items.
-    pub(super) fn with_share(&mut self, share: f64) {
-        self.share = share;
+    /// Takes over a share that was learned from another number of items. Blocks side by side hold more at once, the more there are, so it
+    /// begins with half as much again.
+    pub(super) fn fear(&mut self, share: f64) {
+        self.share = 1.5 * share.max(1.0);
     }
 }
 
@@ -137,13 +161,31 @@ impl Pass {
         if twice.run.peak > budget {
             return None;
         }
+        let expected = self.expected(twice, budget);
+        let tried = self.tried.iter().filter(|tried| tried.run.peak <= budget);
+        let best = tried.max_by_key(|tried| tried.count());
+        let known = self.tried.iter().any(|tried| tried.keep == expected.keep);
+        Some(match best {
+            Some(best) if known || best.count() >= expected.count() => best.clone(),
+            None if known => Kept {
+                keep: vec![false; twice.count()],
+                run: twice.run,
+            },
+            _ => expected,
+        })
+    }
+
+    /// The same as far as the recording of blocks that run twice tells.
+    fn expected(&self, twice: &Twice, budget: usize) -> Kept {
         let mut keep = vec![false; twice.count()];
         let mut run = twice.run;
         // The last ones cost least: what a block keeps is needed until the backward pass has come back to it.
         for index in (0..keep.len()).rev() {
             keep[index] = true;
-            let peak = twice.peak(|block| keep[block], twice.share) + self.excess;
-            match peak <= budget && !self.is_beyond(&keep, budget) {
+            let peak = twice.peak(|block| keep[block], twice.share);
+            let all = keep.iter().all(|keep| *keep);
+            let too_many = all && self.kept.is_some_and(|kept| kept.peak > budget);
+            match peak <= budget && !too_many {
                 true => run.peak = run.peak.max(peak),
                 false => keep[index] = false,
             }
@@ -153,13 +195,25 @@ impl Pass {
             let part = count as f64 / keep.len() as f64;
             run.seconds += (kept.seconds - run.seconds) * part;
         }
-        Some(Kept { keep, run })
+        Kept { keep, run }
     }
 
-    /// Whether these are all blocks, and it is known that they take more.
-    fn is_beyond(&self, keep: &[bool], budget: usize) -> bool {
-        let all = keep.iter().all(|keep| *keep);
-        all && self.kept.is_some_and(|kept| kept.peak > budget)
+    /// Notes a pass with these blocks.
+    pub(super) fn note(&mut self, keep: Vec<bool>, run: Run) {
+        let start = self.twice.as_ref().map_or(run.start, |it| it.run.start);
+        // As if it had begun with the same.
+        let run = Run {
+            start,
+            peak: start + (run.peak - run.start),
+            ..run
+        };
+        if let Some(twice) = &mut self.twice {
+            twice.learn(|block| keep.get(block).is_some_and(|keep| *keep), run);
+        }
+        match keep.iter().all(|keep| *keep) {
+            true => self.kept = Some(run),
+            false => self.tried.push(Kept { keep, run }),
+        }
     }
 
     /// A pass without a block that runs twice.

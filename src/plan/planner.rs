@@ -216,6 +216,7 @@ where
             fused: &mut fused,
             loss,
             device,
+            largest: width.largest(),
         };
         width.passes = climber.climb(&sizes(self.batch), room)?;
         let place = measured.widths.len();

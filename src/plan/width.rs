@@ -47,6 +47,15 @@ impl Width {
         }
     }
 
+    /// Bytes in use before a pass. What larger passes have made the backend keep for itself stays.
+    pub(super) fn floor(&self) -> usize {
+        let runs = self.passes.iter().flat_map(|pass| {
+            let twice = pass.twice.as_ref().map(|twice| twice.run);
+            [twice, pass.kept].into_iter().flatten()
+        });
+        runs.map(|run| run.start).max().unwrap_or(0)
+    }
+
     /// Bytes of the smallest states.
     pub(super) fn least_states(&self) -> usize {
         let sums = self.states.iter().map(|(_, states)| states.sum());
@@ -58,6 +67,12 @@ impl Width {
         states
             .find(|(known, _)| *known == formats)
             .map(|(_, states)| states)
+    }
+
+    /// Bytes of the largest gradient.
+    pub(super) fn largest(&self) -> usize {
+        let trained = self.parameters.iter().filter(|it| it.trained);
+        trained.map(Parameter::bytes).max().unwrap_or(0)
     }
 
     /// Bytes of the gradients of all parameters in training.
@@ -87,6 +102,9 @@ impl Width {
             seconds: states.seconds,
         };
         let mut on_the_way = states.update;
+        let state_waits = |it: &OffloadConfig, elements| {
+            it.states_wait_from().is_some_and(|from| elements >= from)
+        };
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
             let (elements, bytes) = (parameter.elements(), parameter.bytes());
             match offload {
@@ -97,7 +115,7 @@ impl Width {
                         beside.host += bytes + state;
                         // One gradient leaves while the next comes into being, and the new weight comes back.
                         on_the_way = on_the_way.max(2 * bytes);
-                    } else if offload.state_waits(elements) {
+                    } else if state_waits(offload, elements) {
                         beside.host += state;
                         on_the_way = on_the_way.max(bytes + state);
                     } else {

@@ -2,6 +2,9 @@
 //!
 //! A process of its own: it counts every allocated byte.
 
+#[allow(dead_code)] // A part of other tests.
+#[path = "../promises/compare.rs"]
+mod compare;
 #[path = "../../benches/plan/models.rs"]
 mod models;
 
@@ -29,6 +32,8 @@ static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakA
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
+    // A backtrace would hold tens of MB.
+    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
     ALONE
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
