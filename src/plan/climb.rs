@@ -9,13 +9,16 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
-use crate::memory::{MemoryRecorder, MemoryTimeline};
+use crate::memory::{self, MemoryRecorder, MemoryTimeline};
 
 use super::error::PlanError;
 use super::pass::{Kept, Pass, Run, Twice};
 
 /// More blocks than a step has of which no recording has told the number.
 const MANY: usize = 1 << 12;
+
+/// Bytes that the first pass takes at least for threads of the backend, activations and notes.
+const AT_FIRST: usize = 1 << 19;
 
 /// A model whose passes are measured.
 pub(super) struct Climber<'a, M: Module, F> {
@@ -36,6 +39,10 @@ where
     /// `room` bytes, with blocks that run twice and with blocks that don't.
     pub(super) fn climb(&mut self, sizes: &[usize], room: usize) -> Result<Vec<Pass>, PlanError> {
         let mut passes: Vec<Pass> = Vec::new();
+        // Nobody knows what the first pass takes beside gradients.
+        if memory::live(self.device)? + 2 * self.largest + AT_FIRST > room {
+            return Ok(passes);
+        }
         for &items in sizes {
             let twice = |pass: &Pass| {
                 let run = pass.twice.as_ref().map(|twice| twice.run);
@@ -93,19 +100,15 @@ where
             .iter()
             .filter_map(|pass| of(pass).map(|run| (pass.items, run)));
         let (many, last) = known.next_back()?;
-        let grows = match known.next_back() {
-            Some((few, before)) => {
-                let more = (last.peak - last.start).saturating_sub(before.peak - before.start);
-                more as f64 / (many - few) as f64
-            }
-            None => {
-                // Of the gradients in it are no more for more items: one comes into being beside another.
-                let gradients = 2 * self.largest;
-                let in_backward = last.peak - last.forward.max(last.start);
-                let fixed = gradients.min(in_backward);
-                (last.peak - last.start - fixed) as f64 / many as f64
-            }
-        };
+        // Of the gradients in it are no more for more items: one comes into being beside another.
+        let in_backward = last.peak - last.forward.max(last.start);
+        let fixed = in_backward.min(2 * self.largest);
+        let in_proportion = (last.peak - last.start - fixed) as f64 / many as f64;
+        // A line through two sizes would be less, and wrong where other sizes are computed in other ways.
+        let grows = known.next_back().map_or(in_proportion, |(few, before)| {
+            let more = (last.peak - last.start).saturating_sub(before.peak - before.start);
+            in_proportion.max(more as f64 / (many - few) as f64)
+        });
         let expected = last.peak + (grows * (items - many) as f64) as usize;
         Some(with_margin(last.start, expected))
     }
@@ -168,9 +171,9 @@ fn recorded(
     Ok((timeline, run))
 }
 
-/// What a pass that begins with `start` bytes is feared to take, if `peak` is expected: other sizes are computed in other ways.
+/// What a pass that begins with `start` bytes is feared to take, if `peak` is expected.
 fn with_margin(start: usize, peak: usize) -> usize {
-    peak + peak.saturating_sub(start) / 4
+    peak + peak.saturating_sub(start) / 20
 }
 
 /// What has been learned of blocks that keep their activations.

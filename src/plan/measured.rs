@@ -39,6 +39,9 @@ pub struct Measured<O> {
     refused_bf16: Option<String>,
 }
 
+/// The margin where each byte is counted: what threads compute at once differs from run to run.
+const AT_ONCE: f64 = 1.01;
+
 /// The margin where the device is looked at between kernels only.
 const APART: f64 = 1.25;
 
@@ -67,7 +70,7 @@ impl<O: PlannedOptimizer> Measured<O> {
             optimizer,
             config,
             apart,
-            margin: if apart { APART } else { 1.0 },
+            margin: if apart { APART } else { AT_ONCE },
             least_of_weights: 0,
             widths: Vec::new(),
             refused_bf16: None,
@@ -108,7 +111,7 @@ impl<O: PlannedOptimizer> Measured<O> {
         let planned = plan.device_bytes.max(1) as f64;
         self.margin *= bytes as f64 / planned;
         if !self.apart {
-            self.margin = self.margin.max(1.0);
+            self.margin = self.margin.max(AT_ONCE);
         }
     }
 

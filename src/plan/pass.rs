@@ -205,6 +205,7 @@ impl Pass {
         let run = Run {
             start,
             peak: start + (run.peak - run.start),
+            forward: start + run.forward.saturating_sub(run.start),
             ..run
         };
         if let Some(twice) = &mut self.twice {

@@ -226,7 +226,9 @@ where
             let pass = &mut measured.widths[place].passes[place_of_pass];
             climber.check(pass, &kept)?;
         }
-        measured.measure_stock(place, |items| climber.stock(items))
+        measured.measure_stock(place, |items| climber.stock(items))?;
+        measured.widths[place].left = memory::live(device)?;
+        Ok(())
     }
 }
 

@@ -12,6 +12,9 @@ use super::states::{Parameter, States};
 /// How states and weights are kept; none as the optimizer says.
 pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
 
+/// What threads keep for themselves differs from run to run by about so many bytes.
+const SLACK: usize = 1 << 17;
+
 /// What was measured with weights of one type.
 #[derive(Clone, Debug)]
 pub(super) struct Width {
@@ -23,6 +26,8 @@ pub(super) struct Width {
     pub(super) passes: Vec<Pass>,
     /// A pass over the whole batch as stock Burn does it.
     pub(super) stock: Option<Run>,
+    /// Bytes in use after all passes.
+    pub(super) left: usize,
 }
 
 /// Bytes of a training beside a pass.
@@ -44,16 +49,17 @@ impl Width {
             states: Vec::new(),
             passes: Vec::new(),
             stock: None,
+            left: 0,
         }
     }
 
-    /// Bytes in use before a pass. What larger passes have made the backend keep for itself stays.
+    /// Bytes in use before a pass. What larger passes have made the backend keep for itself stays; it may keep a little more.
     pub(super) fn floor(&self) -> usize {
         let runs = self.passes.iter().flat_map(|pass| {
             let twice = pass.twice.as_ref().map(|twice| twice.run);
             [twice, pass.kept].into_iter().flatten()
         });
-        runs.map(|run| run.start).max().unwrap_or(0)
+        runs.map(|run| run.start).fold(self.left, usize::max) + SLACK
     }
 
     /// Bytes of the smallest states.

@@ -71,8 +71,6 @@ fn an_exact_plan_trains_as_stock_does_to_the_bit() {
     equals_stock::<Convolutional>(0);
     equals_stock::<Convolutional>(1);
     equals_stock::<Adversarial>(1);
-    equals_stock::<Mixture>(0);
-    equals_stock::<Mixture>(1);
 }
 
 #[test]
