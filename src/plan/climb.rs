@@ -18,7 +18,7 @@ use super::pass::{Kept, Pass, Run, Twice};
 const MANY: usize = 1 << 12;
 
 /// Bytes that the first pass takes at least for threads of the backend, activations and notes.
-const AT_FIRST: usize = 1 << 19;
+pub(super) const AT_FIRST: usize = 1 << 19;
 
 /// A model whose passes are measured.
 pub(super) struct Climber<'a, M: Module, F> {
@@ -27,7 +27,12 @@ pub(super) struct Climber<'a, M: Module, F> {
     pub(super) device: &'a Device,
     /// Bytes of the largest gradient.
     pub(super) largest: usize,
+    /// By which part one pass was larger than another over as many items: what threads compute at once is not always the same.
+    pub(super) spread: Option<f64>,
 }
+
+/// A pass of at least so many bytes is run again, to see how it spreads, if it takes no more than so many seconds.
+const TELLING: (usize, f64) = (1 << 21, 2.0);
 
 impl<M, L, F> Climber<'_, M, F>
 where
@@ -60,7 +65,7 @@ where
                 tried: Vec::new(),
             };
             if !no_blocks && of_twice.is_none_or(|bytes| bytes <= room) {
-                let (timeline, run) = self.pass(items, Vec::new())?;
+                let (timeline, run) = self.passes(items, Vec::new())?;
                 pass.twice = Twice::of(timeline, run);
                 if pass.twice.is_none() {
                     pass.kept = Some(run);
@@ -78,7 +83,7 @@ where
             };
             if pass.kept.is_none() && fits {
                 let keep = vec![true; pass.twice.as_ref().map_or(MANY, Twice::count)];
-                let (_, run) = self.pass(items, keep.clone())?;
+                let (_, run) = self.passes(items, keep.clone())?;
                 pass.note(keep, run);
             }
             if pass.kept.is_none() && pass.twice.is_none() {
@@ -134,6 +139,29 @@ where
         Ok(run)
     }
 
+    /// A pass whose blocks keep their activations as `keep` says; the first that is large, three times: then the largest.
+    fn passes(
+        &mut self,
+        items: usize,
+        keep: Vec<bool>,
+    ) -> Result<(MemoryTimeline, Run), PlanError> {
+        let mut largest = self.pass(items, keep.clone())?;
+        let (bytes, seconds) = (largest.1.in_pass(), largest.1.seconds);
+        if self.spread.is_some() || bytes < TELLING.0 || seconds > TELLING.1 {
+            return Ok(largest);
+        }
+        let mut least = bytes;
+        for _ in 1..3 {
+            let again = self.pass(items, keep.clone())?;
+            least = least.min(again.1.in_pass());
+            if again.1.in_pass() > largest.1.in_pass() {
+                largest = again;
+            }
+        }
+        self.spread = Some(largest.1.in_pass() as f64 / least as f64 - 1.0);
+        Ok(largest)
+    }
+
     /// A pass whose blocks keep their activations as `keep` says.
     fn pass(&mut self, items: usize, keep: Vec<bool>) -> Result<(MemoryTimeline, Run), PlanError> {
         let config: FusedConfig = self.fused.config().clone();
@@ -173,7 +201,7 @@ fn recorded(
 
 /// What a pass that begins with `start` bytes is feared to take, if `peak` is expected.
 fn with_margin(start: usize, peak: usize) -> usize {
-    peak + peak.saturating_sub(start) / 20
+    peak + peak.saturating_sub(start) / 10
 }
 
 /// What has been learned of blocks that keep their activations.

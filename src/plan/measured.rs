@@ -129,6 +129,12 @@ impl<O: PlannedOptimizer> Measured<O> {
             .collect()
     }
 
+    /// Passes that are alike differ by this part.
+    pub(super) fn have_spread(&mut self, spread: f64) {
+        let least = if self.apart { APART } else { AT_ONCE };
+        self.margin = self.margin.max(least + spread);
+    }
+
     pub(super) fn fits(&self) -> bool {
         self.best(self.budget).is_some()
     }
@@ -215,6 +221,9 @@ impl<O: PlannedOptimizer> Measured<O> {
         let levels = self.levels();
         let least = levels.iter().filter_map(|level| self.least(level));
         let least = least.map(|choice| choice.device).min();
+        // Of weights that were not measured, what a pass would begin with.
+        let begins = self.widths.iter().map(|width| width.begins()).min();
+        let begins = begins.unwrap_or(self.least_of_weights);
         let mut advice = Vec::new();
         if self.allows_bf16() && !self.widths.iter().any(|width| width.dtype.is_some()) {
             advice.push(match &self.refused_bf16 {
@@ -237,7 +246,7 @@ impl<O: PlannedOptimizer> Measured<O> {
         advice.retain(|sentence| !sentence.is_empty());
         PlanError::NothingFits {
             budget,
-            least: least.unwrap_or(self.least_of_weights).max(budget + 1),
+            least: least.unwrap_or(begins).max(budget + 1),
             advice: advice.join(" "),
         }
     }

@@ -78,6 +78,11 @@ impl Run {
 }
 
 impl Run {
+    /// The most bytes of the pass itself.
+    pub(super) fn in_pass(&self) -> usize {
+        self.peak.saturating_sub(self.start)
+    }
+
     /// Whether the backend has kept so much for itself that a second pass tells more.
     pub(super) fn warms_up(&self, timeline: &MemoryTimeline) -> bool {
         let grown = self.peak - timeline.peak().bytes.total();

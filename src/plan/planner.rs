@@ -11,7 +11,7 @@ use crate::memory;
 use crate::parameters::list;
 
 use super::budget::Budget;
-use super::climb::Climber;
+use super::climb::{AT_FIRST, Climber};
 use super::error::PlanError;
 use super::key::ModelKey;
 use super::measured::Measured;
@@ -158,16 +158,14 @@ where
             self.config.clone().with_offload(None),
             own,
         );
-        let elements = |size: usize| -> usize {
-            let lazy = list(&model).into_iter();
-            lazy.map(|it| size * it.param.shape().num_elements()).sum()
-        };
-        // A model in memory is counted already.
-        let is_lazy = list(&model).iter().all(|it| !it.param.is_initialized());
-        let (whole, half) = match is_lazy {
-            true => (before + elements(4), before + elements(2)),
-            false => (before, before),
-        };
+        let lazy = list(&model).into_iter().map(|it| it.param);
+        // What is in memory is counted already.
+        let lazy = lazy.filter(|param| !param.is_initialized());
+        let elements: Vec<usize> = lazy.map(|param| param.shape().num_elements()).collect();
+        let (all, largest) = (elements.iter().sum::<usize>(), elements.iter().max());
+        // One is drawn, and cast, beside the others; then a pass begins.
+        let beside = before + 8 * largest.unwrap_or(&0) + AT_FIRST;
+        let (whole, half) = (beside + 4 * all, beside + 2 * all);
         drop(model);
         measured.least_of_weights = half;
         if whole <= budget {
@@ -217,8 +215,10 @@ where
             loss,
             device,
             largest: width.largest(),
+            spread: None,
         };
         width.passes = climber.climb(&sizes(self.batch), room)?;
+        measured.have_spread(climber.spread.unwrap_or(0.0));
         let place = measured.widths.len();
         measured.widths.push(width);
         // What was chosen is tried, until that tells nothing new.

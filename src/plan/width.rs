@@ -6,6 +6,7 @@ use crate::config::FusedConfig;
 use crate::offload::OffloadConfig;
 use crate::optim::{StateFormat, WeightFormat};
 
+use super::climb::AT_FIRST;
 use super::pass::{Pass, Run};
 use super::states::{Parameter, States};
 
@@ -60,6 +61,11 @@ impl Width {
             [twice, pass.kept].into_iter().flatten()
         });
         runs.map(|run| run.start).fold(self.left, usize::max) + SLACK
+    }
+
+    /// The bytes without which no pass is tried.
+    pub(super) fn begins(&self) -> usize {
+        self.left + 2 * self.largest() + AT_FIRST + self.least_states()
     }
 
     /// Bytes of the smallest states.
