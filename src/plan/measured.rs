@@ -239,7 +239,8 @@ impl<O: PlannedOptimizer> Measured<O> {
             advice.push("Micro-batches are not allowed by the order.".to_string());
         }
         let mut passes = self.widths.iter().flat_map(|width| &width.passes);
-        if passes.all(|pass| pass.twice.is_none()) {
+        let measured = self.widths.iter().any(|width| !width.passes.is_empty());
+        if measured && passes.all(|pass| pass.twice.is_none()) {
             advice.push("No block of the model is under `gradient_checkpointing`.".to_string());
         }
         advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".to_string());
