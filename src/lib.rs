@@ -6,6 +6,7 @@
 //! same, on CPU backends bit for bit.
 //!
 //! - In a custom loop, [`FusedOptimizer`] takes the model and the optimizer.
+//! - To train within a number of bytes, [`Planner`] finds what it takes.
 #![cfg_attr(
     feature = "train",
     doc = "- With Burn's training, [`FusedLearner`](train::FusedLearner) takes the place of `Learner`."
@@ -150,3 +151,8 @@ struct LanguageModelDocs;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/techniques.md")]
 struct TechniqueDocs;
+
+/// And the one in that of planning.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/planning.md")]
+struct PlanningDocs;
