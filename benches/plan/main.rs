@@ -8,8 +8,8 @@
 //! For every model budgets from the peak of stock Burn down to half of the smallest rung, in equal steps. Each is measured and planned for
 //! anew, and trained for three steps as planned. `peak` is the most bytes that the process has allocated meanwhile, `of planning` the same
 //! while it was planned; neither may be above the budget. `time` is that of a step in multiples of one of stock Burn, the shortest of three each.
-//! `cheaper` is what the rung before the one that was taken has allocated when it was trained nevertheless: if that is below the
-//! budget, it would have fitted. Bytes are in MB, and those of the benchmark itself are among them.
+//! `cheaper` is what the next cheaper way has allocated when it was trained nevertheless: if that is below the budget, it would have
+//! fitted. Bytes are in MB, and those of the benchmark itself are among them.
 
 mod models;
 
@@ -74,7 +74,8 @@ fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let (of_stock, time_of_stock) = stock::<K>();
-    let ladder = measured::<K>(ENOUGH)?.ladder(ENOUGH);
+    let all = measured::<K>(ENOUGH)?;
+    let ladder = all.ladder(ENOUGH);
     let least = ladder.rungs.iter().map(|rung| rung.device_bytes).min();
     let half = least.unwrap_or(of_stock) / 2;
     for part in 0..BUDGETS {
@@ -93,7 +94,7 @@ fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
             Err(error) => return Err(error.into()),
             Ok(plan) => {
                 let (time, taken) = peak(|| train::<K>(&plan));
-                let cheaper = match cheaper(&measured, &plan) {
+                let cheaper = match cheaper(&all, &plan) {
                     Some(plan) => format!("{:.2}", mega(peak(|| train::<K>(&plan)).1)),
                     None => String::new(),
                 };
@@ -115,14 +116,17 @@ fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The plan of the rung before the one that was taken: what is chosen if there are just enough bytes for it.
-fn cheaper(
-    measured: &Measured<AdamWConfig>,
-    plan: &Plan<AdamWConfig>,
-) -> Option<Plan<AdamWConfig>> {
-    let before = plan.ladder.taken?.checked_sub(1)?;
-    let bytes = plan.ladder.rungs[before].device_bytes;
-    measured.choose(bytes).ok()
+/// The plan that would have been chosen with a few bytes more.
+fn cheaper(all: &Measured<AdamWConfig>, plan: &Plan<AdamWConfig>) -> Option<Plan<AdamWConfig>> {
+    let budget = plan.ladder.budget;
+    let plans = (1..=50).filter_map(|percent| all.choose(budget + budget * percent / 100).ok());
+    let way = |plan: &Plan<AdamWConfig>| {
+        let blocks = &plan.config.gradient_checkpointing.keep_activations;
+        let twice = blocks.iter().filter(|keep| !**keep).count();
+        (plan.accumulation, twice, plan.optimizer.to_string())
+    };
+    let mut others = plans.filter(|other| way(other) != way(plan));
+    others.find(|other| other.device_bytes > budget)
 }
 
 /// Peak and seconds of stock Burn.

@@ -12,6 +12,7 @@ mod clipping;
 mod compare;
 mod data;
 mod devices;
+mod fit;
 #[path = "../shared/formats.rs"]
 mod formats;
 mod gradient_checkpointing;
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn train(options: Options) -> Result<()> {
+fn train(mut options: Options) -> Result<()> {
     // What a step has freed is there for the next one, stock or fused.
     backburn::memory::keep_pages();
     // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
@@ -89,6 +90,14 @@ fn train(options: Options) -> Result<()> {
     println!("{} parameters", model.num_params());
     model.save_file(&initial).with_context(context)?;
 
+    let plan = match options.fit {
+        Some(budget) => Some(fit::plan(&options, &config, &data, budget)?),
+        None => None,
+    };
+    if let Some(plan) = &plan {
+        options.batch_size = plan.batch.try_into()?;
+        options.accumulation = plan.accumulation.try_into()?;
+    }
     let outcome = if options.compare {
         compare::compare(&options, &config, &data, &initial)?
     } else {
@@ -96,7 +105,7 @@ fn train(options: Options) -> Result<()> {
             true => Method::Stock,
             false => Method::Fused,
         };
-        training::run(&options, &config, &data, &initial, folder, method)?
+        training::run(&options, &config, &data, &initial, folder, method, plan)?
     };
 
     let file = folder.join("model.bpk");
