@@ -26,6 +26,7 @@ mod training;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use backburn::memory::RecordingAllocator;
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use clap::Parser;
@@ -36,8 +37,10 @@ use gradient_checkpointing::GradientCheckpointing;
 use options::Options;
 use training::Method;
 
-#[global_allocator]
 static PEAK: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
 fn main() -> ExitCode {
     match train(Options::parse()) {
