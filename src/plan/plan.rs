@@ -29,6 +29,7 @@ use super::optimizer::PlannedOptimizer;
 /// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
 /// # #[global_allocator]
 /// # static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+/// use backburn::LossScalingConfig;
 /// use burn::config::Config;
 ///
 /// # let device = Device::flex().autodiff();
@@ -40,7 +41,7 @@ use super::optimizer::PlannedOptimizer;
 /// # let file = folder.path().join("plan.json");
 /// plan.save(&file).unwrap();
 /// let mut plan = Plan::<AdamWConfig>::load(&file).unwrap();
-/// plan.config.loss_scaling = Some(Default::default());
+/// plan.config.loss_scaling = Some(LossScalingConfig::new());
 /// let fused = plan.fuse(init);
 /// # Ok::<(), backburn::PlanError>(())
 /// ```
