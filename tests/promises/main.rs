@@ -3,6 +3,7 @@
 mod backends;
 mod backward;
 mod compare;
+mod compute_dtype;
 mod config;
 mod device;
 mod estimate;
