@@ -194,10 +194,8 @@ impl<M: Module> FusedOptimizer<M> {
             log::warn!("the accumulated gradients are dropped: they belong to the state of before");
         }
         self.drop_accumulated();
-        self.form
-            .views()
-            .iter()
-            .for_each(|view| view.forget_group());
+        let homes = self.form.views().homes();
+        homes.for_each(|home| home.forget_group());
         Ok(())
     }
 

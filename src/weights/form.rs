@@ -209,6 +209,6 @@ impl<M: Module> FusedForm<M> {
 
     /// The path of a parameter in training.
     pub(crate) fn path(&self, id: ParamId) -> &str {
-        self.views.get(id).path()
+        &self.views.get(id).terms().path
     }
 }

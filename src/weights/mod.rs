@@ -26,6 +26,7 @@ mod restore;
 mod seen_states;
 mod stage;
 mod states;
+mod terms;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;
@@ -36,6 +37,7 @@ mod views;
 pub(crate) use averaged::RunningStatistics;
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
+pub(crate) use home::Left;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use report::ParameterReport;
