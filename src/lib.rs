@@ -101,6 +101,7 @@ pub use load::load_record_in;
 pub use load_store::{LoadError, load_from_store};
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+pub use optim::{WeightAverage, WeightAveragingConfig};
 pub use pass::{StepContext, scale_loss};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,

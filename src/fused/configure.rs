@@ -113,6 +113,9 @@ impl<M: Module> FusedOptimizer<M> {
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
         let policies = self.policies_of(&config)?;
+        let devices =
+            device.map_or_else(|| self.form.module.devices(), |device| vec![device.clone()]);
+        Self::check_averages(&config, devices)?;
         self.lay_out(&config, device)?;
         self.go_on_as(config, policies);
         Ok(())
@@ -135,12 +138,17 @@ impl<M: Module> FusedOptimizer<M> {
     /// Goes on with a config, and the policies that are its.
     pub(super) fn go_on_as(&mut self, config: FusedConfig, policies: Policies) {
         let are_kept = self.policies.keeper().is_some();
+        let had_averages = self.policies.averages();
         self.policies.go_on_with(policies);
         self.config = config;
         // Each place that they get in the optimizer stays there.
         if !are_kept {
             self.keep_policies();
         }
+        if had_averages != self.policies.averages() {
+            self.make_place_for_averages();
+        }
+        self.average();
     }
 
     /// Brings everything to where `config` lets it rest from now on, and computes on `device`, by default where it does.

@@ -47,6 +47,9 @@ pub(crate) trait AnyView: Debug + Send + Sync {
     /// Takes over what the home of another view of the same parameter has accumulated.
     fn copy_accumulated(&self, from: &Arc<dyn AnyView>);
 
+    /// Goes on with the average that the home of another view of the same parameter has.
+    fn copy_average(&self, from: &Arc<dyn AnyView>);
+
     /// For downcasting to the rank of the parameter.
     fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
@@ -104,6 +107,12 @@ impl<const D: usize> AnyView for View<D> {
     fn copy_accumulated(&self, from: &Arc<dyn AnyView>) {
         if let Ok(from) = from.clone().into_any().downcast::<Self>() {
             self.home.take_over(&from.home);
+        }
+    }
+
+    fn copy_average(&self, from: &Arc<dyn AnyView>) {
+        if let Ok(from) = from.clone().into_any().downcast::<Self>() {
+            self.home.take_over_average(&from.home);
         }
     }
 

@@ -120,18 +120,43 @@ impl<M: Module> FusedForm<M> {
         self.filled(self.hollow.clone(), Which::AtHome)
     }
 
-    /// The module for inference, as it computes.
-    pub(crate) fn valid(&self) -> M {
+    /// The ordinary module with the averages of its weights.
+    pub(crate) fn averaged(&self) -> M {
+        let hollow = self.hollow.clone();
+        let Some(device) = self.layout.ordinary_device() else {
+            return self.filled(hollow, Which::Averaged(None));
+        };
+        let module = match self.layout.placement() {
+            None => hollow,
+            Some(_) => {
+                let module = hollow.fork(&device.clone().autodiff());
+                look_at_once(&module, &self.inventory);
+                module
+            }
+        };
+        self.filled(module, Which::Averaged(Some(device)))
+    }
+
+    /// The module for inference, as it computes: with the weights, or with their averages.
+    pub(crate) fn valid(&self, with_averages: bool) -> M {
         let frozen = self.frozen.keys().copied();
         let parameters: HashSet<ParamId> = self.views.coming_over().chain(frozen).collect();
-        let filled = || self.filled(self.hollow.clone(), Which::Computes).valid();
+        let which = match with_averages {
+            true => Which::AveragedComputes,
+            false => Which::Computes,
+        };
+        let filled = || self.filled(self.hollow.clone(), which).valid();
         if parameters.is_empty() {
             return filled();
         }
         let module = match self.layout.placement() {
             // A parameter carries an adapter, or the way to the device.
             Some(placement) if self.frozen.values().any(|has_adapter| *has_adapter) => {
-                let merged = self.ordinary().valid().materialize();
+                let ordinary = match with_averages {
+                    true => self.averaged(),
+                    false => self.ordinary(),
+                };
+                let merged = ordinary.valid().materialize();
                 let device = placement.device().clone().inner();
                 moved_but_for(merged, |id| parameters.contains(&id), &device)
             }

@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::answers::{Answers, Held};
+use super::averaging::{AnyAverage, Averaging};
 use super::placeholder::{Likeness, gone};
 use super::report::ParameterReport;
 use super::stage::{Accumulated, Outcome};
@@ -43,6 +44,8 @@ pub(super) struct State<const D: usize> {
     pub(super) value: Option<Tensor<D>>,
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated<D>,
+    /// An average of the value, if one is asked for.
+    pub(super) averaging: Option<Averaging<D>>,
     /// What has become of the gradient of this pass.
     pub(super) outcome: Option<Outcome<D>>,
     answers: Answers<D>,
@@ -75,6 +78,7 @@ impl<const D: usize> Home<D> {
             state: Mutex::new(State {
                 value: Some(value),
                 accumulated: Accumulated::Nothing,
+                averaging: None,
                 outcome: None,
                 answers: Answers::default(),
             }),
@@ -180,7 +184,7 @@ impl<const D: usize> Home<D> {
 }
 
 /// The home of a parameter of any rank: what is asked of all of them between passes.
-pub(crate) trait AnyHome {
+pub(crate) trait AnyHome: AnyAverage {
     /// What the passes so far have left for an update.
     fn left(&self) -> Left;
 

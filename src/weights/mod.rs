@@ -9,6 +9,7 @@ mod any_view;
 mod arrival;
 mod attach;
 mod averaged;
+mod averaging;
 mod come_over;
 mod fetch_ahead;
 mod form;

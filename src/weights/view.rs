@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
 use super::home::Home;
@@ -24,6 +24,10 @@ pub(crate) enum Which<'a> {
     OnHost(&'a Device),
     /// That with which the model computes, unless it comes over for every use.
     Computes,
+    /// The average of that which rests, on this device or where it rests.
+    Averaged(Option<&'a Device>),
+    /// The same as the model computes with it, unless it comes over for every use.
+    AveragedComputes,
 }
 
 /// What one rank has of a parameter of rank `D`.
@@ -104,6 +108,13 @@ impl<const D: usize> View<D> {
             }
             Which::Computes if self.terms.comes_over() => self.home.value(),
             Which::Computes => self.plain(),
+            Which::Averaged(None) => self.home.averaged(),
+            Which::Averaged(Some(device)) => self.averaged_on(device, self.home.dtype()),
+            Which::AveragedComputes if self.terms.comes_over() => self.home.averaged(),
+            Which::AveragedComputes => {
+                let likeness = &self.terms.likeness;
+                self.averaged_on(&likeness.device, likeness.dtype)
+            }
         };
         lift(value, self.home.strategy).require_grad()
     }
@@ -131,6 +142,13 @@ impl<const D: usize> View<D> {
             None => Err(home.is_gone()),
         };
         value.or_else(|reason| copy.map(|copy| copy.value.clone()).ok_or(reason))
+    }
+
+    /// The average on this device, in this type.
+    fn averaged_on(&self, device: &Device, dtype: DType) -> Tensor<D> {
+        let average = self.home.averaged();
+        let carried = (self.terms.layout).carried(self.path(), average, device, dtype);
+        carried.unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The value as it rests, on another device.

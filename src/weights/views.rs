@@ -140,6 +140,15 @@ impl Views {
         }
     }
 
+    /// Goes on with the averages of the parameters that are in another form, in the same shape.
+    pub(crate) fn copy_averages(&self, from: &Self, is_gone: impl Fn(ParamId) -> bool) {
+        for (id, view) in self.of.iter().filter(|(id, _)| !is_gone(**id)) {
+            if let Some(from) = from.of.get(id) {
+                view.copy_average(from);
+            }
+        }
+    }
+
     /// Takes over what has been accumulated for the parameters of another form of the same model.
     pub(crate) fn copy_accumulated(&self, from: &Self) {
         for (id, view) in &self.of {

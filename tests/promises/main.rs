@@ -1,5 +1,6 @@
 //! The promises that need no process of their own; one file each.
 
+mod averages;
 mod backends;
 mod backward;
 mod compare;
