@@ -7,13 +7,12 @@ use burn::tensor::Device;
 
 use super::FusedOptimizer;
 use crate::config::FusedConfig;
-use crate::device::forked;
 use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::offload::OffloadConfig;
 use crate::pass::Reads;
 use crate::policy::Policies;
-use crate::weights::{FusedForm, KeptStatistics};
+use crate::weights::{FusedForm, KeptStatistics, forked_in_codes};
 
 impl<M: Module> FusedOptimizer<M> {
     /// Trains as `config` says, where the model is.
@@ -179,7 +178,11 @@ impl<M: Module> FusedOptimizer<M> {
         let stays = offload.is_some() || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&self.form.module);
         let model = self.model();
-        let model = if stays { model } else { forked(model, &there) };
+        let model = if stays {
+            model
+        } else {
+            forked_in_codes(model, &there)
+        };
         let form = FusedForm::new(model, &self.session, Arc::new(layout))?;
         let views = self.form.views().clone();
         self.replace_form(form, self.session.clone());

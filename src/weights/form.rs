@@ -9,7 +9,7 @@ use super::fetch_ahead::FetchAhead;
 use super::frozen;
 use super::inventory::{Inventory, Role};
 use super::leaves;
-use super::moved::{look_at_once, moved_but_for};
+use super::moved::{forked_in_codes, look_at_once, moved_but_for};
 use super::placeholder::hollow;
 use super::restore::restore;
 use super::view::Which;
@@ -110,7 +110,7 @@ impl<M: Module> FusedForm<M> {
             return self.filled(hollow, Which::Rests);
         };
         let host = placement.host();
-        let module = hollow.fork(&host.clone().autodiff());
+        let module = forked_in_codes(hollow, &host.clone().autodiff());
         look_at_once(&module, &self.inventory);
         self.filled(module, Which::OnHost(host))
     }
@@ -129,7 +129,7 @@ impl<M: Module> FusedForm<M> {
         let module = match self.layout.placement() {
             None => hollow,
             Some(_) => {
-                let module = hollow.fork(&device.clone().autodiff());
+                let module = forked_in_codes(hollow, &device.clone().autodiff());
                 look_at_once(&module, &self.inventory);
                 module
             }

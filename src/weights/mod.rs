@@ -41,6 +41,7 @@ pub(crate) use frozen::with_frozen;
 pub(crate) use home::Left;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
+pub(crate) use moved::forked_in_codes;
 pub(crate) use report::ParameterReport;
 pub(crate) use seen_states::SeenStates;
 pub(crate) use tracked::{

@@ -398,12 +398,11 @@ fn only_what_is_asked_for_is_averaged_and_no_longer_than_it_is() {
 
     one.set_config(FusedConfig::new());
     assert_equal_weights(&one.model(), &one.averaged());
-    let mut record = one.to_record();
     one.set_config(averaging(ema(0.5)));
     // They begin anew.
     assert_equal_weights(&one.model(), &one.averaged());
     one.step(RATE, |model| model.loss(xs[0].clone()));
-    std::mem::swap(&mut record, &mut one.to_record());
+    let record = one.to_record();
     one.load_record(record);
 }
 

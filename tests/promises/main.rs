@@ -27,6 +27,7 @@ mod pictures;
 mod policies;
 mod pools;
 mod pruned;
+mod qlora;
 mod recordings;
 mod records;
 mod trace;
