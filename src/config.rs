@@ -6,6 +6,7 @@ use burn::tensor::FloatDType;
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::offload::OffloadConfig;
+use crate::optim::WeightAveragingConfig;
 use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Policies};
 use crate::replica::{Ownership, Sharding};
 
@@ -58,6 +59,10 @@ pub struct FusedConfig {
     /// are added up in their own type in a step that has no micro-batches before it.
     #[config(default = false)]
     pub full_precision_accumulation: bool,
+    /// An average of the weights beside them: exponential (EMA), or uniform (SWA). It is where the weight rests, on the host or
+    /// with its owner, moves when the parameter is stepped (no skipped or vetoed step moves it, nor a micro-batch that is not the
+    /// last), and is part of the optimizer's record. Taken out of the config, it is dropped.
+    pub averaging: Option<WeightAveragingConfig>,
     /// Which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where their
     /// inputs wait. By default all do, and inputs wait where they are.
     #[config(default = "GradientCheckpointingConfig::new()")]
@@ -101,7 +106,15 @@ impl FusedConfig {
             true => Accumulation::InFullPrecision,
             false => Accumulation::AsParameter,
         };
-        let configured = policies.configured(self.clipping, self.loss_scaling, accumulation)?;
+        let configured = policies.configured(
+            self.clipping,
+            self.loss_scaling,
+            accumulation,
+            self.averaging.is_some(),
+        )?;
+        if let Some(averaging) = &self.averaging {
+            averaging.check()?;
+        }
         if let Some(offload) = &self.offload {
             offload.check()?;
             if offload.states_wait() && policies.in_state() {

@@ -344,6 +344,13 @@ pub enum FusedError {
         reason: String,
     },
 
+    /// An average of the weights that can't be.
+    #[error("the weights can't be averaged: {reason}")]
+    Averaging {
+        /// Why, and what to do.
+        reason: &'static str,
+    },
+
     /// The model is to be computed with in one float type, and has a parameter of another that stays as it is.
     #[error(
         "the model is to compute in {compute_dtype}, and parameter `{path}`, which is frozen, a running statistic or trained \

@@ -29,9 +29,10 @@
 //! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
 //! | `estimate` | what a model and its optimizer will hold, before any training |
 //! | `cast`, `load`, `load_store` | how a model, a record or a file comes into the type of training |
-//! | `slot` | owns the value of one parameter; attaches to a module, restores an ordinary one |
-//! | `pass` | what all slots share during one forward and backward pass |
+//! | `weights` | homes and views of parameters; attaches to a module, restores an ordinary one |
+//! | `pass` | what all views share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
+//! | `layout` | where each parameter rests, and in which type it is computed with |
 //! | `replica` | which of several devices owns a parameter, and how far one may run ahead |
 //! | `offload` | what waits in host memory, and where the model computes |
 //! | `device` | whether a device is there, and computes what it should |
@@ -103,6 +104,7 @@ pub use load::load_record_in;
 pub use load_store::{LoadError, load_from_store};
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+pub use optim::{WeightAverage, WeightAveragingConfig};
 pub use pass::{StepContext, scale_loss};
 pub use plan::{
     Budget, Fidelity, Ladder, Measured, ModelKey, Plan, PlanError, PlannedOptimizer, Planner, Rung,

@@ -13,7 +13,7 @@ use crate::optimizer_record::{
     unreadable, write, written,
 };
 use crate::parameters::{Parameter, list};
-use crate::policy::KEEPER_ID;
+use crate::policy::{KEEPER_ID, is_average};
 
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
 /// and `optimizer` can load them all.
@@ -58,10 +58,10 @@ pub(crate) fn parameters_without_state<M: Module>(
         .collect())
 }
 
-/// The states in a record, without that of the policies.
+/// The states in a record, without that of the policies and the averages.
 fn states(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, FusedError> {
     let mut states = read(record)?;
-    states.remove(&KEEPER_ID);
+    states.retain(|id, state| *id != KEEPER_ID && !is_average(state.path.as_deref()));
     Ok(states)
 }
 

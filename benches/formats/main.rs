@@ -77,6 +77,9 @@ fn print() {
         let fused = row(network, "fused", MODES[0].name);
         for mode in MODES {
             for training in LOOPS {
+                if training == "stock" && !mode.is_of_stock() {
+                    continue;
+                }
                 let found = match (mode.name == MODES[0].name, training) {
                     (true, "stock") => stock,
                     (true, _) => fused,
@@ -146,7 +149,7 @@ fn train<M: Module>(
     let mut optimizer = mode.optimizer();
     let mut step: Box<dyn FnMut()> = match fused {
         true => {
-            let mut fused = FusedOptimizer::new(model, optimizer);
+            let mut fused = FusedOptimizer::new(model, optimizer).with_config(mode.config());
             Box::new(move || drop(fused.step(RATE, |model| loss(model))))
         }
         false => {

@@ -1,7 +1,7 @@
 //! The ways to keep weights and states that are compared.
 
-use backburn::cast;
 use backburn::optim::{AdamWConfig, InFormat, LionConfig, StateFormat, WeightFormat};
+use backburn::{FusedConfig, cast};
 use burn::optim::{Adafactor, AdafactorConfig, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
@@ -11,10 +11,12 @@ use burn::tensor::FloatDType;
 pub struct Mode {
     pub name: &'static str,
     dtype: FloatDType,
+    /// In which the model computes, if that is another; stock Burn has no such training.
+    computes: Option<FloatDType>,
     optimizer: fn() -> ModuleOptimizer,
 }
 
-pub const MODES: [Mode; 12] = [
+pub const MODES: [Mode; 13] = [
     mode("f32", FloatDType::F32, || {
         adamw(StateFormat::Full, WeightFormat::Plain)
     }),
@@ -30,6 +32,14 @@ pub const MODES: [Mode; 12] = [
     mode("bf16 + 8 bits, 8-bit states", FloatDType::BF16, || {
         adamw(StateFormat::Bits8, WeightFormat::Split24)
     }),
+    Mode {
+        computes: Some(FloatDType::F32),
+        ..mode(
+            "bf16 + 8 bits, 8-bit states, computed in f32",
+            FloatDType::BF16,
+            || adamw(StateFormat::Bits8, WeightFormat::Split24),
+        )
+    },
     mode("bf16 stochastic, 8-bit states", FloatDType::BF16, || {
         adamw(StateFormat::Bits8, WeightFormat::Stochastic)
     }),
@@ -59,6 +69,7 @@ const fn mode(name: &'static str, dtype: FloatDType, optimizer: fn() -> ModuleOp
     Mode {
         name,
         dtype,
+        computes: None,
         optimizer,
     }
 }
@@ -98,14 +109,25 @@ impl Mode {
         self.name.ends_with("Lion")
     }
 
+    /// Whether stock Burn can train like this.
+    pub fn is_of_stock(self) -> bool {
+        self.computes.is_none()
+    }
+
+    /// How to train fused.
+    pub fn config(self) -> FusedConfig {
+        FusedConfig::new().with_compute_dtype(self.computes)
+    }
+
     /// `model` with the weights that it is trained in.
     pub fn cast<M: Module>(self, model: M) -> M {
         cast(model, self.dtype)
     }
 
-    /// `input` in the type of the weights.
+    /// `input` in the type of the computation.
     pub fn input<const D: usize>(self, input: Tensor<D>) -> Tensor<D> {
-        Tensor::from_inner(input.inner().cast(self.dtype))
+        let dtype = self.computes.unwrap_or(self.dtype);
+        Tensor::from_inner(input.inner().cast(dtype))
     }
 
     pub fn optimizer(self) -> ModuleOptimizer {

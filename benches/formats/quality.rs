@@ -37,7 +37,9 @@ pub fn print(part: &str) {
     let trained: Vec<Transformer> = (0..SEEDS)
         .map(|seed| from_scratch(MODES[0], seed, &parts.training, &device))
         .collect();
-    let chosen = |mode: &Mode| mode.name == MODES[0].name || mode.name.contains(part);
+    let chosen = |mode: &Mode| {
+        mode.is_of_stock() && (mode.name == MODES[0].name || mode.name.contains(part))
+    };
     for mode in MODES.into_iter().filter(chosen) {
         let mut found = [Vec::new(), Vec::new()];
         for (seed, trained) in trained.iter().enumerate() {

@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::pass::{Reads, Session};
+use crate::policy::average_id;
 use crate::weights::{FusedForm, KeptStatistics};
 
 impl<M: Module> FusedOptimizer<M> {
@@ -55,14 +56,22 @@ impl<M: Module> FusedOptimizer<M> {
     pub(super) fn replace_form(&mut self, form: FusedForm<M>, session: Arc<Session>) {
         let gone = self.form.inventory().gone_from(form.inventory());
         let is_here = |id| form.inventory().get(id).is_some();
-        let through_a_record = session.update().depart(gone, is_here);
+        let averages = gone.iter().map(|id| average_id(*id));
+        let departing = gone.iter().copied().chain(averages).collect();
+        let through_a_record = session.update().depart(departing, is_here);
         if !through_a_record {
             form.views().copy_groups(self.form.views());
         }
+        form.views()
+            .copy_averages(self.form.views(), |id| gone.contains(&id));
         (self.form, self.session) = (form, session);
         if through_a_record {
             self.keep_policies();
+            if self.policies.averages() {
+                self.make_place_for_averages();
+            }
         }
+        self.average();
     }
 
     /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state

@@ -7,13 +7,12 @@ use burn::tensor::Device;
 
 use super::FusedOptimizer;
 use crate::config::FusedConfig;
-use crate::device::forked;
 use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::offload::OffloadConfig;
 use crate::pass::Reads;
 use crate::policy::Policies;
-use crate::weights::{FusedForm, KeptStatistics};
+use crate::weights::{FusedForm, KeptStatistics, forked_in_codes};
 
 impl<M: Module> FusedOptimizer<M> {
     /// Trains as `config` says, where the model is.
@@ -113,6 +112,9 @@ impl<M: Module> FusedOptimizer<M> {
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
         let policies = self.policies_of(&config)?;
+        let devices =
+            device.map_or_else(|| self.form.module.devices(), |device| vec![device.clone()]);
+        Self::check_averages(&config, devices)?;
         self.lay_out(&config, device)?;
         self.go_on_as(config, policies);
         Ok(())
@@ -135,12 +137,17 @@ impl<M: Module> FusedOptimizer<M> {
     /// Goes on with a config, and the policies that are its.
     pub(super) fn go_on_as(&mut self, config: FusedConfig, policies: Policies) {
         let are_kept = self.policies.keeper().is_some();
+        let had_averages = self.policies.averages();
         self.policies.go_on_with(policies);
         self.config = config;
         // Each place that they get in the optimizer stays there.
         if !are_kept {
             self.keep_policies();
         }
+        if had_averages != self.policies.averages() {
+            self.make_place_for_averages();
+        }
+        self.average();
     }
 
     /// Brings everything to where `config` lets it rest from now on, and computes on `device`, by default where it does.
@@ -171,7 +178,11 @@ impl<M: Module> FusedOptimizer<M> {
         let stays = offload.is_some() || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&self.form.module);
         let model = self.model();
-        let model = if stays { model } else { forked(model, &there) };
+        let model = if stays {
+            model
+        } else {
+            forked_in_codes(model, &there)
+        };
         let form = FusedForm::new(model, &self.session, Arc::new(layout))?;
         let views = self.form.views().clone();
         self.replace_form(form, self.session.clone());

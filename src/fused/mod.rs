@@ -1,3 +1,4 @@
+mod averages;
 mod backward;
 mod change;
 mod configure;
@@ -135,7 +136,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// The current model for inference, without autodiff: [`Module::valid`] of
     /// [`model`](Self::model).
     pub fn valid(&self) -> M {
-        self.form.valid()
+        self.form.valid(false)
     }
 
     /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
@@ -189,15 +190,17 @@ impl<M: Module> FusedOptimizer<M> {
         let loaded = record::load(record, &update.optimizer(), &self.form.module)?;
         update.replace(loaded);
         drop(update);
+        // Those of before belong to other weights.
+        let homes = self.form.views().homes();
+        homes.for_each(|home| home.average(None));
         self.restore_policies();
+        self.average();
         if self.has_accumulated() {
             log::warn!("the accumulated gradients are dropped: they belong to the state of before");
         }
         self.drop_accumulated();
-        self.form
-            .views()
-            .iter()
-            .for_each(|view| view.forget_group());
+        let homes = self.form.views().homes();
+        homes.for_each(|home| home.forget_group());
         Ok(())
     }
 
@@ -236,6 +239,12 @@ impl<M: Module> FusedOptimizer<M> {
         self.form.hollow()
     }
 
+    /// The current model for inference, with the averages of its weights.
+    #[cfg(feature = "train")]
+    pub(crate) fn valid_averaged(&self) -> M {
+        self.form.valid(true)
+    }
+
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
@@ -261,6 +270,7 @@ impl<M: Module> Clone for FusedOptimizer<M> {
         clone.report = self.report.clone();
         clone.told = self.told.clone();
         clone.config = self.config.clone();
+        clone.average();
         clone.count_gradients(self.session.census().is_some());
         clone
     }

@@ -107,6 +107,7 @@ impl<M: Module> FusedOptimizer<M> {
                 optimizer
             });
         }
+        self.restore_averages();
     }
 
     /// Where the model computes, or the first part of it.

@@ -15,7 +15,7 @@ use crate::memory;
 use crate::pass::{Closure, Pass, Rehearsal};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
-use crate::weights::{FusedForm, ParameterReport};
+use crate::weights::{FusedForm, Left, ParameterReport};
 
 /// What a pass is to do.
 #[derive(Clone)]
@@ -80,7 +80,7 @@ impl<M: Module> FusedOptimizer<M> {
         let in_flight = InFlight::of(ending.form(0).layout());
         if memory::is_recording() {
             let views = ending.form(0).views();
-            views.iter().for_each(|view| view.show());
+            views.homes().for_each(|home| home.show());
         }
         memory::enter(memory::Phase::Forward);
         let output = {
@@ -130,8 +130,8 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// Whether a step has gradients to use before its pass.
     pub(super) fn has_accumulated(&self) -> bool {
-        let mut views = self.form.views().iter();
-        views.any(|view| view.has_accumulated())
+        let mut homes = self.form.views().homes();
+        homes.any(|home| home.left() != Left::Nothing)
     }
 
     /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
@@ -139,14 +139,14 @@ impl<M: Module> FusedOptimizer<M> {
     /// Those that are in the optimizer state already
     /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
     pub fn drop_accumulated(&mut self) {
-        let views = self.form.views().iter();
-        views.for_each(|view| view.drop_accumulated());
+        let homes = self.form.views().homes();
+        homes.for_each(|home| home.drop_sum());
     }
 
     /// Drops accumulated gradients that no step can use, since they are not finite.
     pub(super) fn drop_accumulated_if_not_finite(&mut self) {
         let views = self.form.views();
-        let are_finite = caught(|| views.iter().all(|view| view.accumulated_is_finite()));
+        let are_finite = caught(|| views.homes().all(|home| home.sum_is_finite()));
         // Of a device that is lost nobody knows.
         if are_finite == Ok(false) {
             log::warn!(

@@ -153,7 +153,7 @@ impl WaitingBlocks {
 impl OffloadHost {
     /// Its device, if this build has it.
     #[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and its users train on it.
-    pub(super) fn device(self) -> Result<Device, FusedError> {
+    pub(crate) fn device(self) -> Result<Device, FusedError> {
         #[allow(unreachable_patterns)] // What is there depends on the build.
         match self {
             #[cfg(feature = "flex")]

@@ -70,6 +70,8 @@
 
 mod adam;
 mod adamw;
+mod averaged;
+mod averaging;
 mod call;
 mod element_wise;
 mod format;
@@ -87,6 +89,8 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
+pub(crate) use averaged::Averaged;
+pub use averaging::{WeightAverage, WeightAveragingConfig};
 pub(crate) use call::StepCall;
 pub use element_wise::{ElementState, ElementWise};
 pub(crate) use format::{LowBits, recorded_low_bits};

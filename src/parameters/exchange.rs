@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::any::{AnyParam, AnyTensor};
 
@@ -62,7 +62,11 @@ impl<W: Fn(ParamId) -> bool, B: Fn(Device) -> Device> ModuleMapper for Take<W, B
             return param;
         }
         param.map(|value| {
-            let nothing = Tensor::empty([1; D], (&(self.beside)(value.device()), value.dtype()));
+            let dtype = match value.dtype() {
+                DType::QFloat(_) => DType::F32,
+                dtype => dtype,
+            };
+            let nothing = Tensor::empty([1; D], (&(self.beside)(value.device()), dtype));
             self.taken.insert(id, value.into());
             nothing
         })

@@ -119,6 +119,12 @@ impl Width {
         };
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
             let (elements, bytes) = (parameter.elements(), parameter.bytes());
+            // In f32, if it is not less.
+            let average = match config.averaging {
+                Some(_) if parameter.trained => 4 * elements,
+                _ => 0,
+            };
+            let state = state + average;
             match offload {
                 None => beside.device += state + sums(parameter),
                 Some(offload) => {

@@ -6,6 +6,7 @@
 
 mod accumulation;
 mod anomaly;
+mod average_keeper;
 mod clip;
 mod compare;
 mod departed;
@@ -23,6 +24,7 @@ mod update;
 
 pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
 pub use anomaly::AnomalyCheck;
+pub(crate) use average_keeper::{AverageKeeper, average_id, is_average};
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};

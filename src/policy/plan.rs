@@ -34,6 +34,8 @@ pub(crate) struct Policies {
     /// Whether gradients go into the optimizer state when they are accumulated.
     in_state: bool,
     accumulation: Accumulation,
+    /// Whether records of the optimizer hold averages of the weights.
+    averages: bool,
     state: PolicyState,
 }
 
@@ -44,6 +46,7 @@ impl Policies {
         clipping: Option<GlobalNormClippingConfig>,
         scaling: Option<LossScalingConfig>,
         accumulation: Accumulation,
+        averages: bool,
     ) -> Result<Self, FusedError> {
         clipping.map_or(Ok(()), GlobalNormClippingConfig::check)?;
         scaling.map_or(Ok(()), LossScalingConfig::check)?;
@@ -51,6 +54,7 @@ impl Policies {
             clipping,
             scaling: scaling.map(|scaling| LossScaler::new(scaling, self.state.clone())),
             accumulation,
+            averages,
             ..self.clone()
         };
         policies.check()?;
@@ -142,6 +146,11 @@ impl Policies {
     pub(crate) fn keeper(&self) -> Option<Keeper> {
         let kept = self.clips_lagged() || self.scaling.is_some();
         kept.then(|| Keeper::new(self.state.clone()))
+    }
+
+    /// Whether records of the optimizer hold averages of the weights.
+    pub(crate) fn averages(&self) -> bool {
+        self.averages
     }
 
     /// What lagged clipping multiplies the gradients of the next pass by.

@@ -6,6 +6,8 @@ use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
 
+use super::average_keeper::is_average;
+use super::keeper::KEEPER_ID;
 use crate::optimizer_record::{self as record, RecordedState};
 
 /// The states of all records.
@@ -14,12 +16,20 @@ pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecor
     OptimizerRecord::from_bytes(write(states)).expect("Burn reads what it has written")
 }
 
-/// A record of each state in `record`.
-pub(super) fn split(record: OptimizerRecord) -> HashMap<ParamId, Bytes> {
+/// A record of each state in `record`, and one of all that are no states of a parameter.
+pub(super) fn split(record: OptimizerRecord) -> (HashMap<ParamId, Bytes>, Bytes) {
     let states = record::read(written(record)).expect("Burn reads its own record");
+    let is_others =
+        |id: u64, state: &RecordedState| id == KEEPER_ID || is_average(state.path.as_deref());
+    let (others, states): (Vec<_>, Vec<_>) = states
+        .into_iter()
+        .partition(|(id, state)| is_others(*id, state));
     let states = states.into_iter();
     let states = states.map(|(id, state)| (ParamId::from(id), write([state]).shared()));
-    states.collect()
+    (
+        states.collect(),
+        write(others.into_iter().map(|(_, state)| state)),
+    )
 }
 
 /// Whether there are states in codes in a record.

@@ -6,7 +6,6 @@ use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, Device, Tensor};
 
 use super::departed::Departed;
-use super::keeper::KEEPER_ID;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
 use crate::optim::StepCall;
@@ -97,10 +96,9 @@ impl Update {
         let before = std::mem::replace(&mut self.optimizer, optimizer);
         if self.wait_from.is_some() {
             let record = compact_records(|| self.optimizer.to_record());
-            let mut states = split(record);
-            let of_policies = states.remove(&ParamId::from(KEEPER_ID));
+            let (states, others) = split(record);
             self.waiting = states;
-            self.optimizer = self.with_states(of_policies);
+            self.optimizer = self.with_states([others]);
         }
         before
     }
@@ -221,9 +219,9 @@ pub(crate) struct Stepped<const D: usize> {
 /// A single parameter that shows its path in the model to a mapper: parameter groups match by
 /// path and optimizer records store it.
 #[derive(Clone, Debug)]
-struct Addressed<'a, const D: usize> {
-    path: &'a str,
-    param: Param<Tensor<D>>,
+pub(super) struct Addressed<'a, const D: usize> {
+    pub(super) path: &'a str,
+    pub(super) param: Param<Tensor<D>>,
 }
 
 impl<const D: usize> Module for Addressed<'_, D> {

@@ -3,6 +3,7 @@ use burn::optim::ModuleOptimizer;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
 use super::strategy::Repeat;
+use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::report::StepReport;
 use crate::{FusedOptimizer, FusedReplicas};
@@ -51,10 +52,12 @@ impl<M: LearnerModel + 'static> Engine<M> {
         }
     }
 
-    /// The same for inference.
+    /// The same for inference, or that of the averages if the config says so.
     pub(super) fn valid(&self) -> M {
         match self {
+            Self::One(fused) if validates_averages(fused.config()) => fused.valid_averaged(),
             Self::One(fused) => fused.valid(),
+            Self::Several(fused) if validates_averages(fused.config()) => fused.valid_averaged(),
             Self::Several(fused) => fused.valid(),
         }
     }
@@ -88,6 +91,13 @@ impl<M: LearnerModel + 'static> Engine<M> {
             Self::Several(fused) => fused.last_step(),
         }
     }
+}
+
+fn validates_averages(config: &FusedConfig) -> bool {
+    config
+        .averaging
+        .as_ref()
+        .is_some_and(|averaging| averaging.validate)
 }
 
 fn train<M: LearnerModel>(

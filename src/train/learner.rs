@@ -17,7 +17,7 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::in_state;
 use crate::optim::{AccumulateInState, Ruled};
-use crate::policy::GradientHook;
+use crate::policy::{AverageKeeper, GradientHook};
 use crate::record;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
@@ -113,12 +113,17 @@ impl<M: LearnerModel> FusedLearner<M> {
         let how = &mut self.how;
         let policies = config.policies(&how.policies)?;
         let are_kept = how.policies.keeper().is_some();
+        let had_averages = how.policies.averages();
         how.policies.go_on_with(policies);
         how.config = config;
         how.repeat = Some(Clone::clone);
         if let (false, Some(keeper)) = (are_kept, how.policies.keeper()) {
             // Burn loads a checkpoint into the optimizer before the training begins.
             let optimizer = keeper.join(loan::optimizer(&mut self.learner));
+            loan::set_optimizer(&mut self.learner, optimizer);
+        }
+        if had_averages != self.how.policies.averages() {
+            let optimizer = AverageKeeper::join(loan::optimizer(&mut self.learner));
             loan::set_optimizer(&mut self.learner, optimizer);
         }
         Ok(())

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 
 use super::exchange::Exchange;
-use crate::device::forked;
+use crate::weights::forked_in_codes;
 
 /// The model as Burn's training sees it during [`launch_fused`](super::LaunchFused::launch_fused).
 ///
@@ -86,7 +86,7 @@ impl<M: Module> Module for FusedModel<M> {
     }
 
     fn fork(self, device: &Device) -> Self {
-        self.with(|model| forked(model, device))
+        self.with(|model| forked_in_codes(model, device))
     }
 
     fn to_device(self, device: &Device) -> Self {

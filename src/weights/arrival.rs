@@ -72,13 +72,13 @@ impl<const D: usize> View<D> {
             return;
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
-        let placement = self.layout.placement();
+        let placement = self.terms.layout.placement();
         let queue = placement.filter(|p| !p.states_wait() && !memory::is_recording());
         match queue {
             None => self.give(pass, gradient),
             Some(placement) => {
                 let (view, of_queue) = (self.clone(), pass.clone());
-                placement.send_home(self.likeness().bytes(), move || {
+                placement.send_home(self.terms.likeness.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
                         of_queue.guarded_in_queue(|| view.give(&of_queue, gradient));
@@ -126,7 +126,7 @@ impl<const D: usize> View<D> {
     /// Tells the home what this rank has of the gradient. The last rank to do so has the home use the sum.
     fn answer(&self, pass: &Arc<Pass>, gradient: Option<Tensor<D>>) {
         let home = &self.home;
-        let ranks = self.layout.among_others();
+        let ranks = self.terms.layout.among_others();
         if gradient.is_none() && ranks.is_some() {
             if !pass.admits() {
                 return;
@@ -155,7 +155,7 @@ impl<const D: usize> View<D> {
         };
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| Held { gradient, hold });
-        if let Some(gradients) = home.answer(&self.layout, held) {
+        if let Some(gradients) = home.answer(&self.terms.layout, held) {
             home.use_answers(&member.group, gradients);
         }
     }
@@ -164,9 +164,12 @@ impl<const D: usize> View<D> {
     fn bring_home(&self, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
         let home = &self.home;
         let (device, dtype) = (&home.site.device, home.dtype());
-        let gradient = self.layout.carried(self.path(), gradient, device, dtype)?;
+        let gradient = self
+            .terms
+            .layout
+            .carried(self.path(), gradient, device, dtype)?;
         if home.site.is_host
-            && let Some(placement) = self.layout.placement()
+            && let Some(placement) = self.terms.layout.placement()
         {
             // It is gone from the device before the update begins.
             placement.hand_over();
@@ -176,8 +179,8 @@ impl<const D: usize> View<D> {
 
     /// Counts a gradient that has arrived on this rank, and is held by the owner from here on.
     fn count_arrival(&self, member: &Membership) -> Hold {
-        let bytes = self.likeness().bytes();
-        let owner = self.layout.owner(self.id());
+        let bytes = self.terms.likeness.bytes();
+        let owner = self.terms.layout.owner(self.terms.id);
         if member.rank != owner {
             drop(member.group.hold(member.rank, bytes));
         }
@@ -186,7 +189,12 @@ impl<const D: usize> View<D> {
 
     /// This rank has sent a gradient more: waits while it is too far ahead of the others.
     fn wait_for_others(&self, pass: &Arc<Pass>) {
-        let Some(member) = self.layout.among_others().filter(|_| !pass.is_stopped()) else {
+        let Some(member) = self
+            .terms
+            .layout
+            .among_others()
+            .filter(|_| !pass.is_stopped())
+        else {
             return;
         };
         let device = member.device();
@@ -204,7 +212,7 @@ impl<const D: usize> View<D> {
     /// for the first time then, and one that fails would spoil whatever is written with its result. With offload each
     /// is asked for, since memory is short there: what waits on the host is read anyway.
     fn prove(&self, gradient: &Tensor<D>) -> Result<(), FusedError> {
-        if self.state.lock().proven && self.layout.placement().is_none() {
+        if self.state.lock().proven && self.terms.layout.placement().is_none() {
             return Ok(());
         }
         device::check_written(gradient).map_err(|reason| FusedError::GradientNotComputed {

@@ -8,6 +8,7 @@ use super::handle::Handle;
 use super::home::Home;
 use super::inventory::{Inventory, Role};
 use super::placeholder::trap;
+use super::terms::Terms;
 use super::view::{View, Which};
 use super::views::Views;
 use crate::layout::Layout;
@@ -57,7 +58,9 @@ impl Attach<'_> {
                 Arc::new(Home::new(id, path, value, strategy, site, layout))
             }
         };
-        View::new(home, self.session.clone(), layout.clone(), &device)
+        let mut terms = Terms::new(&home, layout.clone(), &device);
+        terms.waiting_base = self.adapters.get(&id).cloned();
+        View::new(home, self.session.clone(), terms)
     }
 }
 
@@ -90,11 +93,10 @@ impl Reparameterizer for Attaching<'_, '_> {
         }
         let (id, value, mapper) = param.consume();
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-        let mut view = self.attach.view(id, path, role, value.inner(), strategy);
-        view.waiting_base = self.attach.adapters.get(&id).cloned();
+        let view = self.attach.view(id, path, role, value.inner(), strategy);
         let view = Arc::new(view);
         let session = self.attach.session;
-        let placeholder = trap(view.likeness(), path, session, self.reads, strategy);
+        let placeholder = trap(&view.terms.likeness, path, session, self.reads, strategy);
         self.views.add(id, view.clone());
         let handle = Handle::new(view.clone(), &placeholder);
 

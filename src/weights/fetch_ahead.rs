@@ -35,11 +35,11 @@ impl FetchAhead {
     /// Brings what the run of this number reads, and the one before it did not.
     fn fetch_for(&self, run: usize, placement: &Placement) -> Vec<ParamId> {
         let reads = self.before.reads_anew(run).unwrap_or_default();
-        let comes_over = |id: &&ParamId| self.views.comes_from_host(**id);
-        let coming: Vec<_> = reads.iter().filter(comes_over).copied().collect();
+        let coming = |id: &&ParamId| self.views.get(**id).terms().comes_from_host();
+        let coming: Vec<_> = reads.iter().filter(coming).copied().collect();
         if !coming.is_empty() {
             let (views, coming) = (self.views.clone(), coming.clone());
-            placement.send_ahead(move || coming.iter().for_each(|id| views.fetch(*id)));
+            placement.send_ahead(move || coming.iter().for_each(|id| views.get(*id).fetch()));
         }
         coming
     }
@@ -47,7 +47,7 @@ impl FetchAhead {
 
 impl Foresight for FetchAhead {
     fn first_run_is_over(&self, reads: &[ParamId]) {
-        reads.iter().for_each(|id| self.views.let_go(*id));
+        reads.iter().for_each(|id| self.views.get(*id).let_go());
     }
 
     fn placement(&self) -> Option<&Placement> {
@@ -69,7 +69,7 @@ impl Foresight for FetchAhead {
         placement.wait_for_weights();
         // The run before has read what it wanted: what is left of what was brought for it would stay in the way.
         let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
-        in_the_way.for_each(|id| self.views.let_go(*id));
+        in_the_way.for_each(|id| self.views.get(*id).let_go());
         *fetched = [of_this, self.fetch_for(run + 1, placement)];
     }
 }

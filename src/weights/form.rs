@@ -9,7 +9,7 @@ use super::fetch_ahead::FetchAhead;
 use super::frozen;
 use super::inventory::{Inventory, Role};
 use super::leaves;
-use super::moved::{look_at_once, moved_but_for};
+use super::moved::{forked_in_codes, look_at_once, moved_but_for};
 use super::placeholder::hollow;
 use super::restore::restore;
 use super::view::Which;
@@ -110,7 +110,7 @@ impl<M: Module> FusedForm<M> {
             return self.filled(hollow, Which::Rests);
         };
         let host = placement.host();
-        let module = hollow.fork(&host.clone().autodiff());
+        let module = forked_in_codes(hollow, &host.clone().autodiff());
         look_at_once(&module, &self.inventory);
         self.filled(module, Which::OnHost(host))
     }
@@ -120,18 +120,43 @@ impl<M: Module> FusedForm<M> {
         self.filled(self.hollow.clone(), Which::AtHome)
     }
 
-    /// The module for inference, as it computes.
-    pub(crate) fn valid(&self) -> M {
+    /// The ordinary module with the averages of its weights.
+    pub(crate) fn averaged(&self) -> M {
+        let hollow = self.hollow.clone();
+        let Some(device) = self.layout.ordinary_device() else {
+            return self.filled(hollow, Which::Averaged(None));
+        };
+        let module = match self.layout.placement() {
+            None => hollow,
+            Some(_) => {
+                let module = forked_in_codes(hollow, &device.clone().autodiff());
+                look_at_once(&module, &self.inventory);
+                module
+            }
+        };
+        self.filled(module, Which::Averaged(Some(device)))
+    }
+
+    /// The module for inference, as it computes: with the weights, or with their averages.
+    pub(crate) fn valid(&self, with_averages: bool) -> M {
         let frozen = self.frozen.keys().copied();
         let parameters: HashSet<ParamId> = self.views.coming_over().chain(frozen).collect();
-        let filled = || self.filled(self.hollow.clone(), Which::Computes).valid();
+        let which = match with_averages {
+            true => Which::AveragedComputes,
+            false => Which::Computes,
+        };
+        let filled = || self.filled(self.hollow.clone(), which).valid();
         if parameters.is_empty() {
             return filled();
         }
         let module = match self.layout.placement() {
             // A parameter carries an adapter, or the way to the device.
             Some(placement) if self.frozen.values().any(|has_adapter| *has_adapter) => {
-                let merged = self.ordinary().valid().materialize();
+                let ordinary = match with_averages {
+                    true => self.averaged(),
+                    false => self.ordinary(),
+                };
+                let merged = ordinary.valid().materialize();
                 let device = placement.device().clone().inner();
                 moved_but_for(merged, |id| parameters.contains(&id), &device)
             }
@@ -209,6 +234,6 @@ impl<M: Module> FusedForm<M> {
 
     /// The path of a parameter in training.
     pub(crate) fn path(&self, id: ParamId) -> &str {
-        self.views.get(id).path()
+        &self.views.get(id).terms().path
     }
 }

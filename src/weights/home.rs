@@ -9,6 +9,7 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use super::answers::{Answers, Held};
+use super::averaging::{AnyAverage, Averaging};
 use super::placeholder::{Likeness, gone};
 use super::report::ParameterReport;
 use super::stage::{Accumulated, Outcome};
@@ -21,7 +22,7 @@ use crate::policy;
 #[derive(Debug)]
 pub(crate) struct Home<const D: usize> {
     pub(super) id: ParamId,
-    pub(super) path: String,
+    pub(super) path: Arc<str>,
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) site: Site,
     /// Of the value, where it rests.
@@ -43,6 +44,8 @@ pub(super) struct State<const D: usize> {
     pub(super) value: Option<Tensor<D>>,
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated<D>,
+    /// An average of the value, if one is asked for.
+    pub(super) averaging: Option<Averaging<D>>,
     /// What has become of the gradient of this pass.
     pub(super) outcome: Option<Outcome<D>>,
     answers: Answers<D>,
@@ -64,7 +67,7 @@ impl<const D: usize> Home<D> {
         let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
         Self {
             id,
-            path: path.to_string(),
+            path: path.into(),
             strategy,
             likeness: Likeness::of(&value),
             sums: layout.sums_at(&site),
@@ -75,6 +78,7 @@ impl<const D: usize> Home<D> {
             state: Mutex::new(State {
                 value: Some(value),
                 accumulated: Accumulated::Nothing,
+                averaging: None,
                 outcome: None,
                 answers: Answers::default(),
             }),
@@ -156,33 +160,10 @@ impl<const D: usize> Home<D> {
         report
     }
 
-    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
-    pub(super) fn drop_sum(&self) {
-        let accumulated = &mut self.state.lock().accumulated;
-        if let Accumulated::Sum(_) | Accumulated::Overwritten = accumulated {
-            *accumulated = Accumulated::Nothing;
-        }
-    }
-
     /// Takes over what another home of the same parameter has accumulated.
     pub(super) fn take_over(&self, from: &Self) {
         let accumulated = from.state.lock().accumulated.clone();
         self.state.lock().accumulated = accumulated.on(&self.sums);
-    }
-
-    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
-    pub(super) fn sum_is_finite(&self) -> bool {
-        match &self.state.lock().accumulated {
-            Accumulated::Sum(sum) => policy::is_finite(sum),
-            _ => true,
-        }
-    }
-
-    /// Shows the value to a memory recorder.
-    pub(super) fn show(&self) {
-        if let Some(value) = &self.state.lock().value {
-            memory::show(Category::Parameter, value);
-        }
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
@@ -199,5 +180,74 @@ impl<const D: usize> Home<D> {
             );
         }
         (Tensor::from_dispatch(value), Some(copied))
+    }
+}
+
+/// The home of a parameter of any rank: what is asked of all of them between passes.
+pub(crate) trait AnyHome: AnyAverage {
+    /// What the passes so far have left for an update.
+    fn left(&self) -> Left;
+
+    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
+    fn drop_sum(&self);
+
+    /// The optimizer has another state: forgets all that was accumulated, there too.
+    fn forget_group(&self);
+
+    /// The state of the optimizer holds gradients of a group that has not ended.
+    fn begin_group(&self);
+
+    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
+    fn sum_is_finite(&self) -> bool;
+
+    /// Shows the value to a memory recorder.
+    fn show(&self);
+}
+
+/// What passes have left for an update, without the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    Nothing,
+    Sum,
+    /// A sum that was overwritten by a pass which has not ended well.
+    Lost,
+    InOptimizerState,
+}
+
+impl<const D: usize> AnyHome for Home<D> {
+    fn left(&self) -> Left {
+        match &self.state.lock().accumulated {
+            Accumulated::Nothing => Left::Nothing,
+            Accumulated::Sum(_) => Left::Sum,
+            Accumulated::Overwritten => Left::Lost,
+            Accumulated::InOptimizerState => Left::InOptimizerState,
+        }
+    }
+
+    fn drop_sum(&self) {
+        if let Left::Sum | Left::Lost = self.left() {
+            self.forget_group();
+        }
+    }
+
+    fn forget_group(&self) {
+        self.state.lock().accumulated = Accumulated::Nothing;
+    }
+
+    fn begin_group(&self) {
+        self.state.lock().accumulated = Accumulated::InOptimizerState;
+    }
+
+    fn sum_is_finite(&self) -> bool {
+        match &self.state.lock().accumulated {
+            Accumulated::Sum(sum) => policy::is_finite(sum),
+            _ => true,
+        }
+    }
+
+    fn show(&self) {
+        if let Some(value) = &self.state.lock().value {
+            memory::show(Category::Parameter, value);
+        }
     }
 }

@@ -9,6 +9,7 @@ mod any_view;
 mod arrival;
 mod attach;
 mod averaged;
+mod averaging;
 mod come_over;
 mod fetch_ahead;
 mod form;
@@ -26,6 +27,7 @@ mod restore;
 mod seen_states;
 mod stage;
 mod states;
+mod terms;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;
@@ -36,8 +38,10 @@ mod views;
 pub(crate) use averaged::RunningStatistics;
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
+pub(crate) use home::Left;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
+pub(crate) use moved::forked_in_codes;
 pub(crate) use report::ParameterReport;
 pub(crate) use seen_states::SeenStates;
 pub(crate) use tracked::{

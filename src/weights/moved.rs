@@ -1,9 +1,12 @@
+use std::collections::HashSet;
+
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use super::inventory::{Inventory, Role};
-use crate::device::{forked, host, is_remote};
-use crate::parameters::{exchange, taken};
+use crate::device::{forked, host, is_remote, moved};
+use crate::parameters::{AnyParam, exchange, list, taken};
+use crate::tap::lift;
 
 /// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
 pub(super) fn moved_but_for<M: Module>(
@@ -19,10 +22,38 @@ pub(super) fn moved_but_for<M: Module>(
     };
     let (module, values) = taken(module, stays, |_| beside.clone());
     exchange(
-        forked(module, device),
+        forked_in_codes(module, device),
         |param| values.contains_key(&param.id()),
         // A frozen parameter may be in several places.
         |id, _nothing| values[&id].clone(),
+    )
+}
+
+/// `module` on `device`, as [`Module::fork`], which makes floats of what is quantized: that stays in its codes here.
+pub(crate) fn forked_in_codes<M: Module>(module: M, device: &Device) -> M {
+    let is_quantized = |param: &dyn AnyParam| {
+        param.is_initialized() && matches!(param.value().dtype(), DType::QFloat(_))
+    };
+    let parameters = list(&module).into_iter();
+    let quantized = parameters.filter(|parameter| is_quantized(&*parameter.param));
+    let quantized: HashSet<_> = quantized.map(|parameter| parameter.param.id()).collect();
+    if quantized.is_empty() {
+        return forked(module, device);
+    }
+    let (module, values) = taken(module, |id| quantized.contains(&id), |device| device);
+    let inner = device.clone().inner();
+    exchange(
+        forked(module, device),
+        |param| quantized.contains(&param.id()),
+        |id, _nothing| {
+            let value = values[&id].clone();
+            let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+            let value = moved(value.untyped().inner(), &inner);
+            match device.is_autodiff() {
+                true => lift(value, strategy).into(),
+                false => value.into(),
+            }
+        },
     )
 }
 

@@ -8,7 +8,6 @@ use super::arrival::Arrival;
 use super::frozen::refuse_outside_of_a_block;
 use super::stage;
 use super::view::{Keeps, View};
-use crate::layout::Holding;
 use crate::pass::{Graph, Pass, Place, Scope, Stage};
 use crate::policy::Goal;
 use crate::tap::tap;
@@ -23,7 +22,7 @@ impl<const D: usize> View<D> {
             pass.is_some_and(|pass| pass.plan.goal == Goal::Update)
         };
         let has_answered = matches!(state.stage, stage::Stage::Answered { .. });
-        if has_answered && self.layout.among_others().is_some() && may_change() {
+        if has_answered && self.terms.layout.among_others().is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
@@ -36,7 +35,7 @@ impl<const D: usize> View<D> {
     /// Waits for an update that is under way, so that what is read does not depend on how far it is.
     fn wait_for_update(&self) {
         let has_answered = matches!(self.state.lock().stage, stage::Stage::Answered { .. });
-        if let (true, Some(placement)) = (has_answered, self.layout.placement()) {
+        if let (true, Some(placement)) = (has_answered, self.terms.layout.placement()) {
             placement.wait_for_updates();
         }
     }
@@ -54,7 +53,7 @@ impl<const D: usize> View<D> {
         {
             let mut state = self.state.lock();
             if !matches!(state.stage, stage::Stage::Answered { .. }) {
-                readers.add(self.id(), self.path(), &self.expecting(&mut state).debt);
+                readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
             }
         }
         self.plain()
@@ -88,11 +87,11 @@ impl<const D: usize> View<D> {
             Place::Recorded(graph) => self.tapped(&pass, &graph),
             Place::Unrecorded(readers) => {
                 let mut state = self.state.lock();
-                readers.add(self.id(), self.path(), &self.expecting(&mut state).debt);
+                readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
                 drop(state);
-                drop(self.count_gathered());
+                drop(self.terms.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
-                pass.blocks.sweep(&self.likeness().device);
+                pass.blocks.sweep(&self.terms.likeness.device);
                 self.constant_of(self.plain())
             }
             Place::Hook(called_for) => panic!(
@@ -107,14 +106,14 @@ impl<const D: usize> View<D> {
 
     /// As [`refuse_outside_of_a_block`], if this adapts a base that waits.
     fn check_base(&self) {
-        if let Some(base) = &self.waiting_base {
+        if let Some(base) = &self.terms.waiting_base {
             refuse_outside_of_a_block(base);
         }
     }
 
     fn place(&self, pass: &Arc<Pass>) -> Place {
         let current = Scope::current();
-        if let (Some(scope), Some(member)) = (&current, self.layout.member())
+        if let (Some(scope), Some(member)) = (&current, self.terms.layout.member())
             && let Some(other) = &scope.pass.membership
             && Arc::ptr_eq(&other.group, &member.group)
             && other.rank != member.rank
@@ -165,7 +164,7 @@ impl<const D: usize> View<D> {
             view: self.clone(),
             pass: pass.clone(),
             owed,
-            _gathered: self.count_gathered(),
+            _gathered: self.terms.count_gathered(),
         };
         let census = self.session.census();
         let tapped = tap(value, self.home.strategy, tick, Arc::new(arrival), census);
@@ -176,9 +175,8 @@ impl<const D: usize> View<D> {
     /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
     /// stream and its memory.
     fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
-        if let Some(placement) = self.layout.placement()
-            && self.home.site.is_host
-            && self.holding() == Holding::ForRead
+        if let Some(placement) = self.terms.layout.placement()
+            && self.terms.comes_from_host()
             && self.lacks_copy(graph)
         {
             let view = self.clone();
@@ -189,11 +187,11 @@ impl<const D: usize> View<D> {
 
     /// The parameter is read outside of a block: what the device computes with stays in the graph.
     fn stay(&self) {
-        if !self.home.site.is_host || self.holding() != Holding::ForRead {
+        if !self.terms.comes_from_host() {
             return;
         }
-        self.keep_copy();
-        if self.holding() == Holding::Kept {
+        self.terms.keep_copy();
+        if !self.terms.comes_over() {
             log::warn!(
                 "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
                  the device; only the host keeps its optimizer state",

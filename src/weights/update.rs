@@ -142,6 +142,9 @@ impl<const D: usize> Home<D> {
         match (&stepped.result, more_to_come) {
             (Ok(()), true) => state.outcome = Some(Outcome::Began),
             (Ok(()), false) => {
+                if let (Some(value), Some(averaging)) = (&state.value, &state.averaging) {
+                    averaging.update(value);
+                }
                 self.outdate_copies();
                 state.outcome = Some(Outcome::Updated { copied });
             }

@@ -1,17 +1,14 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::module::ParamId;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
 use super::home::Home;
-use super::placeholder::Likeness;
 use super::stage::{Expecting, Stage};
+use super::terms::Terms;
 use crate::error::FusedError;
-use crate::layout::{Holding, Layout};
+use crate::layout::Holding;
 use crate::pass::{Graph, Session};
-use crate::replica::Hold;
 use crate::tap::lift;
 
 /// Which of its values a restored parameter has.
@@ -27,6 +24,10 @@ pub(crate) enum Which<'a> {
     OnHost(&'a Device),
     /// That with which the model computes, unless it comes over for every use.
     Computes,
+    /// The average of that which rests, on this device or where it rests.
+    Averaged(Option<&'a Device>),
+    /// The same as the model computes with it, unless it comes over for every use.
+    AveragedComputes,
 }
 
 /// What one rank has of a parameter of rank `D`.
@@ -34,14 +35,7 @@ pub(crate) enum Which<'a> {
 pub(crate) struct View<const D: usize> {
     pub(super) home: Arc<Home<D>>,
     pub(super) session: Arc<Session>,
-    pub(super) layout: Arc<Layout>,
-    /// The path of the frozen parameter that this one adapts, if that waits on the host.
-    pub(super) waiting_base: Option<Arc<str>>,
-    /// Of the value that the model computes with.
-    likeness: Likeness,
-    holding: Holding,
-    /// Whether a copy that would come for a read stays from now on.
-    stays: AtomicBool,
+    pub(super) terms: Terms,
     pub(super) state: Mutex<State<D>>,
 }
 
@@ -71,34 +65,16 @@ pub(super) enum Keeps {
 }
 
 impl<const D: usize> View<D> {
-    /// That of a rank which computes with it on `device`.
-    pub(super) fn new(
-        home: Arc<Home<D>>,
-        session: Arc<Session>,
-        layout: Arc<Layout>,
-        device: &Device,
-    ) -> Self {
-        let device = layout.computes_on(device);
-        let holding = layout.holding(home.id, &home.site, home.dtype(), &device);
-        let mut likeness = home.likeness.on(&device);
-        likeness.dtype = layout.compute_dtype(home.dtype());
-        if home.site.is_host
-            && let Some(placement) = layout.placement()
-        {
-            placement.houses(likeness.bytes());
-        }
-        if layout.owner(home.id) == layout.rank() {
+    /// That of a rank which has it on these terms.
+    pub(super) fn new(home: Arc<Home<D>>, session: Arc<Session>, terms: Terms) -> Self {
+        if terms.owns() {
             let owner = home.session.set(session.clone());
             owner.expect("a parameter has one owner");
         }
         Self {
             home,
             session,
-            layout,
-            waiting_base: None,
-            likeness,
-            holding,
-            stays: AtomicBool::new(false),
+            terms,
             state: Mutex::new(State {
                 stage: Stage::Unread,
                 copy: None,
@@ -107,40 +83,8 @@ impl<const D: usize> View<D> {
         }
     }
 
-    pub(super) fn id(&self) -> ParamId {
-        self.home.id
-    }
-
     pub(super) fn path(&self) -> &str {
-        &self.home.path
-    }
-
-    pub(super) fn owns(&self) -> bool {
-        self.layout.owner(self.id()) == self.layout.rank()
-    }
-
-    /// What a placeholder of it is like.
-    pub(super) fn likeness(&self) -> &Likeness {
-        &self.likeness
-    }
-
-    /// What this rank has of it, by now.
-    pub(super) fn holding(&self) -> Holding {
-        match self.holding {
-            Holding::ForRead if self.stays.load(Ordering::Relaxed) => Holding::Kept,
-            holding => holding,
-        }
-    }
-
-    /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.
-    pub(super) fn keep_copy(&self) {
-        self.stays.store(self.replicates(), Ordering::Relaxed);
-    }
-
-    /// Whether the rank may keep it between two passes.
-    fn replicates(&self) -> bool {
-        let group = self.layout.member().map(|member| &member.group);
-        self.owns() || group.is_none_or(|group| group.replicates_weights())
+        &self.terms.path
     }
 
     /// A value of it as an autodiff constant.
@@ -155,15 +99,22 @@ impl<const D: usize> View<D> {
             // Whatever has ended the pass is on its way: who reads a value that is gone is told.
             Which::RestsOrGone => {
                 let value = self.at_rest();
-                value.unwrap_or_else(|_| self.home.gone(&self.likeness.device))
+                value.unwrap_or_else(|_| self.home.gone(&self.terms.likeness.device))
             }
             Which::AtHome => self.home.value(),
             Which::OnHost(host) => {
                 let value = self.home_on(host);
                 value.unwrap_or_else(|error| panic!("{error}"))
             }
-            Which::Computes if self.holding() == Holding::ForRead => self.home.value(),
+            Which::Computes if self.terms.comes_over() => self.home.value(),
             Which::Computes => self.plain(),
+            Which::Averaged(None) => self.home.averaged(),
+            Which::Averaged(Some(device)) => self.averaged_on(device, self.home.dtype()),
+            Which::AveragedComputes if self.terms.comes_over() => self.home.averaged(),
+            Which::AveragedComputes => {
+                let likeness = &self.terms.likeness;
+                self.averaged_on(&likeness.device, likeness.dtype)
+            }
         };
         lift(value, self.home.strategy).require_grad()
     }
@@ -174,7 +125,7 @@ impl<const D: usize> View<D> {
         let home = &self.home;
         let device = match home.site.is_host {
             true => &home.site.device,
-            false => &self.likeness.device,
+            false => &self.terms.likeness.device,
         };
         let state = self.state.lock();
         let copy = state
@@ -193,10 +144,17 @@ impl<const D: usize> View<D> {
         value.or_else(|reason| copy.map(|copy| copy.value.clone()).ok_or(reason))
     }
 
+    /// The average on this device, in this type.
+    fn averaged_on(&self, device: &Device, dtype: DType) -> Tensor<D> {
+        let average = self.home.averaged();
+        let carried = (self.terms.layout).carried(self.path(), average, device, dtype);
+        carried.unwrap_or_else(|error| panic!("{error}"))
+    }
+
     /// The value as it rests, on another device.
     fn home_on(&self, device: &Device) -> Result<Tensor<D>, FusedError> {
         let (value, dtype) = (self.home.value(), self.home.dtype());
-        self.layout.carried(self.path(), value, device, dtype)
+        self.terms.layout.carried(self.path(), value, device, dtype)
     }
 
     /// The value as the model computes with it.
@@ -205,7 +163,7 @@ impl<const D: usize> View<D> {
     ///
     /// If it can't come over to the device.
     pub(super) fn here(&self, state: &mut State<D>, keeps: Keeps) -> Tensor<D> {
-        let holding = self.holding();
+        let holding = self.terms.holding();
         if holding == Holding::Shared {
             return self.home.value();
         }
@@ -233,14 +191,16 @@ impl<const D: usize> View<D> {
 
     fn come_over(&self) -> Result<Tensor<D>, FusedError> {
         let value = self.home.value();
-        let (device, dtype) = (&self.likeness.device, self.likeness.dtype);
-        self.layout.carried(self.path(), value, device, dtype)
+        let (device, dtype) = (&self.terms.likeness.device, self.terms.likeness.dtype);
+        self.terms.layout.carried(self.path(), value, device, dtype)
     }
 
     /// Brings a copy before it is read.
     pub(super) fn fetch(&self) {
         let mut state = self.state.lock();
-        if self.holding() == Holding::Shared || self.has_copy(&state) || self.home.find().is_none()
+        if self.terms.holding() == Holding::Shared
+            || self.has_copy(&state)
+            || self.home.find().is_none()
         {
             return;
         }
@@ -269,7 +229,7 @@ impl<const D: usize> View<D> {
     /// Drops what came for a read.
     pub(super) fn let_go(&self) {
         // Whoever is at it takes the copy away itself.
-        if self.holding() != Holding::Kept
+        if self.terms.holding() != Holding::Kept
             && let Some(mut state) = self.state.try_lock()
         {
             state.copy = None;
@@ -281,7 +241,7 @@ impl<const D: usize> View<D> {
     pub(super) fn renew_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
         let is_outdated = state.copy.is_some() && !self.has_copy(&state);
-        if self.holding() != Holding::Kept || !is_outdated || self.home.find().is_none() {
+        if self.terms.holding() != Holding::Kept || !is_outdated || self.home.find().is_none() {
             return Ok(());
         }
         if self.home.site.is_host {
@@ -296,7 +256,7 @@ impl<const D: usize> View<D> {
     /// The pass is over: takes what the owner has now, if this rank keeps it.
     pub(super) fn take_over(&self) {
         // Where it can't be had, what was there before stays, or who reads it is told why.
-        let taken = match self.holding() {
+        let taken = match self.terms.holding() {
             Holding::Kept if !self.home.site.is_host => {
                 self.fetch();
                 Ok(())
@@ -311,30 +271,6 @@ impl<const D: usize> View<D> {
     /// Shows what the model computes with, if that is a copy.
     pub(super) fn copy<'a>(&self, state: &'a State<D>) -> Option<&'a Tensor<D>> {
         state.copy.as_ref().map(|copy| &copy.value)
-    }
-
-    /// Bytes of weights that the rank holds between two passes.
-    pub(super) fn bytes_at_rest(&self) -> usize {
-        let is_here = self.owns() && !self.home.site.is_host;
-        let at_home = if is_here {
-            self.home.likeness.bytes()
-        } else {
-            0
-        };
-        let copy = match self.holding() {
-            Holding::Kept => self.likeness.bytes(),
-            // Counted by rank, as if every rank had a device.
-            Holding::Shared if !is_here && self.replicates() => self.likeness.bytes(),
-            _ => 0,
-        };
-        at_home + copy
-    }
-
-    /// Counts the value as held by this rank, if it is gathered from its owner for every read.
-    pub(super) fn count_gathered(&self) -> Option<Hold> {
-        let member = self.layout.among_others()?;
-        let hold = || member.group.hold(member.rank, self.likeness.bytes());
-        (!self.replicates()).then(hold)
     }
 
     /// What is still to come in this pass.

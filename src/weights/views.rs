@@ -5,11 +5,10 @@ use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
 use super::any_view::AnyView;
-use super::home::Home;
+use super::home::{AnyHome, Home, Left};
 use super::report::ParameterReport;
 use super::view::View;
 use crate::error::FusedError;
-use crate::layout::Holding;
 use crate::offload::WaitingBlocks;
 use crate::pass::{Course, Pass};
 
@@ -30,6 +29,11 @@ impl Views {
     pub(super) fn add_leaf(&mut self, id: ParamId, view: Arc<dyn AnyView>) {
         self.leaves.push(id);
         self.add(id, view);
+    }
+
+    /// The homes of the parameters.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = &dyn AnyHome> {
+        self.iter().map(|view| view.home())
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> {
@@ -69,52 +73,34 @@ impl Views {
 
     /// The parameters whose values come over whenever they are read.
     pub(super) fn coming_over(&self) -> impl Iterator<Item = ParamId> {
-        self.of.keys().copied().filter(|id| self.comes_over(*id))
+        let coming = self.of.iter().filter(|(_, view)| view.terms().comes_over());
+        coming.map(|(id, _)| *id)
     }
 
     /// Bytes of all values, and so of the gradients that are released.
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
-        self.iter().map(|view| view.bytes()).sum()
+        self.iter().map(|view| view.terms().bytes()).sum()
     }
 
     /// Bytes of the weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn bytes_at_rest(&self) -> usize {
-        self.released().map(|view| view.any_bytes_at_rest()).sum()
-    }
-
-    /// Brings a value before it is read.
-    pub(super) fn fetch(&self, id: ParamId) {
-        self.of[&id].any_fetch();
-    }
-
-    /// Whether the value comes over whenever it is read.
-    pub(super) fn comes_over(&self, id: ParamId) -> bool {
-        self.of[&id].any_holding() == Holding::ForRead
-    }
-
-    /// The same from the host.
-    pub(super) fn comes_from_host(&self, id: ParamId) -> bool {
-        self.of[&id].waits() && self.comes_over(id)
-    }
-
-    /// Drops what was brought and not read.
-    pub(super) fn let_go(&self, id: ParamId) {
-        self.of[&id].any_let_go();
+        let views = self.released();
+        views.map(|view| view.terms().bytes_at_rest()).sum()
     }
 
     /// Lets the device keep the weights of the blocks that don't wait on the host.
     pub(crate) fn keep_copies(&self, course: &Course, waiting: WaitingBlocks) {
         let blocks = course.blocks();
-        let coming = |id: &&ParamId| self.comes_from_host(**id);
         let bytes = blocks.iter().map(|reads| {
-            let coming = reads.iter().filter(coming);
-            coming.map(|id| self.of[id].copy_bytes()).sum()
+            let terms = reads.iter().map(|id| self.of[id].terms());
+            let coming = terms.filter(|terms| terms.comes_from_host());
+            coming.map(|terms| terms.likeness.bytes()).sum()
         });
         let stays = waiting.staying(&bytes.collect::<Vec<_>>());
         let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
         let parameters = staying.flat_map(|(reads, _)| reads);
-        parameters.for_each(|id| self.of[id].any_keep_copy());
+        parameters.for_each(|id| self.of[id].terms().keep_copy());
     }
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not; or goes on with what has
@@ -140,15 +126,25 @@ impl Views {
     /// The path of a parameter whose sum of gradients was overwritten by a pass that has not ended well; of several,
     /// the first by name.
     pub(crate) fn lost_accumulated(&self) -> Option<&str> {
-        let lost = self.iter().filter(|view| view.has_lost_accumulated());
-        lost.map(|view| view.path()).min()
+        let lost = self.iter().filter(|view| view.home().left() == Left::Lost);
+        lost.map(|view| &*view.terms().path).min()
     }
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
         for (id, view) in &self.of {
-            if from.of.get(id).is_some_and(|from| from.has_begun_group()) {
-                view.begin_group();
+            let begun = |from: &Arc<dyn AnyView>| from.home().left() == Left::InOptimizerState;
+            if from.of.get(id).is_some_and(begun) {
+                view.home().begin_group();
+            }
+        }
+    }
+
+    /// Goes on with the averages of the parameters that are in another form, in the same shape.
+    pub(crate) fn copy_averages(&self, from: &Self, is_gone: impl Fn(ParamId) -> bool) {
+        for (id, view) in self.of.iter().filter(|(id, _)| !is_gone(**id)) {
+            if let Some(from) = from.of.get(id) {
+                view.copy_average(from);
             }
         }
     }

@@ -13,9 +13,10 @@ mod replicas;
 
 use std::sync::Mutex;
 
+use backburn::optim::WeightFormat;
 use backburn::{
     Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    gradient_checkpointing,
+    WeightAverage, WeightAveragingConfig, gradient_checkpointing,
 };
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
@@ -241,6 +242,38 @@ fn accumulation_takes_one_buffer_and_in_the_optimizer_state_none() {
     assert!(in_state < plain + 0.01, "{in_state} P, {plain} P without");
     assert!(buffered > plain + 0.9, "a buffer of {buffered} P shows");
     assert!(buffered < plain + 1.05, "{buffered} P, {plain} P without");
+}
+
+#[test]
+fn averages_take_the_bytes_of_their_format_and_move_in_place() {
+    let _alone = ALONE.lock();
+    let (depth, width) = (8, 128);
+    let x = x(width);
+    let parameters = 4 * Mlp::init(depth, width, &device()).num_params();
+    let of = |format: Option<WeightFormat>| {
+        let average = WeightAverage::Exponential(0.999);
+        let averaging =
+            format.map(|format| WeightAveragingConfig::new(average).with_format(format));
+        let model = Mlp::init(depth, width, &device());
+        let mut fused = FusedOptimizer::new(model, backburn::optim::AdamConfig::new().init())
+            .with_config(FusedConfig::new().with_averaging(averaging));
+        let before = BYTES.current_usage();
+        fused.step(1e-3, |model| model.loss(x.clone()));
+        let at_rest = BYTES.current_usage() - before;
+        let peak = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone()))));
+        [at_rest, peak].map(|bytes| bytes as f64 / parameters as f64)
+    };
+    // The first one starts the threads of the backend.
+    let [[_, _], [without, beside]] = [of(None), of(None)];
+    for (format, bytes) in [(WeightFormat::Plain, 1.0), (WeightFormat::Split24, 0.766)] {
+        let [at_rest, peak] = of(Some(format));
+        let taken = at_rest - without;
+        assert!((taken - bytes).abs() < 0.02, "{format:?}: {taken} P");
+        assert!(
+            peak < beside + 0.02,
+            "{format:?}: {peak} P, {beside} without"
+        );
+    }
 }
 
 /// The micro-batches from the third on, which add to what is there already.

@@ -1,8 +1,10 @@
 //! The promises that need no process of their own; one file each.
 
+mod averages;
 mod backends;
 mod backward;
 mod compare;
+mod compute_dtype;
 mod config;
 mod device;
 mod estimate;
@@ -25,6 +27,7 @@ mod pictures;
 mod policies;
 mod pools;
 mod pruned;
+mod qlora;
 mod recordings;
 mod records;
 mod trace;

@@ -6,7 +6,7 @@ use backburn::optim::{StateFormat, WeightFormat};
 use backburn::{
     FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
     GradientHook, HookedParameter, LossScalingConfig, Offload, Overflow, Ownership, Sharding,
-    WaitingBlocks,
+    WaitingBlocks, WeightAverage, WeightAveragingConfig,
 };
 use burn::module::{ModuleVisitor, ParamGroup};
 use burn::optim::{AdamConfig, GradientsAccumulator, SgdConfig};
@@ -400,4 +400,55 @@ fn what_needs_two_passes_says_so() {
     let batches = weighed(&flex(1)[0], 2, 1).remove(0);
     let error = fused.try_step(RATE, batches, weighed_loss).unwrap_err();
     assert_eq!(error, FusedError::RunsTwice);
+}
+
+#[test]
+fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let average = WeightAverage::Exponential(0.5);
+    let averaging = Some(WeightAveragingConfig::new(average).with_every(2));
+    for ranks in [2, 3] {
+        let steps = weighed(device, ranks, 6);
+        let one = || {
+            let model = copy(&initial, || Network::init(device));
+            let config = FusedConfig::new().with_averaging(averaging.clone());
+            FusedOptimizer::new(model, adamw()).with_config(config)
+        };
+        let step = |one: &mut FusedOptimizer<Network>, batches: &[Weighed]| {
+            let (last, others) = batches.split_last().unwrap();
+            for batch in others {
+                one.accumulate(|model| weighed_loss(model, batch.clone()));
+            }
+            one.step(RATE, |model| weighed_loss(model, last.clone()));
+        };
+        let mut expected = one();
+        steps
+            .iter()
+            .for_each(|batches| step(&mut expected, batches));
+        in_every_way(&initial, ranks, adamw, |mut fused| {
+            fused.set_config(fused.config().clone().with_averaging(averaging.clone()));
+            for batches in &steps[..3] {
+                fused.step(RATE, batches.clone(), weighed_loss);
+            }
+            // On one device, and back, by records.
+            let mut alone = one();
+            let model = copy(&fused.model(), || Network::init(device));
+            alone.change_model(|_| model);
+            alone.load_record(fused.to_record());
+            assert_equal_weights(&fused.averaged(), &alone.averaged());
+            step(&mut alone, &steps[3]);
+            fused.step(RATE, steps[3].clone(), weighed_loss);
+            assert_equal_weights(&alone.averaged(), &fused.averaged());
+            // The ranks share otherwise from now on.
+            let sharding = Some(fused.config().sharding).filter(|it| *it == Sharding::State);
+            let sharding = sharding.map_or(Sharding::State, |_| Sharding::Full);
+            fused.set_config(fused.config().clone().with_sharding(sharding));
+            for batches in &steps[4..] {
+                fused.step(RATE, batches.clone(), weighed_loss);
+            }
+            assert_equal_weights(&expected.averaged(), &fused.averaged());
+        });
+    }
 }

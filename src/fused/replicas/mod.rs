@@ -182,6 +182,21 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.first.valid()
     }
 
+    /// An ordinary Burn model with the averages of the weights, on the first device, as [`FusedOptimizer::averaged`].
+    ///
+    /// # Panics
+    ///
+    /// As that.
+    pub fn averaged(&self) -> M {
+        self.first.averaged()
+    }
+
+    /// The current model for inference, with the averages of its weights.
+    #[cfg(feature = "train")]
+    pub(crate) fn valid_averaged(&self) -> M {
+        self.first.valid_averaged()
+    }
+
     /// Takes the fusion apart into an ordinary model on the first device, and Burn's optimizer with its state.
     ///
     /// Gradients that were accumulated and not used are dropped.

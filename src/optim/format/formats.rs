@@ -13,6 +13,7 @@ pub(crate) struct Formats {
 }
 
 /// A parameter with what its format keeps beside it.
+#[derive(Clone, Debug)]
 pub(crate) struct Weight<const D: usize> {
     pub(crate) value: Tensor<D>,
     pub(crate) format: WeightFormat,

@@ -2,6 +2,7 @@
 
 mod adam;
 mod adamw;
+mod average;
 mod lion;
 mod moments;
 mod number;
@@ -15,6 +16,7 @@ use std::fmt::Debug;
 
 pub(crate) use adam::Adam;
 pub(crate) use adamw::AdamW;
+pub(crate) use average::Average;
 pub(crate) use lion::Lion;
 pub(crate) use moments::Moments;
 pub use number::Number;

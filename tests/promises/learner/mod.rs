@@ -1,5 +1,6 @@
 //! What the tests of launched trainings share: a small regression on a curve, and its runs.
 
+mod averages;
 mod exchange;
 mod formats;
 mod gradient_checkpointing;

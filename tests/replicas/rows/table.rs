@@ -4,7 +4,8 @@ use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
 use backburn::{
     FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, Sharding, WaitingBlocks, cast,
 };
-use burn::module::{Lora, ParamGroup};
+use burn::module::{Lora, ParamGroup, QLora, Quantizer};
+use burn::tensor::quantization::{Calibration, QuantValue};
 
 use super::*;
 
@@ -168,6 +169,22 @@ pub const ROWS: &[Row] = &[
         ..PLAIN
     },
     Row {
+        name: "a base in 8 bits with adapters",
+        of: quantized,
+        rest: 0.43,
+        peak: 1.0,
+        ..PLAIN
+    },
+    Row {
+        name: "a base in 8 bits with adapters, on several devices",
+        of: quantized,
+        ranks: 3,
+        stock: Stock::Sharded,
+        rest: 0.43,
+        peak: 1.6,
+        ..PLAIN
+    },
+    Row {
         name: "a base in training with adapters",
         of: |network| network.apply_lora(Lora::new(2, 4.0)).unfreeze(),
         rest: 3.02,
@@ -214,6 +231,14 @@ impl Row {
             ),
         }
     }
+}
+
+/// The layers in codes, which are frozen, and their adapters.
+fn quantized(network: Network) -> Network {
+    let scheme = flex(1)[0].settings().quantization.scheme;
+    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme.with_value(QuantValue::Q8S));
+    quantizer.set_param_group(ParamGroup::from_predicates(vec!["layers", "weight"]));
+    network.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
 }
 
 fn in_bf16(config: FusedConfig) -> FusedConfig {

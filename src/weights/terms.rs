@@ -1,0 +1,117 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::module::ParamId;
+use burn::tensor::Device;
+
+use super::home::Home;
+use super::placeholder::Likeness;
+use crate::layout::{Holding, Layout};
+use crate::replica::Hold;
+
+/// On which terms a rank has a parameter, whatever the rank of its tensor.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    pub(super) id: ParamId,
+    pub(super) path: Arc<str>,
+    pub(super) layout: Arc<Layout>,
+    /// Of the value that the model computes with.
+    pub(super) likeness: Likeness,
+    /// Of the value at home.
+    at_home: Likeness,
+    /// Whether the value waits on the host.
+    pub(super) waits: bool,
+    /// The path of the frozen parameter that this one adapts, if that waits on the host.
+    pub(super) waiting_base: Option<Arc<str>>,
+    holding: Holding,
+    /// Whether a copy that would come for a read stays from now on.
+    stays: AtomicBool,
+}
+
+impl Terms {
+    /// Those of a rank which computes with the parameter on `device`.
+    pub(super) fn new<const D: usize>(
+        home: &Home<D>,
+        layout: Arc<Layout>,
+        device: &Device,
+    ) -> Self {
+        let device = layout.computes_on(device);
+        let mut likeness = home.likeness.on(&device);
+        likeness.dtype = layout.compute_dtype(home.dtype());
+        if home.site.is_host
+            && let Some(placement) = layout.placement()
+        {
+            placement.houses(likeness.bytes());
+        }
+        Self {
+            id: home.id,
+            path: home.path.clone(),
+            holding: layout.holding(home.id, &home.site, home.dtype(), &device),
+            likeness,
+            at_home: home.likeness.clone(),
+            waits: home.site.is_host,
+            waiting_base: None,
+            layout,
+            stays: AtomicBool::new(false),
+        }
+    }
+
+    /// What this rank has of the parameter, by now.
+    pub(super) fn holding(&self) -> Holding {
+        match self.holding {
+            Holding::ForRead if self.stays.load(Ordering::Relaxed) => Holding::Kept,
+            holding => holding,
+        }
+    }
+
+    /// Whether the value comes over whenever it is read.
+    pub(super) fn comes_over(&self) -> bool {
+        self.holding() == Holding::ForRead
+    }
+
+    /// The same from the host.
+    pub(super) fn comes_from_host(&self) -> bool {
+        self.waits && self.comes_over()
+    }
+
+    /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.
+    pub(super) fn keep_copy(&self) {
+        self.stays.store(self.replicates(), Ordering::Relaxed);
+    }
+
+    pub(super) fn owns(&self) -> bool {
+        self.layout.owner(self.id) == self.layout.rank()
+    }
+
+    /// Whether the rank may keep the parameter between two passes.
+    fn replicates(&self) -> bool {
+        let group = self.layout.member().map(|member| &member.group);
+        self.owns() || group.is_none_or(|group| group.replicates_weights())
+    }
+
+    /// Bytes of the value.
+    #[cfg(feature = "cubecl")]
+    pub(super) fn bytes(&self) -> usize {
+        self.at_home.bytes()
+    }
+
+    /// Bytes of weights that the rank holds between two passes.
+    pub(super) fn bytes_at_rest(&self) -> usize {
+        let is_here = self.owns() && !self.waits;
+        let at_home = if is_here { self.at_home.bytes() } else { 0 };
+        let copy = match self.holding() {
+            Holding::Kept => self.likeness.bytes(),
+            // Counted by rank, as if every rank had a device.
+            Holding::Shared if !is_here && self.replicates() => self.likeness.bytes(),
+            _ => 0,
+        };
+        at_home + copy
+    }
+
+    /// Counts the value as held by this rank, if it is gathered from its owner for every read.
+    pub(super) fn count_gathered(&self) -> Option<Hold> {
+        let member = self.layout.among_others()?;
+        let hold = || member.group.hold(member.rank, self.likeness.bytes());
+        (!self.replicates()).then(hold)
+    }
+}

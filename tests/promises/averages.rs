@@ -1,0 +1,492 @@
+//! Averages of the weights are those of a loop by hand, whatever else a training does.
+
+use backburn::optim::{self, StateFormat, WeightFormat};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    HookedParameter, LossScalingConfig, Offload, OffloadConfig, OffloadHost, Overflow,
+    WaitingBlocks, WeightAverage, WeightAveragingConfig, cast, gradient_checkpointing,
+};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+
+use crate::compare::*;
+
+const RATE: f64 = 0.05;
+
+#[derive(Module, Debug)]
+struct Stack {
+    layers: Vec<Linear>,
+}
+
+impl Stack {
+    fn init() -> Self {
+        Self::of_width(8)
+    }
+
+    fn of_width(width: usize) -> Self {
+        let device = Device::flex().autodiff();
+        let layer = |_| LinearConfig::new(width, width).init(&device);
+        Self {
+            layers: (0..3).map(layer).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let run = |layer: &Linear, x| layer.forward(x).tanh();
+        let layers = self.layers.iter();
+        let x = layers.fold(x, |x, layer| gradient_checkpointing(layer, x, run));
+        x.powi_scalar(2).mean()
+    }
+}
+
+fn batches(count: usize, width: usize) -> Vec<Tensor<2>> {
+    let device = Device::flex().autodiff();
+    let batch = |_| Tensor::random([4, width], Distribution::Default, &device);
+    (0..count).map(batch).collect()
+}
+
+fn averaging(config: WeightAveragingConfig) -> FusedConfig {
+    FusedConfig::new().with_averaging(Some(config))
+}
+
+fn ema(decay: f64) -> WeightAveragingConfig {
+    WeightAveragingConfig::new(WeightAverage::Exponential(decay))
+}
+
+/// `mean` taken on to `model`, parameter by parameter, with what a loop by hand does.
+struct Next<'a, F: Fn(Tensor<1>, Tensor<1>) -> Tensor<1>> {
+    of: Vec<(ParamId, Tensor<1>)>,
+    next: &'a F,
+}
+
+impl<F: Fn(Tensor<1>, Tensor<1>) -> Tensor<1>> ModuleMapper for Next<'_, F> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let found = self.of.iter().find(|(id, _)| *id == param.id);
+        let value = found.expect("it is in both").1.clone();
+        param.map(|mean| {
+            let shape = mean.shape();
+            let mean = (self.next)(mean.inner().flatten(0, D - 1), value);
+            Tensor::from_inner(mean.reshape::<D, _>(shape)).require_grad()
+        })
+    }
+}
+
+struct Values(Vec<(ParamId, Tensor<1>)>);
+
+impl ModuleMapper for Values {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = param.val().inner().flatten(0, D - 1);
+        self.0.push((param.id, value));
+        param
+    }
+}
+
+fn next(mean: Stack, model: &Stack, next: impl Fn(Tensor<1>, Tensor<1>) -> Tensor<1>) -> Stack {
+    let mut values = Values(Vec::new());
+    let _ = model.clone().map(&mut values);
+    mean.map(&mut Next {
+        of: values.0,
+        next: &next,
+    })
+}
+
+/// A loop by hand: the models after each step, and the average of those that count.
+fn by_hand(
+    mut model: Stack,
+    mut optimizer: ModuleOptimizer,
+    xs: &[Tensor<2>],
+    config: &WeightAveragingConfig,
+) -> (Stack, Stack) {
+    let mut mean: Option<Stack> = None;
+    let mut count = 0;
+    for (step, x) in xs.iter().enumerate() {
+        let gradients = model.loss(x.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(RATE, model, gradients);
+        if step < config.start || !(step - config.start).is_multiple_of(config.every) {
+            continue;
+        }
+        mean = Some(match mean {
+            None => model.clone(),
+            Some(mean) => match config.average {
+                WeightAverage::Uniform => next(mean, &model, |mean, value| {
+                    let more = value - mean.clone();
+                    mean + more / (count + 1) as f64
+                }),
+                WeightAverage::Exponential(decay) => {
+                    let n = f64::from(count);
+                    let warm = (1.0 + n) / (10.0 + n);
+                    let decay = if config.warm_up {
+                        decay.min(warm)
+                    } else {
+                        decay
+                    };
+                    next(mean, &model, |mean, value| {
+                        mean * decay + value * (1.0 - decay)
+                    })
+                }
+            },
+        });
+        count += 1;
+    }
+    let mean = mean.unwrap_or_else(|| model.clone());
+    (model, mean)
+}
+
+fn configs() -> [WeightAveragingConfig; 5] {
+    let uniform = WeightAveragingConfig::new(WeightAverage::Uniform);
+    [
+        ema(0.9),
+        ema(0.999).with_warm_up(true),
+        ema(0.5).with_every(2).with_start(1),
+        uniform.clone(),
+        uniform.with_start(3),
+    ]
+}
+
+fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
+    let model = copy(initial, Stack::init);
+    FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(config)
+}
+
+#[test]
+fn averages_equal_a_loop_by_hand() {
+    let initial = Stack::init();
+    let xs = batches(7, 8);
+    for config in configs() {
+        let model = copy(&initial, Stack::init);
+        let (model, mean) = by_hand(model, AdamWConfig::new().init(), &xs, &config);
+        let mut fused = fused(&initial, averaging(config.clone()));
+        for x in &xs {
+            fused.step(RATE, |model| model.loss(x.clone()));
+            assert_eq!(fused.last_step().copied, Some(0), "{config:?}");
+        }
+        assert_equal_weights(&mean, &fused.averaged());
+        assert_equal_weights(&model, &fused.model());
+    }
+}
+
+#[test]
+fn averages_on_the_host_are_the_same() {
+    let initial = Stack::init();
+    let xs = batches(5, 8);
+    let device = Device::flex();
+    let model = copy(&initial, Stack::init);
+    let config = ema(0.9).with_every(2);
+    let (_, mean) = by_hand(model, AdamWConfig::new().init(), &xs, &config);
+    for offload in [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ] {
+        let offload = OffloadConfig::new(offload)
+            .with_host(OffloadHost::NdArray)
+            .with_min_elements(1);
+        let how = averaging(config.clone()).with_offload(Some(offload));
+        let model = copy(&initial, Stack::init);
+        let mut fused =
+            FusedOptimizer::new(model, AdamWConfig::new().init()).with_config_on(how, &device);
+        for x in &xs {
+            fused.step(RATE, |model| model.loss(x.clone()));
+        }
+        assert_equal_weights(&mean, &fused.averaged());
+        // Offload ends, and the average goes along.
+        fused.set_config(averaging(config.clone()));
+        assert_equal_weights(&mean, &fused.averaged());
+    }
+}
+
+/// Keeps gradients of the parameters of the last layer from being used.
+struct Veto;
+
+impl GradientHook for Veto {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        _gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        GradientFlow::Veto
+    }
+}
+
+#[test]
+fn what_moves_no_weight_moves_no_average() {
+    let initial = Stack::init();
+    let xs = batches(4, 8);
+    let config = ema(0.5);
+
+    // Micro-batches: the same as one step of the sum.
+    let mut group = fused(&initial, averaging(config.clone()));
+    for x in &xs {
+        group.accumulate(|model| model.loss(x.clone()));
+    }
+    assert_equal_weights(&initial, &group.averaged());
+    group.step_accumulated(RATE);
+    assert_equal_weights(&group.model(), &group.averaged());
+
+    // A skipped step.
+    let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
+    let mut skipping = fused(
+        &initial,
+        averaging(config.clone()).with_loss_scaling(Some(scaling)),
+    );
+    skipping.step_repeatable(RATE, |model| model.loss(xs[0].clone()));
+    let before = skipping.averaged();
+    skipping.step_repeatable(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY);
+    assert!(skipping.last_step().overflowed);
+    assert_equal_weights(&before, &skipping.averaged());
+
+    // A veto.
+    let mut vetoed = fused(&initial, averaging(config.clone()))
+        .with_hook(ParamGroup::from_predicate("layers.2"), Veto);
+    for x in &xs {
+        vetoed.step(RATE, |model| model.loss(x.clone()));
+    }
+    let averaged = vetoed.averaged().layers[2].weight.val();
+    let initially = initial.layers[2].weight.val();
+    averaged.into_data().assert_eq(&initially.into_data(), true);
+
+    // Two passes are one step.
+    let clipping = Some(GlobalNormClippingConfig::Exact(1e9));
+    let mut clipped = fused(&initial, averaging(config.clone()).with_clipping(clipping));
+    let mut plain = fused(&initial, averaging(config));
+    for x in &xs {
+        clipped.step_repeatable(RATE, |model| model.loss(x.clone()));
+        plain.step(RATE, |model| model.loss(x.clone()));
+    }
+    assert_equal_weights(&plain.averaged(), &clipped.averaged());
+}
+
+#[test]
+fn a_run_resumes_with_its_averages_and_loads_without() {
+    let initial = Stack::init();
+    let xs = batches(6, 8);
+    for config in configs() {
+        for offload in [None, Some(Offload::States)] {
+            let offload = offload.map(|offload| {
+                OffloadConfig::new(offload)
+                    .with_host(OffloadHost::NdArray)
+                    .with_min_elements(1)
+            });
+            let how = averaging(config.clone()).with_offload(offload);
+            let start = |model: &Stack| {
+                let model = copy(model, Stack::init);
+                FusedOptimizer::new(model, optim::AdamWConfig::new().init())
+                    .with_config_on(how.clone(), &Device::flex())
+            };
+            let mut whole = start(&initial);
+            for x in &xs {
+                whole.step(RATE, |model| model.loss(x.clone()));
+            }
+            let mut first = start(&initial);
+            for x in &xs[..3] {
+                first.step(RATE, |model| model.loss(x.clone()));
+            }
+            let mut second = start(&first.model());
+            second.load_record(first.to_record());
+            assert_equal_weights(&first.averaged(), &second.averaged());
+            for x in &xs[3..] {
+                second.step(RATE, |model| model.loss(x.clone()));
+            }
+            assert_equal_weights(&whole.averaged(), &second.averaged());
+            assert_equal_weights(&whole.model(), &second.model());
+
+            // Without averages, fused and in stock Burn.
+            let model = copy(&first.model(), Stack::init);
+            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init());
+            without.load_record(first.to_record());
+            let mut model = copy(&first.model(), Stack::init);
+            let mut optimizer = AdamWConfig::new().init().load_record(first.to_record());
+            for x in &xs[3..] {
+                without.step(RATE, |model| model.loss(x.clone()));
+                let gradients = model.loss(x.clone()).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = optimizer.step(RATE, model, gradients);
+            }
+            assert_equal_weights(&model, &without.model());
+            assert_equal_weights(&whole.model(), &without.model());
+            assert_equal_weights(&without.model(), &without.averaged());
+
+            // A record that has none, into a training that has some: they begin anew.
+            let mut anew = start(&first.model());
+            anew.step(RATE, |model| model.loss(xs[0].clone()));
+            anew.load_record(without.to_record());
+            assert_equal_weights(&anew.model(), &anew.averaged());
+        }
+    }
+}
+
+#[test]
+fn clones_and_parts_average_on_their_own() {
+    let initial = Stack::init();
+    let xs = batches(4, 8);
+    let mut one = fused(&initial, averaging(ema(0.5)));
+    one.step(RATE, |model| model.loss(xs[0].clone()));
+    one.step(RATE, |model| model.loss(xs[1].clone()));
+    let mut other = one.clone();
+    let before = one.averaged();
+    let kept = weights(&before);
+    other.step(RATE, |model| model.loss(xs[2].clone()));
+    assert_equal_weights(&before, &one.averaged());
+    one.step(RATE, |model| model.loss(xs[2].clone()));
+    assert_equal_weights(&one.averaged(), &other.averaged());
+    // An averaged model that was kept is that of before.
+    assert!(kept == weights(&before));
+
+    let (model, optimizer) = one.into_parts();
+    let model = copy(&model, Stack::init);
+    let mut again = FusedOptimizer::new(model, optimizer).with_config(averaging(ema(0.5)));
+    // An optimizer of another training holds its averages, until a config asks for some.
+    again.step(RATE, |model| model.loss(xs[3].clone()));
+    assert_equal_weights(&again.model(), &again.averaged());
+}
+
+#[test]
+fn averages_outlive_freezing_and_other_changes_of_the_model() {
+    let initial = Stack::init();
+    let xs = batches(6, 8);
+    let frozen = ParamGroup::from_predicate("layers.1");
+    let mut one = fused(&initial, averaging(ema(0.5)));
+    for x in &xs[..3] {
+        one.step(RATE, |model| model.loss(x.clone()));
+    }
+    let of_frozen = one.averaged().layers[1].weight.val().into_data();
+    one.change_model(|model| model.freeze_group(frozen.clone()));
+    one.step(RATE, |model| model.loss(xs[3].clone()));
+    one.change_model(Stack::unfreeze);
+    let again = one.averaged().layers[1].weight.val().into_data();
+    again.assert_eq(&of_frozen, true);
+    one.step(RATE, |model| model.loss(xs[4].clone()));
+
+    // A layer that is gone takes its average along; one of the same id begins anew.
+    let mut gone = None;
+    one.change_model(|mut model| {
+        gone = model.layers.pop();
+        model
+    });
+    one.step(RATE, |model| model.loss(xs[5].clone()));
+    one.change_model(|mut model| {
+        model.layers.extend(gone);
+        model
+    });
+    let [value, average] = [one.model(), one.averaged()].map(|model| model.layers[2].weight.val());
+    value.into_data().assert_eq(&average.into_data(), true);
+    let [value, average] = [one.model(), one.averaged()].map(|model| model.layers[0].weight.val());
+    assert_ne!(value.into_data(), average.into_data());
+    one.step(RATE, |model| model.loss(xs[5].clone()));
+}
+
+#[test]
+fn only_what_is_asked_for_is_averaged_and_no_longer_than_it_is() {
+    let initial = Stack::init();
+    let xs = batches(4, 8);
+    let some = ema(0.5).with_parameters(vec!["layers.0".into(), "bias".into()]);
+    let mut one = fused(&initial, averaging(some));
+    for x in &xs {
+        one.step(RATE, |model| model.loss(x.clone()));
+    }
+    let differ = |path: &str| {
+        let all = [one.model(), one.averaged()].map(|model| weights(&model));
+        let of = |weights: &[(String, _)]| weights.iter().position(|(found, _)| found == path);
+        let place = of(&all[0]).unwrap();
+        all[0][place].1 != all[1][place].1
+    };
+    assert!(differ("layers.0.weight") && differ("layers.2.bias"));
+    assert!(!differ("layers.1.weight"));
+
+    one.set_config(FusedConfig::new());
+    assert_equal_weights(&one.model(), &one.averaged());
+    one.set_config(averaging(ema(0.5)));
+    // They begin anew.
+    assert_equal_weights(&one.model(), &one.averaged());
+    one.step(RATE, |model| model.loss(xs[0].clone()));
+    let record = one.to_record();
+    one.load_record(record);
+}
+
+#[test]
+fn averages_in_bf16_with_low_bits_move_as_those_in_f32() {
+    let width = 80;
+    let initial = Stack::of_width(width);
+    let xs = batches(60, width);
+    let train = |config: WeightAveragingConfig, dtype| {
+        let model = cast(copy(&initial, || Stack::of_width(width)), dtype);
+        let mut fused =
+            FusedOptimizer::new(model, SgdConfig::new().init()).with_config(averaging(config));
+        for x in &xs {
+            let x = Tensor::from_inner(x.clone().inner().cast(dtype));
+            fused.step(2.0, |model| model.loss(x));
+        }
+        fused
+    };
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let full = train(ema(0.99), dtype);
+        let moved = |model: &Stack| {
+            let start = initial.layers[0].weight.val().inner();
+            let weight = model.layers[0].weight.val().inner().cast(FloatDType::F32);
+            (weight - start).flatten::<1>(0, 1)
+        };
+        let expected = moved(&full.averaged());
+        for format in [WeightFormat::Split24, WeightFormat::Split32] {
+            let found = moved(&train(ema(0.99).with_format(format), dtype).averaged());
+            let error = (found - expected.clone()).square().mean().sqrt();
+            let size = expected.clone().square().mean().sqrt();
+            let [error, size] = [error, size].map(|norm| norm.into_scalar::<f32>());
+            assert!(
+                error < 0.02 * size,
+                "{format:?} in {dtype:?}: {error} of {size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn formats_of_averages_resume_to_the_bit() {
+    let width = 80;
+    let initial = Stack::of_width(width);
+    let xs = batches(4, width);
+    for format in [WeightFormat::Split24, WeightFormat::Stochastic] {
+        let start = |model: &Stack| {
+            let model = copy(model, || Stack::of_width(width));
+            let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+            FusedOptimizer::new(model, optimizer.init())
+                .with_config(averaging(ema(0.9).with_format(format)))
+        };
+        let mut whole = start(&initial);
+        for x in &xs {
+            whole.step(RATE, |model| model.loss(x.clone()));
+        }
+        let mut first = start(&initial);
+        for x in &xs[..2] {
+            first.step(RATE, |model| model.loss(x.clone()));
+        }
+        let mut second = start(&first.model());
+        second.load_record(optim::compact_records(|| first.to_record()));
+        for x in &xs[2..] {
+            second.step(RATE, |model| model.loss(x.clone()));
+        }
+        assert_equal_weights(&whole.averaged(), &second.averaged());
+    }
+}
+
+#[test]
+fn what_can_not_be_averaged_is_refused() {
+    let mut one = fused(&Stack::init(), FusedConfig::new());
+    for config in [
+        ema(1.0),
+        ema(-0.1),
+        ema(f64::NAN),
+        WeightAveragingConfig::new(WeightAverage::Uniform).with_every(0),
+    ] {
+        let error = one.try_set_config(averaging(config)).expect_err("refused");
+        assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
+    }
+    let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::NdArray);
+    let config = averaging(ema(0.9).with_format(WeightFormat::Split24));
+    let error = one.try_set_config(config.with_offload(Some(offload)));
+    let error = error.expect_err("ndarray has no bf16");
+    assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
+    assert_eq!(*one.config(), FusedConfig::new());
+}

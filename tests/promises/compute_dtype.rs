@@ -1,0 +1,334 @@
+//! Weights that rest in one float type and are computed with in another train as in a loop by hand.
+
+use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, cast,
+    gradient_checkpointing,
+};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+
+use crate::compare::*;
+
+const RATE: f64 = 0.02;
+const WIDTH: usize = 64;
+
+/// Layers of which the first is used twice.
+#[derive(Module, Debug)]
+struct Stack {
+    layers: Vec<Linear>,
+}
+
+impl Stack {
+    fn init(dtype: FloatDType) -> Self {
+        let device = Device::flex().autodiff();
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
+        let layers = (0..3).map(layer).collect();
+        cast(Self { layers }, dtype)
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        self.loss_of(x, run)
+    }
+
+    fn loss_in_blocks(&self, x: Tensor<2>) -> Tensor<1> {
+        self.loss_of(x, |layer, x| gradient_checkpointing(layer, x, run))
+    }
+
+    fn loss_of(&self, x: Tensor<2>, block: impl Fn(&Linear, Tensor<2>) -> Tensor<2>) -> Tensor<1> {
+        let layers = self.layers.iter().chain(&self.layers[..1]);
+        let x = layers.fold(x, |x, layer| block(layer, x));
+        x.powi_scalar(2).mean()
+    }
+}
+
+fn run(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
+    layer.forward(x).tanh()
+}
+
+/// How a model rests, and in what it is computed with.
+#[derive(Clone, Copy)]
+struct Way {
+    rests: FloatDType,
+    computes: FloatDType,
+    optimizer: fn() -> ModuleOptimizer,
+}
+
+const WAYS: [Way; 4] = [
+    Way {
+        rests: FloatDType::F32,
+        computes: FloatDType::BF16,
+        optimizer: || AdamWConfig::new().init(),
+    },
+    Way {
+        rests: FloatDType::F32,
+        computes: FloatDType::F16,
+        optimizer: || burn::optim::AdamWConfig::new().init(),
+    },
+    Way {
+        rests: FloatDType::BF16,
+        computes: FloatDType::F32,
+        optimizer: || {
+            AdamWConfig::new()
+                .with_state_format(StateFormat::Bits8)
+                .with_weight_format(WeightFormat::Split24)
+                .init()
+        },
+    },
+    Way {
+        rests: FloatDType::F64,
+        computes: FloatDType::F32,
+        optimizer: || AdamWConfig::new().init(),
+    },
+];
+
+impl Way {
+    fn batches(self, count: usize) -> Vec<Tensor<2>> {
+        let device = Device::flex();
+        let batch = |_| Tensor::<2>::random([4, WIDTH], Distribution::Default, &device);
+        let batches = (0..count).map(batch);
+        let cast = |batch: Tensor<2>| Tensor::from_inner(batch.cast(self.computes));
+        batches.map(cast).collect()
+    }
+
+    fn config(self) -> FusedConfig {
+        FusedConfig::new().with_compute_dtype(Some(self.computes))
+    }
+
+    fn fused(self, initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
+        let model = copy(initial, || Stack::init(self.rests));
+        FusedOptimizer::new(model, (self.optimizer)()).with_config(config)
+    }
+
+    /// With a copy to compute with, the gradients cast back.
+    fn gradients(self, model: &Stack, x: &Tensor<2>, scale: f64) -> GradientsParams {
+        let computed = cast(model.clone(), self.computes);
+        let gradients = (computed.loss(x.clone()) * scale).backward();
+        let mut gradients = GradientsParams::from_grads(gradients, &computed);
+        let mut widen = AsParameters(&mut gradients, GradientsParams::new());
+        model.visit(&mut widen);
+        widen.1
+    }
+
+    /// Groups of micro-batches; `change` sees the sum of a group.
+    fn by_hand(
+        self,
+        initial: &Stack,
+        groups: &[&[Tensor<2>]],
+        scale: f64,
+        change: impl Fn(&Stack, GradientsParams) -> GradientsParams,
+    ) -> Stack {
+        let mut model = copy(initial, || Stack::init(self.rests));
+        let mut optimizer = (self.optimizer)();
+        for group in groups {
+            let mut sum = GradientsAccumulator::new();
+            for x in *group {
+                sum.accumulate(&model, self.gradients(&model, x, scale));
+            }
+            let gradients = change(&model, sum.grads());
+            model = optimizer.step(RATE, model, gradients);
+        }
+        model
+    }
+}
+
+struct AsParameters<'a>(&'a mut GradientsParams, GradientsParams);
+
+impl ModuleVisitor for AsParameters<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.0.remove::<D>(param.id) {
+            let dtype = FloatDType::from(param.base().dtype());
+            self.1.register(param.id, gradient.cast(dtype));
+        }
+    }
+}
+
+/// Multiplies gradients, and adds up their squares.
+struct Times<'a>(&'a mut GradientsParams, f64, f64);
+
+impl ModuleVisitor for Times<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.0.remove::<D>(param.id) {
+            self.2 += gradient
+                .clone()
+                .cast(FloatDType::F64)
+                .square()
+                .sum()
+                .into_scalar::<f64>();
+            self.0.register(param.id, gradient.mul_scalar(self.1));
+        }
+    }
+}
+
+fn times(model: &Stack, gradients: &mut GradientsParams, factor: f64) -> f64 {
+    let mut times = Times(gradients, factor, 0.0);
+    model.visit(&mut times);
+    times.2.sqrt()
+}
+
+#[test]
+fn training_equals_mixed_precision_by_hand() {
+    for way in WAYS {
+        let initial = Stack::init(way.rests);
+        let batches = way.batches(5);
+        let groups: Vec<_> = batches.chunks(1).collect();
+        let expected = way.by_hand(&initial, &groups, 1.0, |_, gradients| gradients);
+        let mut fused = way.fused(&initial, way.config());
+        for x in &batches {
+            fused.step(RATE, |model| {
+                let dtype = model.layers[0].weight.val().dtype();
+                assert_eq!(dtype, DType::from(way.computes));
+                model.loss(x.clone())
+            });
+            assert_eq!(fused.last_step().copied, Some(0));
+        }
+        assert_equal_weights(&expected, &fused.model());
+        let of_inference = fused.valid().layers[0].weight.val();
+        assert_eq!(of_inference.dtype(), DType::from(way.computes));
+        let saved = fused.into_parts().0.layers[0].weight.val();
+        assert_eq!(saved.dtype(), DType::from(way.rests));
+    }
+}
+
+#[test]
+fn blocks_train_as_plain_ones() {
+    for way in WAYS {
+        let initial = Stack::init(way.rests);
+        // Gradients of blocks that share a weight are added up as they come, those of plain ones by autodiff.
+        let config = way.config();
+        let (mut plain, mut blocks) = (
+            way.fused(&initial, config.clone()),
+            way.fused(&initial, config),
+        );
+        for x in way.batches(4) {
+            plain.step(RATE, |model| model.loss(x.clone()));
+            blocks.step(RATE, |model| model.loss_in_blocks(x.clone()));
+        }
+        assert_equal_weights(&plain.model(), &blocks.model());
+    }
+}
+
+#[test]
+fn policies_are_those_of_a_loop_by_hand() {
+    for way in WAYS {
+        let initial = Stack::init(way.rests);
+        let batches = way.batches(6);
+        let groups: Vec<_> = batches.chunks(2).collect();
+
+        let expected = way.by_hand(&initial, &groups, 1.0, |_, gradients| gradients);
+        let mut fused = way.fused(&initial, way.config());
+        for group in &groups {
+            fused.accumulate(|model| model.loss(group[0].clone()));
+            fused.step(RATE, |model| model.loss(group[1].clone()));
+        }
+        assert_equal_weights(&expected, &fused.model());
+
+        let expected = way.by_hand(&initial, &groups, 1.0, |model, mut gradients| {
+            let norm = times(model, &mut gradients, 1.0);
+            times(model, &mut gradients, 1e-3 / norm);
+            gradients
+        });
+        let clipping = Some(GlobalNormClippingConfig::Exact(1e-3));
+        let mut fused = way.fused(&initial, way.config().with_clipping(clipping));
+        for group in &groups {
+            fused.accumulate(|model| model.loss(group[0].clone()));
+            fused.step_repeatable(RATE, |model| model.loss(group[1].clone()));
+            assert!(fused.last_step().clipping < Some(1.0));
+        }
+        let (expected, found) = (weights(&expected), weights(&fused.model()));
+        for ((path, expected), (_, found)) in expected.iter().zip(&found) {
+            let mut pairs = expected.iter::<f64>().zip(found.iter::<f64>());
+            // The norm is added up by parameter.
+            assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-2), "`{path}`");
+        }
+
+        let groups: Vec<_> = batches.chunks(1).collect();
+        let expected = way.by_hand(&initial, &groups, 64.0, |model, mut gradients| {
+            times(model, &mut gradients, 1.0 / 64.0);
+            gradients
+        });
+        let scaling = Some(LossScalingConfig::new().with_initial_scale(64.0));
+        let mut fused = way.fused(&initial, way.config().with_loss_scaling(scaling));
+        for x in &batches {
+            fused.step_repeatable(RATE, |model| model.loss(x.clone()));
+        }
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn it_can_begin_and_end_in_the_middle() {
+    let way = WAYS[0];
+    let initial = Stack::init(way.rests);
+    let batches = way.batches(4);
+    let in_f32 = |x: &Tensor<2>| Tensor::from_inner(x.clone().inner().cast(FloatDType::F32));
+    let by_hand = |model: &Stack, x: &Tensor<2>| {
+        let gradients = model.loss(in_f32(x)).backward();
+        GradientsParams::from_grads(gradients, model)
+    };
+    let mut model = copy(&initial, || Stack::init(way.rests));
+    let mut optimizer = (way.optimizer)();
+    let mut sum = GradientsAccumulator::new();
+    sum.accumulate(&model, by_hand(&model, &batches[0]));
+    sum.accumulate(&model, way.gradients(&model, &batches[1], 1.0));
+    model = optimizer.step(RATE, model, sum.grads());
+    let gradients = way.gradients(&model, &batches[2], 1.0);
+    model = optimizer.step(RATE, model, gradients);
+    let gradients = by_hand(&model, &batches[3]);
+    model = optimizer.step(RATE, model, gradients);
+
+    let mut fused = way.fused(&initial, FusedConfig::new());
+    fused.accumulate(|model| model.loss(in_f32(&batches[0])));
+    fused.set_config(way.config());
+    fused.step(RATE, |model| model.loss(batches[1].clone()));
+    let mut fused = fused.clone();
+    fused.step(RATE, |model| model.loss(batches[2].clone()));
+    fused.set_config(FusedConfig::new());
+    fused.step(RATE, |model| model.loss(in_f32(&batches[3])));
+    assert_equal_weights(&model, &fused.model());
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    layer: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn what_stays_as_it_is_must_have_the_type() {
+    let device = Device::flex().autodiff();
+    let layer = || LinearConfig::new(4, 4).init(&device);
+    let normed = || Normed {
+        layer: layer(),
+        norm: BatchNormConfig::new(4).init(&device),
+    };
+    let frozen = || vec![layer(), layer()].freeze_group(ParamGroup::from_predicate("1."));
+    let config = FusedConfig::new().with_compute_dtype(Some(FloatDType::BF16));
+    let mut with_statistics = FusedOptimizer::new(normed(), SgdConfig::new().init());
+    let mut with_frozen = FusedOptimizer::new(frozen(), SgdConfig::new().init());
+    let errors = [
+        (
+            with_statistics.try_set_config(config.clone()),
+            "norm.running",
+        ),
+        (with_frozen.try_set_config(config), "1."),
+    ];
+    for (error, path) in errors {
+        let error = error.expect_err("it is refused");
+        assert!(
+            matches!(error, FusedError::ComputeDtype { .. }),
+            "{error:?}"
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains(path) && text.contains("compute_dtype"),
+            "{text}"
+        );
+    }
+    // Nothing has changed.
+    assert_eq!(*with_frozen.config(), FusedConfig::new());
+    let x = Tensor::<2>::ones([2, 4], &device);
+    with_frozen.step(RATE, |model| model[1].forward(model[0].forward(x)).mean());
+}

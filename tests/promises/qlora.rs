@@ -1,0 +1,176 @@
+//! Adapters on a quantized base train as in stock Burn.
+
+use backburn::{
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Offload,
+    OffloadConfig, OffloadHost, WaitingBlocks, gradient_checkpointing, optim,
+};
+use burn::module::{Lora, Module, ParamGroup, QLora, Quantizer};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams};
+use burn::tensor::quantization::{Calibration, QuantValue};
+use burn::tensor::{DType, Device, Distribution, Tensor};
+
+use crate::compare::*;
+
+const RATE: f64 = 0.02;
+const WIDTH: usize = 16;
+
+#[derive(Module, Debug)]
+struct Stack {
+    layers: Vec<Linear>,
+}
+
+impl Stack {
+    /// Weights in 8 bits, adapters of rank 2.
+    fn init() -> Self {
+        let device = Device::flex().autodiff();
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
+        let stack = Self {
+            layers: (0..3).map(layer).collect(),
+        };
+        let scheme = device.settings().quantization.scheme;
+        let scheme = scheme.with_value(QuantValue::Q8S);
+        let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
+        quantizer.set_param_group(ParamGroup::from_predicate("weight"));
+        stack.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        self.loss_of(x, run)
+    }
+
+    fn loss_in_blocks(&self, x: Tensor<2>) -> Tensor<1> {
+        self.loss_of(x, |layer, x| gradient_checkpointing(layer, x, run))
+    }
+
+    fn loss_of(&self, x: Tensor<2>, block: impl Fn(&Linear, Tensor<2>) -> Tensor<2>) -> Tensor<1> {
+        let x = self.layers.iter().fold(x, |x, layer| block(layer, x));
+        x.powi_scalar(2).mean()
+    }
+}
+
+fn run(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
+    layer.forward(x).tanh()
+}
+
+fn batches(count: usize) -> Vec<Tensor<2>> {
+    let device = Device::flex().autodiff();
+    let batch = |_| Tensor::random([4, WIDTH], Distribution::Default, &device);
+    (0..count).map(batch).collect()
+}
+
+/// Two batches an update.
+fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
+    let mut optimizer = AdamConfig::new().init();
+    for group in groups {
+        let mut sum = GradientsAccumulator::new();
+        for x in *group {
+            let gradients = model.loss(x.clone()).backward();
+            sum.accumulate(&model, GradientsParams::from_grads(gradients, &model));
+        }
+        model = optimizer.step(RATE, model, sum.grads());
+    }
+    model
+}
+
+/// Another handle to every tensor: codes are not drawn twice.
+fn twin(model: &Stack) -> Stack {
+    model.clone()
+}
+
+#[test]
+fn adapters_on_a_quantized_base_train_as_in_stock() {
+    let initial = Stack::init();
+    assert!(matches!(
+        initial.layers[0].weight.base().dtype(),
+        DType::QFloat(_)
+    ));
+    let xs = batches(6);
+    let singles: Vec<_> = xs.chunks(1).collect();
+    let expected = stock(twin(&initial), &singles);
+    for in_blocks in [false, true] {
+        let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init());
+        for x in &xs {
+            fused.step(RATE, |model| match in_blocks {
+                true => model.loss_in_blocks(x.clone()),
+                false => model.loss(x.clone()),
+            });
+            assert_eq!(fused.last_step().updated, 6);
+        }
+        assert_equal_weights(&expected, &fused.model());
+        let base = fused.model().layers[0].weight.base();
+        assert!(matches!(base.dtype(), DType::QFloat(_)));
+    }
+}
+
+#[test]
+fn policies_work_on_adapters_of_a_quantized_base() {
+    let initial = Stack::init();
+    let xs = batches(6);
+    let groups: Vec<_> = xs.chunks(2).collect();
+    let expected = stock(twin(&initial), &groups);
+    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
+    for config in [
+        FusedConfig::new(),
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
+        FusedConfig::new().with_loss_scaling(Some(scaling)),
+    ] {
+        let mut fused =
+            FusedOptimizer::new(twin(&initial), AdamConfig::new().init()).with_config(config);
+        for group in &groups {
+            fused.accumulate(|model| model.loss_in_blocks(group[0].clone()));
+            fused.step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()));
+        }
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn a_quantized_base_waits_on_the_host_in_codes() {
+    let initial = Stack::init();
+    let xs = batches(4);
+    let singles: Vec<_> = xs.chunks(1).collect();
+    let expected = stock(twin(&initial), &singles);
+    for offload in [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ] {
+        let offload = OffloadConfig::new(offload)
+            .with_host(OffloadHost::NdArray)
+            .with_min_elements(1);
+        let config = FusedConfig::new().with_offload(Some(offload));
+        let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
+            .with_config_on(config, &Device::flex());
+        for x in &xs {
+            fused.step(RATE, |model| model.loss_in_blocks(x.clone()));
+        }
+        let model = fused.model();
+        assert!(matches!(
+            model.layers[0].weight.base().dtype(),
+            DType::QFloat(_)
+        ));
+        assert_equal_weights(&expected, &model);
+    }
+}
+
+#[test]
+fn a_run_on_a_quantized_base_resumes_exactly() {
+    let initial = Stack::init();
+    let xs = batches(6);
+    let start = |model| FusedOptimizer::new(model, optim::AdamConfig::new().init());
+    let mut whole = start(twin(&initial));
+    for x in &xs {
+        whole.step(RATE, |model| model.loss_in_blocks(x.clone()));
+    }
+    let mut first = start(twin(&initial));
+    for x in &xs[..3] {
+        first.step(RATE, |model| model.loss_in_blocks(x.clone()));
+    }
+    let mut second = start(copy(&first.model(), Stack::init));
+    second.load_record(first.to_record());
+    for x in &xs[3..] {
+        second.step(RATE, |model| model.loss_in_blocks(x.clone()));
+    }
+    assert_equal_weights(&whole.model(), &second.model());
+}
