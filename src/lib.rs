@@ -6,6 +6,7 @@
 //! same, on CPU backends bit for bit.
 //!
 //! - In a custom loop, [`FusedOptimizer`] takes the model and the optimizer.
+//! - To train within a number of bytes, [`Planner`] finds what it takes.
 #![cfg_attr(
     feature = "train",
     doc = "- With Burn's training, [`FusedLearner`](train::FusedLearner) takes the place of `Learner`."
@@ -21,6 +22,7 @@
 //!
 //! | room | what it knows |
 //! |---|---|
+//! | `plan` | which techniques fit a number of bytes |
 //! | `train` | Burn's `Learner` and training loop |
 //! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as blocks that run twice |
@@ -70,6 +72,7 @@ pub mod optim;
 mod optimizer_record;
 mod parameters;
 mod pass;
+mod plan;
 mod policy;
 mod random;
 mod record;
@@ -103,6 +106,10 @@ pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use optim::{WeightAverage, WeightAveragingConfig};
 pub use pass::{StepContext, scale_loss};
+pub use plan::{
+    Budget, Fidelity, Ladder, Measured, ModelKey, Plan, PlanError, PlannedOptimizer, Planner, Rung,
+    Technique,
+};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
@@ -146,3 +153,8 @@ struct LanguageModelDocs;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/techniques.md")]
 struct TechniqueDocs;
+
+/// And the one in that of planning.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/planning.md")]
+struct PlanningDocs;

@@ -334,7 +334,14 @@ fn the_bigram_model_knows_what_it_has_counted() {
 fn a_model_that_has_learned_nothing_knows_less_than_pairs() {
     let model = config().init(&Device::flex());
     let device = Device::flex().autodiff();
-    let held_out = HeldOut::measure(&model, &pages(), VOCABULARY.size(), 4, &device);
+    let held_out = HeldOut::measure(
+        &model,
+        &pages(),
+        VOCABULARY.size(),
+        4,
+        HeldOut::PIECES,
+        &device,
+    );
     assert!(
         (held_out.loss - 256f64.ln()).abs() < 0.3,
         "{}",

@@ -122,8 +122,15 @@ fn tune(
         train(&mut trainer, &mut text, course, &device, bytes)?;
     }
     let size = config.vocabulary;
-    let batch = options.batch_size.into();
-    let held_out = HeldOut::measure(&trainer.valid(), &text, size, batch, &device);
+    let batch = options.batch();
+    let held_out = HeldOut::measure(
+        &trainer.valid(),
+        &text,
+        size,
+        batch,
+        HeldOut::PIECES,
+        &device,
+    );
     let trained = gradients / DType::from(options.formats.dtype()).size();
     Ok((trained, held_out.loss))
 }

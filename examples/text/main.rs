@@ -1,12 +1,10 @@
-//! Trains a language model, a mixture of experts, and shows which size and which batch fit a budget of memory with which
-//! technique.
+//! Trains a language model, a mixture of experts, within the memory that there is.
 //!
 //! ```sh
 //! cargo run --release --example text                      # learns plays of Shakespeare, and makes up a scene
 //! cargo run --release --example text -- --save run --stop 200 # half of the steps; --resume run makes the others
 //! cargo run --release --example text -- --vocabulary gpt2 # with the tokens of GPT-2
-//! cargo run --release --example text -- --budget 300      # the largest batch by technique, in MB
-//! cargo run --release --example text -- --within 150      # no more layers recomputed than that takes
+//! cargo run --release --example text -- --fit 50MB        # with no more techniques than that takes
 //! cargo run --release --example text -- --states 8        # optimizer states in 8 bits
 //! cargo run --release --example text -- --fine-tune       # full fine-tuning and LoRA, side by side
 //! ```
@@ -14,9 +12,9 @@
 #[path = "../shared/backend.rs"]
 mod backend;
 mod bigram;
-mod budget;
 mod checkpoint;
 mod fine_tune;
+mod fit;
 #[path = "../shared/formats.rs"]
 mod formats;
 mod model;
@@ -29,7 +27,6 @@ mod text;
 mod tokens;
 mod train;
 mod trainer;
-mod within;
 
 use anyhow::{Result, ensure};
 use backburn::memory::{RecordingAllocator, keep_pages};
@@ -65,11 +62,6 @@ fn main() -> Result<()> {
     let whole = options.read()?;
     let cut = || Text::new(&whole, vocabulary, config.context, options.seed);
     let mut text = cut()?;
-    if let Some(budget) = options.budget {
-        let budget = budget.saturating_mul(1_000_000);
-        budget::print(&config, &mut text, budget, options.formats, &BYTES);
-        return Ok(());
-    }
     if let Some(folder) = &options.save {
         checkpoint::check(folder)?;
     }
@@ -78,18 +70,20 @@ fn main() -> Result<()> {
     let technique = options.technique;
     let device = technique.device(place);
     let mut course = options.course(&config);
-    let checkpointing = match options.within {
+    let plan = match options.fit {
+        // On a text of its own: the training begins with the first batch.
         Some(budget) => {
-            // Of a text of its own: the training begins with the first batch.
             let batch = cut()?.batch(course.batch, &device);
-            let budget = budget.saturating_mul(1_000_000);
             let config = technique.applied_to(&config);
-            within::choose(&config, budget, options.formats, &batch)?
+            Some(fit::plan(&config, budget, &batch, &device)?)
         }
-        None => GradientCheckpointingConfig::new(),
+        None => None,
     };
     device.seed(options.seed);
-    let mut trainer = technique.start(&config, checkpointing, place);
+    let mut trainer = match &plan {
+        Some(plan) => technique.start_planned(&config, plan, place),
+        None => technique.start(&config, GradientCheckpointingConfig::new(), place),
+    };
     let training = Training {
         config: technique.applied_to(&config),
         vocabulary,
@@ -111,16 +105,13 @@ fn main() -> Result<()> {
         );
         text.skip(course.done, course.batch);
     }
-    println!(
-        "{}",
-        MemoryEstimate::new(&trainer.model(), &technique::optimizer(options.formats))
-    );
+    if plan.is_none() {
+        let optimizer = technique::optimizer(options.formats);
+        println!("{}", MemoryEstimate::new(&trainer.model(), &optimizer));
+    }
     let (first, last) = train::train(&mut trainer, &mut text, course, &device, &BYTES)?;
     println!("loss {first:.3} at first, {last:.3} at last");
-    if options.within.is_none() {
-        // A recording leaves its log behind.
-        println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
-    }
+    println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
     if let Some(folder) = &options.save {
         ensure!(
             last.is_finite(),
@@ -132,8 +123,13 @@ fn main() -> Result<()> {
 
     let model = trainer.valid();
     let size = config.vocabulary;
-    HeldOut::measure(&model, &text, size, course.batch, &device).print();
-    let made_up = sample::sample(&model, vocabulary, "\n", SAMPLE, config.context, &device)?;
+    let batch = plan.map_or(course.batch, |plan| plan.batch);
+    // No more than was trained on: of a large model each takes its time.
+    let pieces = HeldOut::PIECES.min(course.stop * course.batch);
+    println!("looking at {pieces} held-out pieces");
+    HeldOut::measure(&model, &text, size, batch, pieces, &device).print();
+    let length = SAMPLE.min(20 * course.stop);
+    let made_up = sample::sample(&model, vocabulary, "\n", length, config.context, &device)?;
     println!("\n{}", made_up.trim());
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
+use backburn::Budget;
 use clap::Parser;
 
 use crate::backend::Backend;
@@ -42,7 +43,7 @@ pub struct Options {
     pub device: Backend,
 
     /// What waits in host memory while the device computes.
-    #[arg(long, value_enum, conflicts_with_all = ["budget", "within"])]
+    #[arg(long, value_enum)]
     pub offload: Option<Waiting>,
 
     #[command(flatten)]
@@ -52,9 +53,9 @@ pub struct Options {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: Option<u16>,
 
-    /// Pieces of text per step.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
-    pub batch_size: u16,
+    /// Pieces of text per step, if not as many as the preset is meant for.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub batch_size: Option<u16>,
 
     /// Number of steps.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u16).range(1..))]
@@ -77,20 +78,20 @@ pub struct Options {
     pub resume: Option<PathBuf>,
 
     /// Train a model on the plays, then go on with it on pages of this project, with LoRA and all of it.
-    #[arg(long, conflicts_with_all = ["text", "budget", "within", "save", "resume", "offload", "device"])]
+    #[arg(long, conflicts_with_all = ["text", "fit", "save", "resume", "offload", "device"])]
     pub fine_tune: bool,
 
     /// Weights for `--fine-tune` to start from, in a file of safetensors, of PyTorch or of Burn, instead of training a model first.
     #[arg(long, requires = "fine_tune")]
     pub from: Option<PathBuf>,
 
-    /// Print the largest batch that fits so many MB, by technique, instead of training.
-    #[arg(long, value_name = "MB", conflicts_with_all = ["device", "save", "resume", "technique"])]
-    pub budget: Option<usize>,
-
-    /// Run no more layers twice than it takes to stay within so many MB.
-    #[arg(long, value_name = "MB", conflicts_with_all = ["budget", "device"])]
-    pub within: Option<usize>,
+    /// Train within so many bytes (`6GB`, or `machine` for what there is), with no more techniques than that takes.
+    #[arg(
+        long,
+        value_name = "BYTES",
+        conflicts_with_all = ["offload", "states", "weights", "save", "resume"]
+    )]
+    pub fit: Option<Budget>,
 
     /// Seed of the weights and the pieces.
     #[arg(long, default_value_t = 42)]
@@ -132,9 +133,8 @@ impl Options {
             );
         }
         ensure!(
-            self.within.is_none()
-                || matches!(self.technique, Technique::Block | Technique::Chunked),
-            "`--within` chooses layers to run twice: that takes `--technique block` or `chunked`"
+            self.fit.is_none() || matches!(self.technique, Technique::Block | Technique::Chunked),
+            "`--fit` chooses layers to run twice: that takes `--technique block` or `chunked`"
         );
         Ok(Place {
             backend: self.device,
@@ -143,12 +143,17 @@ impl Options {
         })
     }
 
+    /// Pieces of text per step.
+    pub fn batch(&self) -> usize {
+        self.batch_size.map_or(self.preset.batch(), usize::from)
+    }
+
     pub fn course(&self, config: &LanguageModelConfig) -> Course {
         Course {
             done: 0,
             steps: self.steps.into(),
             stop: self.stop.unwrap_or(self.steps).min(self.steps).into(),
-            batch: self.batch_size.into(),
+            batch: self.batch(),
             context: config.context,
             learning_rate: self.learning_rate,
         }

@@ -1,6 +1,7 @@
 //! Ways to train with less memory.
 
-use backburn::{FusedConfig, GradientCheckpointingConfig};
+use backburn::optim as ours;
+use backburn::{FusedConfig, GradientCheckpointingConfig, Plan};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::prelude::*;
 use clap::ValueEnum;
@@ -52,7 +53,7 @@ impl Default for Place {
 pub fn optimizer(formats: Formats) -> ModuleOptimizer {
     match formats.are_full() {
         true => AdamWConfig::new().with_weight_decay(0.01).init(),
-        false => backburn::optim::AdamWConfig::new()
+        false => ours::AdamWConfig::new()
             .with_weight_decay(0.01)
             .with_state_format(formats.of_states())
             .with_weight_format(formats.of_weights())
@@ -101,5 +102,19 @@ impl Technique {
             .with_gradient_checkpointing(checkpointing)
             .with_offload(place.offload.map(Waiting::config));
         Trainer::fused(model, optimizer, config, &device)
+    }
+
+    /// Starts the same as planned.
+    pub fn start_planned(
+        self,
+        config: &LanguageModelConfig,
+        plan: &Plan<ours::AdamWConfig>,
+        place: Place,
+    ) -> Trainer {
+        let (config, device) = (self.applied_to(config), self.device(place));
+        Trainer::Fused {
+            fused: plan.fuse(|| config.init(&device)),
+            parts: plan.accumulation,
+        }
     }
 }

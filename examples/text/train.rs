@@ -1,6 +1,6 @@
 //! The loop that trains, and what it measures.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use burn::prelude::*;
@@ -11,6 +11,9 @@ use crate::bigram::Bigram;
 use crate::model::LanguageModel;
 use crate::text::{Text, stacked};
 use crate::trainer::Trainer;
+
+/// How often a training without a terminal says where it is.
+const TELL: Duration = Duration::from_secs(10);
 
 /// How long, and how fast, is learned.
 #[derive(Clone, Copy, Debug)]
@@ -54,18 +57,25 @@ pub fn train(
         .with_style(ProgressStyle::with_template(template)?)
         .with_position(course.done as u64);
     let begun = Instant::now();
+    let mut told = Instant::now();
     let mut losses = Vec::new();
     for step in course.done..course.stop {
         let batch = text.batch(course.batch, device);
         losses.push(trainer.step(batch, course.rate(step)).into_scalar::<f64>());
         let tokens = losses.len() * course.batch * course.context;
         let recent = &losses[losses.len().saturating_sub(20)..];
-        progress.set_message(format!(
+        let message = format!(
             "loss {:.3}, {:.0} tokens/s, {:.0} MB",
             mean(recent),
             tokens as f64 / begun.elapsed().as_secs_f64(),
             bytes.current_usage() as f64 / 1e6
-        ));
+        );
+        // The bar is for a terminal.
+        if progress.is_hidden() && told.elapsed() > TELL {
+            println!("step {} of {}: {message}", step + 1, course.steps);
+            told = Instant::now();
+        }
+        progress.set_message(message);
         progress.inc(1);
     }
     progress.finish();
@@ -87,18 +97,19 @@ pub struct HeldOut {
 }
 
 impl HeldOut {
-    /// Number of pieces that are looked at.
-    const PIECES: usize = 64;
+    /// Number of pieces that tell enough.
+    pub const PIECES: usize = 64;
 
-    /// Measures `model`, which is one for inference, on `device`.
+    /// Measures `model`, which is one for inference, on `device`, with so many `pieces`, in batches.
     pub fn measure(
         model: &LanguageModel,
         text: &Text,
         vocabulary: usize,
         batch: usize,
+        pieces: usize,
         device: &Device,
     ) -> Self {
-        let pieces = text.held_out(Self::PIECES);
+        let pieces = text.held_out(pieces);
         let device = device.clone().inner();
         let mut sum = 0.0;
         for batch in pieces.chunks(batch) {

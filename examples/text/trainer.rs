@@ -18,7 +18,11 @@ pub enum Trainer {
         model: Option<LanguageModel>,
         optimizer: ModuleOptimizer,
     },
-    Fused(FusedOptimizer<LanguageModel>),
+    Fused {
+        fused: FusedOptimizer<LanguageModel>,
+        /// Micro-batches in a step.
+        parts: usize,
+    },
 }
 
 impl Trainer {
@@ -37,7 +41,10 @@ impl Trainer {
         device: &Device,
     ) -> Self {
         let fused = FusedOptimizer::new(model, optimizer);
-        Self::Fused(fused.with_config_on(config, device))
+        Self::Fused {
+            fused: fused.with_config_on(config, device),
+            parts: 1,
+        }
     }
 
     /// Trains on a batch, `[batch, context + 1]`, and returns its cross entropy in nats per token.
@@ -54,12 +61,29 @@ impl Trainer {
                 *model = Some(optimizer.step(learning_rate, current, gradients));
                 cross_entropy
             }
-            Self::Fused(fused) => {
-                let losses = |model: &LanguageModel| {
-                    let losses = model.losses(batch);
-                    (losses.total, losses.cross_entropy)
+            Self::Fused { fused, parts } => {
+                let parts = *parts;
+                let losses = |batch| {
+                    move |model: &LanguageModel| {
+                        let losses = model.losses(batch);
+                        let total = match parts {
+                            1 => losses.total,
+                            _ => losses.total / parts as f32,
+                        };
+                        (total, losses.cross_entropy)
+                    }
                 };
-                fused.step(learning_rate, losses).1
+                let mut batches = batch.chunk(parts, 0);
+                let last = batches.pop().expect("a batch has a piece");
+                let entropies = batches
+                    .into_iter()
+                    .map(|batch| fused.accumulate(losses(batch)).1);
+                let before = entropies.reduce(|sum, entropy| sum + entropy);
+                let entropy = fused.step(learning_rate, losses(last)).1;
+                match before {
+                    Some(before) => (before + entropy) / parts as f32,
+                    None => entropy,
+                }
             }
         }
     }
@@ -68,7 +92,7 @@ impl Trainer {
     pub fn model(&self) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.clone().expect(BETWEEN_STEPS),
-            Self::Fused(fused) => fused.model(),
+            Self::Fused { fused, .. } => fused.model(),
         }
     }
 
@@ -76,7 +100,7 @@ impl Trainer {
     pub fn valid(&self) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.as_ref().expect(BETWEEN_STEPS).valid(),
-            Self::Fused(fused) => fused.valid(),
+            Self::Fused { fused, .. } => fused.valid(),
         }
     }
 
@@ -87,7 +111,7 @@ impl Trainer {
                 let model = model.expect(BETWEEN_STEPS).try_load_record(record)?;
                 Self::stock(model, optimizer)
             }
-            Self::Fused(mut fused) => {
+            Self::Fused { mut fused, parts } => {
                 let mut refused = None;
                 fused.try_change_model(|model| match model.clone().try_load_record(record) {
                     Ok(loaded) => loaded,
@@ -98,7 +122,7 @@ impl Trainer {
                 })?;
                 match refused {
                     Some(error) => return Err(error.into()),
-                    None => Self::Fused(fused),
+                    None => Self::Fused { fused, parts },
                 }
             }
         })
@@ -108,7 +132,7 @@ impl Trainer {
     pub fn to_record(&self) -> OptimizerRecord {
         match self {
             Self::Stock { optimizer, .. } => optimizer.to_record(),
-            Self::Fused(fused) => fused.to_record(),
+            Self::Fused { fused, .. } => fused.to_record(),
         }
     }
 
@@ -117,7 +141,7 @@ impl Trainer {
             Self::Stock { optimizer, .. } => {
                 *optimizer = optimizer.clone().load_record(record);
             }
-            Self::Fused(fused) => fused
+            Self::Fused { fused, .. } => fused
                 .try_load_record(record)
                 .context("the state of the optimizer does not fit")?,
         }

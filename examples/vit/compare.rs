@@ -22,7 +22,7 @@ pub fn compare(
 ) -> Result<Outcome> {
     let train = |folder, method| {
         let folder = options.output.join(folder);
-        run(options, config, data, initial, &folder, method)
+        run(options, config, data, initial, &folder, method, None)
     };
     let stock = train("stock", Method::Stock)?;
     let fused = train("fused", Method::Fused)?;

@@ -12,6 +12,7 @@ mod clipping;
 mod compare;
 mod data;
 mod devices;
+mod fit;
 #[path = "../shared/formats.rs"]
 mod formats;
 mod gradient_checkpointing;
@@ -25,6 +26,7 @@ mod training;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use backburn::memory::RecordingAllocator;
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use clap::Parser;
@@ -35,8 +37,10 @@ use gradient_checkpointing::GradientCheckpointing;
 use options::Options;
 use training::Method;
 
-#[global_allocator]
 static PEAK: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
 fn main() -> ExitCode {
     match train(Options::parse()) {
@@ -48,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn train(options: Options) -> Result<()> {
+fn train(mut options: Options) -> Result<()> {
     // What a step has freed is there for the next one, stock or fused.
     backburn::memory::keep_pages();
     // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
@@ -89,6 +93,14 @@ fn train(options: Options) -> Result<()> {
     println!("{} parameters", model.num_params());
     model.save_file(&initial).with_context(context)?;
 
+    let plan = match options.fit {
+        Some(budget) => Some(fit::plan(&options, &config, &data, budget)?),
+        None => None,
+    };
+    if let Some(plan) = &plan {
+        options.batch_size = plan.batch.try_into()?;
+        options.accumulation = plan.accumulation.try_into()?;
+    }
     let outcome = if options.compare {
         compare::compare(&options, &config, &data, &initial)?
     } else {
@@ -96,7 +108,7 @@ fn train(options: Options) -> Result<()> {
             true => Method::Stock,
             false => Method::Fused,
         };
-        training::run(&options, &config, &data, &initial, folder, method)?
+        training::run(&options, &config, &data, &initial, folder, method, plan)?
     };
 
     let file = folder.join("model.bpk");

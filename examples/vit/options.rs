@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use backburn::{Sharding, optim as ours};
+use backburn::{Budget, Sharding, optim as ours};
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
 };
@@ -85,6 +85,14 @@ pub struct Options {
     #[command(flatten)]
     pub formats: Formats,
 
+    /// Train within so many bytes (`24GB`, or `machine` for what there is), with no more techniques than that takes.
+    #[arg(
+        long,
+        value_name = "BYTES",
+        conflicts_with_all = ["stock", "compare", "devices", "offload", "states", "weights", "accumulation"]
+    )]
+    pub fit: Option<Budget>,
+
     /// Seed of the weights, the order of the images and the dropout.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
@@ -131,10 +139,16 @@ impl Options {
         usize::from(self.batch_size).div_ceil(devices)
     }
 
+    /// The default optimizer, with formats to choose.
+    pub fn adamw(&self) -> ours::AdamWConfig {
+        ours::AdamWConfig::new().with_weight_decay(0.05)
+    }
+
     /// What of the activations is kept.
     pub fn gradient_checkpointing(&self) -> GradientCheckpointing {
         let suitable = || match self.offload {
             Some(Waiting::Weights) => GradientCheckpointing::Block,
+            _ if self.fit.is_some() => GradientCheckpointing::Block,
             _ => GradientCheckpointing::of(self.preset),
         };
         self.gradient_checkpointing.unwrap_or_else(suitable)
@@ -162,7 +176,7 @@ fn fraction(text: &str) -> Result<f64, String> {
     }
 }
 
-#[derive(ValueEnum, Clone, Copy, Debug)]
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Optimizer {
     #[value(name = "adamw")]
     AdamW,

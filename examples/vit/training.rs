@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
+use backburn::optim::AdamWConfig;
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedConfig, GlobalNormClippingConfig};
+use backburn::{FusedConfig, GlobalNormClippingConfig, Plan};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::Dataset;
 use burn::lr_scheduler::LrSchedulerConfig;
@@ -32,7 +33,7 @@ use crate::offload::Waiting;
 use crate::options::Options;
 
 impl Vit {
-    fn classify(&self, batch: Batch) -> ClassificationOutput {
+    pub fn classify(&self, batch: Batch) -> ClassificationOutput {
         // In f32, whatever the weights are in: probabilities need it.
         let output = self.forward(batch.images).cast(FloatDType::F32);
         let loss = CrossEntropyLossConfig::new()
@@ -81,7 +82,7 @@ pub struct Outcome {
     pub peak: usize,
 }
 
-/// Trains from the weights in the file `initial`, with checkpoints and logs in `folder`.
+/// Trains from the weights in the file `initial`, with checkpoints and logs in `folder`; as planned, if there is a plan.
 pub fn run(
     options: &Options,
     config: &VitConfig,
@@ -89,6 +90,7 @@ pub fn run(
     initial: &Path,
     folder: &Path,
     method: Method,
+    plan: Option<Plan<AdamWConfig>>,
 ) -> Result<Outcome> {
     let before = PEAK.current_usage();
     PEAK.reset_peak_usage();
@@ -109,7 +111,11 @@ pub fn run(
         Some(_) => Device::flex().autodiff(),
     };
     let model = config.init(&home).try_load_file(initial)?;
-    let model = options.formats.cast(model);
+    let model = match plan {
+        // The plan has a type for it.
+        Some(_) => model,
+        None => options.formats.cast(model),
+    };
     let optimizer = options.optimizer.init(options.formats)?;
     let scheduler = scheduler(options, data)?;
 
@@ -145,7 +151,10 @@ pub fn run(
         None => strategy(),
     };
     let fused = |model, optimizer, scheduler| {
-        let learner = FusedLearner::new(model, optimizer, scheduler).with_config(how);
+        let learner = match &plan {
+            Some(plan) => plan.learner(|| model, scheduler),
+            None => FusedLearner::new(model, optimizer, scheduler).with_config(how),
+        };
         match place {
             Some(strategy) => learner.with_training_strategy(strategy),
             None => learner,

@@ -20,6 +20,16 @@ pub(super) struct Forms {
     pub(super) device: Option<Device>,
 }
 
+impl Forms {
+    /// Bytes of all tensors.
+    pub(super) fn bytes(&self) -> usize {
+        let tensors = self.found.iter();
+        tensors
+            .map(|(shape, dtype)| shape.num_elements() * dtype.size())
+            .sum()
+    }
+}
+
 impl FloatMap for Forms {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         self.found.push((tensor.shape(), tensor.dtype()));

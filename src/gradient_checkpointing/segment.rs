@@ -69,7 +69,7 @@ where
     pub(super) fn run(self, gradients: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
         let pass = self.scope.pass.clone();
         if let Some(run) = self.run {
-            memory::enter_second_run(run, &self.name);
+            memory::enter_second_run(run, &self.name, self.outputs.bytes());
         }
         if let Some(index) = self.index {
             pass.enter_block(index);

@@ -17,8 +17,17 @@ impl BlockRun {
     }
 }
 
-/// The blocks that a recording has seen, by run: index and name.
-pub(super) type SeenBlocks = BTreeMap<BlockRun, (usize, String)>;
+/// The blocks that a recording has seen, by run.
+pub(super) type SeenBlocks = BTreeMap<BlockRun, SeenBlock>;
+
+/// What a block has told of itself.
+#[derive(Debug)]
+pub(super) struct SeenBlock {
+    pub(super) index: usize,
+    pub(super) name: String,
+    /// Bytes of its outputs.
+    pub(super) outputs: usize,
+}
 
 /// The moments of every block: the first run begins, the second begins, the second has been recorded.
 #[derive(Debug, Default)]
@@ -33,7 +42,11 @@ impl BlockMoments {
     /// The blocks that ran twice, in the order of their first runs.
     pub(super) fn blocks(self, mut seen: SeenBlocks) -> Vec<RecomputedBlock> {
         let blocks = self.0.into_iter().filter_map(|(run, moments)| {
-            let (index, name) = seen.remove(&run)?;
+            let SeenBlock {
+                index,
+                name,
+                outputs,
+            } = seen.remove(&run)?;
             let [(forward, _), (backward, before), (_, after)] = moments[..] else {
                 return None;
             };
@@ -43,6 +56,7 @@ impl BlockMoments {
                 forward,
                 backward,
                 activations: after.saturating_sub(before),
+                outputs,
             })
         });
         blocks.collect()

@@ -97,5 +97,5 @@ pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, RecomputedBlock, Sa
 pub(crate) use block_run::BlockRun;
 pub(crate) use process::Category;
 pub(crate) use recorder::{
-    enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
+    enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, live, show,
 };

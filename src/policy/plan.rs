@@ -190,6 +190,17 @@ impl Policies {
 
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
     pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
+        let measures = goal == Goal::Measure || goal == Goal::Update && self.clips_lagged();
+        self.plan_measuring(measures, goal, clip)
+    }
+
+    /// A pass that uses gradients for nothing, and measures them only if those of a step do: that takes memory.
+    pub(crate) fn dry_plan(&self) -> Plan {
+        let measures = self.measures_first() || self.clips_lagged();
+        self.plan_measuring(measures, Goal::Measure, None)
+    }
+
+    fn plan_measuring(&self, measures: bool, goal: Goal, clip: Option<f64>) -> Plan {
         let scale = self.scaling.as_ref().map(LossScaler::scale);
         let mut plan = Plan {
             goal,
@@ -198,7 +209,7 @@ impl Policies {
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        if goal == Goal::Measure || goal == Goal::Update && self.clips_lagged() {
+        if measures {
             let measure = Arc::new(Measure::default());
             hooks.push(ParamGroup::all(), measure.clone());
             plan.measure = Some(measure);

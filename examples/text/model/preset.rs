@@ -14,6 +14,14 @@ pub enum Preset {
 }
 
 impl Preset {
+    /// Pieces of text in a step.
+    pub fn batch(self) -> usize {
+        match self {
+            Self::Small | Self::Medium => 8,
+            Self::Billion => 1,
+        }
+    }
+
     /// The model of this size, for a `vocabulary`.
     pub fn config(self, vocabulary: usize) -> LanguageModelConfig {
         let small = LanguageModelConfig::new(vocabulary);

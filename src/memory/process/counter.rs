@@ -32,10 +32,16 @@ pub(super) fn live() -> usize {
 }
 
 /// The most bytes in use since the last call, without the log of events.
-#[cfg(feature = "train")]
 pub(crate) fn take_peak() -> usize {
     let peak = PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
     peak.saturating_sub(events::log_size())
+}
+
+/// Adds what this thread has kept to itself.
+pub(super) fn settle() {
+    let change = PENDING.with(|pending| pending.replace(0));
+    let before = LIVE.fetch_add(change as usize, Ordering::Relaxed);
+    PEAK.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
 }
 
 #[inline]

@@ -2,7 +2,8 @@
 //!
 //! The global [`allocator`] tells two what it hands out: the [`counter`] always, and [`events`] while
 //! their [`log`] runs. A tensor can be shown, which is an event, too; [`buffer`] finds its memory. When
-//! a recording ends, [`replay`] follows every [`allocation`] through the events and makes a timeline.
+//! a recording ends, [`replay`] follows every [`allocation`] through the events and makes a timeline. Where it is enough to know the
+//! most bytes between two moments, [`peaks`] asks the counter, and there is no log of events.
 
 mod allocation;
 mod allocator;
@@ -10,6 +11,7 @@ mod buffer;
 mod counter;
 mod events;
 mod log;
+mod peaks;
 mod replay;
 
 use burn::tensor::Tensor;
@@ -21,6 +23,13 @@ pub(super) use counter::take_peak;
 pub(crate) use events::Category;
 pub(super) use events::stop;
 pub(super) use log::ProcessLog;
+pub(super) use peaks::PeakLog;
+
+/// Bytes in use, with what this thread has kept to itself.
+pub(super) fn live() -> usize {
+    counter::settle();
+    counter::live()
+}
 
 /// Tells what the buffer of `tensor` is used for.
 pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {

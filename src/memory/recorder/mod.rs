@@ -9,13 +9,26 @@ use burn::tensor::{Device, Tensor};
 
 use super::device::DeviceLog;
 use super::error::MemoryError;
-use super::process::{self, Category, ProcessLog};
+use super::process::{self, Category, PeakLog, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
 use recording::Log;
 
 pub(crate) use recording::{
     enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
 };
+
+/// Bytes in use: in the pools of `device`, if it tells, else those of the process.
+///
+/// # Errors
+///
+/// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator).
+pub(crate) fn live(device: &Device) -> Result<usize, MemoryError> {
+    match device.memory_pool_usage() {
+        Some(usage) => Ok((usage.bytes_in_use + usage.bytes_padding) as usize),
+        None if process::is_counting() => Ok(process::live()),
+        None => Err(MemoryError::NotInstalled),
+    }
+}
 
 /// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
 ///
@@ -78,6 +91,22 @@ impl MemoryRecorder {
             return Self::start();
         };
         recording::start(|| Log::Device(log))?;
+        Ok(Self { _started: () })
+    }
+
+    /// Starts recording the most bytes between two marks: those in the pools of `device`, if it tells, else those of the
+    /// process, without a log of events.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub(crate) fn start_peaks(device: &Device) -> Result<Self, MemoryError> {
+        let log = match DeviceLog::start(device.clone()) {
+            Some(log) => Log::Device(log),
+            None if process::is_counting() => Log::Peaks(PeakLog::start()),
+            None => return Err(MemoryError::NotInstalled),
+        };
+        recording::start(|| log)?;
         Ok(Self { _started: () })
     }
 

@@ -3,10 +3,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use super::super::block_run::{BlockRun, SeenBlocks};
+use super::super::block_run::{BlockRun, SeenBlock, SeenBlocks};
 use super::super::device::DeviceLog;
 use super::super::error::MemoryError;
-use super::super::process::{self, Category, ProcessLog};
+use super::super::process::{self, Category, PeakLog, ProcessLog};
 use super::super::timeline::{MemoryTimeline, Phase};
 
 /// Whether a recording is under way.
@@ -25,6 +25,7 @@ struct Recording {
 #[allow(clippy::large_enum_variant)] // A remote device is large; there is one log.
 pub(super) enum Log {
     Process(ProcessLog),
+    Peaks(PeakLog),
     Device(DeviceLog),
 }
 
@@ -32,6 +33,7 @@ impl Log {
     fn enter(&mut self, phase: Phase) {
         match self {
             Self::Process(log) => log.enter(phase),
+            Self::Peaks(log) => log.enter(phase),
             Self::Device(log) => log.enter(phase),
         }
     }
@@ -39,6 +41,7 @@ impl Log {
     fn note_block(&mut self, run: BlockRun) {
         match self {
             Self::Process(log) => log.note_block(run),
+            Self::Peaks(log) => log.note_block(run),
             Self::Device(log) => log.note_block(run),
         }
     }
@@ -46,6 +49,7 @@ impl Log {
     fn show<const D: usize>(&mut self, category: Category, tensor: &Tensor<D>) {
         match self {
             Self::Process(_) => process::show(category, tensor),
+            Self::Peaks(_) => {}
             // Pools don't know what is in them, but a gradient that has just come may be the moment of the most.
             Self::Device(log) if category == Category::Gradient => log.sample(),
             Self::Device(_) => {}
@@ -55,6 +59,7 @@ impl Log {
     fn finish(self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
         match self {
             Self::Process(log) => log.finish(blocks),
+            Self::Peaks(log) => log.finish(blocks),
             Self::Device(log) => log.finish(blocks),
         }
     }
@@ -120,16 +125,22 @@ pub(crate) fn enter_block(index: usize) -> Option<BlockRun> {
     let mut current = CURRENT.lock();
     let recording = current.as_mut()?;
     let run = BlockRun::next();
-    recording.blocks.insert(run, (index, String::new()));
+    let seen = SeenBlock {
+        index,
+        name: String::new(),
+        outputs: 0,
+    };
+    recording.blocks.insert(run, seen);
     recording.log.note_block(run);
     Some(run)
 }
 
-/// The second run of a recomputed block begins.
-pub(crate) fn enter_second_run(run: BlockRun, name: &str) {
+/// The second run of a recomputed block begins, which returns tensors of so many bytes.
+pub(crate) fn enter_second_run(run: BlockRun, name: &str, outputs: usize) {
     if let Some(recording) = &mut *CURRENT.lock() {
-        if let Some((_, named)) = recording.blocks.get_mut(&run) {
-            *named = name.to_string();
+        if let Some(seen) = recording.blocks.get_mut(&run) {
+            seen.name = name.to_string();
+            seen.outputs = outputs;
         }
         recording.log.note_block(run);
     }

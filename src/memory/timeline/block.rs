@@ -16,4 +16,7 @@ pub struct RecomputedBlock {
     /// Bytes that the second run had allocated when it was about to go back: what would have been held
     /// all the time in between.
     pub activations: usize,
+    /// Bytes of the float tensors that it returns. They are among the activations, and held anyway as inputs of what follows.
+    #[serde(default)]
+    pub outputs: usize,
 }

@@ -1,0 +1,149 @@
+use std::fmt::{Display, Formatter};
+use std::str::FromStr;
+
+use burn::tensor::Device;
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+use super::error::PlanError;
+
+/// The bytes that a training may take at its peak.
+///
+/// On `flex` and `ndarray` these are all bytes that the process allocates, what it held before the training included. On a
+/// device with memory of its own they are those of the device.
+///
+/// ```
+/// use backburn::Budget;
+///
+/// assert_eq!("6GB".parse::<Budget>()?, Budget::Bytes(6_000_000_000));
+/// assert_eq!("1.5 GiB".parse::<Budget>()?, Budget::Bytes(3 << 29));
+/// assert_eq!("machine".parse::<Budget>()?, Budget::Machine);
+/// # Ok::<(), backburn::PlanError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// So many.
+    Bytes(usize),
+    /// Nine tenths of what this process can have: the memory that is available on the machine and what the process has
+    /// already, or the limit of its control group if that is less. The tenth is for what is not counted: the pages that the heap keeps,
+    /// the code of the program, the stacks of its threads.
+    ///
+    /// A device with memory of its own does not tell how much it has.
+    Machine,
+}
+
+impl From<usize> for Budget {
+    fn from(bytes: usize) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl FromStr for Budget {
+    type Err = PlanError;
+
+    /// A number with or without one of the units `B`, `kB`, `MB`, `GB`, `TB` (powers of 1000), `KiB`, `MiB`, `GiB`, `TiB` (of 1024); or
+    /// `machine`.
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        let unreadable = || PlanError::UnreadableBudget {
+            text: text.to_string(),
+        };
+        let lower = text.trim().to_lowercase();
+        if lower == "machine" {
+            return Ok(Self::Machine);
+        }
+        let end = lower
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(lower.len());
+        let (number, unit) = lower.split_at(end);
+        let unit: f64 = match unit.trim() {
+            "" | "b" => 1.0,
+            "k" | "kb" => 1e3,
+            "m" | "mb" => 1e6,
+            "g" | "gb" => 1e9,
+            "t" | "tb" => 1e12,
+            "kib" => 1024.0,
+            "mib" => 1_048_576.0,
+            "gib" => 1_073_741_824.0,
+            "tib" => 1_099_511_627_776.0,
+            _ => return Err(unreadable()),
+        };
+        let bytes = number.parse::<f64>().map_err(|_| unreadable())? * unit;
+        match bytes.is_finite() && bytes < usize::MAX as f64 {
+            true => Ok(Self::Bytes(bytes as usize)),
+            false => Err(unreadable()),
+        }
+    }
+}
+
+impl Display for Budget {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bytes(bytes) => write!(f, "{bytes} bytes"),
+            Self::Machine => f.write_str("what the machine has"),
+        }
+    }
+}
+
+impl Budget {
+    /// The number, for a training on `device`.
+    pub(super) fn bytes(self, device: &Device) -> Result<usize, PlanError> {
+        match self {
+            Self::Bytes(0) => Err(PlanError::NoBudget),
+            Self::Bytes(bytes) => Ok(bytes),
+            Self::Machine if device.memory_pool_usage().is_some() => {
+                Err(PlanError::UnknownMachine {
+                    reason: format!("{device:?} tells what it uses, and not what it has"),
+                })
+            }
+            Self::Machine => machine(),
+        }
+    }
+}
+
+fn machine() -> Result<usize, PlanError> {
+    let unknown = |reason: &str| PlanError::UnknownMachine {
+        reason: reason.to_string(),
+    };
+    let pid = sysinfo::get_current_pid().map_err(unknown)?;
+    let mut system = System::new();
+    system.refresh_memory();
+    let refresh = ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, refresh);
+    let process = system.process(pid);
+    let held = process.map_or(0, |process| process.memory());
+    let available = system.available_memory().saturating_add(held);
+    let limit = process.and_then(|process| process.cgroup_limits());
+    let limit = limit.map_or(u64::MAX, |limits| limits.total_memory);
+    match available.min(limit) {
+        0 => Err(unknown("the system does not tell")),
+        bytes => Ok((bytes / 10 * 9) as usize),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_read_with_its_unit() {
+        for (text, bytes) in [
+            ("6GB", 6_000_000_000),
+            ("300 MB", 300_000_000),
+            ("2kib", 2048),
+            ("0.5G", 500_000_000),
+            ("17", 17),
+            ("17B", 17),
+        ] {
+            assert_eq!(text.parse::<Budget>().unwrap(), Budget::Bytes(bytes));
+        }
+        for text in ["", "GB", "6 apples", "-6GB", "1.2.3MB", "9999999999TB"] {
+            let error = text.parse::<Budget>().unwrap_err().to_string();
+            assert!(error.contains("6GB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_machine_has_memory() {
+        let bytes = machine().unwrap();
+        assert!(bytes > 1 << 20, "{bytes}");
+    }
+}

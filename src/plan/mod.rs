@@ -1,0 +1,31 @@
+//! From a model and a number of bytes to a training that fits.
+//!
+//! [`planner`] measures: the [`states`] of an optimizer, and how passes [`climb`] from one item to the batch, each a [`pass`] with
+//! blocks that run twice and without. What is known of weights of one type is a [`width`]; [`measured`] has all of them, [`choice`] takes
+//! what costs least, [`ladder`] shows the others beside it, and [`plan`] is what comes of it.
+
+mod budget;
+mod choice;
+mod climb;
+mod error;
+mod key;
+mod ladder;
+mod measured;
+mod optimizer;
+mod pass;
+#[allow(clippy::module_inception)] // The plan of this room.
+mod plan;
+mod planner;
+mod states;
+mod technique;
+mod width;
+
+pub use budget::Budget;
+pub use error::PlanError;
+pub use key::ModelKey;
+pub use ladder::{Fidelity, Ladder, Rung};
+pub use measured::Measured;
+pub use optimizer::PlannedOptimizer;
+pub use plan::Plan;
+pub use planner::Planner;
+pub use technique::Technique;

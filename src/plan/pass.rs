@@ -1,0 +1,233 @@
+//! What a forward and a backward pass hold.
+
+use crate::memory::{MemoryTimeline, Phase, RecomputedBlock, Sample};
+
+/// A pass over so many items, as it was measured.
+#[derive(Clone, Debug)]
+pub(super) struct Pass {
+    pub(super) items: usize,
+    /// With blocks that keep their activations, if that was tried.
+    pub(super) kept: Option<Run>,
+    /// With blocks that run twice, if there are any.
+    pub(super) twice: Option<Twice>,
+    /// With some blocks of each kind.
+    pub(super) tried: Vec<Kept>,
+}
+
+/// The most bytes in use in a pass, with all that was there before, and its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// Bytes in use when it began.
+    pub(super) start: usize,
+    pub(super) peak: usize,
+    /// The most until the backward pass began.
+    pub(super) forward: usize,
+    pub(super) seconds: f64,
+}
+
+/// A pass whose blocks all run twice.
+#[derive(Clone, Debug)]
+pub(super) struct Twice {
+    pub(super) run: Run,
+    /// Bytes in use, by seconds.
+    samples: Vec<(f64, usize)>,
+    blocks: Vec<RecomputedBlock>,
+    /// What a block holds if it keeps its activations, in parts of what the recording says.
+    share: f64,
+}
+
+/// Which blocks keep their activations, and the peak then.
+#[derive(Clone, Debug)]
+pub(super) struct Kept {
+    pub(super) keep: Vec<bool>,
+    pub(super) run: Run,
+}
+
+impl Kept {
+    /// Number of blocks that keep their activations.
+    fn count(&self) -> usize {
+        self.keep.iter().filter(|keep| **keep).count()
+    }
+}
+
+impl Run {
+    /// The pass in `timeline`, that took so many seconds.
+    pub(super) fn of(timeline: &MemoryTimeline, seconds: f64) -> Self {
+        let bytes = |sample: Option<&Sample>| sample.map_or(0, |s| s.bytes.total());
+        // What the backend has kept for itself is there from the begin the next time.
+        let start = bytes(timeline.samples.first());
+        let grown = bytes(timeline.samples.last()).saturating_sub(start);
+        let backward = timeline
+            .marks
+            .iter()
+            .position(|mark| mark.phase == Phase::Backward);
+        let forward = timeline
+            .samples
+            .iter()
+            .filter(|sample| Some(sample.mark) < backward);
+        Self {
+            start,
+            peak: timeline.peak().bytes.total() + grown,
+            forward: forward
+                .map(|sample| sample.bytes.total())
+                .max()
+                .unwrap_or(start),
+            seconds,
+        }
+    }
+}
+
+impl Run {
+    /// The most bytes of the pass itself.
+    pub(super) fn in_pass(&self) -> usize {
+        self.peak.saturating_sub(self.start)
+    }
+
+    /// Whether the backend has kept so much for itself that a second pass tells more.
+    pub(super) fn warms_up(&self, timeline: &MemoryTimeline) -> bool {
+        let grown = self.peak - timeline.peak().bytes.total();
+        grown > (self.peak - self.start) / 100
+    }
+}
+
+impl Twice {
+    /// The pass in `timeline`; none if no block ran twice in it.
+    pub(super) fn of(timeline: MemoryTimeline, run: Run) -> Option<Self> {
+        let top = timeline.peak().bytes.total();
+        let grown = run.peak - top;
+        let samples = timeline.samples.iter();
+        let samples = samples.map(|sample| (sample.seconds, sample.bytes.total() + grown));
+        (!timeline.blocks.is_empty()).then(|| Self {
+            run,
+            samples: samples.collect(),
+            blocks: timeline.blocks,
+            share: 1.0,
+        })
+    }
+
+    /// Number of blocks.
+    pub(super) fn count(&self) -> usize {
+        let last = self.blocks.iter().map(|block| block.index).max();
+        last.map_or(0, |last| last + 1)
+    }
+
+    /// The peak if the blocks that `keep` tells hold this share of their activations.
+    fn peak(&self, keep: impl Fn(usize) -> bool, share: f64) -> usize {
+        let at = |(seconds, bytes): &(f64, usize)| {
+            let held = self.blocks.iter().filter(|block| {
+                keep(block.index) && (block.forward..block.backward).contains(seconds)
+            });
+            // What it returns is there in any case.
+            let held = held.map(|block| block.activations.saturating_sub(block.outputs) as f64);
+            let held = held.sum::<f64>();
+            bytes + (held * share).ceil() as usize
+        };
+        self.samples.iter().map(at).max().unwrap_or(self.run.peak)
+    }
+
+    /// The peak of a pass whose blocks all keep their activations, as far as this one tells.
+    pub(super) fn peak_of_all(&self) -> usize {
+        self.peak(|_| true, self.share)
+    }
+
+    /// Learns how large the activations are from a pass in which these blocks kept theirs.
+    fn learn(&mut self, keep: impl Fn(usize) -> bool, run: Run) {
+        // It tells nothing of them where the most was elsewhere.
+        if run.peak <= self.run.peak {
+            return;
+        }
+        let (mut low, mut high) = (0.0, 4.0);
+        for _ in 0..24 {
+            let middle = f64::midpoint(low, high);
+            match self.peak(&keep, middle) < run.peak {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        self.share = high;
+    }
+
+    /// The share that was learned.
+    pub(super) fn share(&self) -> f64 {
+        self.share
+    }
+
+    /// Takes over a share that was learned from another number of items. Blocks side by side hold more at once, the more there are, so it
+    /// begins with half as much again.
+    pub(super) fn fear(&mut self, share: f64) {
+        self.share = 1.5 * share.max(1.0);
+    }
+}
+
+impl Pass {
+    /// As few blocks that run twice as a pass of `budget` bytes takes.
+    pub(super) fn fewest_twice(&self, budget: usize) -> Option<Kept> {
+        let twice = self.twice.as_ref()?;
+        if twice.run.peak > budget {
+            return None;
+        }
+        let expected = self.expected(twice, budget);
+        let tried = self.tried.iter().filter(|tried| tried.run.peak <= budget);
+        let best = tried.max_by_key(|tried| tried.count());
+        let known = self.tried.iter().any(|tried| tried.keep == expected.keep);
+        Some(match best {
+            Some(best) if known || best.count() >= expected.count() => best.clone(),
+            None if known => Kept {
+                keep: vec![false; twice.count()],
+                run: twice.run,
+            },
+            _ => expected,
+        })
+    }
+
+    /// The same as far as the recording of blocks that run twice tells.
+    fn expected(&self, twice: &Twice, budget: usize) -> Kept {
+        let mut keep = vec![false; twice.count()];
+        let mut run = twice.run;
+        // The last ones cost least: what a block keeps is needed until the backward pass has come back to it.
+        for index in (0..keep.len()).rev() {
+            keep[index] = true;
+            let peak = twice.peak(|block| keep[block], twice.share);
+            let all = keep.iter().all(|keep| *keep);
+            let too_many = all && self.kept.is_some_and(|kept| kept.peak > budget);
+            match peak <= budget && !too_many {
+                true => run.peak = run.peak.max(peak),
+                false => keep[index] = false,
+            }
+        }
+        let count = keep.iter().filter(|keep| **keep).count();
+        if let Some(kept) = self.kept {
+            let part = count as f64 / keep.len() as f64;
+            run.seconds += (kept.seconds - run.seconds) * part;
+        }
+        Kept { keep, run }
+    }
+
+    /// Notes a pass with these blocks.
+    pub(super) fn note(&mut self, keep: Vec<bool>, run: Run) {
+        let start = self.twice.as_ref().map_or(run.start, |it| it.run.start);
+        // As if it had begun with the same.
+        let run = Run {
+            start,
+            peak: start + (run.peak - run.start),
+            forward: start + run.forward.saturating_sub(run.start),
+            ..run
+        };
+        if let Some(twice) = &mut self.twice {
+            twice.learn(|block| keep.get(block).is_some_and(|keep| *keep), run);
+        }
+        match keep.iter().all(|keep| *keep) {
+            true => self.kept = Some(run),
+            false => self.tried.push(Kept { keep, run }),
+        }
+    }
+
+    /// A pass without a block that runs twice.
+    pub(super) fn none_twice(&self) -> Option<Kept> {
+        let count = self.twice.as_ref().map_or(0, Twice::count);
+        self.kept.map(|run| Kept {
+            keep: vec![true; count],
+            run,
+        })
+    }
+}

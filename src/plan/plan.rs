@@ -1,0 +1,213 @@
+use std::fmt::{Display, Formatter};
+
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType};
+use serde::{Deserialize, Serialize};
+
+use crate::cast::try_cast;
+use crate::config::FusedConfig;
+use crate::fused::FusedOptimizer;
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
+
+use super::choice::{Choice, Level};
+use super::error::PlanError;
+use super::key::ModelKey;
+use super::ladder::Ladder;
+use super::measured::Measured;
+use super::optimizer::PlannedOptimizer;
+
+/// How to train a model within a number of bytes: what [`Measured::choose`] has chosen.
+///
+/// It is plain: what is in it can be looked at and changed. With a config of [`backburn::optim`](crate::optim) it is a [`Config`] of Burn's, which
+/// is saved as JSON and loaded. It prints as its ladder.
+///
+/// ```
+/// # use backburn::memory::RecordingAllocator;
+/// # use backburn::optim::AdamWConfig;
+/// # use backburn::{Plan, Planner};
+/// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+/// # #[global_allocator]
+/// # static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+/// use backburn::LossScalingConfig;
+/// use burn::config::Config;
+///
+/// # let device = Device::flex().autodiff();
+/// # let init = || LinearConfig::new(8, 8).init(&device);
+/// # let planner = Planner::new(init, AdamWConfig::new()).with_batch(4);
+/// # let loss = |model: &burn::nn::Linear, items| model.forward(Tensor::<2>::ones([items, 8], &device)).mean();
+/// # let plan = planner.measure(loss, 100_000_000)?.choose(100_000_000)?;
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let file = folder.path().join("plan.json");
+/// plan.save(&file).unwrap();
+/// let mut plan = Plan::<AdamWConfig>::load(&file).unwrap();
+/// plan.config.loss_scaling = Some(LossScalingConfig::new());
+/// let fused = plan.fuse(init);
+/// # Ok::<(), backburn::PlanError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan<O> {
+    /// How to train: which blocks run twice, what waits on the host, and what was given to the
+    /// [planner](super::Planner::with_config).
+    pub config: FusedConfig,
+    /// The optimizer, with its formats.
+    pub optimizer: O,
+    /// The type of the weights; none is that of the model.
+    pub weights: Option<FloatDType>,
+    /// Items of a micro-batch.
+    pub batch: usize,
+    /// Micro-batches in a step. Their gradients are added up, so a loss that is a mean is divided by their number.
+    pub accumulation: usize,
+    /// Bytes at the peak where the model computes; on a CPU, of the whole process.
+    pub device_bytes: usize,
+    /// Bytes on the host, if that is not where the model computes.
+    pub host_bytes: usize,
+    /// The model that the plan is for.
+    pub model: ModelKey,
+    /// All ways that were looked at.
+    pub ladder: Ladder,
+}
+
+impl<O: Config> Config for Plan<O> {}
+
+impl<O: PlannedOptimizer> Plan<O> {
+    pub(super) fn new(
+        measured: &Measured<O>,
+        level: &Level,
+        choice: &Choice,
+        ladder: Ladder,
+    ) -> Self {
+        let width = &measured.widths[choice.width];
+        let blocks = measured.config.gradient_checkpointing.clone();
+        let blocks = GradientCheckpointingConfig {
+            keep_activations: choice.kept.keep.clone(),
+            ..blocks
+        };
+        let config = measured.config.clone();
+        let optimizer = measured.optimizer.formatted(level.states, level.weights);
+        Self {
+            config: config
+                .with_gradient_checkpointing(blocks)
+                .with_offload(measured.offload(level)),
+            optimizer: optimizer.unwrap_or_else(|| measured.optimizer.clone()),
+            weights: width.dtype,
+            batch: width.passes[choice.pass].items,
+            accumulation: choice.accumulation,
+            device_bytes: choice.device,
+            host_bytes: choice.host,
+            model: measured.key,
+            ladder,
+        }
+    }
+
+    /// The model that `init` makes, fused as planned.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_fuse`](Self::try_fuse) returns.
+    pub fn fuse<M: Module>(&self, init: impl FnOnce() -> M) -> FusedOptimizer<M> {
+        self.try_fuse(init)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`fuse`](Self::fuse).
+    ///
+    /// # Errors
+    ///
+    /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the model can't be
+    /// [fused](FusedOptimizer::try_new) or [trained so](FusedOptimizer::try_set_config).
+    pub fn try_fuse<M: Module>(
+        &self,
+        init: impl FnOnce() -> M,
+    ) -> Result<FusedOptimizer<M>, PlanError> {
+        let mut fused = FusedOptimizer::try_new(self.model(init)?, self.optimizer.build())?;
+        fused.try_set_config(self.config.clone())?;
+        Ok(fused)
+    }
+
+    /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_device).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_fuse`](Self::try_fuse).
+    pub fn try_fuse_on<M: Module>(
+        &self,
+        init: impl FnOnce() -> M,
+        device: &Device,
+    ) -> Result<FusedOptimizer<M>, PlanError> {
+        let mut fused = FusedOptimizer::try_new(self.model(init)?, self.optimizer.build())?;
+        fused.try_set_config_on(self.config.clone(), device)?;
+        Ok(fused)
+    }
+
+    /// A learner of the model that `init` makes, as planned. The batches of its data loader have [`batch`](Self::batch) items, and
+    /// the builder's `grads_accumulation` is [`accumulation`](Self::accumulation).
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_learner`](Self::try_learner) returns.
+    #[cfg(feature = "train")]
+    pub fn learner<M>(
+        &self,
+        init: impl FnOnce() -> M,
+        lr_scheduler: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler>,
+    ) -> crate::train::FusedLearner<M>
+    where
+        M: burn::train::LearnerModel,
+        <M as burn::train::TrainStep>::Input: Clone,
+    {
+        self.try_learner(init, lr_scheduler)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`learner`](Self::learner).
+    ///
+    /// # Errors
+    ///
+    /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the options make no
+    /// sense.
+    #[cfg(feature = "train")]
+    pub fn try_learner<M>(
+        &self,
+        init: impl FnOnce() -> M,
+        lr_scheduler: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler>,
+    ) -> Result<crate::train::FusedLearner<M>, PlanError>
+    where
+        M: burn::train::LearnerModel,
+        <M as burn::train::TrainStep>::Input: Clone,
+    {
+        let (model, optimizer) = (self.model(init)?, self.optimizer.build());
+        let mut learner = crate::train::FusedLearner::new(model, optimizer, lr_scheduler);
+        learner.try_set_config(self.config.clone())?;
+        Ok(learner)
+    }
+
+    /// The model in the type of its weights, if it is the one that was planned for.
+    fn model<M: Module>(&self, init: impl FnOnce() -> M) -> Result<M, PlanError> {
+        for (name, number) in [("batch", self.batch), ("accumulation", self.accumulation)] {
+            if number == 0 {
+                return Err(PlanError::Unusable {
+                    reason: format!("its `{name}` is 0"),
+                });
+            }
+        }
+        let model = init();
+        let found = ModelKey::of(&model);
+        if found != self.model {
+            return Err(PlanError::AnotherModel {
+                planned: self.model,
+                found,
+            });
+        }
+        Ok(match self.weights {
+            Some(dtype) => try_cast(model, dtype)?,
+            None => model,
+        })
+    }
+}
+
+impl<O> Display for Plan<O> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        self.ladder.fmt(f)
+    }
+}

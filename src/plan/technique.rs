@@ -1,0 +1,94 @@
+use burn::config::Config;
+
+use crate::optim::{StateFormat, WeightFormat};
+
+/// A way to take less memory than fused training alone does.
+///
+/// A plan takes them in an [order](super::Planner::with_order): each rung of its ladder has one more than the rung before.
+#[derive(Config, Copy, Debug, PartialEq, Eq)]
+pub enum Technique {
+    /// Blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, no more of them than it takes; the chunks of
+    /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is the same to the bit.
+    Blocks,
+    /// The batch comes in parts, whose gradients are [added up](crate::FusedOptimizer::accumulate) in a buffer. The result is the same but
+    /// for rounding; batch normalization sees the parts, dropout draws for each.
+    MicroBatches,
+    /// Optimizer states in [8 bits](StateFormat::Bits8).
+    States8,
+    /// Optimizer states in [4 bits](StateFormat::Bits4).
+    States4,
+    /// Weights in bf16, with [8 more bits](WeightFormat::Split24) in the optimizer state.
+    Split24,
+    /// Weights in bf16, [rounded at random](WeightFormat::Stochastic).
+    Stochastic,
+    /// Optimizer states [wait on the host](crate::Offload::States). For a device with memory of its own.
+    HostStates,
+    /// Updates are made [on the host](crate::Offload::Updates). For a device with memory of its own.
+    HostUpdates,
+}
+
+impl Technique {
+    /// What costs least comes first. The default.
+    pub const LEAST_COST: &'static [Self] = &[
+        Self::Blocks,
+        Self::MicroBatches,
+        Self::States8,
+        Self::HostStates,
+        Self::HostUpdates,
+        Self::Split24,
+        Self::States4,
+        Self::Stochastic,
+    ];
+
+    /// What changes no result comes first, whatever time it takes.
+    pub const EXACT_FIRST: &'static [Self] = &[
+        Self::Blocks,
+        Self::HostStates,
+        Self::HostUpdates,
+        Self::MicroBatches,
+        Self::States8,
+        Self::Split24,
+        Self::States4,
+        Self::Stochastic,
+    ];
+
+    /// What takes least time comes first, whether it changes the result or not.
+    pub const FAST_FIRST: &'static [Self] = &[
+        Self::States8,
+        Self::States4,
+        Self::Blocks,
+        Self::MicroBatches,
+        Self::Split24,
+        Self::Stochastic,
+        Self::HostStates,
+        Self::HostUpdates,
+    ];
+
+    /// Weights and states stay as they are.
+    pub const SAME_PRECISION: &'static [Self] = &[
+        Self::Blocks,
+        Self::MicroBatches,
+        Self::HostStates,
+        Self::HostUpdates,
+    ];
+
+    pub(super) fn states(self) -> Option<StateFormat> {
+        match self {
+            Self::States8 => Some(StateFormat::Bits8),
+            Self::States4 => Some(StateFormat::Bits4),
+            _ => None,
+        }
+    }
+
+    pub(super) fn weights(self) -> Option<WeightFormat> {
+        match self {
+            Self::Split24 => Some(WeightFormat::Split24),
+            Self::Stochastic => Some(WeightFormat::Stochastic),
+            _ => None,
+        }
+    }
+
+    pub(super) fn waits(self) -> bool {
+        matches!(self, Self::HostStates | Self::HostUpdates)
+    }
+}

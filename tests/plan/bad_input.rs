@@ -1,0 +1,167 @@
+//! What can't be planned is refused in a sentence that says why.
+
+use backburn::optim::AdamWConfig;
+use backburn::{FusedError, Plan, PlanError, Planner};
+use burn::config::Config;
+use burn::nn::LinearConfig;
+use burn::optim::AdamConfig;
+use burn::tensor::Tensor;
+
+use crate::models::*;
+use crate::{ENOUGH, alone, device, init, measured, planner};
+
+#[test]
+fn a_budget_or_a_batch_of_zero_is_refused() {
+    let _alone = alone();
+    assert!(matches!(measured::<Mlp>(0), Err(PlanError::NoBudget)));
+    let measured = measured::<Bag>(ENOUGH).unwrap();
+    assert!(matches!(measured.choose(0), Err(PlanError::NoBudget)));
+    let planner = planner::<Mlp>().with_batch(0);
+    let refused = planner.measure(Mlp::loss, ENOUGH);
+    assert!(matches!(refused, Err(PlanError::NoBatch)));
+}
+
+#[test]
+fn a_loss_that_does_not_depend_on_the_model_is_refused() {
+    let _alone = alone();
+    let constant = |_: &Mlp, items: usize| Tensor::<1>::ones([items], &device()).mean();
+    let refused = planner::<Mlp>().measure(constant, ENOUGH);
+    let is_refused = matches!(refused, Err(PlanError::Fused(FusedError::LossNotTracked)));
+    assert!(is_refused, "{refused:?}");
+
+    let leaf = |_: &Mlp, _| Tensor::<1>::ones([1], &device()).require_grad() * 2.0;
+    let refused = planner::<Mlp>().measure(leaf, ENOUGH);
+    let is_refused = matches!(
+        refused,
+        Err(PlanError::Fused(FusedError::LossWithoutParameters { .. }))
+    );
+    assert!(is_refused, "{refused:?}");
+}
+
+#[test]
+fn a_batch_of_one_that_does_not_fit_says_that_it_cannot_be_split() {
+    let _alone = alone();
+    let planner = planner::<Plain>().with_batch(1);
+    let whole = planner.measure(Plain::loss, ENOUGH).unwrap();
+    let least = whole.ladder(ENOUGH).rungs[0].device_bytes;
+    let budget = least / 4;
+    let refused = planner
+        .measure(Plain::loss, budget)
+        .and_then(|measured| measured.choose(budget));
+    let error = refused.unwrap_err();
+    let PlanError::NothingFits { least, .. } = &error else {
+        panic!("{error}");
+    };
+    let missing = least - budget;
+    let text = error.to_string();
+    assert!(text.contains("can't be split"), "{text}");
+    assert!(text.contains(&format!("{missing} more")), "{text}");
+}
+
+#[test]
+fn a_plan_for_another_model_is_refused_by_the_difference() {
+    let _alone = alone();
+    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let error = plan.try_fuse(init::<Mlp>).unwrap_err();
+    assert!(matches!(error, PlanError::AnotherModel { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("320264 elements"), "{text}");
+
+    // The same number of elements in another shape.
+    let planner = |from, to| {
+        let init = move || LinearConfig::new(from, to).with_bias(false).init(&device());
+        Planner::new(init, AdamWConfig::new()).with_batch(2)
+    };
+    let loss = |from: usize| {
+        move |model: &burn::nn::Linear, items: usize| {
+            model
+                .forward(Tensor::<2>::ones([items, from], &device()))
+                .mean()
+        }
+    };
+    let plan = planner(4, 6).measure(loss(4), ENOUGH).unwrap();
+    let plan = plan.choose(ENOUGH).unwrap();
+    let init = || LinearConfig::new(6, 4).with_bias(false).init(&device());
+    let refused = plan.try_fuse(init).map(drop);
+    assert!(matches!(refused, Err(PlanError::AnotherModel { .. })));
+}
+
+#[test]
+fn an_edited_plan_that_cannot_be_is_refused() {
+    let _alone = alone();
+    let whole = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let mut plan = whole.clone();
+    plan.accumulation = 0;
+    let error = plan.try_fuse(init::<Bag>).unwrap_err().to_string();
+    assert!(error.contains("`accumulation` is 0"), "{error}");
+    let mut plan = whole;
+    plan.config.loss_scaling = Some(backburn::LossScalingConfig::new().with_initial_scale(-1.0));
+    let error = plan.try_fuse(init::<Bag>).unwrap_err();
+    assert!(matches!(error, PlanError::Fused(_)), "{error}");
+}
+
+#[test]
+fn a_damaged_file_is_no_plan() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    assert!(Plan::<AdamWConfig>::load(&file).is_err());
+    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    plan.save(&file).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    for damaged in [
+        "",
+        "{}",
+        &text[..text.len() / 2],
+        &text.replace("\"hash\"", "\"hush\""),
+    ] {
+        std::fs::write(&file, damaged).unwrap();
+        assert!(Plan::<AdamWConfig>::load(&file).is_err(), "{damaged}");
+    }
+}
+
+#[test]
+fn a_model_without_autodiff_is_refused() {
+    let _alone = alone();
+    let init = || Mlp::init(&burn::tensor::Device::flex());
+    let planner = Planner::new(init, AdamWConfig::new()).with_batch(2);
+    let refused = planner.measure(Mlp::loss, ENOUGH);
+    let is_refused = matches!(
+        refused,
+        Err(PlanError::Fused(FusedError::NotAutodiff { .. }))
+    );
+    assert!(is_refused, "{refused:?}");
+}
+
+#[test]
+fn an_optimizer_of_burns_is_planned_without_formats() {
+    let _alone = alone();
+    let planner = Planner::new(init::<Mlp>, AdamConfig::new().init()).with_batch(Mlp::BATCH);
+    let ladder = planner.measure(Mlp::loss, ENOUGH).unwrap().ladder(ENOUGH);
+    assert!(
+        ladder.rungs.iter().all(|rung| !rung.name.contains("Bits")),
+        "{ladder}"
+    );
+    let top = ladder.rungs[0].device_bytes;
+    let budget = top - top / 8;
+    let plan = planner
+        .measure(Mlp::loss, budget)
+        .unwrap()
+        .choose(budget)
+        .unwrap();
+    let taken = crate::trained::<Mlp, _>(&plan);
+    assert!(taken <= budget, "{taken} of {budget}\n{plan}");
+}
+
+/// Nobody has a hundred of them.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_device_that_is_not_there_is_refused_by_name() {
+    let planner = planner::<Mlp>().with_device(&burn::tensor::Device::cuda(99));
+    let refused = planner.measure(Mlp::loss, ENOUGH);
+    let is_refused = matches!(
+        refused,
+        Err(PlanError::Fused(FusedError::DeviceNotThere { .. }))
+    );
+    assert!(is_refused, "{refused:?}");
+}

@@ -1,0 +1,195 @@
+//! What is chosen, in which order, and what becomes of a plan.
+
+use backburn::optim::AdamWConfig;
+use backburn::{Fidelity, FusedConfig, GlobalNormClippingConfig, Plan, Technique};
+use burn::config::Config;
+
+use crate::models::*;
+use crate::{ENOUGH, alone, init, measured, planner};
+
+#[test]
+fn with_enough_memory_nothing_is_done_but_fusing() {
+    let _alone = alone();
+    let plan = measured::<Mlp>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    assert_eq!((plan.batch, plan.accumulation), (Mlp::BATCH, 1));
+    assert_eq!(plan.weights, None);
+    assert!(
+        plan.config
+            .gradient_checkpointing
+            .keep_activations
+            .iter()
+            .all(|keep| *keep)
+    );
+    assert_eq!(plan.ladder.taken, Some(0));
+    assert_eq!(plan.ladder.rungs[0].name, "fused");
+    assert!(plan.to_string().contains("> fused"), "{plan}");
+    assert!(plan.to_string().contains("stock Burn"), "{plan}");
+}
+
+/// Tried at every byte where something changes: no rung before the one that was taken fits.
+#[test]
+fn the_first_rung_that_fits_is_taken() {
+    let _alone = alone();
+    let measured = measured::<Mlp>(ENOUGH).unwrap();
+    let rungs = measured.ladder(ENOUGH).rungs;
+    let mut taken_before = 0;
+    for budget in (1..=20).rev().map(|part| rungs[0].device_bytes * part / 20) {
+        let ladder = measured.ladder(budget);
+        let Ok(plan) = measured.choose(budget) else {
+            assert_eq!(ladder.taken, None);
+            continue;
+        };
+        let taken = ladder.taken.unwrap();
+        assert!(
+            ladder.rungs[..taken]
+                .iter()
+                .all(|rung| rung.device_bytes > budget),
+            "{ladder}"
+        );
+        assert_eq!(ladder.rungs[taken].device_bytes, plan.device_bytes);
+        assert!(plan.device_bytes <= budget);
+        assert!(taken >= taken_before, "{ladder}");
+        taken_before = taken;
+        assert_eq!(plan.ladder, ladder);
+    }
+    assert!(taken_before >= 2, "more than blocks was needed at last");
+}
+
+#[test]
+fn blocks_run_twice_no_more_than_it_takes() {
+    let _alone = alone();
+    let measured = measured::<Mlp>(ENOUGH).unwrap();
+    let ladder = measured.ladder(ENOUGH);
+    let (fused, all) = (ladder.rungs[0].device_bytes, ladder.rungs[1].device_bytes);
+    let mut counts = Vec::new();
+    for part in 0..=4 {
+        let budget = fused - (fused - all) * part / 4;
+        let plan = measured.choose(budget).unwrap();
+        assert_eq!(plan.accumulation, 1, "{plan}");
+        let keep = plan.config.gradient_checkpointing.keep_activations;
+        counts.push(keep.iter().filter(|keep| !**keep).count());
+    }
+    assert!(counts.is_sorted(), "{counts:?}");
+    assert_eq!(counts[0], 0);
+    assert!(counts[1] > 0 && counts[1] < counts[4], "{counts:?}");
+}
+
+#[test]
+fn the_order_is_the_users() {
+    let _alone = alone();
+    let measured = |order: &[Technique]| {
+        planner::<Mlp>()
+            .with_order(order)
+            .measure(Mlp::loss, ENOUGH)
+            .unwrap()
+    };
+    let least_cost = measured(Technique::LEAST_COST);
+    let budget = least_cost.ladder(ENOUGH).rungs[0].device_bytes - 100_000;
+    let exact = least_cost.choose(budget).unwrap();
+    let taken = |plan: &Plan<AdamWConfig>| plan.ladder.rungs[plan.ladder.taken.unwrap()].clone();
+    assert_eq!(taken(&exact).fidelity, Fidelity::Exact);
+
+    let fast = measured(Technique::FAST_FIRST).choose(budget).unwrap();
+    assert_eq!(taken(&fast).name, "states in Bits8");
+    assert_eq!(taken(&fast).fidelity, Fidelity::Precision);
+
+    // Whatever it takes, no bit is given up.
+    let same = measured(Technique::SAME_PRECISION);
+    let ladder = same.ladder(1);
+    assert!(
+        ladder
+            .rungs
+            .iter()
+            .all(|rung| rung.fidelity != Fidelity::Precision),
+        "{ladder}"
+    );
+    assert_eq!(ladder.taken, None);
+    let only = measured(&[Technique::States4]);
+    let names: Vec<_> = only
+        .ladder(1)
+        .rungs
+        .iter()
+        .map(|rung| rung.name.clone())
+        .collect();
+    assert_eq!(names, ["fused", "states in Bits4"]);
+}
+
+#[test]
+fn weights_in_bf16_are_measured_where_nothing_else_fits() {
+    let _alone = alone();
+    let whole = planner::<Mlp>().with_order(Technique::SAME_PRECISION);
+    let whole = whole.measure(Mlp::loss, ENOUGH).unwrap();
+    let least = whole
+        .ladder(1)
+        .rungs
+        .iter()
+        .map(|rung| rung.device_bytes)
+        .min()
+        .unwrap();
+    let order = [
+        Technique::Blocks,
+        Technique::MicroBatches,
+        Technique::Split24,
+    ];
+    let planner = planner::<Mlp>().with_order(&order);
+    let budget = least - 50_000;
+    let plan = planner
+        .measure(Mlp::loss, budget)
+        .unwrap()
+        .choose(budget)
+        .unwrap();
+    assert_eq!(plan.weights, Some(burn::tensor::FloatDType::BF16), "{plan}");
+    let fused = plan.fuse(init::<Mlp>);
+    assert!(fused.to_record().into_bytes().is_ok());
+}
+
+#[test]
+fn a_plan_is_saved_read_and_changed() {
+    let _alone = alone();
+    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)));
+    let planner = planner::<Mlp>().with_config(config.clone());
+    let measured = planner.measure(Mlp::loss, ENOUGH).unwrap();
+    let budget = measured.ladder(ENOUGH).rungs[1].device_bytes + 10_000;
+    let plan = measured.choose(budget).unwrap();
+    assert_eq!(plan.config.clipping, config.clipping);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    plan.save(&file).unwrap();
+    let mut read = Plan::<AdamWConfig>::load(&file).unwrap();
+    assert_eq!(format!("{read:?}"), format!("{plan:?}"));
+    assert_eq!(read.config, plan.config);
+    assert_eq!(read.to_string(), plan.to_string());
+
+    read.config.clipping = None;
+    read.config.gradient_checkpointing.keep_activations.clear();
+    let fused = read.fuse(init::<Mlp>);
+    assert_eq!(*fused.config(), read.config);
+}
+
+#[test]
+fn the_same_is_planned_again() {
+    let _alone = alone();
+    let budget = measured::<Mlp>(ENOUGH).unwrap().ladder(ENOUGH).rungs[0].device_bytes * 3 / 4;
+    let plan = || measured::<Mlp>(budget).unwrap().choose(budget).unwrap();
+    let (first, second) = (plan(), plan());
+    assert_eq!(first.config, second.config);
+    assert_eq!(
+        (first.batch, first.accumulation),
+        (second.batch, second.accumulation)
+    );
+    assert_eq!(first.model, second.model);
+    let apart = first.device_bytes.abs_diff(second.device_bytes);
+    assert!(apart < first.device_bytes / 50, "{apart} bytes apart");
+}
+
+#[test]
+fn a_peak_that_was_seen_is_reckoned_with() {
+    let _alone = alone();
+    let mut measured = measured::<Mlp>(ENOUGH).unwrap();
+    let fused = measured.ladder(ENOUGH).rungs[0].device_bytes;
+    let plan = measured.choose(fused).unwrap();
+    assert_eq!(plan.ladder.taken, Some(0));
+    measured.have_seen(&plan, plan.device_bytes * 11 / 10);
+    let plan = measured.choose(fused).unwrap();
+    assert_ne!(plan.ladder.taken, Some(0), "{plan}");
+}

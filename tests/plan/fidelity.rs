@@ -1,0 +1,81 @@
+//! What is planned trains as stock Burn does.
+
+use std::path::Path;
+
+use backburn::FusedOptimizer;
+use burn::optim::{GradientsParams, ModuleOptimizer};
+
+use crate::compare::assert_equal_weights;
+use crate::models::*;
+use crate::{ENOUGH, alone, device, init, measured};
+
+/// The model in `file`, with its ids, and with running statistics of its own.
+fn copy<K: Kind>(file: &Path) -> K {
+    init::<K>().try_load_file(file).unwrap()
+}
+
+fn stock<K: Kind>(mut model: K, mut optimizer: ModuleOptimizer, batch: usize, parts: usize) -> K {
+    for _ in 0..3 {
+        let mut sums = burn::optim::GradientsAccumulator::new();
+        for _ in 0..parts {
+            let loss = match parts {
+                1 => model.loss(batch),
+                _ => model.loss(batch) / parts as f32,
+            };
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            sums.accumulate(&model, gradients);
+        }
+        model = optimizer.step(1e-3, model, sums.grads());
+    }
+    model
+}
+
+/// Trains `initial` in stock Burn, and as planned for a budget between those of fused training and of `part` below.
+fn equals_stock<K: Kind>(rung: usize) {
+    let measured = measured::<K>(ENOUGH).unwrap();
+    let ladder = measured.ladder(ENOUGH);
+    let budget = ladder.rungs[rung].device_bytes;
+    let plan = measured.choose(budget).unwrap();
+    assert_eq!(plan.weights, None, "{plan}");
+    device().seed(7);
+    let folder = tempfile::tempdir().unwrap();
+    let initial = folder.path().join("initial.bpk");
+    init::<K>().save_file(&initial).unwrap();
+    let optimizer = backburn::optim::AdamWConfig::new().init();
+    let expected = stock(
+        copy::<K>(&initial),
+        optimizer,
+        plan.batch,
+        plan.accumulation,
+    );
+    let mut fused: FusedOptimizer<K> = plan.fuse(|| copy(&initial));
+    let parts = plan.accumulation as f32;
+    let loss = |model: &K| match plan.accumulation {
+        1 => model.loss(plan.batch),
+        _ => model.loss(plan.batch) / parts,
+    };
+    for _ in 0..3 {
+        (1..plan.accumulation).for_each(|_| drop(fused.accumulate(loss)));
+        fused.step(1e-3, loss);
+    }
+    // Burn merges the running statistics of the last pass where a model is taken for validation.
+    assert_equal_weights(&expected.valid(), &fused.valid());
+}
+
+#[test]
+fn an_exact_plan_trains_as_stock_does_to_the_bit() {
+    let _alone = alone();
+    equals_stock::<Mlp>(0);
+    equals_stock::<Mlp>(1);
+    equals_stock::<Plain>(0);
+    equals_stock::<Convolutional>(0);
+    equals_stock::<Convolutional>(1);
+    equals_stock::<Adversarial>(1);
+}
+
+#[test]
+fn micro_batches_train_as_those_of_stock_do() {
+    let _alone = alone();
+    equals_stock::<Mlp>(2);
+    equals_stock::<Plain>(1);
+}

@@ -1,0 +1,81 @@
+//! A training that was planned for a number of bytes takes no more.
+//!
+//! A process of its own: it counts every allocated byte.
+
+#[allow(dead_code)] // A part of other tests.
+#[path = "../promises/compare.rs"]
+mod compare;
+#[path = "../../benches/plan/models.rs"]
+mod models;
+
+mod bad_input;
+mod choices;
+mod fidelity;
+mod peaks;
+
+use std::sync::{Mutex, MutexGuard};
+
+use backburn::memory::RecordingAllocator;
+use backburn::optim::AdamWConfig;
+use backburn::{Measured, Plan, PlanError, PlannedOptimizer, Planner};
+use burn::tensor::Device;
+use peak_alloc::PeakAlloc;
+
+use models::Kind;
+
+static BYTES: PeakAlloc = PeakAlloc;
+
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
+
+/// One test at a time: they share the counters.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    // A backtrace would hold tens of MB.
+    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
+    ALONE
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// More bytes than any of the models takes.
+const ENOUGH: usize = 500_000_000;
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn init<K: Kind>() -> K {
+    K::init(&device())
+}
+
+fn planner<K: Kind>() -> Planner<fn() -> K, AdamWConfig> {
+    Planner::new(init::<K> as fn() -> K, AdamWConfig::new()).with_batch(K::BATCH)
+}
+
+fn measured<K: Kind>(budget: usize) -> Result<Measured<AdamWConfig>, PlanError> {
+    planner::<K>().measure(K::loss, budget)
+}
+
+/// The most bytes allocated during `work`, with all that was before.
+fn peak<R>(work: impl FnOnce() -> R) -> (R, usize) {
+    BYTES.reset_peak_usage();
+    let result = work();
+    (result, BYTES.peak_usage())
+}
+
+/// The peak of two steps that follow `plan`.
+fn trained<K: Kind, O: PlannedOptimizer>(plan: &Plan<O>) -> usize {
+    let train = || {
+        let mut fused = plan.fuse(init::<K>);
+        let parts = plan.accumulation as f32;
+        for _ in 0..2 {
+            for _ in 1..plan.accumulation {
+                fused.accumulate(|model| model.loss(plan.batch) / parts);
+            }
+            fused.step(1e-3, |model| model.loss(plan.batch) / parts);
+        }
+    };
+    peak(train).1
+}
