@@ -24,6 +24,7 @@
 //! |---|---|
 //! | `plan` | which techniques fit a number of bytes |
 //! | `train` | Burn's `Learner` and training loop |
+//! | `checkpoint` | a training in a folder, saved and loaded whole |
 //! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as blocks that run twice |
 //! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
@@ -54,6 +55,7 @@
 
 mod cast;
 mod caught;
+mod checkpoint;
 mod config;
 mod device;
 mod error;
@@ -89,6 +91,7 @@ mod worker;
 #[doc(inline)]
 pub use backburn_derive::Activations;
 pub use cast::{cast, try_cast};
+pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
 pub use device::check_device;
 pub use error::FusedError;
@@ -143,6 +146,11 @@ struct FormatDocs;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/devices.md")]
 struct DeviceDocs;
+
+/// And the one in that of checkpoints.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/checkpoints.md")]
+struct CheckpointDocs;
 
 /// And those in that of language models.
 #[cfg(doctest)]

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
+#[cfg(feature = "train")]
+use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Shape};
 
 use crate::device::caught;
@@ -37,6 +39,15 @@ pub(crate) fn load<M: Module>(
 pub(crate) fn read_at_once(record: OptimizerRecord) -> OptimizerRecord {
     let bytes = written(record).unwrap_or_else(|error| panic!("{error}"));
     OptimizerRecord::from_bytes(bytes).expect("Burn reads what it has written")
+}
+
+/// The same of a model.
+#[cfg(feature = "train")]
+pub(crate) fn model_read_at_once(record: ModuleRecord) -> ModuleRecord {
+    let bytes = record
+        .into_bytes()
+        .unwrap_or_else(|error| panic!("{error}"));
+    ModuleRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }
 
 /// The parameters in training of which `optimizer` has no state, with their paths. Refuses states that

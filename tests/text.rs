@@ -35,8 +35,7 @@ mod trainer;
 
 use std::path::Path;
 
-use backburn::{GradientCheckpointingConfig, LoadError, load_from_store};
-use burn::module::Module;
+use backburn::{Checkpoint, GradientCheckpointingConfig, LoadError, Progress, load_from_store};
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::{Device, FloatDType};
 use peak_alloc::PeakAlloc;
@@ -95,12 +94,20 @@ fn pages() -> Text {
     Text::new(PAGES, VOCABULARY, config().context, 3).unwrap()
 }
 
-/// A trainer whose weights come from a record, so that all start alike.
-fn start(technique: Technique, initial: &Path) -> Trainer {
+/// Weights that all can start from.
+fn initial(folder: &Path) -> Checkpoint {
+    let checkpoint = Checkpoint::at(folder.join("initial"));
+    let checkpointing = GradientCheckpointingConfig::new();
+    let trainer = Technique::Stock.start(&config(), checkpointing, Place::default());
+    trainer.save(&checkpoint, &Progress::new(0)).unwrap();
+    checkpoint
+}
+
+/// A trainer with these.
+fn start(technique: Technique, initial: &Checkpoint) -> Trainer {
     let checkpointing = GradientCheckpointingConfig::new();
     let trainer = technique.start(&config(), checkpointing, Place::default());
-    let record = burn::store::ModuleRecord::load(initial).unwrap();
-    trainer.try_load(record).unwrap()
+    trainer.resume::<()>(initial).unwrap().0
 }
 
 fn run(technique: Technique, trainer: &mut Trainer, text: &mut Text, course: Course) {
@@ -111,9 +118,7 @@ fn run(technique: Technique, trainer: &mut Trainer, text: &mut Text, course: Cou
 #[test]
 fn a_resumed_training_equals_one_that_was_not_interrupted() {
     let folder = tempfile::tempdir().unwrap();
-    let initial = folder.path().join("initial.bpk");
-    let model = config().init(&Device::flex());
-    model.save_file(&initial).unwrap();
+    let initial = initial(folder.path());
     for technique in [Technique::Stock, Technique::Fused, Technique::Chunked] {
         let config = technique.applied_to(&config());
         let mut whole = start(technique, &initial);
@@ -146,8 +151,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
 #[test]
 fn techniques_train_alike() {
     let folder = tempfile::tempdir().unwrap();
-    let initial = folder.path().join("initial.bpk");
-    config().init(&Device::flex()).save_file(&initial).unwrap();
+    let initial = initial(folder.path());
     let train = |technique| {
         let mut trainer = start(technique, &initial);
         run(technique, &mut trainer, &mut pages(), course(0, 3));
@@ -238,33 +242,36 @@ fn checkpoints_of_another_model_are_refused() {
     checkpoint::save(&saved, &start(&config), &training, 6).unwrap();
     assert_refused(resume(&saved, &training), &["has made all of its 6 steps"]);
     checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
-    let state = std::fs::read(saved.join("state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
-    let files = saved.join(state["files"].as_str().unwrap());
-    assert!(files.join("model.bpk").is_file());
-    // Of those that it has replaced nothing is left.
-    assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 2);
-    std::fs::write(files.join("model.bpk"), b"nonsense").unwrap();
+    let parts = ["parts-a", "parts-b"].map(|parts| saved.join(parts));
+    let parts = parts.iter().find(|parts| parts.exists()).unwrap();
+    // Of those that it has replaced nothing is left: the parts, what makes them a checkpoint, and its lock.
+    assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 3);
+    std::fs::write(parts.join("model.bpk"), b"nonsense").unwrap();
     assert_refused(resume(&saved, &training), &["model.bpk"]);
-    std::fs::write(saved.join("state.json"), b"nonsense").unwrap();
-    assert_refused(resume(&saved, &training), &["state.json"]);
+    std::fs::write(saved.join("checkpoint.json"), b"nonsense").unwrap();
+    assert_refused(resume(&saved, &training), &["checkpoint.json"]);
 }
 
 #[test]
-fn nothing_but_a_checkpoint_is_replaced_by_one() {
+fn a_checkpoint_replaces_nothing_but_another() {
     let folder = tempfile::tempdir().unwrap();
     let precious = folder.path().join("precious");
     std::fs::create_dir(&precious).unwrap();
-    std::fs::write(precious.join("thesis.txt"), b"years").unwrap();
     let thesis = precious.join("thesis.txt");
+    std::fs::write(&thesis, b"years").unwrap();
     let checkpointing = GradientCheckpointingConfig::new();
     let trainer = Technique::Fused.start(&config(), checkpointing, Place::default());
-    for taken in [&precious, &thesis] {
-        let refused = checkpoint::save(taken, &trainer, &training(&config()), 3);
-        assert_refused(refused, &["no checkpoint", "`--save`"]);
+    // A stray file is no reason to throw a training away.
+    checkpoint::check(&precious).unwrap();
+    for _ in 0..2 {
+        checkpoint::save(&precious, &trainer, &training(&config()), 3).unwrap();
+        assert_eq!(std::fs::read(&thesis).unwrap(), b"years");
     }
-    assert_refused(checkpoint::check(Path::new(".")), &["`--save`"]);
-    assert_refused(checkpoint::check(&thesis.join("x")), &["thesis.txt"]);
+    for taken in [&thesis, &thesis.join("x")] {
+        assert_refused(checkpoint::check(taken), &["thesis.txt", "`--save`"]);
+        let refused = checkpoint::save(taken, &trainer, &training(&config()), 3);
+        assert_refused(refused, &["thesis.txt"]);
+    }
     assert_eq!(std::fs::read(thesis).unwrap(), b"years");
 }
 

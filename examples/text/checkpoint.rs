@@ -1,23 +1,16 @@
 //! Saving a training, and going on with it.
 
 use std::fmt::Debug;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use burn::optim::OptimizerRecord;
-use burn::prelude::*;
-use burn::store::ModuleRecord;
+use backburn::{Checkpoint, Progress};
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use crate::formats::Formats;
 use crate::model::LanguageModelConfig;
 use crate::tokens::Vocabulary;
 use crate::trainer::Trainer;
-
-const MODEL: &str = "model.bpk";
-const OPTIMIZER: &str = "optimizer.bpk";
-const STATE: &str = "state.json";
 
 /// What a training is of: it goes on with the same only.
 #[derive(Serialize, Deserialize, Clone, Debug)]
@@ -36,66 +29,17 @@ pub struct Training {
     pub learning_rate: f64,
 }
 
-/// What is told beside the weights.
-#[derive(Serialize, Deserialize, Debug)]
-struct State {
-    training: Training,
-    done: usize,
-    /// The folder within that of the checkpoint that model and optimizer are in.
-    files: PathBuf,
-}
-
-impl State {
-    fn read(folder: &Path) -> Result<Self> {
-        let name = folder.display();
-        let state = std::fs::read(folder.join(STATE))
-            .with_context(|| format!("there is no checkpoint in {name}"))?;
-        serde_json::from_slice(&state)
-            .with_context(|| format!("{STATE} of the checkpoint in {name} can't be read"))
-    }
-}
-
-/// Makes sure that a checkpoint can be saved in `folder`: it is new, empty, or holds one.
+/// Makes sure that a checkpoint can be saved in `folder`.
 pub fn check(folder: &Path) -> Result<()> {
-    let name = folder.display();
-    std::fs::create_dir_all(folder).with_context(|| {
-        format!("{name} can be no checkpoint: name another folder with `--save`")
-    })?;
-    let is_empty = std::fs::read_dir(folder)?.next().is_none();
-    ensure!(
-        is_empty || folder.join(STATE).is_file(),
-        "{name} is there already, and no checkpoint: name another folder with `--save`"
-    );
-    tempfile::tempdir_in(folder).with_context(|| format!("nothing can be saved in {name}"))?;
-    Ok(())
+    let checked = Checkpoint::at(folder).check();
+    checked.context("nothing can be saved there: name another folder with `--save`")
 }
 
-/// Writes model, optimizer and what the training is of to `folder`, after `done` steps. A checkpoint that is there stays what it is until
-/// all of the new one is written.
+/// Saves model, optimizer and what the training is of in `folder`, after `done` steps, in the place of the checkpoint that is
+/// there.
 pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) -> Result<()> {
-    check(folder)?;
-    let before = State::read(folder).ok();
-    let prefix = format!("{done}-");
-    let new = tempfile::Builder::new()
-        .prefix(&prefix)
-        .tempdir_in(folder)?;
-    trainer.model().save_file(new.path().join(MODEL))?;
-    trainer.to_record().save(new.path().join(OPTIMIZER))?;
-    let state = State {
-        training: training.clone(),
-        done,
-        files: new.path().file_name().context("a new folder")?.into(),
-    };
-    let mut file = NamedTempFile::new_in(folder)?;
-    serde_json::to_writer_pretty(&mut file, &state)?;
-    // At this moment it becomes the checkpoint.
-    file.persist(folder.join(STATE))?;
-    let _kept = new.keep();
-    // Nothing outside of the folder, whatever the file says.
-    if let Some(files) = before.as_ref().and_then(|before| before.files.file_name()) {
-        std::fs::remove_dir_all(folder.join(files))?;
-    }
-    Ok(())
+    let progress = Progress::new(done as u64).with_plan(training.clone());
+    trainer.save(&Checkpoint::at(folder), &progress)
 }
 
 /// Loads what was saved in `folder` into `trainer`, of the same `training`; returns the number of steps made.
@@ -105,25 +49,17 @@ pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) 
 /// If there is none, or one of another training.
 pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(Trainer, usize)> {
     let name = folder.display();
-    let state = State::read(folder)?;
-    let (done, files) = (state.done, folder.join(state.files));
-    state
-        .training
-        .check(training)
-        .with_context(|| format!("the checkpoint in {name}"))?;
+    let checkpoint = Checkpoint::at(folder);
+    let saved: Progress<Training> = checkpoint.progress()?;
+    let of_which = || format!("the checkpoint in {name}");
+    saved.plan.check(training).with_context(of_which)?;
     ensure!(
-        done < training.steps,
-        "the checkpoint in {name} has made all of its {done} steps"
+        saved.step < training.steps as u64,
+        "the checkpoint in {name} has made all of its {} steps",
+        saved.step
     );
-    let record = ModuleRecord::load(files.join(MODEL))
-        .with_context(|| format!("{MODEL} of the checkpoint in {name} can't be read"))?;
-    let mut trainer = trainer
-        .try_load(record)
-        .with_context(|| format!("the model of the checkpoint in {name} does not fit"))?;
-    let record = OptimizerRecord::load(files.join(OPTIMIZER))
-        .with_context(|| format!("{OPTIMIZER} of the checkpoint in {name} can't be read"))?;
-    trainer.load_record(record)?;
-    Ok((trainer, done))
+    let (trainer, progress) = trainer.resume::<Training>(&checkpoint)?;
+    Ok((trainer, progress.step.try_into()?))
 }
 
 impl Training {

@@ -1,10 +1,11 @@
 //! A model and its optimizer in training, stock or fused.
 
-use anyhow::{Context, Result};
-use backburn::{FusedConfig, FusedOptimizer};
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use anyhow::Result;
+use backburn::{Checkpoint, FusedConfig, FusedOptimizer, Progress};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
-use burn::store::ModuleRecord;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::model::{LanguageModel, Losses};
 
@@ -104,47 +105,38 @@ impl Trainer {
         }
     }
 
-    /// The same with other weights.
-    pub fn try_load(self, record: ModuleRecord) -> Result<Self> {
-        Ok(match self {
-            Self::Stock { model, optimizer } => {
-                let model = model.expect(BETWEEN_STEPS).try_load_record(record)?;
-                Self::stock(model, optimizer)
-            }
-            Self::Fused { mut fused, parts } => {
-                let mut refused = None;
-                fused.try_change_model(|model| match model.clone().try_load_record(record) {
-                    Ok(loaded) => loaded,
-                    Err(error) => {
-                        refused = Some(error);
-                        model
-                    }
-                })?;
-                match refused {
-                    Some(error) => return Err(error.into()),
-                    None => Self::Fused { fused, parts },
-                }
-            }
-        })
-    }
-
-    /// The state of the optimizer.
-    pub fn to_record(&self) -> OptimizerRecord {
-        match self {
-            Self::Stock { optimizer, .. } => optimizer.to_record(),
-            Self::Fused { fused, .. } => fused.to_record(),
-        }
-    }
-
-    pub fn load_record(&mut self, record: OptimizerRecord) -> Result<()> {
+    /// Saves the training as it is between two steps. That of stock Burn is fused for the moment, which changes nothing.
+    pub fn save<P>(&self, checkpoint: &Checkpoint, progress: &Progress<P>) -> Result<()>
+    where
+        P: Serialize + DeserializeOwned,
+    {
         match self {
             Self::Stock { optimizer, .. } => {
-                *optimizer = optimizer.clone().load_record(record);
+                let fused = FusedOptimizer::try_new(self.model(), optimizer.clone())?;
+                checkpoint.save(&fused, progress)?;
             }
-            Self::Fused { fused, .. } => fused
-                .try_load_record(record)
-                .context("the state of the optimizer does not fit")?,
+            Self::Fused { fused, .. } => checkpoint.save(fused, progress)?,
         }
         Ok(())
+    }
+
+    /// The training that was saved, for which this one is made.
+    pub fn resume<P>(self, checkpoint: &Checkpoint) -> Result<(Self, Progress<P>)>
+    where
+        P: DeserializeOwned,
+    {
+        match self {
+            Self::Stock { model, optimizer } => {
+                let model = model.expect(BETWEEN_STEPS);
+                let mut fused = FusedOptimizer::try_new(model, optimizer)?;
+                let progress = checkpoint.load(&mut fused)?;
+                let (model, optimizer) = fused.into_parts();
+                Ok((Self::stock(model, optimizer), progress))
+            }
+            Self::Fused { mut fused, parts } => {
+                let progress = checkpoint.load(&mut fused)?;
+                Ok((Self::Fused { fused, parts }, progress))
+            }
+        }
     }
 }

@@ -6,6 +6,7 @@ mod dry_run;
 mod full_precision;
 mod policies;
 mod replicas;
+mod resume;
 mod run;
 mod step;
 mod two_passes;
@@ -19,6 +20,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 
 use crate::config::FusedConfig;
+#[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::layout::Layout;
@@ -34,6 +36,7 @@ use crate::weights::{FusedForm, Role};
 #[cfg(feature = "train")]
 pub(crate) use policies::in_state;
 pub use replicas::{FusedReplicas, RankBytes};
+pub(crate) use resume::{Records, Unfit};
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
 /// its gradient is complete, and the gradient is released.
@@ -157,7 +160,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// If such a device has failed and can't be read, with what it says.
     pub fn to_record(&self) -> OptimizerRecord {
         let record = self.session.update().to_record();
-        match self.form.module.devices().iter().any(is_cubecl) {
+        match self.is_read_late() {
             true => record::read_at_once(record),
             false => record,
         }
@@ -190,17 +193,7 @@ impl<M: Module> FusedOptimizer<M> {
         let loaded = record::load(record, &update.optimizer(), &self.form.module)?;
         update.replace(loaded);
         drop(update);
-        // Those of before belong to other weights.
-        let homes = self.form.views().homes();
-        homes.for_each(|home| home.average(None));
-        self.restore_policies();
-        self.average();
-        if self.has_accumulated() {
-            log::warn!("the accumulated gradients are dropped: they belong to the state of before");
-        }
-        self.drop_accumulated();
-        let homes = self.form.views().homes();
-        homes.for_each(|home| home.forget_group());
+        self.begin_group();
         Ok(())
     }
 

@@ -23,6 +23,11 @@ impl Departed {
         }
     }
 
+    /// The optimizer as it was before any of them left, without states.
+    pub(super) fn before(&self) -> &ModuleOptimizer {
+        &self.before
+    }
+
     /// `optimizer` without the states of `parameters`. Burn drops those of a group that another optimizer is added for,
     /// and no others.
     pub(super) fn leave(

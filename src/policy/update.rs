@@ -45,6 +45,21 @@ impl Update {
         }
     }
 
+    /// The optimizer without states, for whatever parameters.
+    pub(crate) fn anew(&self) -> ModuleOptimizer {
+        let optimizer = match &self.departed {
+            Some(departed) => departed.before(),
+            None => &self.optimizer,
+        };
+        optimizer.clone().load_record(OptimizerRecord::default())
+    }
+
+    /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
+    pub(crate) fn begin_with(&mut self, optimizer: ModuleOptimizer) {
+        self.departed = None;
+        self.replace(optimizer);
+    }
+
     /// Drops the states of parameters that have left the model. Returns whether the others went through a record, since
     /// `is_here` says that some have come back, which start anew.
     pub(crate) fn depart(

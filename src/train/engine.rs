@@ -1,10 +1,11 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::optim::ModuleOptimizer;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
 use super::strategy::Repeat;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
+use crate::fused::Records;
 use crate::report::StepReport;
 use crate::{FusedOptimizer, FusedReplicas};
 
@@ -67,6 +68,22 @@ impl<M: LearnerModel + 'static> Engine<M> {
         match self {
             Self::One(fused) => fused.hollow(),
             Self::Several(fused) => fused.hollow(),
+        }
+    }
+
+    /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.
+    pub(super) fn is_read_late(&self) -> bool {
+        match self {
+            Self::One(fused) => fused.is_read_late(),
+            Self::Several(fused) => fused.is_read_late(),
+        }
+    }
+
+    /// The state of the optimizer, which is so read.
+    pub(super) fn optimizer_record(&self) -> OptimizerRecord {
+        match self {
+            Self::One(fused) => fused.optimizer_record(),
+            Self::Several(fused) => fused.optimizer_record(),
         }
     }
 

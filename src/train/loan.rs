@@ -4,6 +4,7 @@ use burn::train::{Learner, LearnerModel};
 use super::engine::Engine;
 use super::exchange::no_optimizer;
 use super::model::FusedModel;
+use super::still::still;
 use crate::device::caught;
 use crate::error::FusedError;
 
@@ -43,8 +44,16 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
         (&mut self.engine, self.learner)
     }
 
-    /// Lets the learner have the current model and the optimizer while `look` runs.
+    /// Lets the learner have the current model and the optimizer while `look` runs. What it saves of them on another thread
+    /// is what they are now.
     pub(super) fn show(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
+        if self.engine.is_read_late() {
+            let optimizer = still(|| self.engine.optimizer_record());
+            swap(self.learner, self.engine.model(), optimizer);
+            look(self.learner);
+            swap(self.learner, self.engine.hollow(), no_optimizer());
+            return;
+        }
         self.give_back();
         look(self.learner);
         let (_, optimizer) = swap(self.learner, self.engine.hollow(), no_optimizer());

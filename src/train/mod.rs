@@ -101,6 +101,7 @@ mod loan;
 mod metric;
 mod model;
 mod resume;
+mod still;
 mod strategy;
 
 pub use launch::LaunchFused;

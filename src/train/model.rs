@@ -3,10 +3,13 @@ use std::fmt::{Display, Formatter};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor};
 use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::store::ModuleRecord;
 use burn::tensor::Device;
 use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 
 use super::exchange::Exchange;
+use crate::device::is_cubecl;
+use crate::record;
 use crate::weights::forked_in_codes;
 
 /// The model as Burn's training sees it during [`launch_fused`](super::LaunchFused::launch_fused).
@@ -106,6 +109,16 @@ impl<M: Module> Module for FusedModel<M> {
 
     fn materialize(self) -> Self {
         self.with(Module::materialize)
+    }
+
+    fn into_record(self) -> ModuleRecord {
+        // The learner saves it on another thread, beside the next steps.
+        let is_read_late = self.devices().iter().any(is_cubecl);
+        let record = self.model.into_record();
+        match is_read_late {
+            true => record::model_read_at_once(record),
+            false => record,
+        }
     }
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {

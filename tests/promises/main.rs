@@ -3,6 +3,7 @@
 mod averages;
 mod backends;
 mod backward;
+mod checkpoints;
 mod compare;
 mod compute_dtype;
 mod config;

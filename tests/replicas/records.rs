@@ -1,8 +1,8 @@
 //! Weights and states go from any number of devices to any other, and to stock Burn and back.
 
 use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Offload, Ownership, Sharding,
-    WaitingBlocks,
+    Checkpoint, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
+    Offload, Ownership, Progress, Sharding, WaitingBlocks,
 };
 
 use burn::module::ParamGroup;
@@ -225,4 +225,95 @@ fn the_states_of_a_removed_layer_leave_the_record_of_replicas() {
         fused.step(RATE, batches.clone(), Network::loss);
         assert_eq!(fused.try_load_record(fused.to_record()), Ok(()));
     }
+}
+
+/// Each goes on from the checkpoint of the one before.
+#[test]
+fn a_checkpoint_goes_on_with_any_number_of_devices() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let half = |model: &Network, batch| model.loss(batch) / 2.0;
+    let clipped = || {
+        let clipping = GlobalNormClippingConfig::Lagged(0.5);
+        FusedConfig::new().with_clipping(Some(clipping))
+    };
+    let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
+    let expected = {
+        let model = copy(&initial, || Network::init(device));
+        let mut fused = FusedReplicas::new(model, adamw(), flex(2)).with_config(clipped());
+        for batch in &batches {
+            fused.step(RATE, vec![batch.clone(); 2], half);
+        }
+        fused.model()
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let model = copy(&initial, || Network::init(device));
+    let first = FusedOptimizer::new(model, adamw()).with_config(clipped());
+    checkpoint.save(&first, &Progress::new(0)).unwrap();
+    let waiting = offloaded(Offload::Updates).offload;
+    let ways = [
+        Some(clipped().with_sharding(Sharding::Full)),
+        None,
+        Some(clipped()),
+        Some(clipped().with_offload(waiting)),
+        None,
+        Some(
+            clipped()
+                .with_sharding(Sharding::Full)
+                .with_ownership(Ownership::BySize),
+        ),
+    ];
+    for (way, batch) in ways.into_iter().zip(&batches) {
+        let model = Network::init(device);
+        let step = match way {
+            Some(config) => {
+                let mut fused = FusedReplicas::new(model, adamw(), flex(2)).with_config(config);
+                let step = checkpoint.load::<()>(&mut fused).unwrap().step;
+                fused.step(RATE, vec![batch.clone(); 2], half);
+                checkpoint.save(&fused, &Progress::new(step + 1)).unwrap();
+                step
+            }
+            None => {
+                let mut fused = FusedOptimizer::new(model, adamw()).with_config(clipped());
+                let step = checkpoint.load::<()>(&mut fused).unwrap().step;
+                fused.accumulate(|model| half(model, batch.clone()));
+                fused.step(RATE, |model| half(model, batch.clone()));
+                checkpoint.save(&fused, &Progress::new(step + 1)).unwrap();
+                step
+            }
+        };
+        assert_eq!(&batches[step as usize].to_data(), &batch.to_data());
+    }
+    let mut resumed = FusedOptimizer::new(Network::init(device), adamw());
+    assert_eq!(checkpoint.load::<()>(&mut resumed).unwrap().step, 6);
+    assert_close_weights(&expected, &resumed.model());
+}
+
+#[test]
+fn replicas_that_refuse_a_checkpoint_train_on() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let initial = Network::init(device);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let wide = FusedReplicas::new(Network::of_width(8, device), adamw(), flex(2));
+    checkpoint.save(&wide, &Progress::new(1)).unwrap();
+    let batches = tokens(device, &[2, 4]);
+    let [expected, refused] = [false, true].map(|tries| {
+        let model = copy(&initial, || Network::init(device));
+        let mut fused = FusedReplicas::new(model, adamw(), flex(2))
+            .with_config(FusedConfig::new().with_sharding(Sharding::Full));
+        for _ in 0..2 {
+            if tries {
+                let error = checkpoint.load::<()>(&mut fused).unwrap_err();
+                assert!(error.to_string().contains("embedding.weight"), "{error}");
+            }
+            fused.step(RATE, batches.clone(), Network::loss);
+        }
+        fused.model()
+    });
+    assert_equal_weights(&expected, &refused);
 }

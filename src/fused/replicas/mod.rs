@@ -6,6 +6,7 @@ mod configure;
 mod crew;
 mod dispatch;
 mod rank;
+mod resume;
 mod setup;
 mod step;
 mod task;
@@ -18,7 +19,6 @@ use burn::tensor::Device;
 
 use super::FusedOptimizer;
 use crate::config::FusedConfig;
-use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::fused::policies::in_state;
 use crate::optim::{AccumulateInState, Ruled};
@@ -214,7 +214,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// As that.
     pub fn to_record(&self) -> OptimizerRecord {
         let record = self.first.session.update().to_record();
-        match self.setup.devices.iter().any(is_cubecl) {
+        match self.is_read_late() {
             true => record::read_at_once(record),
             false => record,
         }

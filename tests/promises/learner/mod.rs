@@ -4,6 +4,7 @@ mod averages;
 mod exchange;
 mod formats;
 mod gradient_checkpointing;
+mod late;
 mod launch;
 mod offload;
 mod panics;

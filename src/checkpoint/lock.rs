@@ -1,0 +1,51 @@
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::CheckpointError;
+
+/// A lock on the checkpoint in a folder, which goes when it is dropped, and with the process.
+pub(super) struct Lock(Option<File>);
+
+impl Lock {
+    /// Of one who saves, when all others are done.
+    pub(super) fn exclusive(folder: &Path) -> Result<Self, CheckpointError> {
+        let path = Self::path(folder);
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|error| CheckpointError::cannot_write(&path, error))?;
+        Ok(Self::of(file, File::lock))
+    }
+
+    /// Of one who loads, when nobody saves. In a folder that can't be written to there may be none.
+    pub(super) fn shared(folder: &Path) -> Self {
+        match File::open(Self::path(folder)) {
+            Ok(file) => Self::of(file, File::lock_shared),
+            Err(_) => Self(None),
+        }
+    }
+
+    fn of(file: File, lock: fn(&File) -> io::Result<()>) -> Self {
+        // Not every file system has locks.
+        if let Err(error) = lock(&file) {
+            log::debug!("a checkpoint is not locked: {error}");
+        }
+        Self(Some(file))
+    }
+
+    fn path(folder: &Path) -> PathBuf {
+        folder.join("checkpoint.lock")
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0
+            && let Err(error) = file.unlock()
+        {
+            log::debug!("a checkpoint is not unlocked: {error}");
+        }
+    }
+}

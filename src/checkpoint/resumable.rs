@@ -1,0 +1,10 @@
+use burn::module::Module;
+
+use crate::fused::{FusedOptimizer, FusedReplicas, Records};
+
+/// A training that a [`Checkpoint`](super::Checkpoint) saves and goes on with: a [`FusedOptimizer`] or [`FusedReplicas`].
+pub trait Resumable: Records {}
+
+impl<M: Module> Resumable for FusedOptimizer<M> {}
+
+impl<M: Module + 'static> Resumable for FusedReplicas<M> {}

@@ -1,0 +1,163 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::ParamGroup;
+use burn::optim::{
+    DynOptimizer, DynState, ModuleOptimizer, OptimizerRecord, StateSink, StateSource,
+};
+use burn::tensor::kind::BridgeTensor;
+use burn::tensor::{Bytes, Device, TensorData};
+use parking_lot::Mutex;
+
+use super::exchange::no_optimizer;
+use crate::optimizer_record::{RecordedState, read, written};
+
+/// An optimizer of no other use than that its records hold what `record`, which gives the same again, holds now.
+///
+/// Burn's learner saves a record on another thread, beside the next steps, and what is on a CubeCL device is read when it is
+/// saved, and shows what has been written in place by then. This one is read as soon as there is a record of it: not before,
+/// since the learner may want none.
+pub(super) fn still(mut record: impl FnMut() -> OptimizerRecord) -> ModuleOptimizer {
+    let still = Still::default();
+    let optimizer = no_optimizer().with_group(ParamGroup::all(), still.clone(), None);
+    // Only a record tells which states there are. It is not read, but what it is to hold may have to be computed: so one
+    // after the other.
+    let optimizer = optimizer.load_record(record());
+    still.0.lock().unread = Some(record());
+    optimizer
+}
+
+#[derive(Clone, Default)]
+struct Still(Arc<Mutex<Contents>>);
+
+#[derive(Default)]
+struct Contents {
+    unread: Option<OptimizerRecord>,
+    states: BTreeMap<u64, RecordedState>,
+}
+
+impl Contents {
+    /// The state of the parameter with this id.
+    fn state(&mut self, id: &str) -> Option<&RecordedState> {
+        if let Some(record) = self.unread.take() {
+            let states = written(record).map(Bytes::shared).and_then(read);
+            self.states = states.unwrap_or_else(|error| panic!("{error}"));
+        }
+        self.states.get(&id.parse().ok()?)
+    }
+}
+
+impl DynOptimizer for Still {
+    fn step_dyn(
+        &self,
+        _rank: usize,
+        _learning_rate: f64,
+        tensor: BridgeTensor,
+        _gradient: BridgeTensor,
+        state: Option<DynState>,
+    ) -> (BridgeTensor, Option<DynState>) {
+        (tensor, state)
+    }
+
+    fn to_device_dyn(&self, state: DynState, _device: &Device) -> DynState {
+        state
+    }
+
+    fn state_flatten(&self, prefix: &str, _state: &DynState, sink: &mut StateSink) {
+        let mut contents = self.0.lock();
+        let Some(state) = contents.state(prefix) else {
+            return;
+        };
+        for tensor in &state.tensors {
+            let (name, dtype, shape, _, bytes) = tensor.clone().into_parts().expect("it was read");
+            let data = TensorData::from_bytes(bytes, shape, dtype);
+            sink.push_tensor(prefix, state.name_in_state(&name), data);
+        }
+        for (name, scalar) in &state.scalars {
+            sink.push_scalar(prefix, state.name_in_state(name), *scalar);
+        }
+    }
+
+    fn state_unflatten(
+        &self,
+        rank: usize,
+        _prefix: &str,
+        _source: &mut StateSource,
+        _device: &Device,
+    ) -> Option<DynState> {
+        Some(DynState::create((), rank))
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::{AdafactorConfig, AdamWConfig, LionConfig, SgdConfig};
+    use burn::tensor::Tensor;
+    use burn_pack::{Reader, Scalar};
+
+    use super::*;
+    use crate::optim::{StateFormat, compact_records};
+    use crate::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, optim};
+
+    type Contents = (
+        BTreeMap<String, (Vec<usize>, Vec<u8>)>,
+        BTreeMap<String, Scalar>,
+        BTreeMap<String, String>,
+    );
+
+    fn contents(record: OptimizerRecord) -> Contents {
+        let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
+        let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
+        let tensors = reader.into_tensors().unwrap().into_iter();
+        let tensors = tensors.map(|tensor| {
+            let (name, _, shape, _, bytes) = tensor.into_parts().unwrap();
+            (name, (shape.to_vec(), bytes.to_vec()))
+        });
+        (tensors.collect(), scalars, paths)
+    }
+
+    fn step(fused: &mut FusedOptimizer<Vec<Linear>>) {
+        fused.step(0.1, |layers| {
+            let x = Tensor::ones([3, 64], &Device::flex().autodiff());
+            let x = layers
+                .iter()
+                .fold(x, |x: Tensor<2>, layer| layer.forward(x));
+            x.powi_scalar(2).mean()
+        });
+    }
+
+    #[test]
+    fn a_still_optimizer_has_the_record_of_the_moment_that_it_was_made() {
+        let device = Device::flex().autodiff();
+        let lion = ParamGroup::from_predicate("1.weight");
+        let in_few_bits = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+        for optimizer in [
+            SgdConfig::new().init(),
+            AdafactorConfig::new().init(),
+            AdamWConfig::new()
+                .init()
+                .with_group(lion, LionConfig::new().build(), None),
+            in_few_bits.init(),
+        ] {
+            let model = (0..2).map(|_| LinearConfig::new(64, 64).init(&device));
+            let config = FusedConfig::new();
+            let config = config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1)));
+            let mut fused =
+                FusedOptimizer::new(model.collect::<Vec<Linear>>(), optimizer).with_config(config);
+            for _ in 0..2 {
+                step(&mut fused);
+                let expected = contents(fused.to_record());
+                let compact = compact_records(|| contents(fused.to_record()));
+                let [still, still_compact] = [
+                    still(|| fused.to_record()),
+                    compact_records(|| still(|| fused.to_record())),
+                ];
+                step(&mut fused);
+                assert!(contents(still.to_record()) == expected);
+                assert!(contents(still.to_record()) == expected);
+                assert!(contents(still_compact.to_record()) == compact);
+            }
+        }
+    }
+}
