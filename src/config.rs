@@ -112,6 +112,12 @@ impl FusedConfig {
             accumulation,
             self.averaging.is_some(),
         )?;
+        if self.compute_dtype == Some(FloatDType::Flex32) {
+            return Err(FusedError::Combination {
+                reason: "`Flex32` is a way of some kernels, and no type to compute a model in: set `compute_dtype` to \
+                         `F32`, `BF16` or `F16`",
+            });
+        }
         if let Some(averaging) = &self.averaging {
             averaging.check()?;
         }

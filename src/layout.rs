@@ -5,7 +5,7 @@
 //! | one device | that device | the model's | shares it | same |
 //! | bf16 computed in f32 | that device | bf16, low bits in the state | for a read | f32 |
 //! | master weights | that device | f32 | for a read | bf16, f16 |
-//! | states on the host | device; the states wait as records | the model's | shares it | any |
+//! | states on the host | device; the states wait as records | the model's | shares it, or for a read | any |
 //! | updates on the host | host | the model's | kept | any |
 //! | weights on the host | host | the model's | for a read, in a block | any |
 //! | `Sharding::State` (ZeRO 1 and 2) | the owner's device | the model's | kept | any |
@@ -74,10 +74,11 @@ impl Layout {
         })
     }
 
-    /// Of a model that computes on `device`.
-    pub(crate) fn on(device: Option<&Device>) -> Self {
+    /// Of a model that goes to `device`, to be checked before it does.
+    pub(crate) fn on(device: Option<&Device>, compute_dtype: Option<FloatDType>) -> Self {
         Self {
             device: device.cloned(),
+            compute_dtype,
             ..Self::default()
         }
     }
@@ -162,11 +163,11 @@ impl Layout {
         placed && self.compute_dtype == compute_dtype
     }
 
-    /// Where a parameter of so many elements, which is on `device`, rests.
-    pub(crate) fn site(&self, id: ParamId, elements: usize, device: &Device) -> Site {
+    /// Where a parameter of so many elements in `dtype`, which is on `device`, rests.
+    pub(crate) fn site(&self, id: ParamId, elements: usize, dtype: DType, device: &Device) -> Site {
+        let is_cast = self.compute_dtype(dtype) != dtype;
         let waits = |placement: &&Arc<Placement>| {
-            placement.rests_on_host(elements)
-                || (self.compute_dtype.is_some() && !placement.states_wait())
+            placement.rests_on_host(elements) || (is_cast && !placement.states_wait())
         };
         match self.placement().filter(waits) {
             Some(placement) => Site {

@@ -48,12 +48,12 @@ impl OffloadEstimate {
         };
         let offload = config.offload.as_ref();
         let computed = |dtype: DType| config.compute_dtype.map_or(dtype, FloatDType::into);
-        let casts = config.compute_dtype.is_some();
         // Bytes of the weights that rest on the host, as the device computes with them.
         let mut copies = 0;
         for parameter in measure(model, optimizer) {
             let (elements, bytes) = (parameter.elements, parameter.bytes());
             let copy = elements * computed(parameter.dtype).size();
+            let casts = computed(parameter.dtype) != parameter.dtype;
             let moves =
                 |it: &&OffloadConfig| it.rests_on_host(elements) || (casts && !it.states_wait());
             let state_waits =

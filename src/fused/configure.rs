@@ -12,7 +12,7 @@ use crate::layout::Layout;
 use crate::offload::OffloadConfig;
 use crate::pass::Reads;
 use crate::policy::Policies;
-use crate::weights::{FusedForm, KeptStatistics, forked_in_codes};
+use crate::weights::{FusedForm, Inventory, KeptStatistics, forked_in_codes};
 
 impl<M: Module> FusedOptimizer<M> {
     /// Trains as `config` says, where the model is.
@@ -178,10 +178,12 @@ impl<M: Module> FusedOptimizer<M> {
         let stays = offload.is_some() || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&self.form.module);
         let model = self.model();
-        let model = if stays {
-            model
-        } else {
-            forked_in_codes(model, &there)
+        let model = match stays {
+            true => model,
+            false => {
+                Inventory::take(&model, &Layout::on(Some(&there), dtype))?;
+                forked_in_codes(model, &there)
+            }
         };
         let form = FusedForm::new(model, &self.session, Arc::new(layout))?;
         let views = self.form.views().clone();

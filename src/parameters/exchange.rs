@@ -62,11 +62,8 @@ impl<W: Fn(ParamId) -> bool, B: Fn(Device) -> Device> ModuleMapper for Take<W, B
             return param;
         }
         param.map(|value| {
-            let dtype = match value.dtype() {
-                DType::QFloat(_) => DType::F32,
-                dtype => dtype,
-            };
-            let nothing = Tensor::empty([1; D], (&(self.beside)(value.device()), dtype));
+            // In a type that every device has.
+            let nothing = Tensor::empty([1; D], (&(self.beside)(value.device()), DType::F32));
             self.taken.insert(id, value.into());
             nothing
         })

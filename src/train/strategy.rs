@@ -57,8 +57,7 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         if let Execution::Several { ownership, .. } = self.execution {
             config.ownership = owners(ownership, config.ownership)?;
             let devices = devices.to_vec();
-            let mut fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?;
-            fused.try_set_config(config)?;
+            let fused = FusedReplicas::with_policies(model, optimizer, policies, devices, config)?;
             return Ok(Engine::Several(Box::new(fused)));
         }
         if let (Execution::OfModel, Sharding::Full) = (&self.execution, config.sharding) {

@@ -10,7 +10,7 @@ use crate::device;
 use crate::error::FusedError;
 use crate::memory::{self, Category};
 use crate::pass::{self, Owed, Pass};
-use crate::policy::PartialSum;
+use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
 use crate::tap::{self, GradientSink, Passed};
 
@@ -138,7 +138,7 @@ impl<const D: usize> View<D> {
             .and(ranks)
             .map(|member| self.count_arrival(member));
         let brought = gradient
-            .map(|gradient| self.bring_home(gradient))
+            .map(|gradient| self.bring_home(pass, gradient))
             .transpose();
         let gradient = match brought {
             Ok(gradient) => gradient,
@@ -160,10 +160,14 @@ impl<const D: usize> View<D> {
         }
     }
 
-    /// A gradient where the value rests, in its float type.
-    fn bring_home(&self, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
+    /// A gradient where the value rests: in its float type, unless the sum is to be rounded once.
+    fn bring_home(&self, pass: &Pass, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
         let home = &self.home;
-        let (device, dtype) = (&home.site.device, home.dtype());
+        let dtype = match pass.plan.accumulation {
+            Accumulation::AsParameter => home.dtype(),
+            Accumulation::InFullPrecision => gradient.dtype(),
+        };
+        let device = &home.site.device;
         let gradient = self
             .terms
             .layout

@@ -53,7 +53,10 @@ impl Attach<'_> {
             None => {
                 let site = match role {
                     Role::Retained => layout.site_of_leaf(id, &device),
-                    _ => layout.site(id, value.shape().num_elements(), &device),
+                    _ => {
+                        let elements = value.shape().num_elements();
+                        layout.site(id, elements, value.dtype(), &device)
+                    }
                 };
                 Arc::new(Home::new(id, path, value, strategy, site, layout))
             }

@@ -50,14 +50,14 @@ impl<M: Module> FusedForm<M> {
         session: &Arc<Session>,
         layout: Arc<Layout>,
     ) -> Result<Self, FusedError> {
-        Self::of(module, session, layout, Some(&other.views))
+        Self::of(module, session, layout, Some(other))
     }
 
     fn of(
         module: M,
         session: &Arc<Session>,
         layout: Arc<Layout>,
-        beside: Option<&Views>,
+        beside: Option<&Self>,
     ) -> Result<Self, FusedError> {
         let inventory = Inventory::take(&module, &layout)?;
         let frozen = frozen::waiting(&module, &inventory, &layout);
@@ -67,7 +67,10 @@ impl<M: Module> FusedForm<M> {
                 // The homes see to the values of these.
                 let released = |id| inventory.role(id) == Some(Role::Released);
                 let stays = |id| released(id) || frozen.contains_key(&id);
-                let module = frozen::on_host(module, &frozen, &layout);
+                let module = match beside {
+                    None => frozen::on_host(module, &frozen, &layout),
+                    Some(other) => frozen::shared(module, &frozen, &other.hollow),
+                };
                 moved_but_for(module, stays, &device.clone().autodiff())
             }
         };
@@ -78,7 +81,7 @@ impl<M: Module> FusedForm<M> {
             inventory: &inventory,
             session,
             layout: &layout,
-            beside,
+            beside: beside.map(|other| &*other.views),
             adapters: &adapters,
         };
         let (module, views) = attach.attach(module);
@@ -196,14 +199,13 @@ impl<M: Module> FusedForm<M> {
 
     /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.
     pub(crate) fn learn_course(&mut self, course: Course) {
-        let placement = self.layout.placement();
-        let Some(waiting) = placement.and_then(|placement| placement.waiting_blocks()) else {
+        let Some(placement) = self.layout.placement_of_blocks() else {
             return;
         };
         if course.is_empty() {
             return;
         }
-        if self.course.is_none() {
+        if let (None, Some(waiting)) = (&self.course, placement.waiting_blocks()) {
             self.views.keep_copies(&course, waiting);
         }
         self.course = Some(course);

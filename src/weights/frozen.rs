@@ -9,7 +9,7 @@ use super::inventory::{Inventory, Role};
 use crate::device::moved;
 use crate::layout::Layout;
 use crate::offload::Placement;
-use crate::parameters::{AnyParam, AnyTensor, exchange, list, running_statistics};
+use crate::parameters::{AnyParam, AnyTensor, exchange, list, running_statistics, values};
 use crate::pass::Scope;
 use crate::tap::lift;
 
@@ -60,6 +60,16 @@ pub(super) fn on_host<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, lay
         module,
         |param| frozen.contains_key(&param.id()),
         |_, value| constant(value, |value| moved(value, placement.host())),
+    )
+}
+
+/// `module` with these parameters of another replica, which has them on the host: they are there once for all.
+pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, other: &M) -> M {
+    let values = values(other, &frozen.keys().copied().collect());
+    exchange(
+        module,
+        |param| values.contains_key(&param.id()),
+        |id, _own| values[&id].clone(),
     )
 }
 

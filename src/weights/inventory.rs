@@ -8,7 +8,6 @@ use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::offload::Placement;
 use crate::parameters::{Parameter, list};
 use crate::tap;
 
@@ -97,20 +96,27 @@ impl Inventory {
                     path: entry.path,
                 });
             }
+            let site = match entry.role {
+                Role::Released => layout.site(id, entry.elements, entry.dtype, device),
+                _ => layout.site_of_leaf(id, device),
+            };
             // Where it is already, a frozen one may be in any type.
             let goes = device.clone().inner() != entry.device.clone().inner();
-            let asked = (device.clone(), dtype);
-            if (entry.role != Role::Frozen || goes) && !checked.contains(&asked) {
-                device::check(device, dtype)?;
-                checked.push(asked);
+            let needed = entry.role != Role::Frozen || goes;
+            let computed = needed.then(|| (device.clone().inner(), dtype));
+            let rests = entry.role == Role::Released && !site.is_host;
+            let rests = rests.then(|| (site.device.clone(), entry.dtype));
+            // The ordinary model of a rank is on its device.
+            let ordinary = layout.member().filter(|_| needed && placement.is_none());
+            let ordinary = ordinary.map(|member| (member.device().clone(), entry.dtype));
+            for asked in [computed, rests, ordinary].into_iter().flatten() {
+                if !checked.contains(&asked) {
+                    device::check(&asked.0, asked.1)?;
+                    checked.push(asked);
+                }
             }
-            let waits = |placement: &Placement| match entry.role {
-                Role::Released => layout.site(id, entry.elements, device).is_host,
-                Role::Retained => false,
-                Role::Frozen => placement.frozen_waits(entry.elements),
-            };
+            // All of the ordinary model is there.
             if let Some(placement) = placement
-                && waits(placement)
                 && !placement.host().supports_dtype(entry.dtype)
             {
                 return Err(FusedError::Offload {

@@ -14,7 +14,7 @@ use crate::tap::tap;
 
 impl<const D: usize> View<D> {
     /// The current value without autodiff, as the model computes with it.
-    pub(super) fn plain(&self) -> Tensor<D> {
+    pub(super) fn plain(&self, keeps: Keeps) -> Tensor<D> {
         self.wait_for_update();
         let mut state = self.state.lock();
         let may_change = || {
@@ -29,7 +29,7 @@ impl<const D: usize> View<D> {
                 self.path()
             );
         }
-        self.here(&mut state, Keeps::Copy)
+        self.here(&mut state, keeps)
     }
 
     /// Waits for an update that is under way, so that what is read does not depend on how far it is.
@@ -55,8 +55,10 @@ impl<const D: usize> View<D> {
             if !matches!(state.stage, stage::Stage::Answered { .. }) {
                 readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
             }
+            drop(state);
+            return self.plain(Keeps::ForRun);
         }
-        self.plain()
+        self.plain(Keeps::Nothing)
     }
 
     /// The value as the pass under way needs it: with its gradient tapped, or as a constant where
@@ -92,7 +94,7 @@ impl<const D: usize> View<D> {
                 drop(self.terms.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks.sweep(&self.terms.likeness.device);
-                self.constant_of(self.plain())
+                self.constant_of(self.plain(Keeps::ForRun))
             }
             Place::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \

@@ -23,6 +23,7 @@ pub(crate) struct Terms {
     pub(super) waits: bool,
     /// The path of the frozen parameter that this one adapts, if that waits on the host.
     pub(super) waiting_base: Option<Arc<str>>,
+    /// What the layout gives it.
     holding: Holding,
     /// Whether a copy that would come for a read stays from now on.
     stays: AtomicBool,
@@ -102,7 +103,9 @@ impl Terms {
         let copy = match self.holding() {
             Holding::Kept => self.likeness.bytes(),
             // Counted by rank, as if every rank had a device.
-            Holding::Shared if !is_here && self.replicates() => self.likeness.bytes(),
+            Holding::Shared | Holding::ForRead if !is_here && !self.waits && self.replicates() => {
+                self.likeness.bytes()
+            }
             _ => 0,
         };
         at_home + copy

@@ -45,14 +45,13 @@ impl<const D: usize> Home<D> {
         if pass.plan.goal == Goal::Accumulate {
             return self.add(pass, first, gradients);
         }
-        let dtype = first.dtype();
         let first = match &self.state.lock().accumulated {
             // In the buffer of the gradient: the sum stays until the pass has ended well.
             Accumulated::Sum(sum) => policy::added(sum, first),
             _ => first,
         };
         let sum = gradients.fold(first, policy::add);
-        self.spend(pass, in_type(sum, dtype));
+        self.spend(pass, in_type(sum, self.dtype()));
     }
 
     /// Uses what was accumulated for a parameter that has no gradient in this pass.

@@ -60,8 +60,8 @@ struct Copy<const D: usize> {
 pub(super) enum Keeps {
     /// It goes with the reader, a graph that holds it.
     Nothing,
-    /// It stays for further reads of the run.
-    Copy,
+    /// It stays for further reads of the run of a block.
+    ForRun,
 }
 
 impl<const D: usize> View<D> {
@@ -107,7 +107,7 @@ impl<const D: usize> View<D> {
                 value.unwrap_or_else(|error| panic!("{error}"))
             }
             Which::Computes if self.terms.comes_over() => self.home.value(),
-            Which::Computes => self.plain(),
+            Which::Computes => self.plain(Keeps::Nothing),
             Which::Averaged(None) => self.home.averaged(),
             Which::Averaged(Some(device)) => self.averaged_on(device, self.home.dtype()),
             Which::AveragedComputes if self.terms.comes_over() => self.home.averaged(),
@@ -180,7 +180,7 @@ impl<const D: usize> View<D> {
         let stays = match holding {
             Holding::Shared | Holding::Gathered => false,
             Holding::Kept => true,
-            Holding::ForRead => keeps == Keeps::Copy,
+            Holding::ForRead => keeps == Keeps::ForRun,
         };
         state.copy = stays.then(|| Copy {
             value: value.clone(),

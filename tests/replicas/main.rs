@@ -12,6 +12,7 @@ mod policies;
 mod random;
 mod records;
 mod rows;
+mod types;
 
 use std::sync::{Mutex, MutexGuard};
 

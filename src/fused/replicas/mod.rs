@@ -81,7 +81,7 @@ use setup::Setup;
 /// If a rank fails, the step ends on all ranks with an error that names it. Parameters whose gradients had come from
 /// all ranks by then are updated, the others unchanged; weights and optimizer states stay readable, but for those
 /// on a device that is gone: with [`Sharding::State`](crate::Sharding::State) it takes along the states it owns, with [`Sharding::Full`](crate::Sharding::Full), and in the
-/// first step, the weights, too.
+/// first step, the weights, too. What waits on the host stays.
 pub struct FusedReplicas<M: Module> {
     /// The first rank, with what all have in common.
     first: FusedOptimizer<M>,
@@ -116,8 +116,38 @@ impl<M: Module + 'static> FusedReplicas<M> {
         optimizer: ModuleOptimizer,
         devices: impl IntoIterator<Item = Device>,
     ) -> Result<Self, FusedError> {
+        Self::try_new_with_config(model, optimizer, devices, FusedConfig::default())
+    }
+
+    /// The same that train as `config` says from the start. What waits on the host goes there at once: a model that does not fit
+    /// on the devices is created on the host, and a parameter goes over alone, if at all.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_new_with_config`](Self::try_new_with_config) returns.
+    pub fn new_with_config(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+        config: FusedConfig,
+    ) -> Self {
+        Self::try_new_with_config(model, optimizer, devices, config)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`new_with_config`](Self::new_with_config).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new) and [`try_set_config`](Self::try_set_config).
+    pub fn try_new_with_config(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+        config: FusedConfig,
+    ) -> Result<Self, FusedError> {
         let devices = devices.into_iter().collect();
-        Self::with_policies(model, optimizer, Policies::default(), devices)
+        Self::with_policies(model, optimizer, Policies::default(), devices, config)
     }
 
     /// Replicas for which [`accumulate`](Self::accumulate) puts the gradients of a micro-batch straight into the state
@@ -148,7 +178,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = in_state(optimizer)?;
         let devices = devices.into_iter().collect();
-        Self::with_policies(model, optimizer, policies, devices)
+        Self::with_policies(model, optimizer, policies, devices, FusedConfig::default())
     }
 
     /// Replicas with policies that were put together elsewhere, and their state in the optimizer.
@@ -157,21 +187,27 @@ impl<M: Module + 'static> FusedReplicas<M> {
         optimizer: ModuleOptimizer,
         policies: Policies,
         devices: Vec<Device>,
+        config: FusedConfig,
     ) -> Result<Self, FusedError> {
+        let configured = config.policies(&policies)?;
+        FusedOptimizer::<M>::check_averages(&config, devices.clone())?;
         let setup = Setup::new(devices)?.of_model(&model);
         let session = Session::new(Update::new(optimizer));
-        let (mut ranks, group) = setup.ranks(model, &session, &FusedConfig::default())?;
+        let (mut ranks, group) = setup.ranks(model, &session, &config)?;
         let (form, session) = ranks.remove(0).into_parts();
         let mut first = FusedOptimizer::of(form, session);
         first.policies = policies;
+        first.place_states(&config);
         first.restore_policies();
+        first.go_on_as(config, configured);
         let crew = Crew::new(ranks, group)?;
         let fused = Self { first, crew, setup };
         log::info!("{fused}");
         Ok(fused)
     }
 
-    /// An ordinary Burn model with the current values, on the first device, as [`FusedOptimizer::model`]. With
+    /// An ordinary Burn model with the current values, on the first device, or on the host if something waits there, as
+    /// [`FusedOptimizer::model`]. With
     /// [`Sharding::Full`](crate::Sharding::Full) all weights come to that device for it.
     pub fn model(&self) -> M {
         self.first.model()

@@ -63,7 +63,12 @@ impl Setup {
         session: &Session,
         config: &FusedConfig,
     ) -> Result<(Vec<Rank<M>>, Arc<Group>), FusedError> {
-        let inventory = Inventory::take(&model, &Layout::on(self.devices.first()))?;
+        let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+        let first = match offload {
+            None => Layout::on(self.devices.first(), dtype),
+            Some(_) => Layout::new(dtype, offload, &self.devices[0])?,
+        };
+        let inventory = Inventory::take(&model, &first)?;
         let mut parameters = inventory.sizes(Role::Released);
         // Only for the order of their sums: they are on all ranks.
         parameters.append(&mut inventory.sizes(Role::Retained));
@@ -83,7 +88,6 @@ impl Setup {
                 _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
-            let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
             let layout = Layout::new(dtype, offload, &self.devices[rank])?;
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
             let session = Arc::new(session.of_replica());

@@ -1,0 +1,257 @@
+//! What a device or the host lacks is refused by name, and what waits or is cast is held no longer, and no more often, than it
+//! must be.
+
+use std::sync::{Arc, Mutex};
+
+use backburn::optim::WeightFormat;
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
+    HookedParameter, Offload, OffloadConfig, OffloadHost, Sharding, WaitingBlocks, cast,
+};
+use burn::module::ParamGroup;
+use burn::optim::SgdConfig;
+
+use super::rows::table::offloaded;
+use super::*;
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+#[allow(deprecated)] // Burn 0.22 still ships ndarray.
+fn other() -> Device {
+    Device::ndarray().autodiff()
+}
+
+fn half() -> Network {
+    cast(Network::init(&device()), FloatDType::BF16)
+}
+
+fn computed_in(dtype: FloatDType) -> FusedConfig {
+    FusedConfig::new().with_compute_dtype(Some(dtype))
+}
+
+fn lacks_the_type(error: &FusedError) -> bool {
+    matches!(
+        error,
+        FusedError::FloatTypeNotSupported { .. } | FusedError::Offload { .. }
+    )
+}
+
+#[test]
+fn a_device_without_the_type_at_rest_computes_in_another() {
+    let _alone = alone();
+    let optimizer = || {
+        backburn::optim::AdamWConfig::new()
+            .with_weight_format(WeightFormat::Split24)
+            .init()
+    };
+    let offload = OffloadConfig::new(Offload::Updates)
+        .with_host(OffloadHost::Flex)
+        .with_min_elements(1);
+    let config = computed_in(FloatDType::F32).with_offload(Some(offload));
+    let batch = || tokens(&other(), &[2]).remove(0);
+    let mut fused =
+        FusedOptimizer::new(half(), optimizer()).with_config_on(config.clone(), &other());
+    fused.step(RATE, |model| model.loss(batch()));
+    let devices = vec![other(), other()];
+    let mut fused = FusedReplicas::new_with_config(half(), optimizer(), devices, config);
+    fused.step(RATE, [batch(), batch()], Network::loss);
+}
+
+#[test]
+fn what_lacks_the_type_at_rest_is_refused_and_nothing_has_changed() {
+    let _alone = alone();
+    let batch = || tokens(&device(), &[2]).remove(0);
+    for config in [FusedConfig::new(), computed_in(FloatDType::F32)] {
+        let mut fused = FusedOptimizer::new(half(), adamw());
+        let error = fused.try_set_config_on(config, &other()).unwrap_err();
+        assert!(lacks_the_type(&error), "{error:?}");
+        fused.step(RATE, |model| model.loss(batch()));
+    }
+    let devices = vec![device(), other()];
+    let mut ranks = FusedReplicas::new(Network::init(&device()), adamw(), devices)
+        .with_config(computed_in(FloatDType::F32));
+    let error = ranks.try_change_model(|model| cast(model, FloatDType::BF16));
+    let error = error.unwrap_err();
+    assert!(lacks_the_type(&error), "{error:?}");
+    ranks.step(RATE, [batch()], Network::loss);
+
+    // All of the ordinary model is on the host.
+    let frozen = half().freeze_group(ParamGroup::from_predicate("layers"));
+    let mut fused = FusedOptimizer::new(frozen, adamw());
+    let offload = OffloadConfig::new(Offload::Updates)
+        .with_host(OffloadHost::NdArray)
+        .with_min_elements(1_000_000);
+    let config = FusedConfig::new().with_offload(Some(offload));
+    let error = fused.try_set_config_on(config, &device()).unwrap_err();
+    assert!(lacks_the_type(&error), "{error:?}");
+    fused.step(RATE, |model| model.loss(batch()));
+    drop(fused.model());
+
+    let mut fused = FusedOptimizer::new(Network::init(&other()), adamw());
+    let error = fused
+        .try_set_config(computed_in(FloatDType::Flex32))
+        .unwrap_err();
+    assert!(matches!(error, FusedError::Combination { .. }), "{error:?}");
+}
+
+/// Notes where the scale is stepped, and its gradient.
+#[derive(Clone, Default)]
+struct Noting(Arc<Mutex<Option<(Device, Vec<f32>)>>>);
+
+impl GradientHook for Noting {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if parameter.path == "scale" {
+            let found = gradient.clone().into_data().iter().collect();
+            *self.0.lock().unwrap() = Some((parameter.value.device(), found));
+        }
+        GradientFlow::Continue(gradient)
+    }
+}
+
+#[test]
+fn small_parameters_stay_unless_computed_in_another_type() {
+    let _alone = alone();
+    let on_host = |config: FusedConfig| {
+        let noting = Noting::default();
+        let mut fused = FusedOptimizer::new(Network::init(&device()), adamw())
+            .with_config_on(config, &device())
+            .with_hook(ParamGroup::all(), noting.clone());
+        fused.step(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)));
+        let (found, _) = noting.0.lock().unwrap().take().unwrap();
+        found == other().inner()
+    };
+    let offload = OffloadConfig::new(Offload::Updates)
+        .with_host(OffloadHost::NdArray)
+        .with_min_elements(20);
+    let offload = |config: FusedConfig| config.with_offload(Some(offload.clone()));
+    assert!(!on_host(offload(FusedConfig::new())));
+    assert!(!on_host(offload(computed_in(FloatDType::F32))));
+    assert!(on_host(offload(computed_in(FloatDType::F64))));
+}
+
+#[test]
+fn sums_in_full_precision_are_rounded_once() {
+    let _alone = alone();
+    let initial = half();
+    let batches: Vec<_> = (0..8).map(|_| tokens(&device(), &[2]).remove(0)).collect();
+    let noting = Noting::default();
+    let config = computed_in(FloatDType::F32).with_full_precision_accumulation(true);
+    let mut fused = FusedOptimizer::new(copy(&initial, half), adamw())
+        .with_config(config)
+        .with_hook(ParamGroup::all(), noting.clone());
+    for batch in &batches {
+        fused.accumulate(|model| model.loss(batch.clone()));
+    }
+    fused.step_accumulated(RATE);
+    let computed = cast(initial, FloatDType::F32);
+    let gradients = batches.iter().map(|batch| {
+        let gradients = computed.loss(batch.clone()).backward();
+        computed.scale.val().grad(&gradients).unwrap()
+    });
+    let sum = gradients.reduce(|sum, gradient| sum + gradient).unwrap();
+    let expected: Vec<f32> = sum.cast(FloatDType::BF16).into_data().iter().collect();
+    assert_eq!(noting.0.lock().unwrap().take().unwrap().1, expected);
+}
+
+fn settled() -> usize {
+    loop {
+        let bytes = BYTES.current_usage();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        if BYTES.current_usage() == bytes {
+            return bytes;
+        }
+    }
+}
+
+const WIDTHS: [usize; 2] = [192, 384];
+
+/// How `bytes` grow with the width, in multiples of the layers in f32.
+fn slope(bytes: impl Fn(usize) -> usize) -> f64 {
+    let [small, large] = WIDTHS.map(|width| bytes(width) as f64);
+    let [less, more] = WIDTHS.map(|width| (4 * 4 * width * width) as f64);
+    (large - small) / (more - less)
+}
+
+#[test]
+fn copies_for_inference_go_with_who_reads_them() {
+    let _alone = alone();
+    for config in [
+        computed_in(FloatDType::BF16),
+        offloaded(Offload::Weights(WaitingBlocks::All)),
+    ] {
+        let stay = slope(|width| {
+            let mut fused = FusedOptimizer::new(Network::of_width(width, &device()), adamw())
+                .with_config_on(config.clone(), &device());
+            let batch = tokens(&device(), &[2]).remove(0);
+            fused.step(RATE, |model| model.loss_in_blocks(batch.clone()));
+            let stay = Arc::new(Mutex::new(0));
+            let noted = stay.clone();
+            fused.step(RATE, |model| {
+                let before = settled();
+                drop(model.valid().loss_in_blocks(batch.clone()));
+                *noted.lock().unwrap() = settled().saturating_sub(before);
+                model.loss_in_blocks(batch.clone())
+            });
+            let stay = *stay.lock().unwrap();
+            stay
+        });
+        assert!(stay < 0.1, "{config:?}: {stay} of the layers");
+    }
+}
+
+#[test]
+fn frozen_weights_are_on_the_host_once_for_all_ranks() {
+    let _alone = alone();
+    let config = offloaded(Offload::Weights(WaitingBlocks::All)).with_sharding(Sharding::Full);
+    let [one, three] = [1, 3].map(|ranks| {
+        slope(|width| {
+            let model = Network::of_width(width, &other());
+            let model = model.freeze_group(ParamGroup::from_predicate("layers"));
+            let before = settled();
+            let optimizer = SgdConfig::new().init();
+            let devices = vec![device(); ranks];
+            let mut fused =
+                FusedReplicas::new_with_config(model, optimizer, devices, config.clone());
+            fused.step(
+                RATE,
+                tokens(&device(), &vec![2; ranks]),
+                Network::loss_in_blocks,
+            );
+            settled().saturating_sub(before)
+        })
+    });
+    assert!(
+        three < one + 0.2,
+        "{three} of the layers on three ranks, {one} on one"
+    );
+}
+
+#[test]
+fn replicas_are_made_without_the_weights_on_the_devices() {
+    let _alone = alone();
+    let config = offloaded(Offload::Weights(WaitingBlocks::All)).with_sharding(Sharding::Full);
+    let [one, two] = [1, 2].map(|ranks| {
+        slope(|width| {
+            let model = Network::of_width(width, &other());
+            let before = settled();
+            BYTES.reset_peak_usage();
+            let optimizer = SgdConfig::new().init();
+            let config = config.clone();
+            let devices = vec![device(); ranks];
+            let fused = FusedReplicas::new_with_config(model, optimizer, devices, config);
+            let peak = BYTES.peak_usage() - before;
+            drop(fused);
+            peak
+        })
+    });
+    assert!(
+        two < one + 0.3,
+        "{two} of the layers beside the model for two ranks, {one} for one"
+    );
+}
