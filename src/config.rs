@@ -70,8 +70,8 @@ pub struct FusedConfig {
     /// What waits in host memory while the model computes on a device, or several: the optimizer state, the updates, or the
     /// weights of blocks, too.
     pub offload: Option<OffloadConfig>,
-    /// What each of several devices keeps of the parameters that it does not own. On one device this and what follows say
-    /// nothing.
+    /// What each of several devices keeps of the parameters that it does not own. On one device this says nothing, nor do
+    /// `ownership`, `max_lead` and `draws_random_numbers`.
     #[config(default = "Sharding::State")]
     pub sharding: Sharding,
     /// Which of several devices owns a parameter.

@@ -100,13 +100,13 @@ impl<const D: usize> AnyView for View<D> {
         let stage = std::mem::take(&mut self.state.lock().stage);
         let mut report = self.home.commit(well);
         report.received |= matches!(stage, Stage::Answered { received: true });
-        self.take_over();
+        self.refresh_copy();
         report
     }
 
     fn copy_accumulated(&self, from: &Arc<dyn AnyView>) {
         if let Ok(from) = from.clone().into_any().downcast::<Self>() {
-            self.home.take_over(&from.home);
+            self.home.take_over_sum(&from.home);
         }
     }
 

@@ -62,6 +62,7 @@ impl Attach<'_> {
             }
         };
         let mut terms = Terms::new(&home, layout.clone(), &device);
+        terms.is_leaf = role == Role::Retained;
         terms.waiting_base = self.adapters.get(&id).cloned();
         View::new(home, self.session.clone(), terms)
     }

@@ -161,7 +161,7 @@ impl<const D: usize> Home<D> {
     }
 
     /// Takes over what another home of the same parameter has accumulated.
-    pub(super) fn take_over(&self, from: &Self) {
+    pub(super) fn take_over_sum(&self, from: &Self) {
         let accumulated = from.state.lock().accumulated.clone();
         self.state.lock().accumulated = accumulated.on(&self.sums);
     }

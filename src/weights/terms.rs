@@ -21,6 +21,8 @@ pub(crate) struct Terms {
     at_home: Likeness,
     /// Whether the value waits on the host.
     pub(super) waits: bool,
+    /// Whether it is an ordinary leaf of the module.
+    pub(super) is_leaf: bool,
     /// The path of the frozen parameter that this one adapts, if that waits on the host.
     pub(super) waiting_base: Option<Arc<str>>,
     /// What the layout gives it.
@@ -51,6 +53,7 @@ impl Terms {
             likeness,
             at_home: home.likeness.clone(),
             waits: home.site.is_host,
+            is_leaf: false,
             waiting_base: None,
             layout,
             stays: AtomicBool::new(false),

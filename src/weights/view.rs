@@ -253,8 +253,8 @@ impl<const D: usize> View<D> {
         Ok(())
     }
 
-    /// The pass is over: takes what the owner has now, if this rank keeps it.
-    pub(super) fn take_over(&self) {
+    /// The pass is over: has what the owner has now, if this rank keeps it.
+    pub(super) fn refresh_copy(&self) {
         // Where it can't be had, what was there before stays, or who reads it is told why.
         let taken = match self.terms.holding() {
             Holding::Kept if !self.home.site.is_host => {

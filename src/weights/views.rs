@@ -67,8 +67,7 @@ impl Views {
 
     /// The views of the others.
     fn released(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> {
-        let released = self.of.iter().filter(|(id, _)| !self.leaves.contains(id));
-        released.map(|(_, view)| view)
+        self.iter().filter(|view| !view.terms().is_leaf)
     }
 
     /// The parameters whose values come over whenever they are read.
@@ -77,7 +76,7 @@ impl Views {
         coming.map(|(id, _)| *id)
     }
 
-    /// Bytes of all values, and so of the gradients that are released.
+    /// Bytes of all values where they rest.
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
         self.iter().map(|view| view.terms().bytes()).sum()

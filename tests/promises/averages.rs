@@ -435,7 +435,8 @@ fn averages_in_bf16_with_low_bits_move_as_those_in_f32() {
             let size = expected.clone().square().mean().sqrt();
             let [error, size] = [error, size].map(|norm| norm.into_scalar::<f32>());
             assert!(
-                error < 0.02 * size,
+                // And what the last of its bits are worth.
+                error < 0.02 * size + 3e-5,
                 "{format:?} in {dtype:?}: {error} of {size}"
             );
         }

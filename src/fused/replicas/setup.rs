@@ -80,7 +80,8 @@ impl Setup {
             config.draws_random_numbers,
             parameters,
         ));
-        // The first last: its running statistics are those of `model`, and go where it goes.
+        // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:
+        // its running statistics are those of `model`, and go where it goes.
         let mut ranks = Vec::<Rank<M>>::new();
         for rank in (0..group.ranks()).rev() {
             let replica = match rank {
