@@ -98,7 +98,10 @@ fn what_lacks_the_type_at_rest_is_refused_and_nothing_has_changed() {
 
 /// Notes where the scale is stepped, and its gradient.
 #[derive(Clone, Default)]
-struct Noting(Arc<Mutex<Option<(Device, Vec<f32>)>>>);
+struct Noting(Arc<Mutex<Option<Noted>>>);
+
+/// Where the scale is, and its gradient.
+type Noted = (Device, Vec<f32>);
 
 impl GradientHook for Noting {
     fn call<const D: usize>(
@@ -198,8 +201,7 @@ fn copies_for_inference_go_with_who_reads_them() {
                 *noted.lock().unwrap() = settled().saturating_sub(before);
                 model.loss_in_blocks(batch.clone())
             });
-            let stay = *stay.lock().unwrap();
-            stay
+            *stay.lock().unwrap()
         });
         assert!(stay < 0.1, "{config:?}: {stay} of the layers");
     }
