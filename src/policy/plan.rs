@@ -5,6 +5,7 @@ use burn::module::ParamGroup;
 use super::accumulation::Accumulation;
 use super::clip::GlobalNormClippingConfig;
 use super::compare::{Compare, CompareLater, Unconfirmed};
+use super::goal::Goal;
 use super::hook::{AnyHook, Hooks};
 use super::keeper::Keeper;
 use super::measure::{Measure, Norm};
@@ -12,18 +13,6 @@ use super::scale::Scale;
 use super::scaling::{LeaveNotFinite, LossScaler, LossScalingConfig, Overflow};
 use super::state::{LossScale, PolicyState};
 use crate::error::FusedError;
-
-/// What a finished gradient is used for, after the hooks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Goal {
-    /// Add it to the parameter's accumulated gradient. There are no hooks.
-    Accumulate,
-    /// Drop it: a hook has measured it.
-    Measure,
-    /// Step the parameter.
-    #[default]
-    Update,
-}
 
 /// The policies of a fused optimizer.
 #[derive(Clone, Debug, Default)]
