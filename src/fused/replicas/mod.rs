@@ -64,7 +64,7 @@ use setup::Setup;
 ///   and the second runs of blocks take turns at them, and a closure must not wait for another rank, nor for a step of other
 ///   replicas on another thread, which ends with an error after a minute. What is
 ///   drawn later (in hooks, after the first gradient of a closure that runs the backward pass itself) comes from
-///   where the generator is by then. [`draws_random_numbers`](FusedConfig::draws_random_numbers) lets them run at
+///   where the generator is by then. [`draws_random_numbers`](crate::FusedConfig::draws_random_numbers) lets them run at
 ///   once where nothing is drawn.
 /// - Running statistics are the mean over the ranks that have updated them after every step, as in Burn's own
 ///   multi-device training on one device.
