@@ -126,6 +126,16 @@ impl Layout {
         self.member().map_or(0, |member| member.group.owner(id))
     }
 
+    pub(crate) fn owns(&self, id: ParamId) -> bool {
+        self.owner(id) == self.rank()
+    }
+
+    /// Whether this rank may keep a parameter between two passes.
+    pub(crate) fn replicates(&self, id: ParamId) -> bool {
+        let group = self.member().map(|member| &member.group);
+        self.owns(id) || group.is_none_or(|group| group.replicates_weights())
+    }
+
     /// Where the model computes, with or without autodiff; none where it is.
     pub(crate) fn device(&self) -> Option<&Device> {
         let placement = self.placement().map(|placement| placement.device());
@@ -180,14 +190,12 @@ impl Layout {
 
     /// The same of a parameter that is an ordinary leaf, and never waits.
     pub(crate) fn site_of_leaf(&self, id: ParamId, device: &Device) -> Site {
-        let owners = |member: &Membership| member.group.device(member.group.owner(id)).clone();
-        let device = match (self.member(), self.device()) {
-            (Some(member), _) => owners(member),
-            (None, Some(device)) => device.clone(),
-            (None, None) => device.clone(),
+        let device = match self.member() {
+            Some(member) => member.group.device(member.group.owner(id)).clone(),
+            None => self.computes_on(device),
         };
         Site {
-            device: device.inner(),
+            device,
             is_host: false,
         }
     }
@@ -211,9 +219,7 @@ impl Layout {
         dtype: DType,
         device: &Device,
     ) -> Holding {
-        let group = self.member().map(|member| &member.group);
-        let owns = self.owner(id) == self.rank();
-        let replicates = owns || group.is_none_or(|group| group.replicates_weights());
+        let replicates = self.replicates(id);
         if site.is_host {
             let keeps = self.placement().is_some_and(|it| it.keeps_copies());
             return match keeps && replicates {

@@ -11,6 +11,23 @@ use crate::error::FusedError;
 use crate::optim::WeightFormat;
 use crate::policy::AverageKeeper;
 
+/// Refuses averages in a type that a device on which they would be does not have.
+pub(super) fn check_averages(config: &FusedConfig, devices: Vec<Device>) -> Result<(), FusedError> {
+    let format = config.averaging.as_ref().map(|averaging| averaging.format);
+    if let None | Some(WeightFormat::Plain) = format {
+        return Ok(());
+    }
+    let host = config.offload.as_ref().map(|offload| offload.host.device());
+    let mut devices = devices.into_iter().chain(host.transpose()?);
+    match devices.all(|device| device.supports_dtype(FloatDType::BF16)) {
+        true => Ok(()),
+        false => Err(FusedError::Averaging {
+            reason: "a device, or the host, does not have bf16, in which their `format` keeps averages: use \
+                     `WeightFormat::Plain`",
+        }),
+    }
+}
+
 impl<M: Module> FusedOptimizer<M> {
     /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
     /// to save, to use.
@@ -24,26 +41,6 @@ impl<M: Module> FusedOptimizer<M> {
     /// If a device that has a part of it is lost.
     pub fn averaged(&self) -> M {
         self.form.averaged()
-    }
-
-    /// Refuses averages in a type that a device on which they would be does not have.
-    pub(super) fn check_averages(
-        config: &FusedConfig,
-        devices: Vec<Device>,
-    ) -> Result<(), FusedError> {
-        let format = config.averaging.as_ref().map(|averaging| averaging.format);
-        if let None | Some(WeightFormat::Plain) = format {
-            return Ok(());
-        }
-        let host = config.offload.as_ref().map(|offload| offload.host.device());
-        let mut devices = devices.into_iter().chain(host.transpose()?);
-        match devices.all(|device| device.supports_dtype(FloatDType::BF16)) {
-            true => Ok(()),
-            false => Err(FusedError::Averaging {
-                reason: "a device, or the host, does not have bf16, in which their `format` keeps averages: use \
-                         `WeightFormat::Plain`",
-            }),
-        }
     }
 
     /// Averages as the config says.

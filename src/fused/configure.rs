@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use super::FusedOptimizer;
+use super::averages::check_averages;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::layout::Layout;
@@ -114,7 +115,7 @@ impl<M: Module> FusedOptimizer<M> {
         let policies = self.policies_of(&config)?;
         let devices =
             device.map_or_else(|| self.form.module.devices(), |device| vec![device.clone()]);
-        Self::check_averages(&config, devices)?;
+        check_averages(&config, devices)?;
         self.lay_out(&config, device)?;
         self.go_on_as(config, policies);
         Ok(())

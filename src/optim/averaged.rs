@@ -14,7 +14,7 @@ use crate::device::{host, in_type, moved};
 pub(crate) struct Averaged<const D: usize>(Arc<Mutex<Values<D>>>);
 
 /// What there is of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Values<const D: usize> {
     /// Of the parameter.
     updates: usize,
@@ -22,16 +22,6 @@ struct Values<const D: usize> {
     count: usize,
     /// None before the first.
     mean: Option<Weight<D>>,
-}
-
-impl<const D: usize> Default for Values<D> {
-    fn default() -> Self {
-        Self {
-            updates: 0,
-            count: 0,
-            mean: None,
-        }
-    }
 }
 
 impl<const D: usize> Averaged<D> {
@@ -42,13 +32,14 @@ impl<const D: usize> Averaged<D> {
         if !config.counts(values.updates) {
             return;
         }
-        let mean = values.mean.take();
-        let mean = match mean {
-            Some(mean) => mean.on(value).next(config, values.count, value.clone()),
+        // An update that panics takes the mean along: it begins anew then.
+        let count = std::mem::take(&mut values.count);
+        let mean = match values.mean.take() {
+            Some(mean) => mean.on(value).next(config, count, value.clone()),
             None => begun(config, value),
         };
         values.mean = Some(mean);
-        values.count += 1;
+        values.count = count + 1;
     }
 
     /// The average in this type, if there is one yet.

@@ -70,7 +70,7 @@ pub struct HookedParameter<'a, const D: usize> {
 
 /// What becomes of a gradient.
 // A tensor of CubeCL's without `fusion` is large; one at a time is moved.
-#[allow(clippy::large_enum_variant)]
+#[allow(clippy::large_enum_variant)] // There is one at a time.
 #[derive(Clone, Debug)]
 pub enum GradientFlow<const D: usize> {
     /// The update uses this gradient, of the same shape, dtype and device.

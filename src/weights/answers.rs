@@ -3,7 +3,7 @@ use burn::tensor::Tensor;
 use crate::replica::{Hold, Membership};
 
 /// What the ranks have said about their gradients of a parameter in a pass.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Answers<const D: usize> {
     given: usize,
     /// By rank, where the value rests.
@@ -15,15 +15,6 @@ pub(super) struct Answers<const D: usize> {
 pub(super) struct Held<const D: usize> {
     pub(super) gradient: Tensor<D>,
     pub(super) hold: Hold,
-}
-
-impl<const D: usize> Default for Answers<D> {
-    fn default() -> Self {
-        Self {
-            given: 0,
-            gradients: Vec::new(),
-        }
-    }
 }
 
 impl<const D: usize> Answers<D> {

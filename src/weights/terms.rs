@@ -80,17 +80,12 @@ impl Terms {
 
     /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.
     pub(super) fn keep_copy(&self) {
-        self.stays.store(self.replicates(), Ordering::Relaxed);
+        let stays = self.layout.replicates(self.id);
+        self.stays.store(stays, Ordering::Relaxed);
     }
 
     pub(super) fn owns(&self) -> bool {
-        self.layout.owner(self.id) == self.layout.rank()
-    }
-
-    /// Whether the rank may keep the parameter between two passes.
-    fn replicates(&self) -> bool {
-        let group = self.layout.member().map(|member| &member.group);
-        self.owns() || group.is_none_or(|group| group.replicates_weights())
+        self.layout.owns(self.id)
     }
 
     /// Bytes of the value.
@@ -103,10 +98,11 @@ impl Terms {
     pub(super) fn bytes_at_rest(&self) -> usize {
         let is_here = self.owns() && !self.waits;
         let at_home = if is_here { self.at_home.bytes() } else { 0 };
+        let replicates = self.layout.replicates(self.id);
         let copy = match self.holding() {
             Holding::Kept => self.likeness.bytes(),
             // Counted by rank, as if every rank had a device.
-            Holding::Shared | Holding::ForRead if !is_here && !self.waits && self.replicates() => {
+            Holding::Shared | Holding::ForRead if !is_here && !self.waits && replicates => {
                 self.likeness.bytes()
             }
             _ => 0,
@@ -118,6 +114,6 @@ impl Terms {
     pub(super) fn count_gathered(&self) -> Option<Hold> {
         let member = self.layout.among_others()?;
         let hold = || member.group.hold(member.rank, self.likeness.bytes());
-        (!self.replicates()).then(hold)
+        (!self.layout.replicates(self.id)).then(hold)
     }
 }

@@ -141,11 +141,12 @@ impl<const D: usize> Home<D> {
         match (&stepped.result, more_to_come) {
             (Ok(()), true) => state.outcome = Some(Outcome::Began),
             (Ok(()), false) => {
+                self.outdate_copies();
+                state.outcome = Some(Outcome::Updated { copied });
+                // Last, since it can fail: the value has moved then.
                 if let (Some(value), Some(averaging)) = (&state.value, &state.averaging) {
                     averaging.update(value);
                 }
-                self.outdate_copies();
-                state.outcome = Some(Outcome::Updated { copied });
             }
             (Err(_), _) => self.outdate_copies(),
         }

@@ -11,6 +11,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdCon
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 
 use crate::compare::*;
+use crate::in_types_of::in_types_of;
 
 const RATE: f64 = 0.02;
 const WIDTH: usize = 64;
@@ -106,10 +107,8 @@ impl Way {
     fn gradients(self, model: &Stack, x: &Tensor<2>, scale: f64) -> GradientsParams {
         let computed = cast(model.clone(), self.computes);
         let gradients = (computed.loss(x.clone()) * scale).backward();
-        let mut gradients = GradientsParams::from_grads(gradients, &computed);
-        let mut widen = AsParameters(&mut gradients, GradientsParams::new());
-        model.visit(&mut widen);
-        widen.1
+        let gradients = GradientsParams::from_grads(gradients, &computed);
+        in_types_of(model, gradients)
     }
 
     /// Groups of micro-batches; `change` sees the sum of a group.
@@ -131,17 +130,6 @@ impl Way {
             model = optimizer.step(RATE, model, gradients);
         }
         model
-    }
-}
-
-struct AsParameters<'a>(&'a mut GradientsParams, GradientsParams);
-
-impl ModuleVisitor for AsParameters<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.0.remove::<D>(param.id) {
-            let dtype = FloatDType::from(param.base().dtype());
-            self.1.register(param.id, gradient.cast(dtype));
-        }
     }
 }
 

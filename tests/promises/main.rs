@@ -14,6 +14,7 @@ mod faults;
 mod fidelity;
 mod formats;
 mod gradient_checkpointing;
+mod in_types_of;
 mod language_model;
 mod learner;
 mod linear_cross_entropy;

@@ -8,6 +8,8 @@ mod devices;
 mod faults;
 mod fidelity;
 mod hostile;
+#[path = "../promises/in_types_of.rs"]
+mod in_types_of;
 mod policies;
 mod random;
 mod records;
@@ -17,12 +19,13 @@ mod types;
 use std::sync::{Mutex, MutexGuard};
 
 use backburn::gradient_checkpointing;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 
 use compare::*;
+use in_types_of::in_types_of;
 
 const RATE: f64 = 0.05;
 
@@ -140,10 +143,8 @@ fn stock_step_in(
             None => replica,
         };
         let gradients = replica.loss(batch).backward();
-        let mut gradients = GradientsParams::from_grads(gradients, &replica);
-        let mut widened = AsParameters(&mut gradients, GradientsParams::new());
-        model.visit(&mut widened);
-        (widened.1, device.clone())
+        let gradients = GradientsParams::from_grads(gradients, &replica);
+        (in_types_of(&model, gradients), device.clone())
     });
     match stock {
         Stock::Sharded => {
@@ -158,18 +159,6 @@ fn stock_step_in(
                 sum.accumulate(&model, gradients.to_device(&devices[0], &model));
             }
             optimizer.step(RATE, model, sum.grads())
-        }
-    }
-}
-
-/// The gradients in the types of their parameters.
-struct AsParameters<'a>(&'a mut GradientsParams, GradientsParams);
-
-impl ModuleVisitor for AsParameters<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.0.remove::<D>(param.id) {
-            let dtype = FloatDType::from(param.base().dtype());
-            self.1.register(param.id, gradient.cast(dtype));
         }
     }
 }

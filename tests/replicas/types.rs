@@ -11,6 +11,7 @@ use backburn::{
 use burn::module::ParamGroup;
 use burn::optim::SgdConfig;
 
+use super::rows::settled;
 use super::rows::table::offloaded;
 use super::*;
 
@@ -160,16 +161,6 @@ fn sums_in_full_precision_are_rounded_once() {
     let sum = gradients.reduce(|sum, gradient| sum + gradient).unwrap();
     let expected: Vec<f32> = sum.cast(FloatDType::BF16).into_data().iter().collect();
     assert_eq!(noting.0.lock().unwrap().take().unwrap().1, expected);
-}
-
-fn settled() -> usize {
-    loop {
-        let bytes = BYTES.current_usage();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        if BYTES.current_usage() == bytes {
-            return bytes;
-        }
-    }
 }
 
 const WIDTHS: [usize; 2] = [192, 384];

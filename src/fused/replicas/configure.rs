@@ -5,7 +5,7 @@ use burn::module::{Module, ParamGroup};
 use super::FusedReplicas;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::fused::FusedOptimizer;
+use crate::fused::averages::check_averages;
 use crate::policy::GradientHook;
 
 impl<M: Module + 'static> FusedReplicas<M> {
@@ -44,7 +44,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// As [`FusedOptimizer::try_set_config`](crate::FusedOptimizer::try_set_config).
     pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError> {
         let policies = self.first.policies_of(&config)?;
-        FusedOptimizer::<M>::check_averages(&config, self.setup.devices.clone())?;
+        check_averages(&config, self.setup.devices.clone())?;
         if !config.shares_as(&self.first.config) {
             // From owner to owner, so that no device has to hold all weights.
             let model = self.first.form.at_home();

@@ -10,6 +10,7 @@ use super::setup::Setup;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::FusedOptimizer;
+use crate::fused::averages::check_averages;
 use crate::fused::policies::in_state;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::pass::Session;
@@ -116,7 +117,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         config: FusedConfig,
     ) -> Result<Self, FusedError> {
         let configured = config.policies(&policies)?;
-        FusedOptimizer::<M>::check_averages(&config, devices.clone())?;
+        check_averages(&config, devices.clone())?;
         let setup = Setup::new(devices)?.of_model(&model);
         let session = Session::new(Update::new(optimizer));
         let (mut ranks, group) = setup.ranks(model, &session, &config)?;

@@ -1,11 +1,12 @@
 //! A device that computes in another float type than the host keeps the weights in.
 
 use backburn::FusedConfig;
-use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::module::{ModuleMapper, Param};
 use burn::nn::{LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, FloatDType};
 
 use super::*;
+use crate::in_types_of::in_types_of;
 
 #[derive(Module, Debug)]
 struct Normed {
@@ -58,27 +59,14 @@ impl ModuleMapper for Cast {
     }
 }
 
-/// Casts every gradient to the type of its parameter.
-struct Widen<'a>(&'a mut GradientsParams, GradientsParams);
-
-impl ModuleVisitor for Widen<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let gradient = self.0.remove::<D>(param.id).expect("all have one");
-        let dtype = FloatDType::from(param.base().dtype());
-        self.1.register(param.id, gradient.cast(dtype));
-    }
-}
-
 /// Mixed precision with Burn alone: master weights, a copy to compute with, gradients cast back.
 fn train_mixed(mut model: Stack, xs: &[Tensor<2>], dtype: FloatDType) -> Stack {
     let mut optimizer = AdamWConfig::new().init();
     for x in xs {
         let copy = model.clone().map(&mut Cast(dtype));
         let gradients = copy.loss(x.clone()).backward();
-        let mut gradients = GradientsParams::from_grads(gradients, &copy);
-        let mut widen = Widen(&mut gradients, GradientsParams::new());
-        model.visit(&mut widen);
-        let gradients = widen.1;
+        let gradients = GradientsParams::from_grads(gradients, &copy);
+        let gradients = in_types_of(&model, gradients);
         model = optimizer.step(RATE, model, gradients);
     }
     model

@@ -132,7 +132,7 @@ fn every_row_trains_as_stock_and_in_place() {
 }
 
 /// The allocated bytes, when the threads of a training have let go of what they held.
-fn settled() -> usize {
+pub fn settled() -> usize {
     loop {
         let bytes = BYTES.current_usage();
         std::thread::sleep(std::time::Duration::from_millis(20));
