@@ -122,47 +122,32 @@ pub use remote_server::remote_server;
 pub use replica::{Ownership, Sharding};
 pub use report::StepReport;
 
-/// The examples of the README compile and run.
+/// The programs of README and of the book compile and run: the tests of the documentation find them here.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod book {
+    macro_rules! pages {
+        ($($page:ident: $path:literal)*) => {
+            $(#[doc = include_str!($path)] struct $page;)*
+        };
+    }
 
-/// So does the program in the documentation of the memory recorder.
-#[cfg(all(doctest, feature = "plot"))]
-#[doc = include_str!("../docs/memory.md")]
-struct MemoryDocs;
-
-/// And those in the documentation of the gradient policies.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/policies.md")]
-struct PolicyDocs;
-
-/// And those in that of the formats.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/formats.md")]
-struct FormatDocs;
-
-/// And the one in that of several devices.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/devices.md")]
-struct DeviceDocs;
-
-/// And the one in that of checkpoints.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/checkpoints.md")]
-struct CheckpointDocs;
-
-/// And those in that of language models.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/language-model.md")]
-struct LanguageModelDocs;
-
-/// And the one in that of the techniques.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/techniques.md")]
-struct TechniqueDocs;
-
-/// And the one in that of planning.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/planning.md")]
-struct PlanningDocs;
+    pages! {
+        Readme: "../README.md"
+        Start: "../docs/start.md"
+        Planning: "../docs/planning.md"
+        Techniques: "../docs/techniques.md"
+        Fuse: "../docs/fuse.md"
+        Checkpoints: "../docs/checkpoints.md"
+        Learner: "../docs/learner.md"
+        Policies: "../docs/policies.md"
+        Blocks: "../docs/blocks.md"
+        Formats: "../docs/formats.md"
+        Offload: "../docs/offload.md"
+        Devices: "../docs/devices.md"
+        LanguageModel: "../docs/language-model.md"
+        FineTuning: "../docs/fine-tuning.md"
+        Backends: "../docs/backends.md"
+        Memory: "../docs/memory.md"
+        Faq: "../docs/faq.md"
+    }
+}

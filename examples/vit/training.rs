@@ -28,6 +28,7 @@ use crate::PEAK;
 use crate::clipping::ClippedVit;
 use crate::data::{Batch, ImageBatcher, Images, Split};
 use crate::gradient_checkpointing::GradientCheckpointing;
+use crate::lines;
 use crate::model::{Vit, VitConfig};
 use crate::offload::Waiting;
 use crate::options::Options;
@@ -245,13 +246,13 @@ impl Training<'_> {
         } = self;
         let train = dataloader(options, config, &data.train, Some(options.seed));
         let valid = dataloader(options, config, &data.valid, None);
-        SupervisedTraining::new(folder, train, valid)
+        let training = SupervisedTraining::new(folder, train, valid)
             .metrics((AccuracyMetric::new(), LossMetric::new()))
             .metric_train_numeric(LearningRateMetric::new())
             .with_default_checkpointers()
             .grads_accumulation(options.accumulation.into())
-            .num_epochs(options.epochs.into())
-            .summary()
+            .num_epochs(options.epochs.into());
+        lines::without_a_terminal(training)
     }
 }
 

@@ -97,3 +97,38 @@ fn a_promise_or_a_test_that_is_gone_shows() {
     assert_eq!(faults(" none ", "`promises/gone.rs`: `is_gone`"), 2);
     assert_eq!(faults(" none ", "`benches/memory`"), 1);
 }
+
+/// The pages that the summary names.
+fn book() -> Vec<String> {
+    let summary = read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let links = summary.split("](").skip(1);
+    let pages = links.filter_map(|link| link.split(')').next());
+    pages.map(str::to_string).collect()
+}
+
+#[test]
+fn every_page_is_in_the_book_and_every_program_in_it_is_run() {
+    let book = book();
+    let run = read_to_string(root().join("src/lib.rs")).unwrap();
+    for file in root().join("docs").read_dir().unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if !name.ends_with(".md") || name == "SUMMARY.md" {
+            continue;
+        }
+        assert!(book.contains(&name), "{name} is not in the summary");
+        let page = read_to_string(root().join("docs").join(&name)).unwrap();
+        if page.contains("```rust") {
+            let path = format!("\"../docs/{name}\"");
+            assert!(run.contains(&path), "nobody runs the programs in {name}");
+        }
+    }
+    for name in book {
+        assert!(root().join("docs").join(&name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn the_front_page_is_short() {
+    let page = read_to_string(root().join("README.md")).unwrap();
+    assert!(page.lines().count() <= 130);
+}

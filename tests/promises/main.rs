@@ -13,6 +13,7 @@ mod exchange;
 mod faults;
 mod fidelity;
 mod formats;
+mod gallery;
 mod gradient_checkpointing;
 mod in_types_of;
 mod language_model;

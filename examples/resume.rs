@@ -1,0 +1,56 @@
+//! A checkpoint, and a training that goes on from it: the same to the bit as one that was not interrupted.
+//!
+//! ```sh
+//! cargo run --release --example resume
+//! ```
+
+use std::error::Error;
+
+use backburn::optim::AdamWConfig;
+use backburn::{Checkpoint, FusedOptimizer, Progress};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Int, Tensor};
+
+fn start(device: &Device) -> FusedOptimizer<Linear> {
+    let model = LinearConfig::new(1, 1).init(device);
+    FusedOptimizer::new(model, AdamWConfig::new().init())
+}
+
+fn train(
+    fused: &mut FusedOptimizer<Linear>,
+    progress: &mut Progress<()>,
+    until: u64,
+    device: &Device,
+) {
+    while progress.step < until {
+        let x = Tensor::<1, Int>::arange(0..16, device)
+            .float()
+            .unsqueeze_dim::<2>(1)
+            / 16.0;
+        fused.step(1e-2, |model| {
+            (model.forward(x.clone()) - x * 2.0 - 1.0).square().mean()
+        });
+        progress.step += 1;
+    }
+}
+
+pub fn main() -> Result<(), Box<dyn Error>> {
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir()?;
+    let checkpoint = Checkpoint::at(folder.path()); // in earnest, a folder that stays
+
+    let (mut fused, mut progress) = (start(&device), Progress::new(0));
+    train(&mut fused, &mut progress, 100, &device);
+    checkpoint.save(&fused, &progress)?;
+    train(&mut fused, &mut progress, 200, &device); // not interrupted
+
+    let mut resumed = start(&device);
+    let mut progress = checkpoint.load(&mut resumed)?;
+    println!("goes on after step {}", progress.step);
+    train(&mut resumed, &mut progress, 200, &device);
+
+    let [whole, resumed] = [fused, resumed].map(|fused| fused.model().weight.val().into_data());
+    assert_eq!(whole, resumed);
+    println!("both end with a weight of {whole}");
+    Ok(())
+}

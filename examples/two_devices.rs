@@ -1,0 +1,40 @@
+//! The same model on two devices: each computes with half of the batch, owns half of the parameters, and steps those.
+//!
+//! ```sh
+//! cargo run --release --example two_devices
+//! ```
+
+use backburn::optim::AdamWConfig;
+use backburn::{FusedConfig, FusedReplicas, Ownership, Sharding};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+
+pub fn main() {
+    let devices = [Device::flex(), Device::flex()]; // `Device::cuda(0)` and `Device::cuda(1)`, say
+    let ranks = devices.len() as f32;
+    let first = devices[0].clone().autodiff();
+    let layers: Vec<Linear> = (0..4)
+        .map(|_| LinearConfig::new(64, 64).init(&first))
+        .collect();
+    let config = FusedConfig::new()
+        .with_sharding(Sharding::Full)
+        .with_ownership(Ownership::BySize);
+    let mut fused = FusedReplicas::new(layers, AdamWConfig::new().init(), devices.clone());
+    fused.set_config(config);
+    for step in 1..=100 {
+        let batches = devices
+            .clone()
+            .map(|device| Tensor::<2>::random([16, 64], Distribution::Default, &device.autodiff()));
+        // Gradients of all devices are summed: divided by their number it is the mean over the whole batch.
+        let losses = fused.step(1e-3, batches, move |layers: &Vec<Linear>, x: Tensor<2>| {
+            let y = layers
+                .iter()
+                .fold(x.clone(), |x, layer| layer.forward(x).tanh());
+            (y - x * 0.5).square().mean() / ranks
+        });
+        if step % 25 == 0 {
+            let losses = losses.into_iter().map(Tensor::into_scalar::<f32>);
+            println!("step {step}: loss {:.5}", losses.sum::<f32>());
+        }
+    }
+}
