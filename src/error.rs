@@ -75,10 +75,10 @@ pub enum FusedError {
         device: String,
     },
 
-    /// A device computes something else than it should.
+    /// A device gives wrong results.
     #[error(
-        "{device} does not compute in {dtype} what it should: {found}. If a kernel did not compile, what \
-         the thread of the device has printed says why; use another float type, or another device"
+        "{device} gives wrong results in {dtype}: {found}. A kernel may not have compiled, and then the device's \
+         thread has printed why. Use another float type, or another device"
     )]
     DeviceComputesWrong {
         /// The float type.
@@ -113,10 +113,10 @@ pub enum FusedError {
         reason: String,
     },
 
-    /// A kernel failed that should have computed a parameter.
+    /// A kernel that computes the new value of a parameter failed.
     #[error(
-        "the device has not computed parameter `{path}`: {reason}. It is lost if it was updated in this \
-         step; go on from the last checkpoint"
+        "the device has not computed the new value of parameter `{path}`: {reason}. The parameter is lost if it was \
+         updated in this step; go on from the last checkpoint"
     )]
     NotComputed {
         /// Path of the first parameter found.
@@ -213,7 +213,7 @@ pub enum FusedError {
         reason: &'static str,
     },
 
-    /// The policies need the forward pass twice.
+    /// The policies run the forward pass twice, and the closure runs once.
     #[error(
         "exact clipping and `Overflow::SkipStep` run the forward pass twice, and `step` takes a \
          closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::Lagged` and \
@@ -224,8 +224,8 @@ pub enum FusedError {
     /// Random numbers that should have come twice did not: another thread has drawn from Burn's
     /// generator, which all threads of the process share.
     #[error(
-        "{place} saw other random numbers than the first, time and again: another thread (a worker of the data \
-         loader, a test beside) draws from Burn's random generator, which all threads share. {unmoved}. Draw the \
+        "{place} drew other random numbers than the first, however often it was repeated: another thread (a worker \
+         of the data loader, say) draws from Burn's random generator, which all threads share. {unmoved}. Draw the \
          noise of a batch in the closure of the step, or in the batcher from a generator of its own (the crate \
          `rand`)"
     )]
@@ -245,8 +245,8 @@ pub enum FusedError {
 
     /// The backward pass of a micro-batch broke off when it had added to accumulated gradients, which have one buffer.
     #[error(
-        "a micro-batch failed when the accumulated gradient of parameter `{path}` had a part of it already ({reason}): all \
-         accumulated gradients are dropped. Begin again with the first micro-batch since the last step"
+        "a micro-batch failed ({reason}) after a part of it had been added to the accumulated gradient of parameter \
+         `{path}`: all accumulated gradients are dropped. Begin again with the first micro-batch since the last step"
     )]
     AccumulatedLost {
         /// Path of the parameter; of several, the first by name.
@@ -257,7 +257,7 @@ pub enum FusedError {
 
     /// The gradients were measured, and not used.
     #[error(
-        "the global norm of the gradients is {norm}, with that of parameter `{path}` not finite: no \
+        "the global norm of the gradients is {norm}, because the gradient of parameter `{path}` is not finite: no \
          parameter was updated. Look for the first loss that is not finite, or lower the learning \
          rate"
     )]
@@ -289,8 +289,8 @@ pub enum FusedError {
 
     /// A hook returned something else than the gradient of its parameter.
     #[error(
-        "a hook returned a gradient of another shape, dtype or device for parameter `{path}`, which \
-         was not updated: expected {expected}, found {found}"
+        "a hook returned {found} as the gradient of parameter `{path}`, which is {expected}: return one of the same \
+         shape, dtype and device. The parameter was not updated"
     )]
     HookedGradient {
         /// Path of the parameter.
@@ -308,10 +308,10 @@ pub enum FusedError {
     )]
     NoBlocks,
 
-    /// A recording that does not tell all, to be reckoned with.
+    /// A recording that lost its end.
     #[error(
-        "{lost} events of the recording did not fit in its log, and its end is missing: record one step, or one dry \
-         run, and no more"
+        "the end of the recording is missing: {lost} events did not fit in its log. Record a single step, or a single \
+         dry run"
     )]
     IncompleteRecording {
         /// How many.
@@ -353,8 +353,8 @@ pub enum FusedError {
 
     /// The model is to be computed with in one float type, and has a parameter of another that stays as it is.
     #[error(
-        "the model is to compute in {compute_dtype}, and parameter `{path}`, which is frozen, a running statistic or trained \
-         as an ordinary leaf, is {dtype}: cast it, or leave `FusedConfig::compute_dtype` out"
+        "`FusedConfig::compute_dtype` is {compute_dtype}, and parameter `{path}` stays {dtype}, since it is frozen, a running \
+         statistic, or carries a reparameterization: cast it, or leave `compute_dtype` out"
     )]
     ComputeDtype {
         /// Path of the parameter in the model.

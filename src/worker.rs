@@ -44,7 +44,7 @@ impl Worker {
                     };
                     // Whoever has given the job sees to its panics; the thread goes on.
                     if catch(job).is_err() {
-                        log::error!("a job beside the training has panicked");
+                        log::error!("a job on a thread of backburn has panicked");
                     }
                 }
             })?;

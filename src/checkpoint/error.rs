@@ -10,7 +10,7 @@ use crate::error::FusedError;
 pub enum CheckpointError {
     /// Nothing was saved in the folder, or no save has come to its end.
     #[error(
-        "there is no checkpoint in {folder}: no save has come to its end there. Begin anew, or name another folder",
+        "there is no checkpoint in {folder}: no save was completed there. Begin anew, or name another folder",
         folder = folder.display()
     )]
     NotThere {
@@ -20,7 +20,7 @@ pub enum CheckpointError {
 
     /// A file of the checkpoint is gone.
     #[error(
-        "{file} is missing, which belongs to the checkpoint: put it back, or go on from another checkpoint",
+        "{file}, a part of the checkpoint, is missing: put it back, or go on from another checkpoint",
         file = file.display()
     )]
     Missing {

@@ -78,8 +78,8 @@ impl<M: Module> FusedOptimizer<M> {
         let output = run(self, order(&plan))?;
         if known.is_none() && self.session.learned.reads() == Some(Reads::InTime) {
             log::warn!(
-                "a block that runs twice has shown in the first of two passes that the model reads running states of \
-                 its own with the last update: in this step they are updated twice"
+                "the model reads its own running states, as a block that runs twice has shown: they are updated in both \
+                 passes of this step, so twice"
             );
         }
         statistics.iter_mut().for_each(KeptStatistics::see);

@@ -36,8 +36,8 @@ impl Placement {
         if device.clone().inner() == host {
             return Err(FusedError::Offload {
                 reason: format!(
-                    "{host:?} is to compute, and that is the host itself: name the device that has too \
-                     little memory, or train without offload"
+                    "the device that computes, {host:?}, is the host itself: name the device that has too little memory, or \
+                     train without offload"
                 ),
             });
         }

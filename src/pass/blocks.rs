@@ -103,9 +103,9 @@ impl Blocks {
     pub(crate) fn tell_unused(&self, block: &str, what: &str) {
         if self.learned.is_new(format!("{block} {what}")) {
             log::warn!(
-                "the recomputed block {block} does not use its {what}, or the loss does not use what it computes with \
-                 it: the gradient of that is zero, where without gradient checkpointing there would be none. If there \
-                 should be none, detach it before the block"
+                "the recomputed block {block} does not use its {what}, or the loss does not use what the block makes of \
+                 it. Its gradient is zero, where a plain call would give none; if there should be none, detach it before \
+                 the block"
             );
         }
     }

@@ -20,7 +20,7 @@ pub enum PlanError {
 
     /// The memory of the machine, or of a device, is not known.
     #[error(
-        "how much memory there is, is not known: {reason}. Say the number with `Budget::Bytes`"
+        "nobody tells how much memory there is: {reason}. Give the number with `Budget::Bytes`"
     )]
     UnknownMachine {
         /// Why.

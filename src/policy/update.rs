@@ -210,7 +210,7 @@ impl Update {
                 // A state that waits is that of before.
                 if !waits {
                     log::error!(
-                        "an optimizer panicked and took its state of parameter `{path}` along, which starts anew"
+                        "the optimizer panicked in the update of parameter `{path}`: its state for it is lost and starts anew"
                     );
                 }
                 Stepped {

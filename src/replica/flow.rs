@@ -153,9 +153,9 @@ impl Flow {
                 ranks.is_free = true;
                 self.changed.notify_all();
                 log::warn!(
-                    "rank {rank} has waited {:?} for one whose closure runs the backward pass itself and has had no \
-                     gradient, and goes on, so that more gradients wait at their owners: if both compute with one tracked \
-                     tensor, a captured one, detach it",
+                    "rank {rank} has waited {:?} for another, whose closure runs the backward pass itself and has shown no \
+                     gradient yet. It goes on without waiting, so more gradients are held than usual. If both closures use \
+                     the same tracked tensor (a captured one), detach it",
                     self.patience
                 );
             }

@@ -43,9 +43,8 @@ pub(crate) fn recommend_size_match(bytes: usize) {
     }
     SAID.call_once(|| {
         log::warn!(
-            "the memory pools of the device keep most of the {:.1} MB of gradients that are released in \
-             every step: call `backburn::memory::match_pool_sizes()` first in `main`, and about so much less \
-             is reserved",
+            "the memory pools of the device keep most of the {:.1} MB of gradients that every step releases. Call \
+             `backburn::memory::match_pool_sizes()` first in `main` to have about that much less reserved",
             bytes as f64 / 1e6
         );
     });
