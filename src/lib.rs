@@ -108,10 +108,10 @@ pub use load_store::{LoadError, load_from_store};
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use optim::{WeightAverage, WeightAveragingConfig};
+pub use parameters::ModelKey;
 pub use pass::{StepContext, scale_loss};
 pub use plan::{
-    Budget, Fidelity, Ladder, Measured, ModelKey, Plan, PlanError, PlannedOptimizer, Planner, Rung,
-    Technique,
+    Budget, Fidelity, Ladder, Measured, Plan, PlanError, PlannedOptimizer, Planner, Rung, Technique,
 };
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,

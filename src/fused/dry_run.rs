@@ -5,6 +5,8 @@ use burn::module::Module;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::loss::Loss;
+use crate::memory;
+use crate::parameters::ModelKey;
 use crate::weights::KeptStatistics;
 
 impl<M: Module> FusedOptimizer<M> {
@@ -29,6 +31,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// If the loss depends on no trainable parameter.
     pub fn try_dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let _statistics = KeptStatistics::of(&self.form.module);
+        memory::enter_dry_run(|| ModelKey::of(&self.form.module));
         let plan = self.policies.dry_plan();
         let loss = self.pass_of_loss(plan.into(), forward)?;
         self.check_reached()?;

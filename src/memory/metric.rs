@@ -29,8 +29,9 @@ pub struct PeakMemoryMetric {
 }
 
 impl PeakMemoryMetric {
-    /// The peak of the memory of the process.
+    /// The peak of the memory of the process, from now on.
     pub fn new() -> Self {
+        process::take_peak();
         Self {
             name: Arc::new("Peak Memory".to_string()),
             device: None,

@@ -92,10 +92,13 @@ pub use heap::keep_pages;
 pub use metric::PeakMemoryMetric;
 pub use process::RecordingAllocator;
 pub use recorder::MemoryRecorder;
-pub use timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, RecomputedBlock, Sample};
+pub use timeline::{
+    Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, RecomputedBlock, Sample,
+};
 
 pub(crate) use block_run::BlockRun;
 pub(crate) use process::Category;
 pub(crate) use recorder::{
-    enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, live, show,
+    enter, enter_block, enter_dry_run, enter_second_run, enter_update, is_recording,
+    leave_second_run, live, note_gradient, show,
 };

@@ -2,12 +2,14 @@
 
 mod any;
 mod exchange;
+mod key;
 mod list;
 mod load;
 mod statistics;
 
 pub(crate) use any::{AnyParam, AnyTensor};
 pub(crate) use exchange::{exchange, taken};
+pub use key::ModelKey;
 pub(crate) use list::{Parameter, list, values};
 pub(crate) use load::load_same;
 pub(crate) use statistics::{merge_pending, running_statistics, with_own_statistics};

@@ -1,7 +1,6 @@
 use crate::error::FusedError;
 use crate::memory::MemoryError;
-
-use super::key::ModelKey;
+use crate::parameters::ModelKey;
 
 /// Why there is no plan, or why it can't be followed.
 #[derive(Debug, thiserror::Error)]

@@ -5,11 +5,11 @@ use burn::tensor::FloatDType;
 use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig};
 use crate::optim::{StateFormat, WeightFormat};
+use crate::parameters::ModelKey;
 
 use super::budget::Budget;
 use super::choice::{Choice, Level};
 use super::error::PlanError;
-use super::key::ModelKey;
 use super::ladder::Ladder;
 use super::optimizer::PlannedOptimizer;
 use super::pass::{Kept, Run};

@@ -8,7 +8,6 @@ mod budget;
 mod choice;
 mod climb;
 mod error;
-mod key;
 mod ladder;
 mod measured;
 mod optimizer;
@@ -22,7 +21,6 @@ mod width;
 
 pub use budget::Budget;
 pub use error::PlanError;
-pub use key::ModelKey;
 pub use ladder::{Fidelity, Ladder, Rung};
 pub use measured::Measured;
 pub use optimizer::PlannedOptimizer;

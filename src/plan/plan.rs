@@ -9,10 +9,10 @@ use crate::cast::try_cast;
 use crate::config::FusedConfig;
 use crate::fused::FusedOptimizer;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
+use crate::parameters::ModelKey;
 
 use super::choice::{Choice, Level};
 use super::error::PlanError;
-use super::key::ModelKey;
 use super::ladder::Ladder;
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;

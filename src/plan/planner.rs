@@ -8,12 +8,11 @@ use crate::device::check_device;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory;
-use crate::parameters::list;
+use crate::parameters::{ModelKey, list};
 
 use super::budget::Budget;
 use super::climb::{AT_FIRST, Climber};
 use super::error::PlanError;
-use super::key::ModelKey;
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::states::{self, parameters};

@@ -117,6 +117,7 @@ impl<const D: usize> View<D> {
 
     /// Gives a gradient home, if its device has computed it.
     fn give(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+        memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
         match self.prove(&gradient) {
             Ok(()) => self.answer(pass, Some(gradient)),
             Err(error) => pass.stop(error),

@@ -25,9 +25,7 @@ fn made_up(backward: Phase, bytes: impl Fn(&Phase) -> (Bytes, Option<usize>)) ->
     MemoryTimeline {
         samples,
         marks: marks.collect(),
-        blocks: Vec::new(),
-        lost: 0,
-        pools: Vec::new(),
+        ..MemoryTimeline::default()
     }
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 
 use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
 use super::super::error::MemoryError;
-use super::super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Pool, Sample};
+use super::super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, Sample};
 
 /// A recording of the memory of a device: what its pools held at the begin of every phase, and
 /// when gradients came.
@@ -14,6 +14,7 @@ pub(crate) struct DeviceLog {
     marks: Vec<Mark>,
     samples: Vec<Sample>,
     moments: BlockMoments,
+    gradients: Vec<CompletedGradient>,
 }
 
 impl DeviceLog {
@@ -26,6 +27,7 @@ impl DeviceLog {
             marks: Vec::new(),
             samples: Vec::new(),
             moments: BlockMoments::default(),
+            gradients: Vec::new(),
         };
         log.enter(Phase::Other);
         Some(log)
@@ -45,6 +47,12 @@ impl DeviceLog {
             let bytes = sample.bytes.total();
             self.moments.note(run, sample.seconds, bytes);
         }
+    }
+
+    /// Notes that a gradient is complete.
+    pub(crate) fn note_gradient(&mut self, bytes: usize) {
+        let seconds = self.seconds();
+        self.gradients.push(CompletedGradient { seconds, bytes });
     }
 
     /// Whole nanoseconds, so that JSON reads back what was written.
@@ -86,8 +94,9 @@ impl DeviceLog {
             samples: self.samples,
             marks: self.marks,
             blocks: self.moments.blocks(blocks),
-            lost: 0,
+            gradients: self.gradients,
             pools: pools.collect(),
+            ..MemoryTimeline::default()
         })
     }
 }

@@ -3,8 +3,6 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::events;
-
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// Bytes that a thread may keep to itself.
@@ -25,16 +23,14 @@ pub(crate) fn is_counting() -> bool {
     before != after
 }
 
-/// Bytes in use without the log of events; each thread may have a few KB more or less.
+/// Bytes in use; each thread may have a few KB more or less.
 pub(super) fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
-        .saturating_sub(events::log_size())
 }
 
-/// The most bytes in use since the last call, without the log of events.
+/// The most bytes in use since the last call.
 pub(crate) fn take_peak() -> usize {
-    let peak = PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
-    peak.saturating_sub(events::log_size())
+    PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed)
 }
 
 /// Adds what this thread has kept to itself.

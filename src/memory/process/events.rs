@@ -1,8 +1,10 @@
-//! The log of what happened to memory, written from inside the allocator: atomics in a buffer that
-//! is reserved when a recording starts.
+//! The log of what happened to memory, written from inside the allocator: atomics in chunks that the system hands out as the
+//! log grows, and has back when the recording ends. The program's allocator knows nothing of them.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// What a buffer is used for.
@@ -37,27 +39,31 @@ pub(super) enum Event {
     Block {
         run: usize,
     },
+    /// The gradient of a parameter is complete.
+    Gradient {
+        size: usize,
+    },
 }
 
-/// The events that fit in the log, at 32 bytes each.
-const CAPACITY: usize = 1 << 21;
+/// Events in a chunk, of 1 MB.
+const CHUNK: usize = 1 << 15;
+/// The chunks that there may be: 33 million events.
+const CHUNKS: usize = 1 << 10;
 
 static LOGGING: AtomicBool = AtomicBool::new(false);
+/// Threads that are about to write.
+static WRITERS: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
-static LOG: OnceLock<Log> = OnceLock::new();
+static LOG: [AtomicPtr<Entry>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
+static START: OnceLock<Instant> = OnceLock::new();
 
-struct Log {
-    start: Instant,
-    entries: Box<[Entry]>,
-}
-
-#[derive(Default)]
+/// Valid if all its bytes are zero: then it has not been written.
+#[repr(C)]
 struct Entry {
     /// Nanoseconds since the first recording of the process.
     time: AtomicU64,
     address: AtomicUsize,
     size: AtomicUsize,
-    /// Written last; zero means not written yet.
     kind: AtomicUsize,
 }
 
@@ -67,22 +73,11 @@ const PARAMETER: usize = 3;
 const GRADIENT: usize = 4;
 const ENTERED: usize = 5;
 const BLOCK: usize = 6;
+const COMPLETED: usize = 7;
 
-/// Bytes of the log itself, which the program allocates, too.
-pub(super) fn log_size() -> usize {
-    LOG.get().map_or(0, |log| size_of_val(&*log.entries))
-}
-
-/// Starts the log. It may not be under way.
+/// Starts the log. It may not be under way, and the one before must have been cleared.
 pub(super) fn start() {
-    let log = LOG.get_or_init(|| Log {
-        start: Instant::now(),
-        entries: (0..CAPACITY).map(|_| Entry::default()).collect(),
-    });
-    let used = NEXT.load(Ordering::SeqCst).min(CAPACITY);
-    for entry in &log.entries[..used] {
-        entry.kind.store(0, Ordering::Relaxed);
-    }
+    START.get_or_init(Instant::now);
     NEXT.store(0, Ordering::SeqCst);
     LOGGING.store(true, Ordering::SeqCst);
 }
@@ -90,25 +85,44 @@ pub(super) fn start() {
 /// Ends the log.
 pub(crate) fn stop() {
     LOGGING.store(false, Ordering::SeqCst);
+    // Each is in a few instructions of the allocator.
+    while WRITERS.load(Ordering::SeqCst) > 0 {
+        std::thread::yield_now();
+    }
 }
 
-/// The events of the log in order with their time in seconds, and how many did not fit.
-pub(super) fn read() -> (Vec<(f64, Event)>, usize) {
-    let Some(log) = LOG.get() else {
-        return (Vec::new(), 0);
-    };
+/// Gives the log, which has ended, back to the system.
+pub(super) fn clear() {
+    for chunk in &LOG {
+        let first = chunk.swap(null_mut(), Ordering::SeqCst);
+        if !first.is_null() {
+            // SAFETY: it came from `System` with this layout, and nobody has it any more: the log has ended, so whoever
+            // writes finds that out before it looks for a chunk, and `stop` has waited for those before.
+            unsafe { System.dealloc(first.cast(), layout()) };
+        }
+    }
+}
+
+fn layout() -> Layout {
+    Layout::new::<[Entry; CHUNK]>()
+}
+
+/// The number of events that did not fit.
+pub(super) fn lost() -> usize {
     let all = NEXT.load(Ordering::SeqCst);
-    let used = all.min(CAPACITY);
-    let first = log
-        .entries
-        .first()
-        .map_or(0, |e| e.time.load(Ordering::Relaxed));
-    let events = log.entries[..used].iter().filter_map(|entry| {
-        let event = entry.read()?;
-        let time = entry.time.load(Ordering::Relaxed).saturating_sub(first);
-        Some((time as f64 / 1e9, event))
-    });
-    (events.collect(), all - used)
+    all - events().count()
+}
+
+/// The events of the log, which has ended, in order with their time in seconds.
+pub(super) fn events() -> impl Iterator<Item = (f64, Event)> {
+    let written = NEXT.load(Ordering::SeqCst).min(CHUNKS * CHUNK);
+    let time = |index| entry(index).map_or(0, |it| it.time.load(Ordering::Relaxed));
+    let first = time(0);
+    (0..written).filter_map(move |index| {
+        let event = entry(index)?.read()?;
+        let nanoseconds = time(index).saturating_sub(first);
+        Some((nanoseconds as f64 / 1e9, event))
+    })
 }
 
 #[inline]
@@ -137,6 +151,10 @@ pub(super) fn block_noted(run: usize) {
     write(BLOCK, run, 0);
 }
 
+pub(super) fn gradient_noted(size: usize) {
+    write(COMPLETED, 0, size);
+}
+
 #[inline]
 fn write(kind: usize, address: usize, size: usize) {
     if LOGGING.load(Ordering::Relaxed) {
@@ -146,22 +164,42 @@ fn write(kind: usize, address: usize, size: usize) {
 
 #[cold]
 fn log(kind: usize, address: usize, size: usize) {
-    // The log is there: it is set before the first recording starts.
-    let Some(log) = LOG.get() else { return };
-    let Some(entry) = log.entries.get(NEXT.fetch_add(1, Ordering::Relaxed)) else {
-        return;
-    };
-    let time = log.start.elapsed().as_nanos() as u64;
-    entry.time.store(time, Ordering::Relaxed);
-    entry.address.store(address, Ordering::Relaxed);
-    entry.size.store(size, Ordering::Relaxed);
-    entry.kind.store(kind, Ordering::Release);
+    WRITERS.fetch_add(1, Ordering::SeqCst);
+    // Who clears the log ends it first, and then waits for the writers.
+    if LOGGING.load(Ordering::SeqCst)
+        && let Some(entry) = entry(NEXT.fetch_add(1, Ordering::SeqCst))
+    {
+        let time = START.get().map_or(0, |start| start.elapsed().as_nanos());
+        entry.time.store(time as u64, Ordering::Relaxed);
+        entry.address.store(address, Ordering::Relaxed);
+        entry.size.store(size, Ordering::Relaxed);
+        entry.kind.store(kind, Ordering::Relaxed);
+    }
+    WRITERS.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// The place of an event; none if there is no room. To be called between `start` and `clear` only.
+fn entry(index: usize) -> Option<&'static Entry> {
+    let chunk = LOG.get(index / CHUNK)?;
+    let mut first = chunk.load(Ordering::Acquire);
+    if first.is_null() {
+        // SAFETY: the layout is not empty.
+        let new = unsafe { System.alloc_zeroed(layout()) }.cast::<Entry>();
+        let put = chunk.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+        first = put.map_or_else(|other| other, |_| new);
+        if first != new && !new.is_null() {
+            // SAFETY: it came from `System` with this layout, and nobody else has seen it.
+            unsafe { System.dealloc(new.cast(), layout()) };
+        }
+    }
+    // SAFETY: a chunk has `CHUNK` entries, for which zeros are valid; it stays until `clear`, which waits for all writers, and
+    // all that is in it is atomic.
+    (!first.is_null()).then(|| unsafe { &*first.add(index % CHUNK) })
 }
 
 impl Entry {
-    /// None if another thread is still writing it.
     fn read(&self) -> Option<Event> {
-        let kind = self.kind.load(Ordering::Acquire);
+        let kind = self.kind.load(Ordering::Relaxed);
         let address = self.address.load(Ordering::Relaxed);
         let size = self.size.load(Ordering::Relaxed);
         let shown = |category| Event::Shown {
@@ -176,6 +214,7 @@ impl Entry {
             GRADIENT => Some(shown(Category::Gradient)),
             ENTERED => Some(Event::Entered { phase: address }),
             BLOCK => Some(Event::Block { run: address }),
+            COMPLETED => Some(Event::Gradient { size }),
             _ => None,
         }
     }

@@ -34,9 +34,21 @@ impl ProcessLog {
         events::block_noted(run.0);
     }
 
-    /// Reads the log of events. It must have been stopped.
-    pub(crate) fn finish(self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
-        let (events, lost) = events::read();
-        replay(self.before, &events, self.phases, blocks, lost)
+    /// Notes that a gradient is complete.
+    pub(crate) fn note_gradient(&mut self, bytes: usize) {
+        events::gradient_noted(bytes);
+    }
+
+    /// Reads the log of events.
+    pub(crate) fn finish(mut self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
+        events::stop();
+        replay(self.before, std::mem::take(&mut self.phases), blocks)
+    }
+}
+
+impl Drop for ProcessLog {
+    fn drop(&mut self) {
+        events::stop();
+        events::clear();
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! The global [`allocator`] tells two what it hands out: the [`counter`] always, and [`events`] while
 //! their [`log`] runs. A tensor can be shown, which is an event, too; [`buffer`] finds its memory. When
-//! a recording ends, [`replay`] follows every [`allocation`] through the events and makes a timeline. Where it is enough to know the
+//! a recording ends, [`uses`] follows every allocation through the events, and [`replay`] makes a timeline. Where it is enough to know the
 //! most bytes between two moments, [`peaks`] asks the counter, and there is no log of events.
 
-mod allocation;
 mod allocator;
 mod buffer;
 mod counter;
@@ -13,6 +12,7 @@ mod events;
 mod log;
 mod peaks;
 mod replay;
+mod uses;
 
 use burn::tensor::Tensor;
 
@@ -21,7 +21,6 @@ pub(super) use counter::is_counting;
 #[cfg(feature = "train")]
 pub(super) use counter::take_peak;
 pub(crate) use events::Category;
-pub(super) use events::stop;
 pub(super) use log::ProcessLog;
 pub(super) use peaks::PeakLog;
 

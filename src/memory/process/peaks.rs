@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
 use super::super::error::MemoryError;
-use super::super::timeline::{Bytes, Mark, MemoryTimeline, Phase, Sample};
+use super::super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Sample};
 use super::counter;
 
 /// A recording of the memory of the process without a log of events: the bytes in use at every mark, and the most between
@@ -13,6 +13,7 @@ pub(crate) struct PeakLog {
     /// Seconds, the phase, and bytes in use.
     samples: Vec<(f64, usize, usize)>,
     moments: BlockMoments,
+    gradients: Vec<CompletedGradient>,
 }
 
 impl PeakLog {
@@ -22,6 +23,7 @@ impl PeakLog {
             marks: Vec::with_capacity(8),
             samples: Vec::with_capacity(64),
             moments: BlockMoments::default(),
+            gradients: Vec::new(),
         };
         counter::settle();
         counter::take_peak();
@@ -44,6 +46,12 @@ impl PeakLog {
     pub(crate) fn note_block(&mut self, run: BlockRun) {
         let (seconds, bytes) = self.sample();
         self.moments.note(run, seconds, bytes);
+    }
+
+    /// Notes that a gradient is complete.
+    pub(crate) fn note_gradient(&mut self, bytes: usize) {
+        let (seconds, _) = self.sample();
+        self.gradients.push(CompletedGradient { seconds, bytes });
     }
 
     /// Whole nanoseconds, so that JSON reads back what was written.
@@ -84,8 +92,8 @@ impl PeakLog {
             samples: samples.collect(),
             marks: self.marks,
             blocks: self.moments.blocks(blocks),
-            lost: 0,
-            pools: Vec::new(),
+            gradients: self.gradients,
+            ..MemoryTimeline::default()
         })
     }
 }

@@ -14,7 +14,8 @@ use super::timeline::{MemoryTimeline, Phase};
 use recording::Log;
 
 pub(crate) use recording::{
-    enter, enter_block, enter_second_run, enter_update, is_recording, leave_second_run, show,
+    enter, enter_block, enter_dry_run, enter_second_run, enter_update, is_recording,
+    leave_second_run, note_gradient, show,
 };
 
 /// Bytes in use: in the pools of `device`, if it tells, else those of the process.
@@ -116,7 +117,9 @@ impl MemoryRecorder {
     ///
     /// If nothing happened since the start.
     pub fn finish(self) -> Result<MemoryTimeline, MemoryError> {
-        recording::finish(|| drop(self))
+        // There is nothing left to give up: the next recording may have begun.
+        std::mem::forget(self);
+        recording::finish()
     }
 
     /// Shows the parameters of `model`: again after an update that does not work in place.
@@ -154,7 +157,7 @@ impl MemoryRecorder {
 
 impl Drop for MemoryRecorder {
     fn drop(&mut self) {
-        recording::stop();
+        recording::give_up();
     }
 }
 

@@ -8,16 +8,19 @@ use super::super::device::DeviceLog;
 use super::super::error::MemoryError;
 use super::super::process::{self, Category, PeakLog, ProcessLog};
 use super::super::timeline::{MemoryTimeline, Phase};
+use crate::parameters::ModelKey;
 
 /// Whether a recording is under way.
 static RECORDING: AtomicBool = AtomicBool::new(false);
-/// The one under way, or one that was given up.
+/// The one under way.
 static CURRENT: Mutex<Option<Recording>> = Mutex::new(None);
 
 /// What has been recorded so far.
 struct Recording {
     /// The recomputed blocks.
     blocks: SeenBlocks,
+    /// The models of the dry runs.
+    dry_runs: Vec<ModelKey>,
     log: Log,
 }
 
@@ -46,6 +49,15 @@ impl Log {
         }
     }
 
+    /// Notes that a gradient of so many bytes is complete.
+    fn note_gradient(&mut self, bytes: usize) {
+        match self {
+            Self::Process(log) => log.note_gradient(bytes),
+            Self::Peaks(log) => log.note_gradient(bytes),
+            Self::Device(log) => log.note_gradient(bytes),
+        }
+    }
+
     fn show<const D: usize>(&mut self, category: Category, tensor: &Tensor<D>) {
         match self {
             Self::Process(_) => process::show(category, tensor),
@@ -68,30 +80,39 @@ impl Log {
 /// Starts a recording, unless one is under way.
 pub(super) fn start(log: impl FnOnce() -> Log) -> Result<(), MemoryError> {
     let mut current = CURRENT.lock();
-    if is_recording() {
+    if current.is_some() {
         return Err(MemoryError::AlreadyRecording);
     }
-    // Before the first event of the new one, so that an empty recording is empty.
-    *current = None;
-    let blocks = SeenBlocks::new();
-    *current = Some(Recording { blocks, log: log() });
+    *current = Some(Recording {
+        blocks: SeenBlocks::new(),
+        dry_runs: Vec::new(),
+        log: log(),
+    });
     RECORDING.store(true, Ordering::SeqCst);
     Ok(())
 }
 
-/// Stops the recording.
-pub(super) fn stop() {
+/// Stops the recording, of which nothing is left.
+pub(super) fn give_up() {
+    let mut current = CURRENT.lock();
     RECORDING.store(false, Ordering::SeqCst);
-    process::stop();
+    *current = None;
 }
 
-/// The timeline of the recording, which `stop` stops.
-pub(super) fn finish(stop: impl FnOnce()) -> Result<MemoryTimeline, MemoryError> {
+/// Stops the recording. Returns its timeline.
+pub(super) fn finish() -> Result<MemoryTimeline, MemoryError> {
     // Locked, so that no other recording starts before this one is read.
     let mut current = CURRENT.lock();
-    stop();
-    let Recording { blocks, log } = current.take().ok_or(MemoryError::Empty)?;
-    log.finish(blocks)
+    RECORDING.store(false, Ordering::SeqCst);
+    let Recording {
+        blocks,
+        dry_runs,
+        log,
+    } = current.take().ok_or(MemoryError::Empty)?;
+    Ok(MemoryTimeline {
+        dry_runs,
+        ..log.finish(blocks)?
+    })
 }
 
 /// Whether a recording is under way.
@@ -159,5 +180,24 @@ pub(crate) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
         && let Some(recording) = &mut *CURRENT.lock()
     {
         recording.log.show(category, tensor);
+    }
+}
+
+/// A dry run of a model with this key begins, if something records.
+pub(crate) fn enter_dry_run(model: impl FnOnce() -> ModelKey) {
+    if is_recording() {
+        let model = model();
+        if let Some(recording) = &mut *CURRENT.lock() {
+            recording.dry_runs.push(model);
+        }
+    }
+}
+
+/// The gradient of a parameter, of so many bytes, is complete, if something records.
+pub(crate) fn note_gradient(bytes: usize) {
+    if is_recording()
+        && let Some(recording) = &mut *CURRENT.lock()
+    {
+        recording.log.note_gradient(bytes);
     }
 }

@@ -4,6 +4,7 @@
 mod block;
 mod bytes;
 mod check;
+mod gradient;
 mod phase;
 mod pool;
 mod sample;
@@ -12,14 +13,17 @@ mod summary;
 
 pub use block::RecomputedBlock;
 pub use bytes::Bytes;
+pub use gradient::CompletedGradient;
 pub use phase::{Mark, Phase};
 pub use pool::Pool;
 pub use sample::Sample;
 
 use serde::{Deserialize, Serialize};
 
+use crate::parameters::ModelKey;
+
 /// Allocated memory over time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryTimeline {
     /// In order: the begin of every phase, and, of the memory of the process, the moments at which
     /// the total had changed by a two-thousandth of the peak, and the peak.
@@ -29,6 +33,12 @@ pub struct MemoryTimeline {
     /// The recomputed blocks that ran twice, in the order of their first runs.
     #[serde(default)]
     pub blocks: Vec<RecomputedBlock>,
+    /// The gradients of parameters that were complete in a backward pass of a fused optimizer, in order.
+    #[serde(default)]
+    pub gradients: Vec<CompletedGradient>,
+    /// The models of the [dry runs](crate::FusedOptimizer::dry_run), in order.
+    #[serde(default)]
+    pub dry_runs: Vec<ModelKey>,
     /// Events that did not fit in the log; if there are any, the end of the recording is missing.
     pub lost: usize,
     /// The pools of the device; empty for the memory of the process.

@@ -3,7 +3,7 @@ use std::fmt::{Display, Formatter};
 use burn::module::Module;
 use serde::{Deserialize, Serialize};
 
-use crate::parameters::list;
+use super::list::list;
 
 /// What tells a model from another: paths and shapes of its float parameters, in its order. Values, float types and what is frozen
 /// do not count.

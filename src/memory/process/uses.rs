@@ -1,0 +1,142 @@
+//! What every allocation of a recording is used for.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::super::timeline::Phase;
+use super::events::{Category, Event};
+
+/// What bytes are used for: an index into the bytes by use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Parameter,
+    Gradient,
+    State,
+    Rest,
+}
+
+/// Bytes that change their use; `None` is memory not in use.
+#[derive(Clone, Copy)]
+pub(super) struct Change {
+    pub(super) size: usize,
+    pub(super) from: Option<Use>,
+    pub(super) to: Option<Use>,
+}
+
+/// Where a recording differs from one of rest only. Events are told by their index.
+#[derive(Default)]
+pub(super) struct Uses {
+    /// Of memory that was there before.
+    pub(super) before: Vec<Change>,
+    /// What happens in place of an allocation or a release of rest, or beside another event.
+    at: HashMap<usize, Vec<Change>>,
+}
+
+/// A piece of memory that is in use.
+struct Allocation {
+    size: usize,
+    /// `None` if it was there before.
+    born: Option<usize>,
+    /// What it was shown to be used for, and when. The first counts from its birth.
+    uses: Vec<(usize, Use)>,
+}
+
+impl Uses {
+    /// Follows every allocation through the recording.
+    pub(super) fn of(events: impl Iterator<Item = (f64, Event)>, phases: &[Phase]) -> Self {
+        let mut found = Self::default();
+        let mut live = BTreeMap::<usize, Allocation>::new();
+        // The addresses of what was allocated in the update under way.
+        let mut in_update: Option<Vec<usize>> = None;
+
+        for (index, (_, event)) in events.enumerate() {
+            match event {
+                Event::Allocated { address, size } => {
+                    if let Some(addresses) = &mut in_update {
+                        addresses.push(address);
+                    }
+                    let born = Some(index);
+                    let uses = Vec::new();
+                    live.insert(address, Allocation { size, born, uses });
+                }
+                Event::Freed { address, .. } => {
+                    if let Some(allocation) = live.remove(&address) {
+                        found.add(allocation, Some(index));
+                    }
+                }
+                Event::Shown {
+                    address,
+                    size,
+                    category,
+                } => {
+                    let around = live.range(..=address).next_back();
+                    let known = around.filter(|(start, it)| address < **start + it.size);
+                    let start = known.map_or(address, |(start, _)| *start);
+                    let allocation = live.entry(start).or_insert(Allocation {
+                        size,
+                        born: None,
+                        uses: Vec::new(),
+                    });
+                    let purpose = match category {
+                        Category::Parameter => Use::Parameter,
+                        Category::Gradient => Use::Gradient,
+                    };
+                    allocation.uses.push((index, purpose));
+                }
+                Event::Block { .. } | Event::Gradient { .. } => {}
+                Event::Entered { phase } => {
+                    // What an update leaves behind is the optimizer's.
+                    for address in in_update.take().into_iter().flatten() {
+                        if let Some(allocation) = live.get_mut(&address)
+                            && allocation.uses.is_empty()
+                        {
+                            allocation.uses.push((index, Use::State));
+                        }
+                    }
+                    if matches!(phases[phase], Phase::Update { .. }) {
+                        in_update = Some(Vec::new());
+                    }
+                }
+            }
+        }
+        live.into_values().for_each(|left| found.add(left, None));
+        found
+    }
+
+    fn add(&mut self, allocation: Allocation, freed: Option<usize>) {
+        let Allocation { size, born, uses } = allocation;
+        let mut uses = uses.into_iter();
+        let Some((_, first)) = uses.next() else {
+            return;
+        };
+        let mut change = |at: Option<usize>, from, to| {
+            let changes = match at {
+                Some(index) => self.at.entry(index).or_default(),
+                None => &mut self.before,
+            };
+            changes.push(Change { size, from, to });
+        };
+        change(born, born.map_or(Some(Use::Rest), |_| None), Some(first));
+        let mut current = first;
+        for (index, purpose) in uses {
+            change(Some(index), Some(current), Some(purpose));
+            current = purpose;
+        }
+        if freed.is_some() {
+            change(freed, Some(current), None);
+        }
+    }
+
+    /// What changes with this event.
+    pub(super) fn changes(&self, index: usize, event: Event) -> impl Iterator<Item = Change> {
+        let known = self.at.get(&index).map_or(&[][..], Vec::as_slice);
+        let rest = Some(Use::Rest);
+        let of_rest = match event {
+            Event::Allocated { size, .. } => Some((size, None, rest)),
+            Event::Freed { size, .. } => Some((size, rest, None)),
+            _ => None,
+        };
+        let of_rest = of_rest.filter(|_| known.is_empty());
+        let of_rest = of_rest.map(|(size, from, to)| Change { size, from, to });
+        known.iter().copied().chain(of_rest)
+    }
+}
