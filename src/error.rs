@@ -31,6 +31,15 @@ pub enum FusedError {
         device: String,
     },
 
+    /// A parameter that its optimizer does not step, whatever its gradient.
+    #[error("parameter `{path}` can't be trained: {reason}")]
+    Unfit {
+        /// Path of the parameter; of several, the first by name.
+        path: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+
     /// A device that is not there, or can't be opened.
     #[error(
         "{device} can't be used: {reason}. Look whether the device is there, and whether its driver is \

@@ -142,6 +142,7 @@ mod book {
         Policies: "../docs/policies.md"
         Blocks: "../docs/blocks.md"
         Formats: "../docs/formats.md"
+        Muon: "../docs/muon.md"
         Offload: "../docs/offload.md"
         Devices: "../docs/devices.md"
         LanguageModel: "../docs/language-model.md"

@@ -19,6 +19,9 @@ mod model;
 #[path = "../examples/shared/offload.rs"]
 mod offload;
 #[allow(dead_code)]
+#[path = "../examples/text/optimizer.rs"]
+mod optimizer;
+#[allow(dead_code)]
 #[path = "../examples/text/technique.rs"]
 mod technique;
 #[allow(dead_code)]
@@ -36,6 +39,7 @@ mod trainer;
 use std::path::Path;
 
 use backburn::{Checkpoint, GradientCheckpointingConfig, LoadError, Progress, load_from_store};
+use burn::module::Module;
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::{Device, FloatDType};
 use peak_alloc::PeakAlloc;
@@ -45,6 +49,7 @@ use checkpoint::Training;
 use compare::assert_equal_weights;
 use formats::{Formats, States};
 use model::{LanguageModelConfig, Preset};
+use optimizer::Optimizer;
 use technique::{Place, Technique};
 use text::{PAGES, Text};
 use tokens::Vocabulary;
@@ -81,6 +86,8 @@ fn training(config: &LanguageModelConfig) -> Training {
         config: config.clone(),
         vocabulary: VOCABULARY,
         formats: Formats::default(),
+        optimizer: Optimizer::default(),
+        ema: None,
         tokens: pages().len(),
         checksum: pages().checksum(),
         seed: 3,
@@ -145,6 +152,50 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
         text.skip(done, 2);
         run(technique, &mut second, &mut text, course(done, 6));
         assert_equal_weights(&whole.model(), &second.model());
+    }
+}
+
+#[test]
+fn a_training_by_muon_with_an_average_resumes_and_is_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let initial = initial(folder.path());
+    let place = Place {
+        optimizer: Optimizer::Muon,
+        ema: Some(0.9),
+        ..Place::default()
+    };
+    let of_muon = Training {
+        optimizer: place.optimizer,
+        ema: place.ema,
+        ..training(&config())
+    };
+    let technique = Technique::Fused;
+    let new = || technique.start(&config(), GradientCheckpointingConfig::new(), place);
+    let start = || new().resume::<()>(&initial).unwrap().0;
+    let mut whole = start();
+    run(technique, &mut whole, &mut pages(), course(0, 6));
+    let mut first = start();
+    run(technique, &mut first, &mut pages(), course(0, 3));
+    let saved = folder.path().join("saved");
+    checkpoint::save(&saved, &first, &of_muon, 3).unwrap();
+    let (mut second, done) = checkpoint::resume(&saved, new(), &of_muon).unwrap();
+    let mut text = pages();
+    text.skip(done, 2);
+    run(technique, &mut second, &mut text, course(done, 6));
+    assert_equal_weights(&whole.model(), &second.model());
+    assert_equal_weights(&whole.valid(), &second.valid());
+    compare::assert_changed(&whole.model().valid(), &whole.valid(), |_| true);
+    for (training, option) in [
+        (training(&config()), "`--optimizer`"),
+        (
+            Training {
+                ema: None,
+                ..of_muon
+            },
+            "`--ema`",
+        ),
+    ] {
+        assert_refused(checkpoint::resume(&saved, new(), &training), &[option]);
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::formats::Formats;
 use crate::model::LanguageModelConfig;
+use crate::optimizer::Optimizer;
 use crate::tokens::Vocabulary;
 use crate::trainer::Trainer;
 
@@ -18,6 +19,11 @@ pub struct Training {
     pub config: LanguageModelConfig,
     pub vocabulary: Vocabulary,
     pub formats: Formats,
+    #[serde(default)]
+    pub optimizer: Optimizer,
+    /// The decay of an average of the weights.
+    #[serde(default)]
+    pub ema: Option<f64>,
     /// Number of tokens of the text.
     pub tokens: usize,
     /// Of the text.
@@ -86,6 +92,8 @@ impl Training {
             &asked.config,
         )?;
         same("`--weights` and `--states`", &self.formats, &asked.formats)?;
+        same("`--optimizer`", &self.optimizer, &asked.optimizer)?;
+        same("`--ema`", &self.ema, &asked.ema)?;
         same("`--text`, of so many tokens", &self.tokens, &asked.tokens)?;
         same(
             "`--text`, of this checksum",

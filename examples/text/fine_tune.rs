@@ -13,8 +13,9 @@ use burn::tensor::DType;
 use peak_alloc::PeakAlloc;
 
 use crate::model::{LanguageModel, LanguageModelConfig};
+use crate::optimizer::Optimizer;
 use crate::options::Options;
-use crate::technique::{Place, Technique, optimizer};
+use crate::technique::{Place, Technique};
 use crate::text::{PAGES, Text, plays};
 use crate::train::{HeldOut, train};
 use crate::trainer::Trainer;
@@ -111,7 +112,7 @@ fn tune(
             model.apply_lora(Lora::new(RANK, 2.0 * RANK as f64).set_param_group(layers))
         }
     };
-    let optimizer = optimizer(options.formats);
+    let optimizer = Optimizer::AdamW.init(options.formats);
     let gradients = MemoryEstimate::new(&model, &optimizer).gradients;
     let mut trainer = Trainer::fused(model, optimizer, FusedConfig::new(), &device);
     if gradients > 0 {

@@ -6,6 +6,7 @@
 //! cargo run --release --example text -- --vocabulary gpt2 # with the tokens of GPT-2
 //! cargo run --release --example text -- --fit 50MB        # with no more techniques than that takes
 //! cargo run --release --example text -- --states 8        # optimizer states in 8 bits
+//! cargo run --release --example text -- --optimizer muon --ema 0.99 # Muon for matrices, and an average of the weights
 //! cargo run --release --example text -- --fine-tune       # full fine-tuning and LoRA, side by side
 //! ```
 
@@ -20,6 +21,7 @@ mod formats;
 mod model;
 #[path = "../shared/offload.rs"]
 mod offload;
+mod optimizer;
 mod options;
 mod sample;
 mod technique;
@@ -88,6 +90,8 @@ fn main() -> Result<()> {
         config: technique.applied_to(&config),
         vocabulary,
         formats: options.formats,
+        optimizer: options.optimizer,
+        ema: options.ema,
         tokens: text.len(),
         checksum: text.checksum(),
         seed: options.seed,
@@ -106,7 +110,7 @@ fn main() -> Result<()> {
         text.skip(course.done, course.batch);
     }
     if plan.is_none() {
-        let optimizer = technique::optimizer(options.formats);
+        let optimizer = place.optimizer.init(place.formats);
         println!("{}", MemoryEstimate::new(&trainer.model(), &optimizer));
     }
     let (first, last) = train::train(&mut trainer, &mut text, course, &device, &BYTES)?;

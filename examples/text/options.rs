@@ -10,6 +10,7 @@ use crate::backend::Backend;
 use crate::formats::Formats;
 use crate::model::{LanguageModelConfig, Preset};
 use crate::offload::Waiting;
+use crate::optimizer::Optimizer;
 use crate::technique::{Place, Technique};
 use crate::text;
 use crate::tokens::Vocabulary;
@@ -49,6 +50,14 @@ pub struct Options {
     #[command(flatten)]
     pub formats: Formats,
 
+    /// What steps the weights.
+    #[arg(long, value_enum, default_value_t = Optimizer::AdamW)]
+    pub optimizer: Optimizer,
+
+    /// Keep an exponential average of the weights with this decay (0.999, say), and use it at the end.
+    #[arg(long, value_name = "DECAY")]
+    pub ema: Option<f64>,
+
     /// Tokens that the model sees at once, if not as many as the preset says.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: Option<u16>,
@@ -78,7 +87,7 @@ pub struct Options {
     pub resume: Option<PathBuf>,
 
     /// Train a model on the plays, then go on with it on pages of this project, with LoRA and all of it.
-    #[arg(long, conflicts_with_all = ["text", "fit", "save", "resume", "offload", "device"])]
+    #[arg(long, conflicts_with_all = ["text", "fit", "save", "resume", "offload", "device", "optimizer", "ema"])]
     pub fine_tune: bool,
 
     /// Weights for `--fine-tune` to start from, in a file of safetensors, of PyTorch or of Burn, instead of training a model first.
@@ -89,7 +98,7 @@ pub struct Options {
     #[arg(
         long,
         value_name = "BYTES",
-        conflicts_with_all = ["offload", "states", "weights", "save", "resume"]
+        conflicts_with_all = ["offload", "states", "weights", "optimizer", "ema", "save", "resume"]
     )]
     pub fit: Option<Budget>,
 
@@ -132,6 +141,16 @@ impl Options {
                 "`--offload` takes fused training: choose another `--technique` than `stock`"
             );
         }
+        if let Some(decay) = self.ema {
+            ensure!(
+                (0.0..1.0).contains(&decay),
+                "`--ema` is {decay}: a decay is from 0 to below 1"
+            );
+            ensure!(
+                self.technique != Technique::Stock,
+                "`--ema` takes fused training: choose another `--technique` than `stock`"
+            );
+        }
         ensure!(
             self.fit.is_none() || matches!(self.technique, Technique::Block | Technique::Chunked),
             "`--fit` chooses layers to run twice: that takes `--technique block` or `chunked`"
@@ -140,6 +159,8 @@ impl Options {
             backend: self.device,
             offload: self.offload,
             formats: self.formats,
+            optimizer: self.optimizer,
+            ema: self.ema,
         })
     }
 

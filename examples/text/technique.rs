@@ -1,8 +1,9 @@
 //! Ways to train with less memory.
 
 use backburn::optim as ours;
-use backburn::{FusedConfig, GradientCheckpointingConfig, Plan};
-use burn::optim::{AdamWConfig, ModuleOptimizer};
+use backburn::{
+    FusedConfig, GradientCheckpointingConfig, Plan, WeightAverage, WeightAveragingConfig,
+};
 use burn::prelude::*;
 use clap::ValueEnum;
 
@@ -10,6 +11,7 @@ use crate::backend::Backend;
 use crate::formats::Formats;
 use crate::model::LanguageModelConfig;
 use crate::offload::Waiting;
+use crate::optimizer::Optimizer;
 use crate::trainer::Trainer;
 
 /// How the model is trained; each way needs less than the one before.
@@ -30,35 +32,33 @@ pub enum Technique {
 /// Tokens whose logits exist at once.
 const CHUNK: usize = 256;
 
-/// Where the model computes, what waits in host memory meanwhile, and what all is kept in.
+/// Where the model computes, what waits in host memory meanwhile, what all is kept in, what steps it, and the decay of an average
+/// beside it.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub backend: Backend,
     pub offload: Option<Waiting>,
     pub formats: Formats,
+    pub optimizer: Optimizer,
+    pub ema: Option<f64>,
 }
 
 impl Default for Place {
-    /// All of it on the CPU, in f32.
+    /// All of it on the CPU, in f32, by AdamW.
     fn default() -> Self {
         Self {
             backend: Backend::Flex,
             offload: None,
             formats: Formats::default(),
+            optimizer: Optimizer::default(),
+            ema: None,
         }
     }
 }
 
-/// What all techniques train with.
-pub fn optimizer(formats: Formats) -> ModuleOptimizer {
-    match formats.are_full() {
-        true => AdamWConfig::new().with_weight_decay(0.01).init(),
-        false => ours::AdamWConfig::new()
-            .with_weight_decay(0.01)
-            .with_state_format(formats.of_states())
-            .with_weight_format(formats.of_weights())
-            .init(),
-    }
+/// An average of the weights, which forgets the beginning.
+fn averaging(decay: f64) -> WeightAveragingConfig {
+    WeightAveragingConfig::new(WeightAverage::Exponential(decay)).with_warm_up(true)
 }
 
 impl Technique {
@@ -79,7 +79,7 @@ impl Technique {
             .with_chunk_size((self == Self::Chunked).then_some(CHUNK))
     }
 
-    /// Starts a training of the model of `config` with AdamW.
+    /// Starts a training of the model of `config`.
     pub fn start(
         self,
         config: &LanguageModelConfig,
@@ -94,13 +94,14 @@ impl Technique {
             (_, Some(_)) => config.init(&self.device(Place::default())),
         };
         let model = place.formats.cast(model);
-        let optimizer = optimizer(place.formats);
+        let optimizer = place.optimizer.init(place.formats);
         if self == Self::Stock {
             return Trainer::stock(model, optimizer);
         }
         let config = FusedConfig::new()
             .with_gradient_checkpointing(checkpointing)
-            .with_offload(place.offload.map(Waiting::config));
+            .with_offload(place.offload.map(Waiting::config))
+            .with_averaging(place.ema.map(averaging));
         Trainer::fused(model, optimizer, config, &device)
     }
 

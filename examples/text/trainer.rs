@@ -97,10 +97,13 @@ impl Trainer {
         }
     }
 
-    /// The model for inference.
+    /// The model for inference; with an average of the weights, if there is one.
     pub fn valid(&self) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.as_ref().expect(BETWEEN_STEPS).valid(),
+            Self::Fused { fused, .. } if fused.config().averaging.is_some() => {
+                fused.averaged().valid()
+            }
             Self::Fused { fused, .. } => fused.valid(),
         }
     }

@@ -40,7 +40,7 @@ pub struct AdamWConfig {
     #[config(default = "WeightFormat::Plain")]
     weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
-    grad_clipping: Option<GradientClippingConfig>,
+    pub(super) grad_clipping: Option<GradientClippingConfig>,
 }
 
 /// AdamW in a single pass.

@@ -75,6 +75,15 @@ pub(super) fn refuse(reason: impl Display) {
     });
 }
 
+/// The caller asks whether a parameter can be stepped, by loading a record for it, and it can't.
+pub(super) fn tell_unfit(reason: String) {
+    CALL.with_borrow_mut(|call| {
+        if let Some(call) = call {
+            call.refusal = Some(reason);
+        }
+    });
+}
+
 /// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.
 pub(super) fn unheard<R>(step: impl FnOnce() -> R) -> R {
     struct Before(Option<Call>);

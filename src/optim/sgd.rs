@@ -8,7 +8,7 @@ use super::element_wise::{ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
 use super::in_state::AccumulateInState;
 use super::kernel::Rule;
-use super::rule::{self, Step};
+use super::rule::{self, Momentum, Step};
 use super::ruled::Ruled;
 use super::with_clipping;
 
@@ -36,6 +36,9 @@ pub struct SgdConfig {
 /// [Sutskever et al., 2013](https://proceedings.mlr.press/v28/sutskever13.html).
 pub type Sgd = Ruled<SgdConfig>;
 
+/// Burn keeps it in a state of the momentum's own.
+pub(super) const VELOCITY: ElementState = ElementState::signed("momentum.velocity");
+
 impl SgdConfig {
     /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
     pub fn build(&self) -> Sgd {
@@ -55,7 +58,7 @@ impl SgdConfig {
 }
 
 impl ElementWise for SgdConfig {
-    const STATES: &'static [ElementState] = &[ElementState::signed("momentum.velocity").optional()];
+    const STATES: &'static [ElementState] = &[VELOCITY.optional()];
     const TIME: Option<&'static str> = None;
 
     /// Hyperparameters are worked out in the precision in which Burn does.
@@ -65,13 +68,7 @@ impl ElementWise for SgdConfig {
         let rule = rule::Sgd {
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),
-            momentum: step.decay(f64::from(momentum.momentum as f32)),
-            rest: if step.is_first {
-                1.0
-            } else {
-                1.0 - momentum.dampening
-            },
-            nesterov: momentum.nesterov,
+            momentum: Momentum::new(step, &momentum),
         };
         match self.momentum {
             Some(_) => Rule::new::<1>(rule),

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
 use burn_pack::{Reader, Scalar, Tensor, Writer};
@@ -18,6 +19,17 @@ pub(crate) struct RecordedState {
 }
 
 impl RecordedState {
+    /// That of a parameter without a state.
+    pub(crate) fn none(id: ParamId, path: &str, rank: usize) -> Self {
+        let id = id.val().to_string();
+        Self {
+            path: Some(path.to_string()),
+            scalars: [(format!("{id}.{RANK}"), rank.into())].into(),
+            tensors: Vec::new(),
+            id,
+        }
+    }
+
     /// The rank of the parameter.
     pub(crate) fn rank(&self) -> Result<usize, FusedError> {
         let name = format!("{}.{RANK}", self.id);

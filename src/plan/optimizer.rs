@@ -1,6 +1,9 @@
 use burn::optim::ModuleOptimizer;
 
-use crate::optim::{AdamConfig, AdamWConfig, LionConfig, SgdConfig, StateFormat, WeightFormat};
+use crate::optim::{
+    AdamConfig, AdamWConfig, LionConfig, MuonConfig, MuonWithAdamWConfig, SgdConfig, StateFormat,
+    WeightFormat,
+};
 
 /// An optimizer that can be planned with: the configs of [`backburn::optim`](crate::optim), whose formats a plan can set, and any
 /// [`ModuleOptimizer`], whose formats stay as they are (its plans can't be saved).
@@ -23,7 +26,7 @@ pub trait PlannedOptimizer: Clone + sealed::Sealed {
 }
 
 macro_rules! planned {
-    ($($config:ty)*) => {
+    ($element_wise:literal: $($config:ty)*) => {
         $(
             impl sealed::Sealed for $config {}
 
@@ -47,13 +50,14 @@ macro_rules! planned {
                     Some(formatted)
                 }
 
-                const ELEMENT_WISE: bool = true;
+                const ELEMENT_WISE: bool = $element_wise;
             }
         )*
     };
 }
 
-planned!(AdamConfig AdamWConfig LionConfig SgdConfig);
+planned!(true: AdamConfig AdamWConfig LionConfig SgdConfig);
+planned!(false: MuonConfig MuonWithAdamWConfig);
 
 impl sealed::Sealed for ModuleOptimizer {}
 

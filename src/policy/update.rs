@@ -9,7 +9,7 @@ use super::departed::Departed;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
 use crate::optim::StepCall;
-use crate::optimizer_record::{compact_records, records_are_compact};
+use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -52,6 +52,16 @@ impl Update {
             None => &self.optimizer,
         };
         optimizer.clone().load_record(OptimizerRecord::default())
+    }
+
+    /// Why a parameter of this path and rank can't be stepped, if its optimizer says so. Burn lets the optimizer of a
+    /// parameter read its state when it loads a record; this one has none.
+    pub(crate) fn unfit(&self, id: ParamId, path: &str, rank: usize) -> Option<String> {
+        let call = StepCall::begin(false, ());
+        let nothing = write([RecordedState::none(id, path, rank)]);
+        let nothing = nothing.expect("Burn writes what has no state");
+        self.anew().load_record(joined([nothing]));
+        call.refusal()
     }
 
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.

@@ -60,6 +60,9 @@ impl<M: Module> FusedForm<M> {
         beside: Option<&Self>,
     ) -> Result<Self, FusedError> {
         let inventory = Inventory::take(&module, &layout)?;
+        if beside.is_none() {
+            inventory.check_stepped(&session.update())?;
+        }
         let frozen = frozen::waiting(&module, &inventory, &layout);
         let module = match layout.device() {
             None => module,

@@ -9,6 +9,7 @@ use crate::device;
 use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::parameters::{Parameter, list};
+use crate::policy::Update;
 use crate::tap;
 
 /// What becomes of a float parameter in fused form.
@@ -163,6 +164,20 @@ impl Inventory {
             };
         }
         Ok(Self { entries })
+    }
+
+    /// Refuses a parameter in training that `update` does not step.
+    pub(super) fn check_stepped(&self, update: &Update) -> Result<(), FusedError> {
+        let trained = self.entries.iter();
+        let mut trained: Vec<_> = trained.filter(|(_, e)| e.role != Role::Frozen).collect();
+        trained.sort_unstable_by_key(|(_, entry)| &entry.path);
+        for (id, Entry { path, shape, .. }) in trained {
+            if let Some(reason) = update.unfit(*id, path, shape.num_dims()) {
+                let path = path.clone();
+                return Err(FusedError::Unfit { path, reason });
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn get(&self, id: ParamId) -> Option<&Entry> {

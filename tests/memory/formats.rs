@@ -1,6 +1,6 @@
 //! Models in fewer bytes: how they come to be, and what they hold.
 
-use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+use backburn::optim::{AdamWConfig, MuonConfig, StateFormat, WeightFormat};
 use backburn::{cast, load_record_in};
 use burn::optim::Optimizer;
 use burn::store::ModuleRecord;
@@ -112,6 +112,33 @@ fn weights_and_states_take_the_bytes_of_their_formats() {
             "{states:?}, {weights:?}: {held} bytes, {expected} expected"
         );
     }
+}
+
+/// Weights and low bits, their marks, codes and a scale of one momentum, for every 64 elements.
+#[test]
+fn muon_takes_the_bytes_of_its_formats() {
+    let _alone = ALONE.lock();
+    let device = Device::flex();
+    let shape = [128, 96];
+    let random = || Tensor::<2>::random(shape, Distribution::Default, &device);
+    let optimizer = MuonConfig::new()
+        .with_state_format(StateFormat::Bits8)
+        .with_weight_format(WeightFormat::Split24)
+        .build();
+    let mut parameter = random().cast(FloatDType::BF16);
+    let mut state = None;
+    for _ in 0..3 {
+        let gradient = random().cast(FloatDType::BF16);
+        (parameter, state) = optimizer.step(0.1, parameter, gradient, state);
+    }
+    let before = BYTES.current_usage();
+    drop((parameter, state));
+    let held = before - BYTES.current_usage();
+    let expected = 128 * 96 / 64 * (3 * 64 + 4 + 68);
+    assert!(
+        (expected..expected + 4000).contains(&held),
+        "{held} bytes, {expected} expected"
+    );
 }
 
 /// What is made is the model in f32; beside it there is no more than a parameter.

@@ -1,11 +1,11 @@
 //! What is chosen, in which order, and what becomes of a plan.
 
-use backburn::optim::AdamWConfig;
-use backburn::{Fidelity, FusedConfig, GlobalNormClippingConfig, Plan, Technique};
+use backburn::optim::{AdamWConfig, MuonWithAdamWConfig};
+use backburn::{Fidelity, FusedConfig, GlobalNormClippingConfig, Plan, Planner, Technique};
 use burn::config::Config;
 
 use crate::models::*;
-use crate::{ENOUGH, alone, init, measured, planner};
+use crate::{ENOUGH, alone, init, measured, planner, trained};
 
 #[test]
 fn with_enough_memory_nothing_is_done_but_fusing() {
@@ -192,4 +192,24 @@ fn a_peak_that_was_seen_is_reckoned_with() {
     measured.have_seen(&plan, plan.device_bytes * 11 / 10);
     let plan = measured.choose(fused).unwrap();
     assert_ne!(plan.ladder.taken, Some(0), "{plan}");
+}
+
+/// What the iteration takes for the largest matrix is in the plan.
+#[test]
+fn muon_is_planned_with_its_formats() {
+    let _alone = alone();
+    let recipe = MuonWithAdamWConfig::new(Vec::new());
+    let planner = Planner::new(init::<Mlp>, recipe).with_batch(Mlp::BATCH);
+    let planner = planner.with_order(&[Technique::States8]);
+    let measured = planner.measure(Mlp::loss, ENOUGH).unwrap();
+    let rungs = measured.ladder(ENOUGH).rungs;
+    let formats = rungs.iter().find(|rung| rung.name.contains("Bits8"));
+    let formats = formats.unwrap_or_else(|| panic!("{}", measured.ladder(ENOUGH)));
+    for budget in [rungs[0].device_bytes, formats.device_bytes] {
+        let plan = measured.choose(budget).unwrap();
+        let taken = trained::<Mlp, _>(&plan);
+        assert!(taken <= budget, "{taken} of {budget}\n{plan}");
+        let has_formats = plan.optimizer.to_string().contains("Bits8");
+        assert_eq!(has_formats, budget == formats.device_bytes, "{plan}");
+    }
 }

@@ -21,6 +21,7 @@ mod learner;
 mod linear_cross_entropy;
 mod list;
 mod misuse;
+mod muon;
 mod noting;
 mod offload;
 mod optim;

@@ -69,7 +69,7 @@ macro_rules! for_every_pair {
 }
 
 /// Gradients of either sign and of all sizes, with zeros of both signs.
-fn gradients<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tensor<D>> {
+pub fn gradients<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tensor<D>> {
     let gradient = |step: usize| {
         let random = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), device);
         let scale = 10f64.powi(step as i32 - 3);
@@ -82,7 +82,7 @@ fn gradients<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tensor<D
 }
 
 /// The parameter after each step.
-fn run<const D: usize>(
+pub fn run<const D: usize>(
     optimizer: impl Optimizer,
     mut parameter: Tensor<D>,
     gradients: &[Tensor<D>],
@@ -105,7 +105,7 @@ fn run<const D: usize>(
     after
 }
 
-fn assert_equal<const D: usize>(
+pub fn assert_equal<const D: usize>(
     name: &str,
     stock: impl Optimizer,
     ours: impl Optimizer,

@@ -10,6 +10,7 @@ mod fidelity;
 mod hostile;
 #[path = "../promises/in_types_of.rs"]
 mod in_types_of;
+mod muon;
 mod policies;
 mod random;
 mod records;

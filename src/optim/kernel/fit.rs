@@ -235,7 +235,7 @@ mod tests {
     use burn::backend::DispatchTensorKind;
     use burn::backend::flex::FlexTensor;
 
-    use super::super::super::rule::{Lion, Sgd};
+    use super::super::super::rule::{Lion, Momentum, Sgd};
     use super::*;
 
     fn of<const D: usize>(shape: [usize; D], dtype: DType) -> FlexTensor {
@@ -259,9 +259,11 @@ mod tests {
         let sgd = &Rule::new::<0>(Sgd {
             learning_rate: 0.1,
             penalty: None,
-            momentum: 0.9,
-            rest: 1.0,
-            nesterov: false,
+            momentum: Momentum {
+                factor: 0.9,
+                rest: 1.0,
+                nesterov: false,
+            },
         });
         let fits = || of([2, 3], DType::F32);
         let check = |rule, gradient: FlexTensor, states: &[FlexTensor]| {

@@ -3,8 +3,10 @@
 mod adam;
 mod adamw;
 mod average;
+mod decayed;
 mod lion;
 mod moments;
+mod momentum;
 mod number;
 #[cfg(feature = "remote")]
 mod sent;
@@ -17,8 +19,10 @@ use std::fmt::Debug;
 pub(crate) use adam::Adam;
 pub(crate) use adamw::AdamW;
 pub(crate) use average::Average;
+pub(crate) use decayed::Decayed;
 pub(crate) use lion::Lion;
 pub(crate) use moments::Moments;
+pub(crate) use momentum::Momentum;
 pub use number::Number;
 pub(crate) use sgd::Sgd;
 pub use step::Step;

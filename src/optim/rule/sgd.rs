@@ -1,4 +1,4 @@
-use super::{Number, UpdateRule};
+use super::{Momentum, Number, UpdateRule};
 
 /// The hyperparameters of a step of SGD.
 #[derive(Clone, Debug)]
@@ -6,10 +6,7 @@ pub(crate) struct Sgd {
     pub(crate) learning_rate: f64,
     /// L2 penalty.
     pub(crate) penalty: Option<f64>,
-    pub(crate) momentum: f64,
-    /// What a gradient adds to the velocity: the first one all of it.
-    pub(crate) rest: f64,
-    pub(crate) nesterov: bool,
+    pub(crate) momentum: Momentum,
 }
 
 impl Sgd {
@@ -34,15 +31,10 @@ impl UpdateRule<0> for Sgd {
 
 impl UpdateRule<1> for Sgd {
     #[inline(always)]
-    fn update<N: Number>(&self, parameter: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
+    fn update<N: Number>(&self, parameter: N, gradient: N, velocity: [N; 1]) -> (N, [N; 1]) {
         let gradient = self.gradient(parameter, gradient);
-        let momentum = N::of(self.momentum);
-        let velocity = gradient * N::of(self.rest) + velocity * momentum;
-        let direction = match self.nesterov {
-            true => velocity * momentum + gradient,
-            false => velocity,
-        };
+        let (direction, velocity) = self.momentum.update(parameter, gradient, velocity);
         let parameter = parameter - direction * N::of(self.learning_rate);
-        (parameter, [velocity])
+        (parameter, velocity)
     }
 }

@@ -149,7 +149,7 @@ fn tiny_learning_rates_move_as_in_f32(device: &Device) {
 fn what_is_not_finite_is_passed_on(device: &Device) {
     for wrong in [f32::NAN, f32::INFINITY] {
         for (states, weights, dtype) in formats(device) {
-            for (name, optimizer) in optimizers(states, weights) {
+            for (name, optimizer) in element_wise(states, weights) {
                 let mut fused = FusedOptimizer::new(weight(device, dtype), optimizer);
                 let mut gradient = vec![1.0; 64 * 72];
                 gradient[77] = wrong;

@@ -74,6 +74,19 @@ fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
 }
 
 fn optimizers(states: StateFormat, weights: WeightFormat) -> Vec<(&'static str, ModuleOptimizer)> {
+    let muon = optim::MuonWithAdamWConfig::new(vec!["second".into()])
+        .with_state_format(states)
+        .with_weight_format(weights);
+    let mut all = element_wise(states, weights);
+    all.push(("Muon with AdamW", muon.init()));
+    all
+}
+
+/// Those that step each element by itself.
+fn element_wise(
+    states: StateFormat,
+    weights: WeightFormat,
+) -> Vec<(&'static str, ModuleOptimizer)> {
     let adam = optim::AdamConfig::new().with_state_format(states);
     let adamw = optim::AdamWConfig::new().with_state_format(states);
     let sgd = optim::SgdConfig::new().with_state_format(states);
@@ -226,7 +239,7 @@ fn a_model_can_be_trained_on_in_another_format(device: &Device) {
     assert_equal_weights(&stock.model(), &fused.model());
 }
 
-/// Codes wait on the host as they are, or are updated there.
+/// Codes wait on the host as they are, or are updated there. (Products of matrices have other last bits there.)
 fn formats_and_offload_go_together(device: &Device) {
     let host = match device.clone().inner() == Device::flex() {
         true => OffloadHost::NdArray,
@@ -236,7 +249,7 @@ fn formats_and_offload_go_together(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let batches = batches(device, FloatDType::F32);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-    for (name, optimizer) in optimizers(StateFormat::Bits8, WeightFormat::Plain) {
+    for (name, optimizer) in element_wise(StateFormat::Bits8, WeightFormat::Plain) {
         let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
         train_fused(&mut plain, 4, RATE, loss);
         for offload in [Offload::States, Offload::Updates] {

@@ -1,5 +1,5 @@
 use super::super::super::format::Root;
-use super::super::super::rule::{Adam, AdamW, Lion, Moments, Sgd};
+use super::super::super::rule::{Adam, AdamW, Lion, Moments, Momentum, Sgd};
 use super::super::Rule;
 
 /// Rules with the roots of their states.
@@ -45,9 +45,11 @@ pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
     let sgd = Sgd {
         learning_rate: 0.01,
         penalty: None,
-        momentum: 0.9,
-        rest: 0.5,
-        nesterov: true,
+        momentum: Momentum {
+            factor: 0.9,
+            rest: 0.5,
+            nesterov: true,
+        },
     };
     vec![
         (Rule::new::<2>(adamw), MOMENTS),

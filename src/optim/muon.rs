@@ -1,0 +1,239 @@
+use burn::config::Config;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdjustLrFn, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
+};
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use super::call;
+use super::element_wise::{ElementState, ElementWise};
+use super::format::{Formats, Noise, StateFormat, Weight, WeightFormat};
+use super::kernel::{self, Rule, update_in_format};
+use super::newton_schulz::NewtonSchulz;
+use super::rule::{self, Step};
+use super::ruled::{MicroBatch, Ruled};
+use super::sgd::VELOCITY;
+use super::state::RuledState;
+use crate::parameters::AnyTensor;
+
+/// Configuration of [`Muon`]: the fields and defaults of Burn's [`MuonConfig`](burn::optim::MuonConfig).
+///
+/// It is for a parameter group of matrices; [`MuonWithAdamWConfig`](super::MuonWithAdamWConfig) is for a whole model.
+#[derive(Config, Debug)]
+pub struct MuonConfig {
+    /// Decoupled weight decay, by the learning rate that is not adjusted.
+    weight_decay: Option<WeightDecayConfig>,
+    /// Momentum, with dampening and Nesterov's variant.
+    #[config(default = "MomentumConfig { momentum: 0.95, dampening: 0.0, nesterov: true }")]
+    momentum: MomentumConfig,
+    /// Coefficients of the Newton-Schulz iteration.
+    #[config(default = "(3.4445, -4.775, 2.0315)")]
+    ns_coefficients: (f32, f32, f32),
+    /// The least norm that a matrix is divided by, for numerical stability.
+    #[config(default = 1e-7)]
+    epsilon: f32,
+    /// Steps of the Newton-Schulz iteration.
+    #[config(default = 5)]
+    ns_steps: usize,
+    /// How the learning rate goes by the shape of a matrix.
+    #[config(default = "AdjustLrFn::Original")]
+    adjust_lr_fn: AdjustLrFn,
+    /// How the momentum is kept.
+    #[config(default = "StateFormat::Full")]
+    state_format: StateFormat,
+    /// What weights in bf16 have beside their bits.
+    #[config(default = "WeightFormat::Plain")]
+    weight_format: WeightFormat,
+}
+
+impl MuonConfig {
+    /// The bare optimizer, for a parameter group of matrices.
+    pub fn build(&self) -> Muon {
+        let momentum = Ruled::new(Direction(self.momentum.clone()));
+        Muon {
+            momentum: momentum.with_state_format(self.state_format),
+            newton_schulz: NewtonSchulz {
+                coefficients: self.ns_coefficients,
+                epsilon: self.epsilon,
+                steps: self.ns_steps,
+            },
+            config: self.clone(),
+        }
+    }
+
+    /// The optimizer of a module of matrices alone.
+    pub fn init(&self) -> ModuleOptimizer {
+        self.build().into()
+    }
+}
+
+/// Muon: momentum, orthogonalized.
+///
+/// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)),
+/// whose rows are the first dimension of a weight. Momentum and weight are each updated in a single pass; between the two
+/// there are two buffers of the size of the matrix and three of the square of its shorter side. In formats the iteration
+/// runs in f32.
+///
+/// # Errors
+///
+/// It steps matrices alone, as Burn's does. A parameter of another rank is refused by name before training starts
+/// ([`FusedError::Unfit`](crate::FusedError::Unfit)): vectors, convolutions, and stacks of experts in one tensor. In a stock
+/// loop its step panics.
+#[derive(Clone, Debug)]
+pub struct Muon {
+    config: MuonConfig,
+    momentum: Ruled<Direction>,
+    newton_schulz: NewtonSchulz,
+}
+
+/// Steps anything to where the momentum points.
+#[derive(Clone, Debug)]
+struct Direction(MomentumConfig);
+
+impl ElementWise for Direction {
+    const STATES: &'static [ElementState] = &[VELOCITY];
+    const TIME: Option<&'static str> = None;
+
+    fn rule(&self, step: Step) -> Rule {
+        Rule::new::<1>(rule::Momentum::new(step, &self.0))
+    }
+}
+
+/// State of [`Muon`]: the momentum, and the low bits of the weight if there are any, in Burn's names.
+#[derive(Clone, Debug)]
+pub struct MuonState<const D: usize>(RuledState<Direction, D>);
+
+impl<const D: usize> MuonState<D> {
+    /// The momentum, in full; none before the first step.
+    pub fn momentum(&self) -> Option<Tensor<D>> {
+        self.0.get(VELOCITY.name)
+    }
+}
+
+impl Muon {
+    fn formats(&self) -> Formats {
+        Formats {
+            state: self.config.state_format,
+            weight: self.config.weight_format,
+        }
+    }
+
+    /// Why a step can't be, if it can't.
+    fn refuses<const D: usize>(
+        &self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        state: Option<&RuledState<Direction, D>>,
+    ) -> Option<String> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let shapes = state.into_iter().flat_map(RuledState::shapes);
+        no_matrix::<D>()
+            .or_else(|| kernel::refusal(self.formats(), parameter, gradient, shapes, low_bits))
+    }
+
+    /// Where the momentum points with this gradient, orthogonalized.
+    fn direction<const D: usize>(
+        &self,
+        gradient: Tensor<D>,
+        state: RuledState<Direction, D>,
+    ) -> (Tensor<D>, RuledState<Direction, D>) {
+        let batch = MicroBatch {
+            first: true,
+            last: true,
+            fresh: state.is_none(),
+        };
+        // In the place of what is stepped there is something of its form.
+        let any = gradient.clone();
+        let (direction, state) =
+            self.momentum
+                .step_micro_batch(1.0, any, gradient, Some(state), batch);
+        // As it lies in memory, which decides the last bits of a product.
+        let matrix = AnyTensor::from(direction).of_rank();
+        let direction = self.newton_schulz.orthogonalized(matrix);
+        (AnyTensor::from(direction).of_rank(), state)
+    }
+
+    /// What the learning rate is multiplied by for a matrix of this shape.
+    fn adjustment([rows, columns]: [usize; 2], function: AdjustLrFn) -> f64 {
+        let (rows, columns) = (rows as f64, columns as f64);
+        match function {
+            AdjustLrFn::Original => (rows / columns).max(1.0).sqrt(),
+            AdjustLrFn::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+        }
+    }
+}
+
+/// Why a parameter of this rank is not stepped, if it is no matrix.
+fn no_matrix<const D: usize>() -> Option<String> {
+    (D != 2).then(|| {
+        format!(
+            "`Muon` steps matrices, and this one has {D} dimensions: give it another optimizer by a parameter group, as \
+             `MuonWithAdamWConfig` does"
+        )
+    })
+}
+
+impl Optimizer for Muon {
+    type State<const D: usize> = MuonState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<MuonState<D>>,
+    ) -> (Tensor<D>, Option<MuonState<D>>) {
+        let inner = state.as_ref().map(|state| &state.0);
+        if let Some(reason) = self.refuses(&parameter, &gradient, inner) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
+        let formats = self.formats();
+        let mut state = state.map_or_else(RuledState::none, |state| state.0);
+        let (time, low_bits) = (state.time + 1, state.low_bits.take());
+        let is_plain = formats.are_plain_for(&parameter);
+        let gradient = match is_plain {
+            true => gradient,
+            false => gradient.cast(FloatDType::F32),
+        };
+        // The momentum is told nothing about the weight, which is not written yet.
+        let (direction, mut state) = call::unheard(|| self.direction(gradient, state));
+        let penalty = self.config.weight_decay.as_ref();
+        let shape = [parameter.shape()[0], parameter.shape()[1]];
+        let rule = Rule::new::<0>(rule::Decayed {
+            decay: penalty.map_or(1.0, |decay| 1.0 - lr * f64::from(decay.penalty)),
+            learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
+        });
+        if is_plain {
+            let (parameter, _) = kernel::update(rule, parameter, direction, Vec::new());
+            return (parameter, Some(MuonState(state)));
+        }
+        let weight = formats.weight(parameter, low_bits);
+        let noise = Noise::of_step(time);
+        let (weight, _) = update_in_format(rule, weight, direction, Vec::new(), noise);
+        let Weight {
+            value, low_bits, ..
+        } = weight;
+        (state.time, state.low_bits) = (time, low_bits);
+        (value, Some(MuonState(state)))
+    }
+
+    fn to_device<const D: usize>(state: MuonState<D>, device: &Device) -> MuonState<D> {
+        MuonState(state.0.on_device(device))
+    }
+}
+
+impl<const D: usize> RecordState for MuonState<D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        self.0.state_flatten(prefix, sink);
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        if let Some(reason) = no_matrix::<D>() {
+            call::tell_unfit(reason);
+            return None;
+        }
+        RuledState::state_unflatten(prefix, source, device).map(Self)
+    }
+}

@@ -1,0 +1,458 @@
+//! Muon computes what Burn's own does, alone and in the recipe with AdamW; what it does not step is refused by name before
+//! training starts.
+
+use backburn::optim::{StateFormat, WeightFormat};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, cast,
+    gradient_checkpointing, optim as ours,
+};
+use burn::config::Config;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
+use burn::module::{Module, Param, ParamGroup};
+use burn::nn::conv::{Conv1d, Conv1dConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig1d,
+};
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    self as stock, AdjustLrFn, GradientsAccumulator, GradientsParams, ModuleOptimizer,
+    OptimizerRecord,
+};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::compare::*;
+use crate::optim::{assert_equal, gradients, run};
+
+const RATE: f64 = 0.02;
+const MUON_RATE: f64 = 3.0;
+
+/// An embedding that is the head as well, matrices of every shape, norms, a convolution.
+#[derive(Module, Debug)]
+struct Network {
+    embedding: Embedding,
+    norm: LayerNorm,
+    wide: Linear,
+    tall: Linear,
+    conv: Conv1d,
+}
+
+impl Network {
+    fn init(device: &Device) -> Self {
+        let padding = PaddingConfig1d::Same;
+        Self {
+            embedding: EmbeddingConfig::new(9, 6).init(device),
+            norm: LayerNormConfig::new(6).init(device),
+            wide: LinearConfig::new(6, 17).init(device),
+            tall: LinearConfig::new(17, 6).init(device),
+            conv: Conv1dConfig::new(6, 6, 3)
+                .with_padding(padding)
+                .init(device),
+        }
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>) -> Tensor<1> {
+        let x = self.norm.forward(self.embedding.forward(tokens));
+        let x = self.conv.forward(x.swap_dims(1, 2)).swap_dims(1, 2);
+        let run = |(wide, tall): &(Linear, Linear), x: Tensor<3>| {
+            x.clone() + tall.forward(wide.forward(x).tanh())
+        };
+        let block = (self.wide.clone(), self.tall.clone());
+        let x = gradient_checkpointing(&block, x, run);
+        let logits = x.matmul(self.embedding.weight.val().transpose().unsqueeze());
+        logits.powi_scalar(2).mean()
+    }
+}
+
+fn batches(device: &Device, count: usize) -> Vec<Tensor<2, Int>> {
+    let uniform = Distribution::Uniform(0.0, 9.0);
+    let batch = |_| Tensor::<2>::random([3, 4], uniform, device).int();
+    (0..count).map(batch).collect()
+}
+
+fn recipe() -> ours::MuonWithAdamWConfig {
+    ours::MuonWithAdamWConfig::new(vec!["embedding".into()]).with_muon_rate(MUON_RATE)
+}
+
+/// The same with Burn alone: groups for the optimizers, and for their learning rates.
+struct ByHand {
+    optimizer: ModuleOptimizer,
+    rates: ModuleLrScheduler,
+}
+
+impl ByHand {
+    fn new() -> Self {
+        let matrices = || ParamGroup::from_any_regexes(vec![r"^(wide|tall)\.weight$"]).unwrap();
+        let muon = stock::MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);
+        let adamw = stock::AdamWConfig::new().init();
+        Self {
+            optimizer: adamw.with_group(matrices(), muon.build(), None),
+            rates: ModuleLrScheduler::new(RATE).with_group(matrices(), RATE * MUON_RATE),
+        }
+    }
+
+    fn step(&mut self, model: Network, gradients: GradientsParams) -> Network {
+        self.optimizer.step(self.rates.step(), model, gradients)
+    }
+
+    /// One step with the mean of these batches.
+    fn step_of(&mut self, model: Network, batches: &[Tensor<2, Int>]) -> Network {
+        let mut sum = GradientsAccumulator::new();
+        for batch in batches {
+            let gradients = model.loss(batch.clone()).backward();
+            sum.accumulate(&model, GradientsParams::from_grads(gradients, &model));
+        }
+        self.step(model, sum.grads())
+    }
+}
+
+fn copied(initial: &Network, device: &Device) -> Network {
+    copy(initial, || Network::init(device))
+}
+
+/// Burn's and ours, in all their options.
+fn pairs() -> Vec<(stock::Muon, ours::Muon)> {
+    let heavy = MomentumConfig::new().with_dampening(0.3);
+    let mut pairs = Vec::new();
+    for momentum in [None, Some(heavy)] {
+        for decay in [None, Some(WeightDecayConfig::new(0.1))] {
+            for adjust in [AdjustLrFn::Original, AdjustLrFn::MatchRmsAdamW] {
+                let mut stock = stock::MuonConfig::new().with_adjust_lr_fn(adjust);
+                let mut ours = ours::MuonConfig::new().with_adjust_lr_fn(adjust);
+                if let Some(momentum) = &momentum {
+                    stock = stock.with_momentum(momentum.clone()).with_ns_steps(3);
+                    ours = ours.with_momentum(momentum.clone()).with_ns_steps(3);
+                }
+                let stock = stock.with_weight_decay(decay.clone());
+                let ours = ours.with_weight_decay(decay.clone());
+                pairs.push((stock.build(), ours.build()));
+            }
+        }
+    }
+    pairs
+}
+
+fn steps_equal_burns_own(device: &Device) {
+    let device = device.clone().inner();
+    for shape in [[7, 7], [12, 5], [5, 12], [1, 9], [9, 1], [1, 1], [130, 70]] {
+        let parameter = Tensor::<2>::random(shape, Distribution::Default, &device);
+        let gradients = gradients(shape, &device);
+        // As a layer gives it: a view.
+        let views: Vec<_> = gradients.iter().map(|g| g.clone().transpose()).collect();
+        for (stock, ours) in pairs() {
+            let transposed = parameter.clone().transpose();
+            assert_equal("Muon", stock.clone(), ours.clone(), &parameter, &gradients);
+            // (On ndarray, Burn multiplies a view in the order in which it lies in memory.)
+            if device == Device::flex() {
+                assert_equal("Muon", stock, ours, &transposed, &views);
+            }
+        }
+    }
+}
+
+fn steps_in_f64_and_half_types_equal_burns_own(device: &Device) {
+    let device = device.clone().inner();
+    for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        let parameter = Tensor::<2>::random([8, 5], Distribution::Default, &device).cast(dtype);
+        let normal = Distribution::Normal(0.0, 1.0);
+        let gradient = || Tensor::<2>::random([8, 5], normal, &device).cast(dtype);
+        let gradients: Vec<_> = (0..3).map(|_| gradient()).collect();
+        for (stock, ours) in pairs() {
+            // Nothing multiplies what is rounded in another order: they are held to what five iterations make of it.
+            match dtype {
+                FloatDType::F64 => assert_equal("Muon", stock, ours, &parameter, &gradients),
+                _ => {
+                    let stock = run(stock, parameter.clone(), &gradients);
+                    let ours = run(ours, parameter.clone(), &gradients);
+                    for (stock, ours) in stock.iter().zip(&ours) {
+                        let mut pairs = stock.iter::<f64>().zip(ours.iter::<f64>());
+                        assert!(pairs.all(|(a, b)| (a - b).abs() < 0.05), "{stock} {ours}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn fused_equals_a_loop_with_groups_of_burns_own(device: &Device) {
+    let (initial, batches) = (Network::init(device), batches(device, 4));
+    let mut by_hand = ByHand::new();
+    let stock = batches
+        .iter()
+        .fold(copied(&initial, device), |model, batch| {
+            by_hand.step_of(model, std::slice::from_ref(batch))
+        });
+    let mut fused = FusedOptimizer::new(copied(&initial, device), recipe().init());
+    for batch in &batches {
+        fused.step(RATE, |model| model.loss(batch.clone()));
+    }
+    assert_equal_weights(&stock, &fused.model());
+    assert_changed(&initial, &fused.model(), |_| true);
+}
+
+fn policies_equal_a_loop_with_groups_of_burns_own(device: &Device) {
+    let (initial, batches) = (Network::init(device), batches(device, 6));
+    let mut by_hand = ByHand::new();
+    let pairs = batches.chunks(2);
+    let stock = pairs.fold(copied(&initial, device), |model, pair| {
+        by_hand.step_of(model, pair)
+    });
+    // A norm that is never reached, and a scale that is a power of two, are seen by every gradient and change none.
+    let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
+    for config in [
+        FusedConfig::new(),
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
+        FusedConfig::new().with_loss_scaling(Some(scaling)),
+    ] {
+        let model = copied(&initial, device);
+        let mut fused = FusedOptimizer::new(model, recipe().init()).with_config(config.clone());
+        for pair in batches.chunks(2) {
+            fused.accumulate(|model| model.loss(pair[0].clone()));
+            fused.step_repeatable(RATE, |model| model.loss(pair[1].clone()));
+        }
+        println!("{config}");
+        assert_equal_weights(&stock, &fused.model());
+    }
+}
+
+/// Muon does not see how long a gradient is: what clipping does to it, the weights of AdamW show.
+#[test]
+fn exact_clipping_equals_a_loop_by_hand() {
+    let device = Device::flex().autodiff();
+    let (initial, batches) = (Network::init(&device), batches(&device, 4));
+    let train = |norm| {
+        let config = GlobalNormClippingConfig::Exact(norm);
+        let config = FusedConfig::new().with_clipping(Some(config));
+        let model = copied(&initial, &device);
+        let mut fused = FusedOptimizer::new(model, recipe().init()).with_config(config);
+        let mut coefficients = Vec::new();
+        for batch in &batches {
+            fused.step_repeatable(RATE, |model| model.loss(batch.clone()));
+            coefficients.push(fused.last_step().clipping.unwrap());
+        }
+        (fused.model(), coefficients)
+    };
+    let (fused, coefficients) = train(1e-2);
+    assert!(coefficients.iter().all(|coefficient| *coefficient < 0.9));
+    let mut by_hand = ByHand::new();
+    let steps = batches.iter().zip(&coefficients);
+    let stock = steps.fold(copied(&initial, &device), |model, (batch, coefficient)| {
+        let gradients = model.loss(batch.clone()).backward();
+        let mut gradients = GradientsParams::from_grads(gradients, &model);
+        model.visit(&mut Multiply(&mut gradients, *coefficient));
+        by_hand.step(model, gradients)
+    });
+    assert_equal_weights(&stock, &fused);
+}
+
+struct Multiply<'a>(&'a mut GradientsParams, f64);
+
+impl burn::module::ModuleVisitor for Multiply<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = self.0.remove::<D>(param.id) {
+            self.0.register(param.id, gradient.mul_scalar(self.1));
+        }
+    }
+}
+
+#[test]
+fn records_go_to_burns_own_and_back() {
+    let device = Device::flex().autodiff();
+    let (initial, batches) = (Network::init(&device), batches(&device, 4));
+    let mut throughout = ByHand::new();
+    let expected = batches.iter().fold(copied(&initial, &device), |model, b| {
+        throughout.step_of(model, std::slice::from_ref(b))
+    });
+    let fused = |model, record: Option<OptimizerRecord>| {
+        let mut fused = FusedOptimizer::new(model, recipe().init());
+        if let Some(record) = record {
+            fused.try_load_record(record).unwrap();
+        }
+        fused
+    };
+    let reread = |record: OptimizerRecord| {
+        OptimizerRecord::from_bytes(record.into_bytes().unwrap()).unwrap()
+    };
+
+    // From ours to Burn's, and on in ours.
+    let mut first = fused(copied(&initial, &device), None);
+    for batch in &batches[..2] {
+        first.step(RATE, |model| model.loss(batch.clone()));
+    }
+    let mut by_hand = ByHand::new();
+    by_hand.optimizer = by_hand.optimizer.load_record(reread(first.to_record()));
+    let model = by_hand.step_of(first.model(), &batches[2..3]);
+    let record = reread(by_hand.optimizer.to_record());
+    let mut last = fused(model, Some(record));
+    last.step(RATE, |model| model.loss(batches[3].clone()));
+    assert_equal_weights(&expected, &last.model());
+}
+
+/// The weights in bf16 with all their bits, and a gradient that does not depend on them.
+#[test]
+fn with_thirty_two_bits_it_follows_burns_own_in_f32_to_the_bit() {
+    const WIDTH: usize = 66;
+    let device = Device::flex().autodiff();
+    let layer = || LinearConfig::new(WIDTH, 70).with_bias(false).init(&device);
+    let initial: Linear = cast(layer(), FloatDType::BF16);
+    let factor = |_| {
+        let normal = Distribution::Normal(0.0, 1.0);
+        Tensor::<2>::random([WIDTH, 70], normal, &Device::flex()).cast(FloatDType::BF16)
+    };
+    let factors: Vec<Tensor<2>> = (0..8).map(factor).collect();
+    let loss = |model: &Linear, step: usize| {
+        let weight = model.weight.val();
+        let factor = factors[step].clone().cast(FloatDType::from(weight.dtype()));
+        (weight * Tensor::from_inner(factor)).sum()
+    };
+    let config = ours::MuonConfig::new().with_weight_format(WeightFormat::Split32);
+    let copy = || copy(&initial, || cast(layer(), FloatDType::BF16));
+    let mut split = FusedOptimizer::new(copy(), config.init());
+    let exact = cast(copy(), FloatDType::F32);
+    let mut exact = FusedOptimizer::new(exact, stock::MuonConfig::new().init());
+    train_fused(&mut split, 8, RATE, loss);
+    train_fused(&mut exact, 8, RATE, loss);
+    assert_equal_weights(&exact.model(), &split.full_precision_model());
+}
+
+/// The direction of a momentum in 8 bits is near that of one in f32.
+#[test]
+fn a_momentum_in_eight_bits_stays_near_the_full_one() {
+    let device = Device::flex();
+    let shape = [96, 80];
+    let start = Tensor::<2>::random(shape, Distribution::Default, &device);
+    let gradients: Vec<_> = (0..10)
+        .map(|_| Tensor::<2>::random(shape, Distribution::Normal(0.1, 1.0), &device))
+        .collect();
+    let train = |states| {
+        let config = ours::MuonConfig::new().with_state_format(states);
+        let after = run(config.build(), start.clone(), &gradients);
+        Tensor::<2>::from_data(after.last().unwrap().clone(), &device)
+    };
+    let full = train(StateFormat::Full);
+    let moved = (full.clone() - start.clone()).square().sum().sqrt();
+    for (states, most) in [(StateFormat::Bits8, 0.05), (StateFormat::Bits4, 0.5)] {
+        let error = (train(states) - full.clone()).square().sum().sqrt();
+        let part = (error / moved.clone()).into_scalar::<f32>();
+        assert!(part > 0.0 && part < most, "{states:?}: {part}");
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_passed_on_to_all_of_its_matrix() {
+    let device = Device::flex();
+    let start = Tensor::<2>::ones([64, 72], &device);
+    for wrong in [f32::NAN, f32::INFINITY] {
+        for states in [StateFormat::Full, StateFormat::Bits8] {
+            let config = ours::MuonConfig::new().with_state_format(states);
+            let good = Tensor::<2>::ones([64, 72], &device);
+            let bad = good.clone().slice_fill([3..4, 5..6], wrong);
+            let after = run(config.build(), start.clone(), &[bad, good]);
+            let mut numbers = after[1].iter::<f32>();
+            assert!(numbers.all(f32::is_nan), "{states:?} {wrong}");
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Experts {
+    stack: Param<Tensor<3>>,
+    router: Linear,
+}
+
+#[test]
+fn what_is_no_matrix_is_refused_by_name_before_training() {
+    let device = Device::flex().autodiff();
+    let muon = || ours::MuonConfig::new().init();
+    let refused = |error: FusedError, named: &str, rank: &str| {
+        assert!(matches!(&error, FusedError::Unfit { path, .. } if path == named));
+        let text = error.to_string();
+        assert!(text.contains(named) && text.contains(rank), "{text}");
+        assert!(text.contains("MuonWithAdamWConfig"), "{text}");
+    };
+    let linear = || LinearConfig::new(3, 4).init(&device);
+    let error = FusedOptimizer::<Linear>::try_new(linear(), muon()).unwrap_err();
+    refused(error, "bias", "1 dimensions");
+    let conv: Conv1d = Conv1dConfig::new(3, 3, 2).with_bias(false).init(&device);
+    let error = FusedOptimizer::try_new(conv, muon()).unwrap_err();
+    refused(error, "weight", "3 dimensions");
+    let experts = Experts {
+        stack: Param::from_tensor(Tensor::ones([2, 3, 4], &device)),
+        router: LinearConfig::new(3, 2).with_bias(false).init(&device),
+    };
+    let error = FusedOptimizer::try_new(experts, muon()).unwrap_err();
+    refused(error, "stack", "3 dimensions");
+
+    // In a group of its own, around which there is another optimizer.
+    let group = ParamGroup::from_predicate("weight");
+    let in_group = || {
+        let adamw = stock::AdamWConfig::new().init();
+        adamw.with_group(group.clone(), ours::MuonConfig::new().build(), None)
+    };
+    FusedOptimizer::<Linear>::try_new(linear(), in_group()).unwrap();
+    let norm: LayerNorm = LayerNormConfig::new(3).init(&device);
+    FusedOptimizer::try_new(norm, in_group()).unwrap();
+    let wrapped = ours::InFormat::new(ours::MuonConfig::new().build(), WeightFormat::Stochastic);
+    let error = FusedOptimizer::<Linear>::try_new(linear(), wrapped.into()).unwrap_err();
+    refused(error, "bias", "1 dimensions");
+
+    // What is frozen is not stepped; what is thawed is refused, and nothing has changed.
+    let frozen = linear().freeze_group(ParamGroup::from_predicate("bias"));
+    let mut fused = FusedOptimizer::<Linear>::new(frozen, muon());
+    let x = Tensor::<2>::ones([2, 3], &device);
+    fused.step(RATE, |model| model.forward(x.clone()).sum());
+    let error = fused.try_change_model(Linear::unfreeze).unwrap_err();
+    refused(error, "bias", "1 dimensions");
+    fused.step(RATE, |model| model.forward(x.clone()).sum());
+    assert_eq!(fused.num_frozen(), 1);
+}
+
+#[test]
+fn a_config_of_burns_loads_into_ours_and_the_recipe_keeps_what_it_was_given() {
+    let stock = stock::MuonConfig::new()
+        .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
+        .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
+        .with_ns_steps(7);
+    let json = burn::config::config_to_json(&stock);
+    let ours = ours::MuonConfig::load_binary(json.as_bytes()).unwrap();
+    let text = ours.to_string();
+    assert!(
+        text.contains("\"ns_steps\": 7") && text.contains("MatchRmsAdamW"),
+        "{text}"
+    );
+    let recipe = recipe().with_state_format(StateFormat::Bits4);
+    let json = recipe.to_string();
+    let again = ours::MuonWithAdamWConfig::load_binary(json.as_bytes()).unwrap();
+    assert_eq!(again.to_string(), json);
+    assert_eq!(json.matches("Bits4").count(), 2, "{json}");
+}
+
+/// With no names all matrices are Muon's.
+#[test]
+fn without_names_all_matrices_are_muons() {
+    let device = Device::flex().autodiff();
+    let initial: Linear = LinearConfig::new(5, 4).init(&device);
+    let copy = || copy(&initial, || LinearConfig::new(5, 4).init(&device));
+    let x = Tensor::<2>::random([3, 5], Distribution::Default, &device);
+    let loss = |model: &Linear, _| model.forward(x.clone()).powi_scalar(2).sum();
+    let muon = stock::MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);
+    let matrices = ParamGroup::from_predicate("weight");
+    let adamw = stock::AdamWConfig::new().init();
+    let mut optimizer = adamw.with_group(matrices, muon.build(), None);
+    let stock = train_stock(copy(), &mut optimizer, 3, RATE, loss);
+    let config = ours::MuonWithAdamWConfig::new(Vec::new());
+    let mut fused = FusedOptimizer::new(copy(), config.init());
+    train_fused(&mut fused, 3, RATE, loss);
+    assert_equal_weights(&stock, &fused.model());
+}
+
+on_every_backend!(
+    steps_equal_burns_own,
+    steps_in_f64_and_half_types_equal_burns_own,
+    fused_equals_a_loop_with_groups_of_burns_own,
+    policies_equal_a_loop_with_groups_of_burns_own,
+);

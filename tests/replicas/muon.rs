@@ -1,0 +1,165 @@
+//! Muon needs whole matrices, and every matrix has one owner: nothing is gathered, whatever is sharded or waits on the host.
+
+use backburn::optim::{MuonWithAdamWConfig, StateFormat, WeightFormat};
+use backburn::{
+    FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, Offload, Ownership,
+    Sharding, WaitingBlocks, cast,
+};
+use burn::module::ParamGroup;
+use burn::optim::{AdjustLrFn, MuonConfig};
+
+use super::rows::table::offloaded;
+use super::*;
+
+fn recipe() -> MuonWithAdamWConfig {
+    MuonWithAdamWConfig::new(vec!["embedding".into()])
+}
+
+/// The same with Burn alone.
+fn by_hand() -> ModuleOptimizer {
+    let matrices = ParamGroup::from_any_regexes(vec![r"^(layers\.\d|sometimes)\.weight$"]);
+    let muon = MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);
+    adamw().with_group(matrices.unwrap(), muon.build(), None)
+}
+
+fn course(device: &Device, ranks: usize) -> Vec<Vec<Tensor<2, Int>>> {
+    let rows: Vec<_> = (0..ranks).map(|rank| 2 + rank % 3).collect();
+    (0..3).map(|_| tokens(device, &rows)).collect()
+}
+
+/// One step of Burn alone, with the update on the device of `model`, and the gradients from `devices`.
+fn step_there(
+    model: Network,
+    optimizer: &mut ModuleOptimizer,
+    devices: &[Device],
+    batches: Vec<Tensor<2, Int>>,
+) -> Network {
+    let there = model.devices()[0].clone();
+    let gradients = devices.iter().zip(batches).map(|(device, batch)| {
+        let replica = model.clone().fork(device);
+        let gradients = replica.loss(batch).backward();
+        let gradients = GradientsParams::from_grads(gradients, &replica);
+        (gradients.to_device(&there, &replica), there.clone())
+    });
+    let grads = gradients.collect();
+    optimizer.step_multi(RATE, model, MultiGradientsParams { grads })
+}
+
+/// Products of matrices have other last bits on another backend, so an update on the host is held to one on the host.
+#[test]
+fn muon_on_several_devices_equals_stock_whoever_owns_a_matrix() {
+    let _alone = alone();
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    let host = Device::ndarray().autodiff();
+    for ranks in 1..=4 {
+        let devices = flex(ranks);
+        let initial = Network::init(&devices[0]);
+        let course = course(&devices[0], ranks);
+        let stock = |there: &Device| {
+            let mut optimizer = by_hand();
+            let model = copy(&initial, || Network::init(there));
+            course.iter().fold(model, |model, batches| {
+                step_there(model, &mut optimizer, &devices, batches.clone())
+            })
+        };
+        let (on_device, on_host) = (stock(&devices[0]), stock(&host));
+        for (config, expected) in [
+            (FusedConfig::new(), &on_device),
+            (offloaded(Offload::States), &on_device),
+            (offloaded(Offload::Updates), &on_host),
+            (offloaded(Offload::Weights(WaitingBlocks::All)), &on_host),
+        ] {
+            for sharding in [Sharding::State, Sharding::Full] {
+                let config = config.clone().with_sharding(sharding);
+                println!("{ranks}: {config}");
+                let model = copy(&initial, || Network::init(&devices[0]));
+                let mut fused =
+                    FusedReplicas::new(model, recipe().init(), devices.clone()).with_config(config);
+                for batches in &course {
+                    fused.step(RATE, batches.clone(), Network::loss_in_blocks);
+                }
+                assert_equal_weights(expected, &fused.model());
+            }
+        }
+    }
+}
+
+/// A group of two micro-batches, whose sum is clipped by a norm that is never reached: exactly, in two passes.
+#[test]
+fn muon_accumulates_and_clips_on_several_devices_as_in_stock() {
+    let _alone = alone();
+    let devices = flex(2);
+    let initial = Network::init(&devices[0]);
+    let course: Vec<_> = (0..4).map(|_| tokens(&devices[0], &[2, 3])).collect();
+    let mut optimizer = by_hand();
+    let mut expected = copy(&initial, || Network::init(&devices[0]));
+    for pair in course.chunks(2) {
+        let mut sum = burn::optim::GradientsAccumulator::new();
+        for tokens in pair.iter().flatten() {
+            let gradients = expected.loss(tokens.clone()).backward();
+            let gradients = GradientsParams::from_grads(gradients, &expected);
+            sum.accumulate(&expected, gradients);
+        }
+        expected = optimizer.step(RATE, expected, sum.grads());
+    }
+    for sharding in [Sharding::State, Sharding::Full] {
+        let config = FusedConfig::new()
+            .with_sharding(sharding)
+            .with_ownership(Ownership::MainDevice)
+            .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)));
+        let model = copy(&initial, || Network::init(&devices[0]));
+        let mut fused =
+            FusedReplicas::new(model, recipe().init(), devices.clone()).with_config(config);
+        for pair in course.chunks(2) {
+            fused.accumulate(pair[0].clone(), Network::loss_in_blocks);
+            fused.step_repeatable(RATE, pair[1].clone(), Network::loss_in_blocks);
+        }
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+/// Four bytes a parameter: the momentum and the low bits are the owner's, and no other rank has any of them.
+#[test]
+fn muon_in_formats_is_the_same_on_any_number_of_devices() {
+    let _alone = alone();
+    const WIDTH: usize = 66;
+    let optimizer = || {
+        recipe()
+            .with_state_format(StateFormat::Bits8)
+            .with_weight_format(WeightFormat::Split24)
+            .init()
+    };
+    let init = || cast(Network::of_width(WIDTH, &flex(1)[0]), FloatDType::BF16);
+    let initial = init();
+    let course = course(&flex(1)[0], 1);
+    let train = |ranks, sharding| {
+        let config = FusedConfig::new()
+            .with_sharding(sharding)
+            .with_ownership(Ownership::BySize);
+        let model = copy(&initial, init);
+        let mut fused = FusedReplicas::new(model, optimizer(), flex(ranks)).with_config(config);
+        for batches in &course {
+            // The other ranks stand by: sums in bf16 would be rounded.
+            fused.step(RATE, batches.clone(), Network::loss_in_blocks);
+        }
+        // With the low bits, which are in its record.
+        let mut one = FusedOptimizer::new(fused.model(), optimizer());
+        one.load_record(fused.to_record());
+        one.full_precision_model()
+    };
+    let expected = train(1, Sharding::State);
+    for ranks in 2..=4 {
+        for sharding in [Sharding::State, Sharding::Full] {
+            assert_equal_weights(&expected, &train(ranks, sharding));
+        }
+    }
+}
+
+#[test]
+fn a_vector_is_refused_by_name_on_several_devices() {
+    let _alone = alone();
+    let muon = backburn::optim::MuonConfig::new().init();
+    let network = Network::init(&flex(1)[0]);
+    let error = FusedReplicas::try_new(network, muon, flex(2)).unwrap_err();
+    assert!(error.to_string().contains("`layers.0.bias`"), "{error}");
+}
