@@ -1,5 +1,5 @@
 use burn::module::Module;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::device::check_has;
 use crate::error::FusedError;
@@ -7,7 +7,7 @@ use crate::parameters::{exchange, running_statistics};
 use crate::tap::lift;
 
 /// `model` with its float parameters in another type, one after the other: there is never more than one of them in
-/// both. Integers, booleans and the running statistics of normalization layers are left alone.
+/// both. Integers, booleans, the running statistics of normalization layers and what is quantized are left alone.
 ///
 /// Burn's `BatchNorm` can't compute in another type than that of its statistics: cast the layers beside it
 /// (`model.layer = cast(model.layer, ..)`), and the activations on the way.
@@ -53,9 +53,9 @@ pub(crate) fn check_devices<M: Module>(model: &M, dtype: FloatDType) -> Result<(
     devices.try_for_each(|device| check_has(&device, dtype.into()))
 }
 
-/// `value` in another type, and a leaf if it was one.
+/// `value` in another type, unless it is quantized, and a leaf if it was one.
 pub(crate) fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
-    if value.dtype() == dtype.into() {
+    if value.dtype() == dtype.into() || matches!(value.dtype(), DType::QFloat(_)) {
         return value;
     }
     leaf(value, |value| value.cast(dtype))

@@ -170,6 +170,16 @@ pub enum FusedError {
         path: String,
     },
 
+    /// A quantized parameter under an adapter was thawed, and codes can't be trained.
+    #[error(
+        "parameter `{path}` is quantized and was thawed: its codes can't be trained. Thaw all but it \
+         (`unfreeze_group(ParamGroup::all().exclude(..))`), or make an ordinary weight of it (`Module::materialize`)"
+    )]
+    QuantizedInTraining {
+        /// Path of the first parameter found.
+        path: String,
+    },
+
     /// The loss has no gradient to offer.
     #[error(
         "the loss is not tracked by autodiff: it depends on no trainable parameter of the model \

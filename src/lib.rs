@@ -38,6 +38,7 @@
 //! | `offload` | what waits in host memory, and where the model computes |
 //! | `device` | whether a device is there, and computes what it should |
 //! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
+//! | `quantized` | adapters on frozen weights in codes of a few bits |
 //! | `parameters` | the float parameters of a module: what there is, and other values in their places |
 //! | `optimizer_record` | takes records of optimizer states apart, and puts them together |
 //! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
@@ -76,6 +77,7 @@ mod parameters;
 mod pass;
 mod plan;
 mod policy;
+mod quantized;
 mod random;
 mod record;
 #[cfg(feature = "remote")]
@@ -104,7 +106,7 @@ pub use gradient_checkpointing::{
 pub use linear_cross_entropy::{Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};
 pub use load::load_record_in;
 #[cfg(feature = "store")]
-pub use load_store::{LoadError, load_from_store};
+pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
 pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use optim::{WeightAverage, WeightAveragingConfig};
@@ -117,6 +119,7 @@ pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
+pub use quantized::{BaseFormat, QuantizedAdapter, QuantizedLora};
 #[cfg(feature = "remote")]
 pub use remote_server::remote_server;
 pub use replica::{Ownership, Sharding};

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::cast::{check_devices, leaf};
 use crate::parameters::running_statistics;
@@ -12,7 +12,7 @@ use crate::parameters::running_statistics;
 /// They are read one after the other: beside what is loaded, there is never more than one of them, in the type of the
 /// record, or as it is drawn when the model is made (each is, as always). Burn's `load_record` keeps the type of the
 /// record, and [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that is in `dtype` already, of
-/// which each parameter is still there while the one in its place is read. Integers, booleans and the running
+/// which each parameter is still there while the one in its place is read. Integers, booleans, what is quantized and the running
 /// statistics of normalization layers keep their types, as in [`cast`](crate::cast()).
 ///
 /// ```
@@ -59,7 +59,9 @@ struct Hollow {
 
 impl ModuleMapper for Hollow {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.statistics.contains(&param.id) {
+        let is_quantized =
+            || param.is_initialized() && matches!(param.base().dtype(), DType::QFloat(_));
+        if self.statistics.contains(&param.id) || is_quantized() {
             return param;
         }
         let dtype = self.dtype;

@@ -9,6 +9,7 @@ use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
 use crate::parameters::running_statistics;
+use crate::quantized::{Coding, QuantizedLora};
 
 /// Why weights were not loaded from a file.
 #[derive(Debug, thiserror::Error)]
@@ -76,24 +77,86 @@ where
     M: Module,
     S: ModuleStore,
 {
+    let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, None)?;
+    Ok((loaded.model, applied))
+}
+
+/// The same for adapters on a quantized base: each weight that `lora` adapts is coded as soon as it is loaded, so beside codes there is never more
+/// than one of them in floats. Then the model is frozen and adapted, as `lora` applied to the loaded model would do it.
+///
+/// Of a model in several files, each call codes and adapts what is in its file, and leaves what earlier ones have adapted.
+///
+/// ```
+/// use backburn::{BaseFormat, QuantizedLora, load_quantized_from_store};
+/// use burn::module::Lora;
+/// use burn::nn::LinearConfig;
+/// use burn::store::{ModuleSnapshot, SafetensorsStore};
+/// use burn::tensor::{Device, FloatDType};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// let device = Device::flex().autodiff();
+/// # LinearConfig::new(64, 64).init(&device).save_into(&mut SafetensorsStore::from_file(&path))?;
+/// let model = LinearConfig::new(64, 64).init(&device);
+/// let lora = QuantizedLora::new(Lora::new(4, 8.0), BaseFormat::Bits4);
+/// let (model, _) = load_quantized_from_store(model, &path, SafetensorsStore::from_file, FloatDType::F32, lora)?;
+/// # assert_eq!(model.weight.val().dims(), [64, 64]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`load_from_store`], and if a weight to be coded has a value that is not finite.
+pub fn load_quantized_from_store<M, S>(
+    model: M,
+    path: impl AsRef<Path>,
+    store: impl FnOnce(PathBuf) -> S,
+    dtype: FloatDType,
+    lora: QuantizedLora,
+) -> Result<(M, ApplyResult), LoadError>
+where
+    M: Module,
+    S: ModuleStore,
+{
+    let coding = Coding::new(lora, dtype);
+    let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(coding))?;
+    let coding = loaded.coding.expect("it was given");
+    Ok((loaded.model.apply_reparameterization(coding), applied))
+}
+
+fn loaded<M, S>(
+    model: M,
+    path: &Path,
+    store: impl FnOnce(PathBuf) -> S,
+    dtype: FloatDType,
+    coding: Option<Coding>,
+) -> Result<(CastOnLoad<M>, ApplyResult), LoadError>
+where
+    M: Module,
+    S: ModuleStore,
+{
     check_devices(&model, dtype)?;
     let mut casting = CastOnLoad {
         statistics: running_statistics(&model),
         model,
         dtype,
+        coding,
+        uncoded: Vec::new(),
     };
-    let path = path.as_ref().to_path_buf();
     let unloadable = |reason| LoadError::Store {
-        path: path.clone(),
+        path: path.to_path_buf(),
         reason,
     };
     let applied = casting
-        .load_from(&mut store(path.clone()))
+        .load_from(&mut store(path.to_path_buf()))
         .map_err(|error| unloadable(error.to_string()))?;
-    match applied.errors.is_empty() {
-        true => Ok((casting.model, applied)),
+    if !applied.errors.is_empty() {
         // The store was told not to validate.
-        false => Err(unloadable(format!("{:?}", applied.errors))),
+        return Err(unloadable(format!("{:?}", applied.errors)));
+    }
+    match casting.uncoded.is_empty() {
+        true => Ok((casting, applied)),
+        false => Err(unloadable(casting.uncoded.join("; "))),
     }
 }
 
@@ -105,6 +168,10 @@ struct CastOnLoad<M> {
     dtype: FloatDType,
     /// Parameters that keep their type.
     statistics: HashSet<ParamId>,
+    /// If some are to be coded.
+    coding: Option<Coding>,
+    /// Why some were not.
+    uncoded: Vec<String>,
 }
 
 impl<M: Module> CastOnLoad<M> {
@@ -116,13 +183,21 @@ impl<M: Module> CastOnLoad<M> {
 
 impl<M: Module> Module for CastOnLoad<M> {
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let (dtype, statistics) = (self.dtype, self.statistics.clone());
-        let mut mapper = LoadAndCast {
+        let mut load = LoadAndCast {
             mapper,
-            dtype,
-            statistics,
+            names: Vec::new(),
+            dtype: self.dtype,
+            statistics: self.statistics,
+            coding: self.coding,
+            uncoded: self.uncoded,
         };
-        self.changed(|model| model.map(&mut mapper))
+        Self {
+            model: self.model.map(&mut load),
+            dtype: load.dtype,
+            statistics: load.statistics,
+            coding: load.coding,
+            uncoded: load.uncoded,
+        }
     }
 
     fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
@@ -167,16 +242,37 @@ fn empty<const D: usize>(param: &Param<Tensor<D>>, device: Device) -> Param<Tens
 /// Maps parameters as `mapper` does on the host, and takes over what that has loaded.
 struct LoadAndCast<'a, Mapper> {
     mapper: &'a mut Mapper,
+    names: Vec<String>,
     dtype: FloatDType,
     statistics: HashSet<ParamId>,
+    coding: Option<Coding>,
+    uncoded: Vec<String>,
+}
+
+impl<Mapper> LoadAndCast<'_, Mapper> {
+    /// A loaded parameter as it is to rest.
+    fn coded<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(coding) = &mut self.coding else {
+            return param;
+        };
+        // A panic here would end the process.
+        coding
+            .code(&self.names.join("."), param)
+            .unwrap_or_else(|(param, reason)| {
+                self.uncoded.push(reason);
+                param
+            })
+    }
 }
 
 impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.names.push(name.to_string());
         self.mapper.enter_module(name, container_type);
     }
 
     fn exit_module(&mut self, name: &str, container_type: &str) {
+        self.names.pop();
         self.mapper.exit_module(name, container_type);
     }
 
@@ -193,7 +289,8 @@ impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
             let data = loaded.into_value().into_data();
             let dtype = DType::from(dtype);
             let value = Tensor::from_data(data.convert_dtype(dtype), (&device, dtype));
-            return param.transform_for_load(value, id);
+            let param = param.transform_for_load(value, id);
+            return self.coded(param);
         }
         // It was not in the file, and may be in the next.
         if !param.is_initialized() {

@@ -4,6 +4,7 @@
 //! cargo bench --bench formats              # bytes and time
 //! cargo bench --bench formats -- quality   # bits per byte of a held-out text (half an hour)
 //! cargo bench --bench formats -- quality Adafactor   # the modes with this in their name
+//! cargo bench --bench formats -- errors    # of frozen weights in codes
 //! ```
 //!
 //! The first table takes an MLP of 100 million parameters and a transformer of 6 million through every mode, in stock
@@ -11,6 +12,7 @@
 //! and gradients; the most bytes at once in multiples of the parameters' bytes in f32 (P); and the time of a step in
 //! multiples of the fused one in f32 (the fastest of ten steps).
 
+mod errors;
 mod mode;
 #[path = "../network/mod.rs"]
 mod network;
@@ -49,6 +51,7 @@ fn main() {
         .collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
+        ["errors"] => errors::print(),
         ["quality"] => quality::print(""),
         ["quality", part] => quality::print(part),
         [network, training, mode] => {

@@ -73,6 +73,12 @@ fn statistics(numbers: &[f64]) -> (f64, f64) {
     (mean, (squares.sum::<f64>() / (count - 1.0)).sqrt())
 }
 
+/// One that was trained in f32.
+pub fn trained() -> Transformer {
+    let device = Device::flex().autodiff();
+    from_scratch(MODES[0], 0, &Parts::read().training, &device)
+}
+
 /// A text in parts.
 struct Parts {
     training: Vec<u8>,

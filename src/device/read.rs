@@ -2,7 +2,7 @@ use burn::backend::Dispatch;
 use burn::backend::ops::{FloatTensorOps, QTensorOps};
 use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
-use super::{is_cubecl, sent};
+use super::{is_cubecl, is_remote, sent};
 
 /// What `tensor`, which has no autodiff, holds now.
 ///
@@ -19,7 +19,10 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
 /// `tensor`, which has no autodiff, on `device`: what it holds now. The rank in its type doesn't matter.
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();
-    if !is_cubecl(&from) || from == *device {
+    // Burn moves what is quantized in a buffer of twice its length.
+    let is_quantized = matches!(tensor.dtype(), DType::QFloat(_));
+    let is_long = is_quantized && !is_remote(&from) && !is_remote(device);
+    if from == *device || !(is_cubecl(&from) || is_long) {
         return sent(tensor, device);
     }
     of_data(read(tensor), device)

@@ -40,6 +40,8 @@ pub(super) fn there_and_back<M: Module, L: Loss>(
     forward: impl FnOnce(&M) -> L,
 ) -> Result<(L, GradientsParams), FusedError> {
     let loss = forward(model);
+    // A backward pass inside of the closure has failed in a block, and gone on.
+    pass.check()?;
     if !loss.has_graph() {
         return Err(FusedError::LossNotTracked);
     }

@@ -1,7 +1,7 @@
 use std::ops::Deref;
 
-use burn::module::{Param, ParamId};
-use burn::tensor::{Shape, Tensor};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{DType, Shape, Tensor};
 
 /// A float tensor of any rank. It shows itself as one of rank one: Burn keeps the rank in the type alone, where neither
 /// what a tensor tells of itself nor an operation on single elements looks at it. A function that does takes it
@@ -54,6 +54,9 @@ pub(crate) trait AnyParam {
     /// Its value without what it carries. A lazy one is initialized.
     fn value(&self) -> AnyTensor;
 
+    /// Whether it is to be trained, which a quantized value does not tell.
+    fn is_active(&self) -> bool;
+
     /// Where its value is kept, which clones of it share.
     fn place(&self) -> *const ();
 }
@@ -73,6 +76,15 @@ impl<const D: usize> AnyParam for Param<Tensor<D>> {
 
     fn value(&self) -> AnyTensor {
         self.base().into()
+    }
+
+    fn is_active(&self) -> bool {
+        // Burn shows what is configured when it makes a value for training.
+        let asked = self.clone().map(|value| {
+            let device = value.device().inner();
+            Tensor::zeros([1; D], (&device, DType::F32))
+        });
+        asked.train().is_require_grad()
     }
 
     fn place(&self) -> *const () {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ParamId};
+use burn::module::{Module, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
 use super::inventory::{Inventory, Role};
@@ -11,9 +11,10 @@ use crate::layout::Layout;
 use crate::offload::Placement;
 use crate::parameters::{AnyParam, AnyTensor, exchange, list, running_statistics, values};
 use crate::pass::Scope;
+use crate::quantized::QuantizedAdapter;
 use crate::tap::lift;
 
-/// The frozen parameters of `module` that wait on the host, and whether each carries an adapter, which Burn lets no
+/// The frozen parameters of `module` that wait on the host, and whether each carries an adapter that does not bring it over, which Burn lets no
 /// other reparameterization replace. Running statistics never wait.
 pub(super) fn waiting<M: Module>(
     module: &M,
@@ -33,7 +34,8 @@ pub(super) fn waiting<M: Module>(
     for parameter in list(module) {
         if waits(&*parameter.param) {
             let has_adapter = waiting.entry(parameter.param.id()).or_insert(false);
-            *has_adapter |= parameter.reparameterization.is_some();
+            let adapter = parameter.reparameterization;
+            *has_adapter |= adapter.is_some_and(|name| name != QuantizedAdapter::NAME);
         }
     }
     waiting

@@ -73,6 +73,14 @@ impl Inventory {
             let path = fused.path.clone();
             return Err(FusedError::AlreadyFused { path });
         }
+        let thawed = |parameter: &&Parameter| {
+            let is_quantized = matches!(parameter.param.value().dtype(), DType::QFloat(_));
+            is_quantized && parameter.reparameterization.is_some() && parameter.param.is_active()
+        };
+        if let Some(thawed) = parameters.iter().find(thawed) {
+            let path = thawed.path.clone();
+            return Err(FusedError::QuantizedInTraining { path });
+        }
         let found = parameters.into_iter();
         let found = found.map(|parameter| (parameter.param.id(), Entry::of(parameter)));
         let found = found.collect::<Vec<_>>();

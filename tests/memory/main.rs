@@ -9,6 +9,7 @@ mod loading;
 mod loss;
 mod ndarray;
 mod pytorch_file;
+mod quantized;
 mod replicas;
 
 use std::sync::Mutex;

@@ -32,6 +32,7 @@ mod policies;
 mod pools;
 mod pruned;
 mod qlora;
+mod quantized;
 mod recordings;
 mod records;
 mod trace;

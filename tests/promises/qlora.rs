@@ -12,22 +12,27 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::compare::*;
 
-const RATE: f64 = 0.02;
+pub const RATE: f64 = 0.02;
 const WIDTH: usize = 16;
 
 #[derive(Module, Debug)]
-struct Stack {
-    layers: Vec<Linear>,
+pub struct Stack {
+    pub layers: Vec<Linear>,
 }
 
 impl Stack {
-    /// Weights in 8 bits, adapters of rank 2.
-    fn init() -> Self {
+    pub fn dense() -> Self {
         let device = Device::flex().autodiff();
         let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
-        let stack = Self {
+        Self {
             layers: (0..3).map(layer).collect(),
-        };
+        }
+    }
+
+    /// Weights in 8 bits, adapters of rank 2.
+    fn init() -> Self {
+        let stack = Self::dense();
+        let device = Device::flex().autodiff();
         let scheme = device.settings().quantization.scheme;
         let scheme = scheme.with_value(QuantValue::Q8S);
         let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
@@ -35,11 +40,11 @@ impl Stack {
         stack.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
     }
 
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+    pub fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         self.loss_of(x, run)
     }
 
-    fn loss_in_blocks(&self, x: Tensor<2>) -> Tensor<1> {
+    pub fn loss_in_blocks(&self, x: Tensor<2>) -> Tensor<1> {
         self.loss_of(x, |layer, x| gradient_checkpointing(layer, x, run))
     }
 
@@ -53,14 +58,14 @@ fn run(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
     layer.forward(x).tanh()
 }
 
-fn batches(count: usize) -> Vec<Tensor<2>> {
+pub fn batches(count: usize) -> Vec<Tensor<2>> {
     let device = Device::flex().autodiff();
     let batch = |_| Tensor::random([4, WIDTH], Distribution::Default, &device);
     (0..count).map(batch).collect()
 }
 
 /// Two batches an update.
-fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
+pub fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
     let mut optimizer = AdamConfig::new().init();
     for group in groups {
         let mut sum = GradientsAccumulator::new();
@@ -74,7 +79,7 @@ fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
 }
 
 /// Another handle to every tensor: codes are not drawn twice.
-fn twin(model: &Stack) -> Stack {
+pub fn twin(model: &Stack) -> Stack {
     model.clone()
 }
 

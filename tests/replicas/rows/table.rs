@@ -2,7 +2,8 @@
 
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
 use backburn::{
-    FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, Sharding, WaitingBlocks, cast,
+    BaseFormat, FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, QuantizedLora,
+    Sharding, WaitingBlocks, cast,
 };
 use burn::module::{Lora, ParamGroup, QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
@@ -185,6 +186,42 @@ pub const ROWS: &[Row] = &[
         ..PLAIN
     },
     Row {
+        name: "a base in 4 bits with adapters",
+        of: in_codes,
+        rest: 0.34,
+        peak: 0.9,
+        ..PLAIN
+    },
+    Row {
+        name: "a base in 4 bits with adapters, on several devices",
+        of: in_codes,
+        ranks: 3,
+        stock: Stock::Sharded,
+        rest: 0.34,
+        peak: 1.6,
+        ..PLAIN
+    },
+    Row {
+        name: "a base in 4 bits with adapters, on the host",
+        of: in_codes,
+        config: || offloaded(Offload::Weights(WaitingBlocks::All)),
+        rest: 0.34,
+        peak: 1.2,
+        copied: None,
+        ..PLAIN
+    },
+    Row {
+        name: "a base in 4 bits with adapters, on the host of several devices",
+        of: in_codes,
+        ranks: 3,
+        stock: Stock::Sharded,
+        config: || offloaded(Offload::Weights(WaitingBlocks::All)).with_sharding(Sharding::Full),
+        rest: 0.34,
+        peak: 1.9,
+        copied: None,
+        ..PLAIN
+    },
+    Row {
         name: "a base in training with adapters",
         of: |network| network.apply_lora(Lora::new(2, 4.0)).unfreeze(),
         rest: 3.02,
@@ -239,6 +276,13 @@ fn quantized(network: Network) -> Network {
     let mut quantizer = Quantizer::new(Calibration::MinMax, scheme.with_value(QuantValue::Q8S));
     quantizer.set_param_group(ParamGroup::from_predicates(vec!["layers", "weight"]));
     network.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
+}
+
+/// The same in codes of our own.
+fn in_codes(network: Network) -> Network {
+    let layers = ParamGroup::from_predicates(vec!["layers", "weight"]);
+    let lora = Lora::new(2, 4.0).set_param_group(layers);
+    network.apply_reparameterization(QuantizedLora::new(lora, BaseFormat::Bits4))
 }
 
 fn in_bf16(config: FusedConfig) -> FusedConfig {

@@ -1,0 +1,200 @@
+//! Weights to rows of bytes and back: the scale of a group, and its codes.
+
+#[cfg(feature = "flex")]
+use rayon::prelude::*;
+
+use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
+
+/// Tried for a group in 4 bits, relative to the one that reaches its largest weight.
+const SCALES: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72];
+
+/// Groups that are worth a thread.
+#[cfg(feature = "flex")]
+const GRAIN: usize = 512;
+
+/// Burn puts the scale of a tensor behind its bytes, and would move them all where there is no room for it.
+const ROOM: usize = 64;
+
+/// The rows of all groups of `values`, which are finite; the last group is filled up with zeros.
+pub(super) fn encoded(values: &[f32], format: BaseFormat) -> Vec<u8> {
+    let bytes = values.len().div_ceil(GROUP) * format.row();
+    let mut rows = Vec::with_capacity(bytes + ROOM);
+    rows.resize(bytes, 0);
+    let code = |(row, values)| encode(values, format, row);
+    #[cfg(feature = "flex")]
+    rows.par_chunks_mut(format.row())
+        .zip(values.par_chunks(GROUP))
+        .with_min_len(GRAIN)
+        .for_each(code);
+    #[cfg(not(feature = "flex"))]
+    rows.chunks_mut(format.row())
+        .zip(values.chunks(GROUP))
+        .for_each(code);
+    rows
+}
+
+/// Multiplies `values` by `scale`, and adds the weights in `rows`.
+pub(super) fn add(rows: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
+    let decode = |(row, values)| add_group(row, format, scale, values);
+    #[cfg(feature = "flex")]
+    rows.par_chunks(format.row())
+        .zip(values.par_chunks_mut(GROUP))
+        .with_min_len(GRAIN)
+        .for_each(decode);
+    #[cfg(not(feature = "flex"))]
+    rows.chunks(format.row())
+        .zip(values.chunks_mut(GROUP))
+        .for_each(decode);
+}
+
+fn encode(values: &[f32], format: BaseFormat, row: &mut [u8]) {
+    let mut group = [0.0; GROUP];
+    group[..values.len()].copy_from_slice(values);
+    let (scale, codes) = match format {
+        BaseFormat::Bits8 => even(&group),
+        BaseFormat::Bits4 => normal(&group),
+    };
+    let (head, tail) = row.split_at_mut(SCALE);
+    head.copy_from_slice(&scale.to_le_bytes());
+    match format {
+        BaseFormat::Bits8 => tail.copy_from_slice(&codes),
+        BaseFormat::Bits4 => {
+            for (byte, pair) in tail.iter_mut().zip(codes.chunks(2)) {
+                *byte = pair[0] | pair[1] << 4;
+            }
+        }
+    }
+}
+
+fn add_group(row: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
+    let (head, tail) = row.split_at(SCALE);
+    let of_group = f32::from_le_bytes(head.try_into().expect("a scale has four bytes"));
+    match format {
+        BaseFormat::Bits8 => {
+            for (value, code) in values.iter_mut().zip(tail) {
+                *value = *value * scale + f32::from(*code as i8) * of_group;
+            }
+        }
+        BaseFormat::Bits4 => {
+            let levels = LEVELS.map(|level| level * of_group);
+            for (values, code) in values.chunks_mut(2).zip(tail) {
+                let pair = [code & 15, code >> 4];
+                for (value, code) in values.iter_mut().zip(pair) {
+                    *value = *value * scale + levels[usize::from(code)];
+                }
+            }
+        }
+    }
+}
+
+/// The scale of a group that reaches its largest weight `top` levels away from zero; nothing for one that no device can
+/// tell from it.
+fn reaching(group: &[f32; GROUP], top: f32) -> Option<f32> {
+    let largest = group
+        .iter()
+        .fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    Some(largest / top).filter(|scale| *scale > SMALLEST)
+}
+
+/// Scales have to be normal numbers on devices that take smaller ones for zero, and so must what makes one of its bytes there.
+const SMALLEST: f32 = 1e-30;
+
+/// Codes in even levels.
+fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
+    let Some(scale) = reaching(group, 127.0) else {
+        return (0.0, [0; GROUP]);
+    };
+    let code = |value: f32| (value / scale).round().clamp(-127.0, 127.0) as i8 as u8;
+    (scale, group.map(code))
+}
+
+/// Codes in the levels of NF4.
+fn normal(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
+    let Some(largest) = reaching(group, 1.0) else {
+        return (0.0, [nearest(0.0); GROUP]);
+    };
+    let mut best = (f32::INFINITY, 0.0, [0; GROUP]);
+    for relative in SCALES {
+        let scale = largest * relative;
+        let codes = group.map(|value| nearest(value / scale));
+        let errors = group.iter().zip(codes).map(|(value, code)| {
+            let error = (value - LEVELS[usize::from(code)] * scale) / largest;
+            error * error
+        });
+        let error = errors.sum();
+        if error < best.0 {
+            best = (error, scale, codes);
+        }
+    }
+    (best.1, best.2)
+}
+
+/// The code of the level nearest to `value`.
+fn nearest(value: f32) -> u8 {
+    let beyond = |pair: &[f32]| u8::from(value > (pair[0] + pair[1]) / 2.0);
+    LEVELS.windows(2).map(beyond).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn decoded(rows: &[u8], format: BaseFormat, elements: usize) -> Vec<f32> {
+        let mut values = vec![0.0; elements];
+        add(rows, format, 1.0, &mut values);
+        values
+    }
+
+    proptest! {
+        #[test]
+        fn a_weight_is_off_by_half_the_widest_gap_between_two_levels_at_most(
+            values in proptest::collection::vec(-3.0_f32..3.0, 1..200),
+            exponent in -60..60,
+        ) {
+            let values: Vec<f32> = values.iter().map(|value| value * 2_f32.powi(exponent)).collect();
+            for (format, gap) in [(BaseFormat::Bits8, 1.0 / 127.0), (BaseFormat::Bits4, 0.303_807_2)] {
+                let rows = encoded(&values, format);
+                prop_assert_eq!(rows.len(), values.len().div_ceil(GROUP) * format.row());
+                let decoded = decoded(&rows, format, values.len());
+                for (values, decoded) in values.chunks(GROUP).zip(decoded.chunks(GROUP)) {
+                    let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                    let errors = || values.iter().zip(decoded).map(|(value, decoded)| (value - decoded).abs());
+                    // A smaller scale is only taken if the group as a whole is the better for it.
+                    let bound = largest * gap * 0.500_01;
+                    let sum: f32 = errors().map(|error| error * error).sum();
+                    prop_assert!(sum <= bound * bound * values.len() as f32);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_decoded_is_coded_the_same_again() {
+        let values: Vec<f32> = (0..640).map(|i| (i as f32 * 0.37).sin() * 0.02).collect();
+        for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
+            let rows = encoded(&values, format);
+            let once = decoded(&rows, format, values.len());
+            let twice = decoded(&encoded(&once, format), format, values.len());
+            for (once, twice) in once.iter().zip(twice) {
+                assert!((once - twice).abs() <= 1e-6 * once.abs(), "{once} {twice}");
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_stay_zeros() {
+        for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
+            let rows = encoded(&[0.0; 70], format);
+            assert_eq!(decoded(&rows, format, 70), [0.0; 70]);
+        }
+    }
+
+    #[test]
+    fn every_level_has_its_code() {
+        for (code, level) in LEVELS.iter().enumerate() {
+            assert_eq!(usize::from(nearest(*level)), code);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+use std::collections::HashMap;
+
+use burn::module::{Param, ParamId, Reparameterizer};
+use burn::tensor::{FloatDType, Tensor};
+
+use super::adapter::QuantizedAdapter;
+use super::lora::QuantizedLora;
+
+/// Codes the weights of a model one after the other, as they come, and gives them adapters when all are there.
+#[derive(Clone, Debug)]
+pub(crate) struct Coding {
+    lora: QuantizedLora,
+    /// Of the adapters.
+    dtype: FloatDType,
+    /// The shapes of what was coded.
+    shapes: HashMap<ParamId, [usize; 2]>,
+}
+
+impl Coding {
+    pub(crate) fn new(lora: QuantizedLora, dtype: FloatDType) -> Self {
+        Self {
+            lora,
+            dtype,
+            shapes: HashMap::new(),
+        }
+    }
+
+    /// `param`, coded if it is to be adapted, or why it can't be.
+    pub(crate) fn code<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> Result<Param<Tensor<D>>, (Param<Tensor<D>>, String)> {
+        let shape = param.lazy_shape();
+        let Ok(shape) = <[usize; 2]>::try_from(&*shape.to_vec()) else {
+            return Ok(param);
+        };
+        if !self.lora.adapts(param.id, path) {
+            return Ok(param);
+        }
+        let id = param.id;
+        let coded = self.lora.coded(path, param)?;
+        self.shapes.insert(id, shape);
+        Ok(coded)
+    }
+}
+
+impl Reparameterizer for Coding {
+    type Reparam = QuantizedAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
+        let adapter = self.shapes.get(&param.id).map(|shape| {
+            let device = param.lazy_device();
+            self.lora
+                .adapter(param.id, path, *shape, self.dtype, &device)
+        });
+        (param.set_require_grad(false), adapter)
+    }
+}

@@ -1,0 +1,52 @@
+//! Weights out of rows of bytes by operations of tensors, on devices that have no memory to read in.
+
+use burn::tensor::{FloatDType, Tensor};
+
+use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
+
+/// The weights in `rows`, one after the other, in f32: the numbers that [`super::codes::add`] adds.
+pub(super) fn decoded(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
+    let [groups, row] = rows.dims();
+    // Its scale is one, so what it holds are the bytes, as numbers with a sign.
+    let bytes = rows.dequantize().cast(FloatDType::F32);
+    let codes = bytes.clone().slice([0..groups, SCALE..row]);
+    let scale = scale(unsigned(bytes.slice([0..groups, 0..SCALE])));
+    let levels = match format {
+        BaseFormat::Bits8 => codes,
+        BaseFormat::Bits4 => {
+            let codes = unsigned(codes);
+            let high = codes.clone().div_scalar(16.0).floor();
+            let low = codes - high.clone().mul_scalar(16.0);
+            let pairs: Tensor<3> = Tensor::stack(vec![low, high], 2);
+            let codes: Tensor<1> = pairs.reshape([groups * GROUP]);
+            let levels = Tensor::<1>::from_data(LEVELS, &codes.device());
+            levels.select(0, codes.int()).reshape([groups, GROUP])
+        }
+    };
+    (levels * scale).reshape([groups * GROUP])
+}
+
+/// Bytes without a sign.
+fn unsigned(bytes: Tensor<2>) -> Tensor<2> {
+    let is_negative = bytes.clone().lower_elem(0.0).float();
+    bytes + is_negative.mul_scalar(256.0)
+}
+
+/// Numbers in f32 out of their four bytes: what is computed on the way are whole numbers below 2^24, and powers of two.
+fn scale(bytes: Tensor<2>) -> Tensor<2> {
+    let [groups, _] = bytes.dims();
+    let byte = |place| bytes.clone().slice([0..groups, place..place + 1]);
+    let lowest_of_exponent = byte(2).greater_equal_elem(128.0).float();
+    let exponent = byte(3).mul_scalar(2.0) + lowest_of_exponent.clone();
+    let high = byte(2) - lowest_of_exponent.mul_scalar(128.0);
+    let mantissa = high.mul_scalar(65_536.0) + byte(1).mul_scalar(256.0) + byte(0);
+    let powers: Vec<f32> = (0..255)
+        .map(|exponent| match exponent {
+            0 => 0.0,
+            _ => 2_f32.powi(exponent - 127 - 23),
+        })
+        .collect();
+    let powers = Tensor::<1>::from_data(&*powers, &bytes.device());
+    let powers = powers.select(0, exponent.reshape([groups]).int());
+    mantissa.add_scalar(8_388_608.0) * powers.reshape([groups, 1])
+}

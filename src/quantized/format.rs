@@ -1,0 +1,54 @@
+/// How many bits a code of the frozen weight under an adapter has.
+///
+/// Weights are coded in groups of 64, in the order in which they lie. Each group has a scale in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BaseFormat {
+    /// Even levels from -127 to 127: 1.0625 bytes a weight.
+    Bits8,
+    /// The 16 levels of NF4, which lie as weights do, close together around zero (Dettmers et al. 2023, QLoRA, appendix E); of some
+    /// scales the one that leaves the smallest error: 0.5625 bytes a weight.
+    Bits4,
+}
+
+/// Weights that have a scale in common.
+pub(super) const GROUP: usize = 64;
+/// Bytes of a scale, which come before the codes of its group.
+pub(super) const SCALE: usize = size_of::<f32>();
+
+/// The levels of NF4: quantiles of the normal distribution, zero among them, from -1 to 1.
+pub(super) const LEVELS: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+impl BaseFormat {
+    /// That of rows of so many bytes.
+    pub(super) fn of_row(bytes: usize) -> Option<Self> {
+        [Self::Bits8, Self::Bits4]
+            .into_iter()
+            .find(|format| format.row() == bytes)
+    }
+
+    /// Bytes of a group.
+    pub(super) fn row(self) -> usize {
+        SCALE
+            + match self {
+                Self::Bits8 => GROUP,
+                Self::Bits4 => GROUP / 2,
+            }
+    }
+}

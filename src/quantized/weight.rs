@@ -1,0 +1,134 @@
+use burn::tensor::quantization::{QuantScheme, QuantValue, ScaleDtype};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn_std::{QuantizedBytes, Shape};
+
+use super::format::BaseFormat;
+use super::{codes, device};
+use crate::device::{is_cubecl, is_remote, moved};
+
+/// A weight that is made of a frozen one in codes and the factors of an adapter: `base + scale * (a @ b)`.
+#[derive(Clone, Debug)]
+pub(super) struct ComposedWeight {
+    /// The rows, without autodiff.
+    pub(super) base: Tensor<2>,
+    pub(super) scale: f64,
+}
+
+impl ComposedWeight {
+    /// The weight, where the factors are and in their type. Nothing here has autodiff.
+    pub(super) fn composed(&self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
+        let product = a.matmul(b);
+        let device = product.device();
+        let base = moved(self.base.clone(), &device);
+        let format = BaseFormat::of_row(base.dims()[1]).expect("rows have the length of a format");
+        let dtype = product.dtype();
+        let is_at_hand = !is_cubecl(&device) && !is_remote(&device);
+        if is_at_hand && dtype == DType::F32 {
+            // In its place.
+            let mut data = product.into_data();
+            let values = data.as_mut_slice::<f32>().expect("it is in f32");
+            codes::add(&rows_of(base), format, self.scale as f32, values);
+            return Tensor::from_data(data, &device);
+        }
+        let shape = product.dims();
+        let elements = shape.iter().product();
+        let weights = if is_at_hand {
+            let mut values = vec![0.0; elements];
+            codes::add(&rows_of(base), format, 1.0, &mut values);
+            Tensor::from_data(
+                TensorData::new(values, shape).convert_dtype(dtype),
+                (&device, dtype),
+            )
+        } else {
+            let weights = device::decoded(base, format).slice([0..elements]);
+            weights.reshape(shape).cast(FloatDType::from(dtype))
+        };
+        weights + product.mul_scalar(self.scale)
+    }
+
+    /// The gradients of the factors out of that of the weight, as Burn computes them.
+    pub(super) fn gradients(
+        &self,
+        weight: Tensor<2>,
+        a: Tensor<2>,
+        b: Tensor<2>,
+    ) -> [Tensor<2>; 2] {
+        let delta = weight.mul_scalar(self.scale);
+        [
+            delta.clone().matmul(b.transpose()),
+            a.transpose().matmul(delta),
+        ]
+    }
+}
+
+/// The rows of the weights in `value`, which are finite.
+pub(super) fn encoded<const D: usize>(value: Tensor<D>, format: BaseFormat) -> Tensor<D> {
+    let device = value.device();
+    let data = value.into_data().convert_dtype(DType::F32);
+    let values = data.as_slice::<f32>().expect("it is in f32");
+    tensor(codes::encoded(values, format), format, &device)
+}
+
+pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
+    value
+        .clone()
+        .inner()
+        .is_finite()
+        .all()
+        .into_scalar::<bool>()
+}
+
+/// `rows` as a tensor of bytes: one that is quantized with a scale of one.
+fn tensor<const D: usize>(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<D> {
+    let store = device.settings().quantization.scheme.store;
+    let scheme = QuantScheme::default()
+        .with_value(QuantValue::Q8S)
+        .with_store(store)
+        .per_tensor(ScaleDtype::F32);
+    let shape = Shape::from(vec![rows.len() / format.row(), format.row()]);
+    let bytes: Vec<i8> = bytemuck::allocation::cast_vec(rows);
+    let data = TensorData::quantized(bytes, shape, scheme, &[1.0], None);
+    Tensor::from_data(data, device)
+}
+
+/// The bytes of a tensor of rows. Burn's `fork` makes numbers of them.
+fn rows_of(rows: Tensor<2>) -> Vec<u8> {
+    let data = rows.into_data();
+    let DType::QFloat(scheme) = data.dtype() else {
+        return data.iter::<f32>().map(|byte| byte as i8 as u8).collect();
+    };
+    let shape = data.shape().clone();
+    let bytes = QuantizedBytes {
+        shape,
+        bytes: data.into_bytes(),
+        scheme,
+    };
+    bytemuck::allocation::cast_vec(bytes.into_vec_i8().0)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::Distribution;
+
+    use super::*;
+
+    #[test]
+    fn operations_of_tensors_decode_what_the_processor_does() {
+        let device = Device::flex();
+        for (format, magnitude) in [
+            (BaseFormat::Bits8, 0.02),
+            (BaseFormat::Bits4, 0.02),
+            (BaseFormat::Bits4, 3e-12),
+        ] {
+            let normal = Distribution::Normal(0.0, magnitude);
+            let value = Tensor::<2>::random([24, 17], normal, &device);
+            let rows: Tensor<2> = encoded(value, format);
+            let mut expected = vec![0.0; 24 * 17];
+            codes::add(&rows_of(rows.clone()), format, 1.0, &mut expected);
+            let decoded = device::decoded(rows, format).slice([0..24 * 17]);
+            decoded
+                .into_data()
+                .assert_eq(&TensorData::from(&*expected), true);
+        }
+    }
+}

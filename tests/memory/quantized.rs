@@ -1,0 +1,82 @@
+//! A base in codes: at rest, in a step, and while it is loaded.
+
+use backburn::{BaseFormat, QuantizedLora, load_quantized_from_store};
+use burn::module::Lora;
+use burn::store::{ModuleSnapshot, SafetensorsStore};
+use burn::tensor::FloatDType;
+
+use super::*;
+
+const DEPTH: usize = 12;
+const WIDTH: usize = 128;
+/// What Burn and backburn have to say of each parameter.
+const NOTES: usize = 9_000 * 6 * DEPTH;
+/// Bytes of the largest weight in f32.
+const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;
+
+fn lora() -> QuantizedLora {
+    QuantizedLora::new(Lora::new(1, 2.0), BaseFormat::Bits4)
+}
+
+/// Bytes of the model in f32, of its codes, and of its adapters and biases.
+fn bytes() -> [usize; 3] {
+    let dense = 4 * Mlp::init(DEPTH, WIDTH, &device()).num_params();
+    let weights = DEPTH * 2 * 4 * WIDTH * WIDTH;
+    let adapters = DEPTH * 2 * 4 * (WIDTH + 4 * WIDTH);
+    [dense, weights * 36 / 64, adapters + dense - 4 * weights]
+}
+
+#[test]
+fn a_base_in_codes_is_dense_for_one_layer_at_a_time() {
+    let _alone = ALONE.lock();
+    let [dense, codes, others] = bytes();
+    let x = Tensor::<2>::random([2, WIDTH], Distribution::Default, &device());
+    let train = || {
+        let before = BYTES.current_usage();
+        let model = Mlp::init(DEPTH, WIDTH, &device()).apply_reparameterization(lora());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+        let mut step = || {
+            BYTES.reset_peak_usage();
+            fused.step(1e-3, |model| model.recomputed_loss(x.clone()));
+            BYTES.current_usage()
+        };
+        step();
+        let rest = step();
+        (rest - before, BYTES.peak_usage() - rest)
+    };
+    // The first training of a process starts threads, which keep what they have.
+    train();
+    let (held, above) = train();
+    assert!(
+        held < codes + others + NOTES,
+        "{held} for {codes} and {others}"
+    );
+    // The one that is made and what it is made of, or its gradient: at 48 blocks of two, less than a twentieth of the model.
+    assert!(above < 3 * LARGEST, "{above} above {held}, of {dense}");
+}
+
+#[test]
+fn weights_from_a_file_are_coded_one_after_the_other() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut store = SafetensorsStore::from_file(&path);
+    Mlp::init(DEPTH, WIDTH, &device())
+        .save_into(&mut store)
+        .unwrap();
+    drop(store);
+    let [_, codes, others] = bytes();
+    let mut loaded = None;
+    let needed = peak(|| {
+        let model = Mlp::init(DEPTH, WIDTH, &device());
+        let store = SafetensorsStore::from_file;
+        loaded =
+            Some(load_quantized_from_store(model, &path, store, FloatDType::F32, lora()).unwrap());
+    });
+    // Burn's store holds the one at hand twice.
+    let bound = codes + others + 2 * LARGEST + 150_000;
+    assert!(
+        needed < bound,
+        "{needed} for {codes} and {others}, at most {bound}"
+    );
+}

@@ -1,0 +1,399 @@
+//! Adapters on weights in codes of a few bits train as LoRA's on what the codes stand for.
+
+use std::collections::VecDeque;
+
+use backburn::{
+    BaseFormat, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
+    LoadError, LossScalingConfig, Offload, OffloadConfig, OffloadHost, QuantizedAdapter,
+    QuantizedLora, Sharding, WaitingBlocks, cast, load_quantized_from_store, load_record_in, optim,
+};
+use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
+use burn::nn::{LinearConfig, LinearLayout};
+use burn::optim::AdamConfig;
+use burn::store::{ModuleSnapshot, SafetensorsStore};
+use burn::tensor::quantization::Calibration;
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+use crate::compare::*;
+use crate::qlora::{RATE, Stack, batches, stock, twin};
+
+const FORMATS: [BaseFormat; 2] = [BaseFormat::Bits8, BaseFormat::Bits4];
+
+fn lora() -> Lora {
+    Lora::new(2, 3.0)
+}
+
+fn quantized(format: BaseFormat) -> Stack {
+    Stack::dense().apply_reparameterization(QuantizedLora::new(lora(), format))
+}
+
+/// Burn's LoRA on what the codes of `model` stand for, with its factors.
+fn loras_of(model: &Stack) -> Stack {
+    // The second factor is zero, so nothing is added.
+    let decoded = twin(model).materialize();
+    let mut factors = Factors {
+        is_inside: false,
+        values: factors(model).into_iter().map(|(_, value)| value).collect(),
+    };
+    decoded.apply_lora(lora()).map(&mut factors)
+}
+
+struct Factors {
+    is_inside: bool,
+    values: VecDeque<TensorData>,
+}
+
+impl ModuleMapper for Factors {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.is_inside |= name == "lora";
+    }
+
+    fn exit_module(&mut self, name: &str, _container_type: &str) {
+        self.is_inside &= name != "lora";
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.is_inside {
+            return param;
+        }
+        param.map(|old| {
+            let value = self.values.pop_front().unwrap();
+            let dtype = old.dtype();
+            Tensor::from_data(value, (&old.device(), dtype)).require_grad()
+        })
+    }
+}
+
+/// Those of all adapters, in the order of the layers.
+fn factors(model: &Stack) -> Vec<(String, TensorData)> {
+    let is_factor = |path: &str| path.contains("lora.");
+    let mut factors = weights(model);
+    factors.retain(|(path, _)| is_factor(path));
+    assert_eq!(factors.len(), 6);
+    factors
+}
+
+#[track_caller]
+fn assert_equal_factors(expected: &Stack, found: &Stack) {
+    for ((path, expected), (_, found)) in factors(expected).iter().zip(&factors(found)) {
+        assert_eq!(expected, found, "{path}");
+    }
+}
+
+#[test]
+fn adapters_on_codes_train_as_loras_on_what_they_stand_for() {
+    let xs = batches(6);
+    let singles: Vec<_> = xs.chunks(1).collect();
+    for format in FORMATS {
+        let initial = quantized(format);
+        let expected = stock(loras_of(&initial), &singles);
+        assert_equal_factors(&expected, &stock(twin(&initial), &singles));
+        for in_blocks in [false, true] {
+            let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init());
+            for x in &xs {
+                fused.step(RATE, |model| match in_blocks {
+                    true => model.loss_in_blocks(x.clone()),
+                    false => model.loss(x.clone()),
+                });
+                assert_eq!(fused.last_step().updated, 6);
+            }
+            assert_equal_factors(&expected, &fused.model());
+            let base = fused.model().layers[0].weight.base();
+            assert!(matches!(base.dtype(), DType::QFloat(_)));
+        }
+    }
+}
+
+#[test]
+fn adapters_on_codes_train_in_half_types() {
+    let xs: Vec<_> = batches(4);
+    let xs: Vec<_> = xs.into_iter().map(|x| x.cast(FloatDType::BF16)).collect();
+    let singles: Vec<_> = xs.chunks(1).collect();
+    for format in FORMATS {
+        let dense = cast(Stack::dense(), FloatDType::BF16);
+        let initial = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
+        let expected = stock(loras_of(&initial), &singles);
+        let mut fused = FusedOptimizer::new(twin(&initial), AdamConfig::new().init());
+        for x in &xs {
+            fused.step(RATE, |model| model.loss_in_blocks(x.clone()));
+        }
+        assert_equal_factors(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn policies_work_on_adapters_of_codes() {
+    let initial = quantized(BaseFormat::Bits4);
+    let xs = batches(6);
+    let groups: Vec<_> = xs.chunks(2).collect();
+    let expected = stock(loras_of(&initial), &groups);
+    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
+    for config in [
+        FusedConfig::new(),
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
+        FusedConfig::new().with_loss_scaling(Some(scaling)),
+    ] {
+        let mut fused =
+            FusedOptimizer::new(twin(&initial), AdamConfig::new().init()).with_config(config);
+        for group in &groups {
+            fused.accumulate(|model| model.loss_in_blocks(group[0].clone()));
+            fused.step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()));
+        }
+        assert_equal_factors(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn codes_wait_on_the_host_and_come_over_wherever_they_are_read() {
+    let initial = quantized(BaseFormat::Bits4);
+    let xs = batches(4);
+    let singles: Vec<_> = xs.chunks(1).collect();
+    let expected = stock(loras_of(&initial), &singles);
+    let without = {
+        let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init());
+        for x in &xs {
+            fused.step(RATE, |model| model.loss(x.clone()));
+        }
+        fused
+            .valid()
+            .loss(xs[0].clone().inner())
+            .into_scalar::<f32>()
+    };
+    for offload in [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ] {
+        for in_blocks in [false, true] {
+            let offload = OffloadConfig::new(offload)
+                .with_host(OffloadHost::NdArray)
+                .with_min_elements(1);
+            let config = FusedConfig::new().with_offload(Some(offload));
+            let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
+                .with_config_on(config, &Device::flex());
+            for x in &xs {
+                fused.step(RATE, |model| match in_blocks {
+                    true => model.loss_in_blocks(x.clone()),
+                    false => model.loss(x.clone()),
+                });
+            }
+            let valid = fused.valid();
+            // In codes there, too.
+            assert!(
+                valid.layers[0]
+                    .weight
+                    .reparameterization::<QuantizedAdapter>()
+                    .is_some()
+            );
+            let loss = valid.loss(xs[0].clone().inner()).into_scalar::<f32>();
+            assert_eq!(loss, without);
+            let model = fused.model();
+            let base = model.layers[0].weight.base();
+            assert!(matches!(base.dtype(), DType::QFloat(_)));
+            assert_equal_factors(&expected, &model);
+        }
+    }
+}
+
+#[test]
+fn adapters_on_codes_train_on_several_devices() {
+    let initial = quantized(BaseFormat::Bits4);
+    let xs = batches(6);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let train = |model: Stack| {
+            let devices = vec![Device::flex().autodiff(); 2];
+            let config = FusedConfig::new().with_sharding(sharding);
+            let mut fused =
+                FusedReplicas::new(model, AdamConfig::new().init(), devices).with_config(config);
+            for group in xs.chunks(2) {
+                fused.step(RATE, group.to_vec(), |model: &Stack, x: Tensor<2>| {
+                    model.loss_in_blocks(x)
+                });
+            }
+            fused.model()
+        };
+        let model = train(twin(&initial));
+        assert_equal_factors(&train(loras_of(&initial)), &model);
+        let base = model.layers[0].weight.base();
+        assert!(matches!(base.dtype(), DType::QFloat(_)));
+    }
+}
+
+#[test]
+fn a_run_on_codes_resumes_exactly() {
+    let initial = quantized(BaseFormat::Bits4);
+    let xs = batches(6);
+    let start = |model| FusedOptimizer::new(model, optim::AdamConfig::new().init());
+    let mut whole = start(twin(&initial));
+    for x in &xs {
+        whole.step(RATE, |model| model.loss_in_blocks(x.clone()));
+    }
+    let mut first = start(twin(&initial));
+    for x in &xs[..3] {
+        first.step(RATE, |model| model.loss_in_blocks(x.clone()));
+    }
+    let fresh = || quantized(BaseFormat::Bits4);
+    let mut second = start(copy(&first.model(), fresh));
+    second.load_record(first.to_record());
+    for x in &xs[3..] {
+        second.step(RATE, |model| model.loss_in_blocks(x.clone()));
+    }
+    assert_equal_weights(&whole.model(), &second.model());
+    // What is quantized keeps its codes when the rest is cast.
+    let record = whole.model().into_record();
+    let loaded = load_record_in(fresh(), record, FloatDType::F32).unwrap();
+    assert_equal_weights(&whole.model(), &cast(loaded, FloatDType::F32));
+}
+
+#[test]
+fn merged_adapters_are_weights_of_stock() {
+    let mut fused = FusedOptimizer::new(quantized(BaseFormat::Bits4), AdamConfig::new().init());
+    let xs = batches(3);
+    for x in &xs {
+        fused.step(RATE, |model| model.loss(x.clone()));
+    }
+    let model = fused.model();
+    let merged = copy(&model.clone().materialize(), Stack::dense);
+    let loss = |model: &Stack| {
+        model
+            .valid()
+            .loss(xs[0].clone().inner())
+            .into_scalar::<f32>()
+    };
+    assert_eq!(loss(&merged), loss(&model));
+}
+
+#[test]
+fn layers_in_columns_are_coded_saved_and_merged_like_others() {
+    let device = Device::flex().autodiff();
+    let init = || {
+        let layer = LinearConfig::new(8, 24).with_layout(LinearLayout::Col);
+        let layer = layer.init(&device);
+        layer.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits8))
+    };
+    let layer = init();
+    let loaded = copy(&layer, init);
+    assert_equal_weights(&layer, &loaded);
+    let weight = layer.weight.val().into_data();
+    assert_eq!(loaded.weight.val().into_data(), weight);
+    let merged = layer.materialize();
+    let stock = copy(&merged, || {
+        LinearConfig::new(8, 24)
+            .with_layout(LinearLayout::Col)
+            .init(&device)
+    });
+    assert_eq!(stock.weight.val().into_data(), weight);
+}
+
+#[test]
+fn a_quantized_weight_that_is_thawed_is_an_error_by_name() {
+    let scheme = Device::flex().settings().quantization.scheme;
+    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
+    quantizer.set_param_group(ParamGroup::from_predicate("weight"));
+    let of_burn = Stack::dense().apply_qlora(QLora::new(lora(), quantizer));
+    for model in [quantized(BaseFormat::Bits4), of_burn] {
+        let optimizer = || AdamConfig::new().init();
+        let error = FusedOptimizer::try_new(model.clone().unfreeze(), optimizer()).unwrap_err();
+        let FusedError::QuantizedInTraining { path } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(path, "layers.0.weight");
+        assert!(error.to_string().contains("`layers.0.weight` is quantized"));
+        // All but the bases.
+        let bases = ParamGroup::from_paths(vec![
+            "layers.0.weight",
+            "layers.1.weight",
+            "layers.2.weight",
+        ]);
+        let model = model.unfreeze_group(ParamGroup::all().exclude(bases));
+        let mut fused = FusedOptimizer::new(model, optimizer());
+        fused.step(RATE, |model| model.loss(batches(1).remove(0)));
+        assert_eq!(fused.last_step().updated, 9);
+    }
+}
+
+#[test]
+#[should_panic(expected = "parameter `layers.1.weight` has a value that is not finite")]
+fn a_weight_that_is_not_finite_is_refused_by_name() {
+    let mut model = Stack::dense();
+    let weight = model.layers[1].weight.clone();
+    model.layers[1].weight = weight.map(|weight| weight / 0.0);
+    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+}
+
+#[test]
+#[should_panic(expected = "parameter `layers.0.weight` is quantized already")]
+fn a_weight_in_codes_of_burn_is_refused_by_name() {
+    let scheme = Device::flex().settings().quantization.scheme;
+    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
+    quantizer.set_param_group(ParamGroup::from_predicate("weight"));
+    let model = Stack::dense().quantize_weights(&mut quantizer);
+    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+}
+
+#[test]
+fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let saved = Stack::dense();
+    saved
+        .save_into(&mut SafetensorsStore::from_file(&path))
+        .unwrap();
+    let lora = || QuantizedLora::new(lora(), BaseFormat::Bits4);
+    let store = SafetensorsStore::from_file;
+    let load = |dtype| load_quantized_from_store(Stack::dense(), &path, store, dtype, lora());
+    let (loaded, applied) = load(FloatDType::F32).unwrap();
+    assert_eq!(applied.applied.len(), 6);
+    let expected = saved.clone().apply_reparameterization(lora());
+    let without_factors = |model: &Stack| {
+        let mut weights = weights(model);
+        weights.retain(|(path, _)| !path.contains("lora."));
+        weights
+    };
+    assert_eq!(without_factors(&loaded), without_factors(&expected));
+    assert_eq!(factors(&loaded).len(), 6);
+    let mut fused = FusedOptimizer::new(loaded, AdamConfig::new().init());
+    fused.step(RATE, |model| model.loss(batches(1).remove(0)));
+    assert_eq!(fused.last_step().updated, 6);
+    // The adapters are in the type of training.
+    let (loaded, _) = load(FloatDType::BF16).unwrap();
+    assert_eq!(loaded.layers[0].weight.val().dtype(), DType::BF16);
+
+    // What is in two files is loaded one after the other.
+    let first = |path| {
+        SafetensorsStore::from_file(path)
+            .with_full_path("layers.0.weight")
+            .allow_partial(true)
+    };
+    let dtype = FloatDType::F32;
+    let (half, _) = load_quantized_from_store(Stack::dense(), &path, first, dtype, lora()).unwrap();
+    assert!(
+        half.layers[1]
+            .weight
+            .reparameterization::<QuantizedAdapter>()
+            .is_none()
+    );
+    let others = |path| {
+        SafetensorsStore::from_file(path)
+            .with_regex("layers.[12]|bias")
+            .allow_partial(true)
+    };
+    let (both, _) = load_quantized_from_store(half, &path, others, dtype, lora()).unwrap();
+    assert_eq!(without_factors(&both), without_factors(&expected));
+
+    // What can't be coded is an error, and no end of the process.
+    let mut broken = saved;
+    let weight = broken.layers[2].weight.clone();
+    broken.layers[2].weight = weight.map(|weight| weight / 0.0);
+    broken
+        .save_into(&mut SafetensorsStore::from_file(&path).overwrite(true))
+        .unwrap();
+    let error = load(FloatDType::F32).unwrap_err();
+    assert!(matches!(error, LoadError::Store { .. }));
+    assert!(
+        error
+            .to_string()
+            .contains("`layers.2.weight` has a value that is not finite"),
+        "{error}"
+    );
+}
