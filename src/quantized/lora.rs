@@ -20,7 +20,7 @@ use super::weight::{encoded, is_finite};
 ///
 /// - 4 bits are 0.56 bytes a weight on every backend (Burn's take a byte on `flex` and `ndarray`).
 /// - The dense weight is made again in the backward pass, so it lives for one layer, without
-///   [gradient checkpointing](crate::gradient_checkpointing), too. Its gradient lives until those of the factors are made of it: at once in
+///   [gradient checkpointing](crate::gradient_checkpointing()), too. Its gradient lives until those of the factors are made of it: at once in
 ///   fused training; in stock training at the end of the pass, since Burn runs the tape by depth.
 ///
 /// It trains as Burn's LoRA would on the decoded weights, to the bit on CPU backends.

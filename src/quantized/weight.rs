@@ -40,7 +40,7 @@ impl ComposedWeight {
                 (&device, dtype),
             )
         } else {
-            let weights = device::decoded(base, format).slice([0..elements]);
+            let weights = device::decoded(base, format).narrow(0, 0, elements);
             weights.reshape(shape).cast(FloatDType::from(dtype))
         };
         weights + product.mul_scalar(self.scale)
@@ -125,7 +125,7 @@ mod tests {
             let rows: Tensor<2> = encoded(value, format);
             let mut expected = vec![0.0; 24 * 17];
             codes::add(&rows_of(rows.clone()), format, 1.0, &mut expected);
-            let decoded = device::decoded(rows, format).slice([0..24 * 17]);
+            let decoded = device::decoded(rows, format).narrow(0, 0, 24 * 17);
             decoded
                 .into_data()
                 .assert_eq(&TensorData::from(&*expected), true);
