@@ -25,6 +25,11 @@ impl Caught {
         text.or_else(|| self.0.downcast_ref::<&str>().copied())
     }
 
+    /// The same in any case.
+    pub(crate) fn message(&self) -> &str {
+        self.text().unwrap_or("it panicked without a message")
+    }
+
     /// Goes on with it.
     pub(crate) fn resume(mut self) -> ! {
         resume_unwind(self.take())

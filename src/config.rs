@@ -1,12 +1,12 @@
 //! How to train.
 
 use burn::config::Config;
-use burn::tensor::FloatDType;
+use burn::tensor::{Device, FloatDType};
 
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::offload::OffloadConfig;
-use crate::optim::WeightAveragingConfig;
+use crate::optim::{WeightAveragingConfig, WeightFormat};
 use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Policies};
 use crate::replica::{Ownership, Sharding};
 
@@ -133,6 +133,23 @@ impl FusedConfig {
             }
         }
         Ok(configured)
+    }
+
+    /// Refuses averages in a type that one of the devices on which they would be does not have.
+    pub(crate) fn check_on(&self, devices: &[Device]) -> Result<(), FusedError> {
+        let format = self.averaging.as_ref().map(|averaging| averaging.format);
+        if let None | Some(WeightFormat::Plain) = format {
+            return Ok(());
+        }
+        let host = self.offload.as_ref().map(|offload| offload.host.device());
+        let mut devices = devices.iter().cloned().chain(host.transpose()?);
+        match devices.all(|device| device.supports_dtype(FloatDType::BF16)) {
+            true => Ok(()),
+            false => Err(FusedError::Averaging {
+                reason: "a device, or the host, does not have bf16, in which their `format` keeps averages: use \
+                         `WeightFormat::Plain`",
+            }),
+        }
     }
 
     /// Whether several devices share a model as under `other`.

@@ -130,6 +130,12 @@ impl Layout {
         self.owner(id) == self.rank()
     }
 
+    /// The most bytes that this rank has held in the last pass, beside the weights that rest there.
+    pub(crate) fn most_held(&self) -> usize {
+        self.member()
+            .map_or(0, |member| member.group.most_held(member.rank))
+    }
+
     /// Whether this rank may keep a parameter between two passes.
     pub(crate) fn replicates(&self, id: ParamId) -> bool {
         let group = self.member().map(|member| &member.group);

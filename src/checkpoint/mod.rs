@@ -138,7 +138,7 @@ impl Checkpoint {
     where
         P: Serialize + DeserializeOwned,
     {
-        if training.is_amid_group() {
+        if training.core().has_accumulated() {
             return Err(CheckpointError::AmidGroup);
         }
         let progress = progress.written()?;
@@ -169,10 +169,10 @@ impl Checkpoint {
         let path = |part: Part| part.path(slot, &self.folder);
         // One after the other: what is read from a device for one is gone before the next.
         let model = path(Part::Model);
-        read(|| training.model_record().save(&model))?
+        read(|| training.core().model_record().save(&model))?
             .map_err(|error| CheckpointError::cannot_write(&model, error))?;
         let optimizer = path(Part::Optimizer);
-        read(|| training.optimizer_record().save(&optimizer))?
+        read(|| training.core().optimizer_record().save(&optimizer))?
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
         disk::write(&path(Part::Scheduler), &scheduler)?;
         disk::write(&path(Part::Progress), &progress)?;
@@ -205,7 +205,7 @@ impl Checkpoint {
             .map_err(|error| CheckpointError::cannot_read(&model, error))?;
         let state = OptimizerRecord::load(&optimizer)
             .map_err(|error| CheckpointError::cannot_read(&optimizer, error))?;
-        let resumed = training.try_resume(record, state);
+        let resumed = training.core_mut().resume(record, state);
         resumed.map_err(|unfit| match unfit {
             Unfit::Model(error) => CheckpointError::of_another_model(&model, error),
             Unfit::Optimizer(error) => CheckpointError::Optimizer {

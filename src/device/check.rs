@@ -122,6 +122,5 @@ fn listed(device: &Device) -> Option<Vec<Device>> {
 
 /// What `work` returns, or what it says in its panic.
 pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
-    let unsaid = "it panicked without a message";
-    catch(work).map_err(|panic| panic.text().unwrap_or(unsaid).to_string())
+    catch(work).map_err(|panic| panic.message().to_string())
 }

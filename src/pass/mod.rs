@@ -41,8 +41,7 @@ pub(crate) use readers::Readers;
 pub(crate) use rehearsal::Rehearsal;
 pub(crate) use scope::{Entered, Place, Scope};
 pub(crate) use session::{Running, Session};
-use stage::Failure;
-pub(crate) use stage::{Closure, Stage};
+pub(crate) use stage::{Closure, Failure, Stage};
 
 /// A pass, from the closure that computes the loss to the last gradient.
 #[derive(Debug)]
@@ -179,12 +178,12 @@ impl Pass {
 
     /// Ends the pass with an error, if it has none yet.
     pub(crate) fn fail(&self, error: FusedError) {
-        self.end_with(Failure::Error(error), false);
+        self.end_with(Failure::Error(error));
     }
 
     /// Ends the pass with an error in the use of a gradient.
     pub(crate) fn stop(&self, error: FusedError) {
-        self.end_with(Failure::Error(error), true);
+        self.end_in_use(Failure::Error(error));
     }
 
     /// Whether the use of a gradient has failed.
@@ -192,10 +191,17 @@ impl Pass {
         matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_use)
     }
 
-    fn end_with(&self, failure: Failure, in_use: bool) {
+    /// Ends the pass, if nothing has yet.
+    pub(crate) fn end_with(&self, failure: Failure) {
         if let Some(failed) = self.stage.lock().failed() {
             failed.by.get_or_insert(failure);
-            failed.in_use |= in_use;
+        }
+    }
+
+    fn end_in_use(&self, failure: Failure) {
+        if let Some(failed) = self.stage.lock().failed() {
+            failed.by.get_or_insert(failure);
+            failed.in_use = true;
         }
     }
 
@@ -209,7 +215,7 @@ impl Pass {
             if self.stage.lock().is_given_up() {
                 panic.resume();
             }
-            self.end_with(Failure::Panic(panic), false);
+            self.end_with(Failure::Panic(panic));
             R::default()
         })
     }
@@ -225,7 +231,7 @@ impl Pass {
     /// Uses a gradient on another thread than the one that runs the backward pass. A panic ends the pass.
     pub(crate) fn guarded_in_queue(&self, use_gradient: impl FnOnce()) {
         if let Err(panic) = catch(use_gradient) {
-            self.end_with(Failure::Panic(panic), true);
+            self.end_in_use(Failure::Panic(panic));
         }
     }
 
@@ -262,21 +268,24 @@ impl Pass {
         if self.scaled.as_ref().is_some_and(unscaled) {
             self.fail(FusedError::LossNotScaled);
         }
-        !matches!(*self.stage.lock(), Stage::Failed(_))
+        !self.has_failed()
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Failed(_))
+    }
+
+    /// What has ended the pass, if it has not been taken yet.
+    pub(crate) fn take_failure(&self) -> Option<Failure> {
+        match &mut *self.stage.lock() {
+            Stage::Failed(failed) => failed.by.take(),
+            _ => None,
+        }
     }
 
     /// Goes on with the failure that has ended the pass, if one has.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
-        let failure = match &mut *self.stage.lock() {
-            Stage::Failed(failed) => failed.by.take(),
-            _ => None,
-        };
-        match failure {
-            None => Ok(()),
-            Some(Failure::Error(error)) => Err(error),
-            Some(Failure::Panic(panic)) => panic.resume(),
-            Some(Failure::GivenUp(reason)) => panic!("{reason}"),
-        }
+        self.take_failure().map_or(Ok(()), Failure::go_on)
     }
 
     /// Calls a hook for the parameter of this path.

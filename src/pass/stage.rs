@@ -1,5 +1,7 @@
 //! How far a pass is, and what has ended it.
 
+use burn::tensor::Device;
+
 use crate::caught::Caught;
 use crate::error::FusedError;
 
@@ -38,7 +40,7 @@ pub(crate) struct Failed {
 
 /// What has ended a pass.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     Error(FusedError),
     Panic(Caught),
     /// A panic for this reason that passes through Burn's backward pass.
@@ -59,5 +61,40 @@ impl Stage {
 
     pub(super) fn is_given_up(&self) -> bool {
         matches!(self, Self::Failed(failed) if matches!(failed.by, Some(Failure::GivenUp(_))))
+    }
+}
+
+impl Failure {
+    /// Goes on with it.
+    pub(super) fn go_on(self) -> Result<(), FusedError> {
+        match self {
+            Self::Error(error) => Err(error),
+            Self::Panic(panic) => panic.resume(),
+            Self::GivenUp(reason) => panic!("{reason}"),
+        }
+    }
+
+    /// The error of a step if this has ended the pass of a rank, which may be `repeated` if it has drawn other random
+    /// numbers than the one before.
+    pub(crate) fn on_rank(self, rank: usize, device: &Device, repeated: bool) -> FusedError {
+        let device = format!("{device:?}");
+        let message = match self {
+            Self::Error(error @ FusedError::RandomNumbers { .. }) if repeated => return error,
+            Self::Error(error) => {
+                let error = Box::new(error);
+                return FusedError::Rank {
+                    rank,
+                    device,
+                    error,
+                };
+            }
+            Self::Panic(panic) => panic.message().to_string(),
+            Self::GivenUp(reason) => reason,
+        };
+        FusedError::RankPanicked {
+            rank,
+            device,
+            message,
+        }
     }
 }

@@ -1,15 +1,22 @@
+//! What the optimizer keeps beside states of parameters: as the states of parameters that no model has. Burn's optimizers, records
+//! and checkpoints carry it along, and optimizers without it pass it over.
+
+use std::any::Any;
+use std::cell::RefCell;
+
 use burn::module::{Param, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
+use super::addressed::Addressed;
 use super::state::PolicyState;
+use crate::optim::Averaged;
 
 /// The parameter under which a record of the optimizer holds the state of the policies. (The loss
 /// scale came first.)
 pub(crate) const KEEPER_ID: u64 = u64::from_be_bytes(*b"lossscal");
 
-/// Keeps the state of the policies as the optimizer state of a parameter that no model has: Burn's
-/// optimizers, records and checkpoints carry it along, and those without such policies pass it over.
+/// Keeps the state of the policies.
 #[derive(Clone)]
 pub(crate) struct Keeper {
     state: PolicyState,
@@ -29,13 +36,7 @@ impl Keeper {
     /// Takes over the state that `optimizer`, which was joined, has loaded, if it has. From now on its
     /// records show the state as it is.
     pub(crate) fn restore(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
-        // Only a step gives and takes a state.
-        let id = ParamId::from(KEEPER_ID);
-        let nothing = Tensor::<1>::zeros([1], &device.clone().inner());
-        let mut gradients = GradientsParams::new();
-        gradients.register(id, nothing.clone());
-        let parameter = Param::initialized(id, Tensor::from_inner(nothing));
-        optimizer.step(0.0, parameter, gradients);
+        exchange_state::<1>(optimizer, KEEPER_ID.into(), "", &device.clone().inner());
     }
 }
 
@@ -58,4 +59,88 @@ impl Optimizer for Keeper {
     fn to_device<const D: usize>(state: PolicyState, _device: &Device) -> PolicyState {
         state
     }
+}
+
+/// What the paths have in common under which a record of the optimizer holds averages.
+const PATH: &str = "backburn.average";
+
+/// The id under which the optimizer holds the average of a parameter: that of no other, but by a chance of one in 2^64 /
+/// the number of parameters.
+pub(crate) fn average_id(parameter: ParamId) -> ParamId {
+    ParamId::from(parameter.val() ^ u64::from_be_bytes(*b"averaged"))
+}
+
+/// Whether what a record has under this path is an average.
+pub(crate) fn is_average(path: Option<&str>) -> bool {
+    path == Some(PATH)
+}
+
+/// Keeps averages.
+#[derive(Clone)]
+pub(crate) struct AverageKeeper;
+
+thread_local! {
+    /// The average that is given to the optimizer.
+    static GIVEN: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+impl AverageKeeper {
+    /// Gives averages a place in `optimizer`: from now on, it can load them from a record. Those that it had are gone.
+    pub(crate) fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        optimizer.with_group(ParamGroup::from_predicate(PATH), Self, None)
+    }
+
+    /// Lets `optimizer`, which was joined, hold the average of this parameter, which takes over what it has loaded.
+    pub(crate) fn restore<const D: usize>(
+        optimizer: &mut ModuleOptimizer,
+        parameter: ParamId,
+        average: &Averaged<D>,
+        device: &Device,
+    ) {
+        GIVEN.set(Some(Box::new(average.clone())));
+        exchange_state::<D>(optimizer, average_id(parameter), PATH, device);
+        GIVEN.take();
+    }
+}
+
+impl Optimizer for AverageKeeper {
+    type State<const D: usize> = Averaged<D>;
+
+    fn step<const D: usize>(
+        &self,
+        _learning_rate: LearningRate,
+        nothing: Tensor<D>,
+        _gradient: Tensor<D>,
+        loaded: Option<Averaged<D>>,
+    ) -> (Tensor<D>, Option<Averaged<D>>) {
+        let given = GIVEN
+            .take()
+            .and_then(|given| given.downcast::<Averaged<D>>().ok());
+        let average = match (given, loaded) {
+            (Some(given), Some(loaded)) => {
+                given.load(&loaded);
+                Some(*given)
+            }
+            (given, loaded) => given.map(|given| *given).or(loaded),
+        };
+        (nothing, average)
+    }
+
+    fn to_device<const D: usize>(average: Averaged<D>, _device: &Device) -> Averaged<D> {
+        average
+    }
+}
+
+/// Lets the keeper of this id and path have the state that `optimizer` has, and give it another: only a step does.
+fn exchange_state<const D: usize>(
+    optimizer: &mut ModuleOptimizer,
+    id: ParamId,
+    path: &str,
+    device: &Device,
+) {
+    let nothing = Tensor::<D>::zeros([1; D], device);
+    let mut gradients = GradientsParams::new();
+    gradients.register(id, nothing.clone());
+    let param = Param::initialized(id, Tensor::from_inner(nothing));
+    optimizer.step(0.0, Addressed { path, param }, gradients);
 }

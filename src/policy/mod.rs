@@ -5,8 +5,8 @@
 //! ([`update`]). [`plan`] puts a pass together from the policies of the optimizer.
 
 mod accumulation;
+mod addressed;
 mod anomaly;
-mod average_keeper;
 mod clip;
 mod compare;
 mod departed;
@@ -25,12 +25,11 @@ mod update;
 
 pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
 pub use anomaly::AnomalyCheck;
-pub(crate) use average_keeper::{AverageKeeper, average_id, is_average};
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;
 pub(crate) use goal::Goal;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
-pub(crate) use keeper::KEEPER_ID;
+pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average};
 pub(crate) use measure::is_finite;
 pub(crate) use norm::Squares;
 pub(crate) use plan::{Plan, Policies};

@@ -1,18 +1,20 @@
 use std::sync::Arc;
 
 use burn::module::ParamGroup;
+use burn::optim::ModuleOptimizer;
 
 use super::accumulation::Accumulation;
 use super::clip::GlobalNormClippingConfig;
 use super::compare::{Compare, CompareLater, Unconfirmed};
 use super::goal::Goal;
 use super::hook::{AnyHook, Hooks};
-use super::keeper::Keeper;
+use super::keeper::{AverageKeeper, Keeper};
 use super::measure::{Measure, Norm};
 use super::scale::Scale;
 use super::scaling::{LeaveNotFinite, LossScaler, LossScalingConfig, Overflow};
 use super::state::{LossScale, PolicyState};
 use crate::error::FusedError;
+use crate::optim::{AccumulateInState, InState, Ruled};
 
 /// The policies of a fused optimizer.
 #[derive(Clone, Debug, Default)]
@@ -50,9 +52,29 @@ impl Policies {
         Ok(policies)
     }
 
+    /// The policies of a training whose `optimizer` accumulates in its state.
+    pub(crate) fn in_state_of(
+        optimizer: Ruled<impl AccumulateInState>,
+    ) -> Result<(ModuleOptimizer, Self), FusedError> {
+        if let Some(reason) = optimizer.accumulation_refusal() {
+            return Err(FusedError::NotInState { reason });
+        }
+        let policies = Self {
+            in_state: true,
+            ..Self::default()
+        };
+        Ok((InState::new(optimizer).into(), policies))
+    }
+
     /// Goes on with [`configured`](Self::configured) policies, and with what was learned: the scale of the loss, but
-    /// where it begins with another one now, and the norm that lagged clipping goes by.
-    pub(crate) fn go_on_with(&mut self, configured: Self) {
+    /// where it begins with another one now, and the norm that lagged clipping goes by. `optimizer` gets a place for what its
+    /// records hold from now on.
+    pub(crate) fn go_on_with(
+        &mut self,
+        configured: Self,
+        optimizer: ModuleOptimizer,
+    ) -> ModuleOptimizer {
+        let (was_kept, averaged) = (self.keeper().is_some(), self.averages);
         if !self.scales_as(&configured) {
             self.state.set_loss_scale(configured.initial_scale());
         }
@@ -60,6 +82,27 @@ impl Policies {
             self.state.set_gradient_norm(None);
         }
         *self = configured;
+        // Each place stays there.
+        let optimizer = match self.keeper() {
+            Some(keeper) if !was_kept => keeper.join(optimizer),
+            _ => optimizer,
+        };
+        match averaged == self.averages {
+            true => optimizer,
+            false => AverageKeeper::join(optimizer),
+        }
+    }
+
+    /// `optimizer` with a place for what its records hold of the policies.
+    pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        let optimizer = match self.keeper() {
+            Some(keeper) => keeper.join(optimizer),
+            None => optimizer,
+        };
+        match self.averages {
+            true => AverageKeeper::join(optimizer),
+            false => optimizer,
+        }
     }
 
     /// Whether the scale of the loss stays what it is when `configured` takes over.
@@ -73,10 +116,6 @@ impl Policies {
 
     fn clips_lagged(&self) -> bool {
         matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)))
-    }
-
-    pub(crate) fn set_in_state(&mut self) {
-        self.in_state = true;
     }
 
     pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {

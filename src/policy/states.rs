@@ -6,8 +6,7 @@ use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
 use burn::tensor::Bytes;
 
-use super::average_keeper::is_average;
-use super::keeper::KEEPER_ID;
+use super::keeper::{KEEPER_ID, is_average};
 use crate::optimizer_record::{self as record, RecordedState};
 
 /// The states of all records.

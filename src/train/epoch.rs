@@ -7,10 +7,9 @@ use burn::train::{
     ValidLoader, train::WorkerFailure,
 };
 
-use super::engine::Engine;
+use super::engine::{Engine, Repeat};
 use super::metric::LastStep;
 use super::model::FusedModel;
-use super::strategy::Repeat;
 use crate::error::FusedError;
 use crate::memory;
 
@@ -112,7 +111,7 @@ pub(super) fn train<M: LearnerModel>(
             }
         };
         if last {
-            last_step.set(engine.last_step());
+            last_step.set(engine.core().last_step());
         }
 
         for output in outputs {
@@ -126,7 +125,7 @@ pub(super) fn train<M: LearnerModel>(
         }
     }
     // As in Burn, what an interrupted epoch has accumulated is dropped.
-    engine.drop_accumulated();
+    engine.core_mut().drop_accumulated();
 }
 
 /// One pass over the validation data.

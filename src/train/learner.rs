@@ -15,9 +15,8 @@ use super::model::FusedModel;
 use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::fused::in_state;
 use crate::optim::{AccumulateInState, Ruled};
-use crate::policy::{AverageKeeper, GradientHook};
+use crate::policy::{GradientHook, Policies};
 use crate::record;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
@@ -70,7 +69,8 @@ impl<M: LearnerModel> FusedLearner<M> {
         optimizer: Ruled<impl AccumulateInState>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Self {
-        let (optimizer, policies) = in_state(optimizer).unwrap_or_else(|error| panic!("{error}"));
+        let (optimizer, policies) =
+            Policies::in_state_of(optimizer).unwrap_or_else(|error| panic!("{error}"));
         let mut learner = Self::new(model, optimizer, lr_scheduler);
         learner.how.policies = policies;
         learner
@@ -112,20 +112,12 @@ impl<M: LearnerModel> FusedLearner<M> {
     {
         let how = &mut self.how;
         let policies = config.policies(&how.policies)?;
-        let are_kept = how.policies.keeper().is_some();
-        let had_averages = how.policies.averages();
-        how.policies.go_on_with(policies);
+        // Burn loads a checkpoint into the optimizer before the training begins.
+        let optimizer = loan::optimizer(&mut self.learner);
+        let optimizer = how.policies.go_on_with(policies, optimizer);
+        loan::set_optimizer(&mut self.learner, optimizer);
         how.config = config;
         how.repeat = Some(Clone::clone);
-        if let (false, Some(keeper)) = (are_kept, how.policies.keeper()) {
-            // Burn loads a checkpoint into the optimizer before the training begins.
-            let optimizer = keeper.join(loan::optimizer(&mut self.learner));
-            loan::set_optimizer(&mut self.learner, optimizer);
-        }
-        if had_averages != self.how.policies.averages() {
-            let optimizer = AverageKeeper::join(loan::optimizer(&mut self.learner));
-            loan::set_optimizer(&mut self.learner, optimizer);
-        }
         Ok(())
     }
 

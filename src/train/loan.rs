@@ -31,7 +31,7 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
             engine,
             lent: false,
         };
-        swap(loan.learner, loan.engine.hollow(), no_optimizer());
+        swap(loan.learner, loan.engine.core().hollow(), no_optimizer());
         loan.lent = true;
         Ok(loan)
     }
@@ -47,17 +47,17 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
     /// Lets the learner have the current model and the optimizer while `look` runs. What it saves of them on another thread
     /// is what they are now.
     pub(super) fn show(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
-        if self.engine.is_read_late() {
-            let optimizer = still(|| self.engine.optimizer_record());
-            swap(self.learner, self.engine.model(), optimizer);
+        if self.engine.core().is_read_late() {
+            let optimizer = still(|| self.engine.core().optimizer_record());
+            swap(self.learner, self.engine.core().model(), optimizer);
             look(self.learner);
-            swap(self.learner, self.engine.hollow(), no_optimizer());
+            swap(self.learner, self.engine.core().hollow(), no_optimizer());
             return;
         }
         self.give_back();
         look(self.learner);
-        let (_, optimizer) = swap(self.learner, self.engine.hollow(), no_optimizer());
-        self.engine.replace_optimizer(optimizer);
+        let (_, optimizer) = swap(self.learner, self.engine.core().hollow(), no_optimizer());
+        self.engine.core_mut().replace_optimizer(optimizer);
         self.lent = true;
     }
 
@@ -73,8 +73,8 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
     }
 
     fn give_back(&mut self) {
-        let model = self.engine.model();
-        let optimizer = self.engine.replace_optimizer(no_optimizer());
+        let model = self.engine.core().model();
+        let optimizer = self.engine.core_mut().replace_optimizer(no_optimizer());
         swap(self.learner, model, optimizer);
         self.lent = false;
     }

@@ -4,10 +4,10 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
     EventProcessorTraining, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents, ValidLoader,
+    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
 
-use super::engine::Engine;
+use super::engine::{Engine, Repeat};
 use super::epoch::{self, Events};
 use super::execution::Execution;
 use super::loan::Loan;
@@ -28,9 +28,6 @@ pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
 }
-
-/// Copies a batch for the second of two passes.
-pub(super) type Repeat<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
 
 impl<M: LearnerModel> Default for FusedStrategy<M> {
     fn default() -> Self {
@@ -165,7 +162,11 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
                 epoch_number: epoch,
                 total_items: dataloader_valid.num_items(),
             });
-            epoch::valid(&loan.engine().valid(), &dataloader_valid, &mut events);
+            epoch::valid(
+                &loan.engine().core().validated(),
+                &dataloader_valid,
+                &mut events,
+            );
             events.valid(LearnerEvent::EndSplit(epoch));
             events.train(LearnerEvent::EndEpoch(epoch));
             if checkpointer.is_some() || early_stopping.is_some() {

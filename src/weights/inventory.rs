@@ -248,13 +248,4 @@ impl Inventory {
         }
         adapters
     }
-
-    /// The ids of the parameters that stay ordinary leaves.
-    pub(crate) fn retained(&self) -> Vec<ParamId> {
-        let left = self
-            .entries
-            .iter()
-            .filter(|(_, e)| e.role == Role::Retained);
-        left.map(|(id, _)| *id).collect()
-    }
 }

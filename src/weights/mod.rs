@@ -35,7 +35,7 @@ mod update;
 mod view;
 mod views;
 
-pub(crate) use averaged::RunningStatistics;
+pub(crate) use averaged::{Look, RunningStatistics};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
 pub(crate) use home::Left;

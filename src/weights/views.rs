@@ -8,7 +8,6 @@ use super::any_view::AnyView;
 use super::home::{AnyHome, Home, Left};
 use super::report::ParameterReport;
 use super::view::View;
-use crate::error::FusedError;
 use crate::offload::WaitingBlocks;
 use crate::pass::{Course, Pass};
 
@@ -61,7 +60,7 @@ impl Views {
     }
 
     /// The parameters that are ordinary leaves, in module order.
-    pub(super) fn leaves(&self) -> &[ParamId] {
+    pub(crate) fn leaves(&self) -> &[ParamId] {
         &self.leaves
     }
 
@@ -102,11 +101,9 @@ impl Views {
         parameters.for_each(|id| self.of[id].terms().keep_copy());
     }
 
-    /// Uses what has come and what was accumulated, as far as the backward pass has not; or goes on with what has
-    /// ended the pass.
-    pub(crate) fn flush(&self, pass: &Arc<Pass>) -> Result<(), FusedError> {
+    /// Uses what has come and what was accumulated, as far as the backward pass has not.
+    pub(crate) fn flush(&self, pass: &Arc<Pass>) {
         self.released().for_each(|view| view.flush(pass));
-        pass.check()
     }
 
     /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.

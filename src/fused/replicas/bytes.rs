@@ -1,6 +1,5 @@
 use burn::module::Module;
 
-use crate::replica::Group;
 use crate::weights::{FusedForm, Role};
 
 /// The bytes of the weights and gradients of one rank of [`FusedReplicas`](crate::FusedReplicas), without its
@@ -20,15 +19,16 @@ pub struct RankBytes {
 }
 
 impl RankBytes {
-    pub(super) fn of<M: Module>(form: &FusedForm<M>, group: &Group, rank: usize) -> Self {
+    pub(super) fn of<M: Module>(form: &FusedForm<M>) -> Self {
+        let layout = form.layout();
         let bytes = form.inventory().bytes(Role::Released);
-        let owned = bytes.iter().filter(|(id, _)| group.owner(*id) == rank);
+        let owned = bytes.iter().filter(|(id, _)| layout.owns(*id));
         let owned = owned.map(|(_, bytes)| bytes).sum();
         let at_rest = form.views().bytes_at_rest();
         Self {
             owned,
             at_rest,
-            most: at_rest + group.most_held(rank),
+            most: at_rest + layout.most_held(),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! How replicas train, from their start or from a step on.
 
+use std::sync::Arc;
+
 use burn::module::{Module, ParamGroup};
 
 use super::FusedReplicas;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::fused::averages::check_averages;
 use crate::policy::GradientHook;
 
 impl<M: Module + 'static> FusedReplicas<M> {
@@ -22,7 +23,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// How they train.
     pub fn config(&self) -> &FusedConfig {
-        self.first.config()
+        &self.core.config
     }
 
     /// Trains from the next step on as `config` says, as
@@ -43,31 +44,35 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// As [`FusedOptimizer::try_set_config`](crate::FusedOptimizer::try_set_config).
     pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError> {
-        let policies = self.first.policies_of(&config)?;
-        check_averages(&config, self.setup.devices.clone())?;
-        if !config.shares_as(&self.first.config) {
-            // From owner to owner, so that no device has to hold all weights.
-            let model = self.first.form.at_home();
-            let sums = !policies.in_state() && self.first.has_accumulated();
-            self.share(model, &config)?;
-            self.first.place_states(&config);
-            self.first.restore_policies();
-            if sums {
-                log::warn!(
-                    "the accumulated gradients are dropped: the ranks share the model otherwise from now on"
-                );
-            }
-        }
-        self.first.go_on_as(config, policies);
-        Ok(())
+        self.core.configure(config, None)
     }
 
     /// Calls `hook` with the gradient of every parameter in `group`, summed over all ranks, as
     /// [`FusedOptimizer::with_hook`](crate::FusedOptimizer::with_hook). It is called on the thread of some rank, with the
     /// value on the device of the owner.
     #[must_use]
-    pub fn with_hook(self, group: ParamGroup, hook: impl GradientHook) -> Self {
-        let first = self.first.with_hook(group, hook);
-        Self { first, ..self }
+    pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
+        self.core.policies.push_hook(group, Arc::new(hook));
+        self
+    }
+
+    /// Changes the model between two steps, as [`FusedOptimizer::change_model`](crate::FusedOptimizer::change_model). With [`Sharding::Full`](crate::Sharding::Full) all weights
+    /// are on the first device meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
+    pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
+        self.try_change_model(change)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`change_model`](Self::change_model).
+    ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::try_change_model`](crate::FusedOptimizer::try_change_model); nothing has changed then.
+    pub fn try_change_model(&mut self, change: impl FnOnce(M) -> M) -> Result<(), FusedError> {
+        self.core.change_model(change)
     }
 }

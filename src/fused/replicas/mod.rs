@@ -1,33 +1,27 @@
 //! A model trained on several devices, each with a batch of its own.
 
 mod bytes;
-mod change;
 mod configure;
-mod constructors;
 mod crew;
-mod dispatch;
-mod rank;
-mod resume;
-mod setup;
 mod step;
-mod task;
 
-use std::fmt::{Display, Formatter};
+use std::fmt::{Debug, Display, Formatter};
 
 use burn::module::Module;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 
-use super::FusedOptimizer;
+use super::core::{Core, Door};
+use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::record;
+use crate::optim::{AccumulateInState, Ruled};
+use crate::policy::Policies;
 use crate::report::StepReport;
 use crate::weights::Role;
 pub use bytes::RankBytes;
 use crew::Crew;
-use setup::Setup;
 
-/// A [`FusedOptimizer`] on several devices: data parallel training with gradient release.
+/// A [`FusedOptimizer`](crate::FusedOptimizer) on several devices: data parallel training with gradient release.
 ///
 /// Every device, or *rank*, has a replica of the model and computes with a batch of its own. The gradients of a
 /// parameter are added up by its [owner](crate::Ownership), which steps it and gives the others the new value; none waits
@@ -79,134 +73,224 @@ use setup::Setup;
 /// on a device that is gone: with [`Sharding::State`](crate::Sharding::State) it takes along the states it owns, with [`Sharding::Full`](crate::Sharding::Full), and in the
 /// first step, the weights, too. What waits on the host stays.
 pub struct FusedReplicas<M: Module> {
-    /// The first rank, with what all have in common.
-    first: FusedOptimizer<M>,
-    crew: Crew<M>,
-    setup: Setup,
+    core: Core<M>,
+    crew: Crew,
 }
 
 impl<M: Module + 'static> FusedReplicas<M> {
+    /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
+    /// repeat.
+    ///
+    /// The model may be anywhere: every parameter goes to its owner, and to the other ranks when they compute with it.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_new`](Self::try_new) returns.
+    pub fn new(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Self {
+        Self::try_new(model, optimizer, devices).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// If there are no devices; as [`FusedOptimizer::try_new`](crate::FusedOptimizer::try_new) for each of them.
+    pub fn try_new(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Result<Self, FusedError> {
+        Self::try_new_with_config(model, optimizer, devices, FusedConfig::default())
+    }
+
+    /// The same that train as `config` says from the start. What waits on the host goes there at once: a model that does not fit
+    /// on the devices is created on the host, and a parameter goes over alone, if at all.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_new_with_config`](Self::try_new_with_config) returns.
+    pub fn new_with_config(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+        config: FusedConfig,
+    ) -> Self {
+        Self::try_new_with_config(model, optimizer, devices, config)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`new_with_config`](Self::new_with_config).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new) and [`try_set_config`](Self::try_set_config).
+    pub fn try_new_with_config(
+        model: M,
+        optimizer: ModuleOptimizer,
+        devices: impl IntoIterator<Item = Device>,
+        config: FusedConfig,
+    ) -> Result<Self, FusedError> {
+        let devices = devices.into_iter().collect();
+        Self::with_policies(model, optimizer, Policies::default(), devices, config)
+    }
+
+    /// Replicas for which [`accumulate`](Self::accumulate) puts the gradients of a micro-batch straight into the state
+    /// of `optimizer`, as [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
+    pub fn accumulating_in_state(
+        model: M,
+        optimizer: Ruled<impl AccumulateInState>,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Self {
+        Self::try_accumulating_in_state(model, optimizer, devices)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new) and [`FusedOptimizer::try_accumulating_in_state`](crate::FusedOptimizer::try_accumulating_in_state).
+    pub fn try_accumulating_in_state(
+        model: M,
+        optimizer: Ruled<impl AccumulateInState>,
+        devices: impl IntoIterator<Item = Device>,
+    ) -> Result<Self, FusedError> {
+        let (optimizer, policies) = Policies::in_state_of(optimizer)?;
+        let devices = devices.into_iter().collect();
+        Self::with_policies(model, optimizer, policies, devices, FusedConfig::default())
+    }
+
+    /// Replicas with policies that were put together elsewhere, and their state in the optimizer.
+    pub(crate) fn with_policies(
+        model: M,
+        optimizer: ModuleOptimizer,
+        policies: Policies,
+        devices: Vec<Device>,
+        config: FusedConfig,
+    ) -> Result<Self, FusedError> {
+        if devices.is_empty() {
+            let reason = "there are no devices: name one for every rank".to_string();
+            return Err(FusedError::Replicas { reason });
+        }
+        let core = Core::on_devices(model, optimizer, policies, &devices, config)?;
+        let crew = Crew::new(devices.len())?;
+        let fused = Self { core, crew };
+        log::info!("{fused}");
+        Ok(fused)
+    }
+
     /// An ordinary Burn model with the current values, on the first device, or on the host if something waits there, as
-    /// [`FusedOptimizer::model`]. With
+    /// [`FusedOptimizer::model`](crate::FusedOptimizer::model). With
     /// [`Sharding::Full`](crate::Sharding::Full) all weights come to that device for it.
     pub fn model(&self) -> M {
-        self.first.model()
+        self.core.model()
     }
 
-    /// The current model for inference, on the first device, as [`FusedOptimizer::valid`].
+    /// The current model for inference, on the first device, as [`FusedOptimizer::valid`](crate::FusedOptimizer::valid).
     pub fn valid(&self) -> M {
-        self.first.valid()
+        self.core.valid()
     }
 
-    /// An ordinary Burn model with the averages of the weights, on the first device, as [`FusedOptimizer::averaged`].
+    /// An ordinary Burn model with the averages of the weights, on the first device, as [`FusedOptimizer::averaged`](crate::FusedOptimizer::averaged).
     ///
     /// # Panics
     ///
     /// As that.
     pub fn averaged(&self) -> M {
-        self.first.averaged()
-    }
-
-    /// The current model for inference, with the averages of its weights.
-    #[cfg(feature = "train")]
-    pub(crate) fn valid_averaged(&self) -> M {
-        self.first.valid_averaged()
+        self.core.averaged()
     }
 
     /// Takes the fusion apart into an ordinary model on the first device, and Burn's optimizer with its state.
     ///
     /// Gradients that were accumulated and not used are dropped.
     pub fn into_parts(self) -> (M, ModuleOptimizer) {
-        let model = self.model();
-        let optimizer = self.first.session.update().optimizer();
-        (model, optimizer)
+        self.core.into_parts()
     }
 
-    /// The state of the optimizer, as [`FusedOptimizer::to_record`]: one record of all ranks, which any number of
+    /// The state of the optimizer, as [`FusedOptimizer::to_record`](crate::FusedOptimizer::to_record): one record of all ranks, which any number of
     /// devices goes on from, and stock Burn.
     ///
     /// # Panics
     ///
     /// As that.
     pub fn to_record(&self) -> OptimizerRecord {
-        let record = self.first.session.update().to_record();
-        match self.is_read_late() {
-            true => record::read_at_once(record),
-            false => record,
-        }
+        self.core.to_record()
     }
 
-    /// Loads the state of the optimizer, as [`FusedOptimizer::load_record`].
+    /// Loads the state of the optimizer, as [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
     ///
     /// # Panics
     ///
     /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
     pub fn load_record(&mut self, record: OptimizerRecord) {
-        self.first.load_record(record);
+        self.try_load_record(record)
+            .unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// The fallible [`load_record`](Self::load_record).
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::try_load_record`].
+    /// As [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
     pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        self.first.try_load_record(record)
-    }
-
-    /// The structure of the model, without the values of its trainable parameters.
-    #[cfg(feature = "train")]
-    pub(crate) fn hollow(&self) -> M {
-        self.first.hollow()
-    }
-
-    /// Puts another optimizer in, state and all, and returns the one before.
-    #[cfg(feature = "train")]
-    pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        self.first.replace_optimizer(optimizer)
+        self.core.load_record(record)
     }
 
     /// What the last pass did, on all ranks together.
     pub fn last_step(&self) -> &StepReport {
-        self.first.last_step()
+        self.core.last_step()
     }
 
     /// The bytes of weights and gradients on each rank.
     pub fn bytes(&self) -> Vec<RankBytes> {
-        let group = self.crew.group();
-        let forms = self.crew.forms(&self.first).enumerate();
-        forms
-            .map(|(rank, form)| RankBytes::of(form, group, rank))
-            .collect()
+        let ranks = self.core.ranks.all.iter();
+        ranks.map(|rank| RankBytes::of(&rank.form)).collect()
     }
 
     /// The devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
     /// model, whichever the devices had that were named.
     pub fn devices(&self) -> &[Device] {
-        &self.setup.devices
+        self.core.ranks.named.as_deref().unwrap_or_default()
     }
 
     /// The rank that owns the parameter of this path; none if there is no such parameter in training.
     pub fn owner(&self, path: &str) -> Option<usize> {
-        let parameters = self.first.form.inventory().sizes(Role::Released);
+        let form = self.core.ranks.form();
+        let parameters = form.inventory().sizes(Role::Released);
         let (id, _, _) = parameters.into_iter().find(|(_, found, _)| found == path)?;
-        Some(self.crew.group().owner(id))
+        Some(form.layout().owner(id))
+    }
+}
+
+impl<M: Module> Door for FusedReplicas<M> {
+    type Model = M;
+
+    fn core(&self) -> &Core<M> {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut Core<M> {
+        &mut self.core
     }
 }
 
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let ranks = self.setup.devices.len();
-        let sharding = self.first.config.sharding;
-        write!(
-            f,
-            "{} on {ranks} ranks (sharding: {sharding:?})",
-            self.first
-        )
+        let (ranks, sharding) = (self.core.ranks.all.len(), self.core.config.sharding);
+        write!(f, "{} on {ranks} ranks (sharding: {sharding:?})", self.core)
     }
 }
 
-impl<M: Module> std::fmt::Debug for FusedReplicas<M> {
+impl<M: Module> Debug for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         Display::fmt(self, f)
     }

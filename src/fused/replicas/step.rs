@@ -7,20 +7,16 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedReplicas;
-use super::dispatch::Work;
+use super::crew::Work;
 use crate::error::FusedError;
-use crate::fused::run::Order;
-use crate::fused::{FusedOptimizer, work};
 use crate::loss::Loss;
 use crate::pass::Closure;
-use crate::policy::Goal;
-use crate::report::StepReport;
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// One training step on all ranks: forward, backward, update.
     ///
     /// The first batch is that of the first rank, and so on; ranks without one stand by. `forward` computes the loss
-    /// of a rank from its batch, as in [`FusedOptimizer::step`]; what it returns comes back in the order of the
+    /// of a rank from its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step); what it returns comes back in the order of the
     /// ranks, the losses detached.
     ///
     /// # Panics
@@ -44,7 +40,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::try_step`]; if there is no batch, or more than ranks. If a rank fails or panics, the step
+    /// As [`FusedOptimizer::try_step`](crate::FusedOptimizer::try_step); if there is no batch, or more than ranks. If a rank fails or panics, the step
     /// ends on all ranks with [`FusedError::Rank`] or [`FusedError::RankPanicked`].
     pub fn try_step<B, L>(
         &mut self,
@@ -56,10 +52,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         B: Send + 'static,
         L: Loss + Send + 'static,
     {
-        if self.first.policies.measures_first() {
-            self.first.report = StepReport::default();
-            return Err(FusedError::RunsTwice);
-        }
+        self.core.check_runs_once()?;
         let mut batches = Some(self.dealt(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)
@@ -67,7 +60,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// [`step`](Self::step) with batches that can be cloned: what
     /// [exact clipping](crate::GlobalNormClippingConfig::Exact) and
-    /// [skipping a step](crate::Overflow::SkipStep) need, as [`FusedOptimizer::step_repeatable`].
+    /// [skipping a step](crate::Overflow::SkipStep) need, as [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
     ///
     /// # Panics
     ///
@@ -90,7 +83,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`try_step`](Self::try_step) and [`FusedOptimizer::try_step_repeatable`].
+    /// As [`try_step`](Self::try_step) and [`FusedOptimizer::try_step_repeatable`](crate::FusedOptimizer::try_step_repeatable).
     pub fn try_step_repeatable<B, L>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -105,7 +98,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.pass_of_loss(Some(learning_rate.into()), || batches.clone(), forward)
     }
 
-    /// Forward and backward on all ranks without an update, as [`FusedOptimizer::accumulate`].
+    /// Forward and backward on all ranks without an update, as [`FusedOptimizer::accumulate`](crate::FusedOptimizer::accumulate).
     ///
     /// The gradients of all ranks are added to the sum that the owner of a parameter keeps, one after the other: so does
     /// Burn's `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank, and adds those up at the end: equal but for
@@ -146,7 +139,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.pass_of_loss(None, batches, forward)
     }
 
-    /// Steps with the accumulated gradients alone, as [`FusedOptimizer::step_accumulated`].
+    /// Steps with the accumulated gradients alone, as [`FusedOptimizer::step_accumulated`](crate::FusedOptimizer::step_accumulated).
     ///
     /// # Panics
     ///
@@ -160,31 +153,27 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::try_step_accumulated`].
+    /// As [`FusedOptimizer::try_step_accumulated`](crate::FusedOptimizer::try_step_accumulated).
     pub fn try_step_accumulated(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
     ) -> Result<(), FusedError> {
-        if !self.first.has_accumulated() {
-            self.first.report = StepReport::default();
-            return Err(FusedError::NothingAccumulated);
-        }
-        let none = || (0..self.setup.devices.len()).map(|_| None).collect();
-        let nothing: Work<M, (), ()> = Arc::new(|_, _, _, ()| Ok(((), GradientsParams::new())));
-        let Self { first, crew, .. } = self;
-        let run = |first: &mut FusedOptimizer<M>, order: Order| {
-            crew.run(first, Closure::Nothing, order, none(), &nothing)
-        };
-        first.update(learning_rate.into(), run).map(drop)
+        let nothing: Work<M, (), ()> = Arc::new(|_, _, ()| Ok(((), GradientsParams::new())));
+        let Self { core, crew } = self;
+        core.step_accumulated(learning_rate.into(), |ranks| {
+            let idle = ranks.iter().map(|_| None).collect();
+            let (_, gradients) = crew.compute(ranks, idle, &nothing)?;
+            Ok(((), gradients))
+        })
     }
 
-    /// Drops the gradients that were accumulated since the last step, as [`FusedOptimizer::drop_accumulated`].
+    /// Drops the gradients that were accumulated since the last step, as [`FusedOptimizer::drop_accumulated`](crate::FusedOptimizer::drop_accumulated).
     pub fn drop_accumulated(&mut self) {
-        self.first.drop_accumulated();
+        self.core.drop_accumulated();
     }
 
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
-    /// [`FusedOptimizer::step_with_backward`].
+    /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
     ///
     /// # Panics
     ///
@@ -207,7 +196,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::try_step_with_backward`] and [`try_step`](Self::try_step).
+    /// As [`FusedOptimizer::try_step_with_backward`](crate::FusedOptimizer::try_step_with_backward) and [`try_step`](Self::try_step).
     pub fn try_step_with_backward<B, R>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -221,7 +210,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let batches = self.dealt(batches)?;
         let learning_rate = Some(learning_rate.into());
         let output = self.try_with_backward(learning_rate, || batches.clone(), train)?;
-        self.first.check_reached()?;
+        self.core.check_reached()?;
         Ok(output)
     }
 
@@ -237,7 +226,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         B: Send + 'static,
         R: Send + 'static,
     {
-        let work: Work<M, B, R> = Arc::new(move |model, _, _, batch| Ok(train(model, batch)));
+        let work: Work<M, B, R> = Arc::new(move |model, _, batch| Ok(train(model, batch)));
         self.run(Closure::Backward, learning_rate, batches, work)
     }
 
@@ -251,9 +240,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         B: Send + 'static,
         L: Loss + Send + 'static,
     {
-        let retained = self.first.form.inventory().retained();
-        let work: Work<M, B, L> = Arc::new(move |model, pass, rank, batch| {
-            work::there_and_back(model, pass, &retained, rank, |model| forward(model, batch))
+        let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
+            rank.there_and_back(model, |model| forward(model, batch))
         });
         self.run(Closure::Loss, learning_rate, batches, work)
     }
@@ -269,19 +257,14 @@ impl<M: Module + 'static> FusedReplicas<M> {
         B: Send + 'static,
         R: Send + 'static,
     {
-        let Self { first, crew, .. } = self;
-        let run = |first: &mut FusedOptimizer<M>, order: Order| {
-            let goal = order.plan.goal;
-            let given = crew.run(first, closure, order, batches(), &work)?;
-            if closure == Closure::Loss && goal != Goal::Measure {
-                first.check_reached()?;
-            }
-            Ok(given)
-        };
-        match learning_rate {
-            Some(learning_rate) => first.update(learning_rate, run),
-            None => first.add(run),
-        }
+        let Self { core, crew } = self;
+        let mut next = Some(batches());
+        let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);
+        let closures: Vec<_> = next.iter().flatten().map(of_rank).collect();
+        core.step(learning_rate, &closures, |ranks| {
+            let batches = next.take().unwrap_or_else(&mut batches);
+            crew.compute(ranks, batches, &work)
+        })
     }
 
     /// The batches by rank.
@@ -289,10 +272,15 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         batches: impl IntoIterator<Item = B>,
     ) -> Result<Vec<Option<B>>, FusedError> {
-        let dealt = self.setup.dealt(batches);
-        if dealt.is_err() {
-            self.first.report = StepReport::default();
+        let mut dealt: Vec<_> = batches.into_iter().map(Some).collect();
+        let (ranks, batches) = (self.devices().len(), dealt.len());
+        if batches == 0 || batches > ranks {
+            let reason = format!(
+                "there are {batches} batches for {ranks} ranks: give every rank one, or the first ranks if there are fewer"
+            );
+            return self.core.refuse(FusedError::Replicas { reason });
         }
-        dealt
+        dealt.resize_with(ranks, || None);
+        Ok(dealt)
     }
 }

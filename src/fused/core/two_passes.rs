@@ -4,36 +4,43 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::FusedOptimizer;
-use super::run::Order;
+use super::Core;
+use super::run::{Computed, RankPass};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::pass::{Reads, Rehearsal};
-use crate::policy::{Goal, LossScaler, Plan};
+use crate::pass::{Closure, Reads, Rehearsal};
+use crate::policy::{Goal, LossScaler};
 use crate::random::{Patience, Stream};
 use crate::tap::sweep;
 use crate::weights::KeptStatistics;
 
-impl<M: Module> FusedOptimizer<M> {
+impl<M: Module> Core<M> {
     /// First all gradients are measured, then they are used; once more from the start if another thread
     /// has drawn random numbers in between.
     pub(super) fn two_passes<R>(
         &mut self,
-        mut run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
+        closures: &[Closure],
+        mut compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let devices = match self.form.layout().member() {
-            Some(member) => member.group.devices().to_vec(),
-            None => self.form.module.devices(),
-        };
-        let random = Stream::new(devices, |device| self.session.next_seed(device));
+        let session = self.ranks.session().clone();
+        let random = Stream::new(self.ranks.devices.clone(), |device| {
+            session.next_seed(device)
+        });
         let reads = !random.devices.iter().any(is_cubecl);
         let mut patience = Patience::new();
-        let known = self.session.learned.reads();
-        let mut statistics = Some(KeptStatistics::before(&self.form.module, known));
+        let known = session.learned.reads();
+        let mut statistics = Some(KeptStatistics::before(&self.ranks.form().module, known));
         let mut states = known.unwrap_or_default();
         loop {
             let rehearsal = Arc::new(Rehearsal::new(random.clone(), reads));
-            match self.rehearsed(&rehearsal, &mut statistics, known, states, &mut run) {
+            match self.rehearsed(
+                &rehearsal,
+                &mut statistics,
+                known,
+                states,
+                closures,
+                &mut compute,
+            ) {
                 // A block has been patient itself.
                 Err(error)
                     if error.is_of_passes()
@@ -62,21 +69,21 @@ impl<M: Module> FusedOptimizer<M> {
         statistics: &mut Option<KeptStatistics<M>>,
         known: Option<Reads>,
         states: Reads,
-        run: &mut impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
+        closures: &[Closure],
+        compute: &mut impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let ranks = self.form.layout().among_others().is_some();
-        let order = |plan: &Plan| {
+        // Of several ranks each starts its own.
+        let ranks = self.ranks.all.len() > 1;
+        let start = || {
             if !ranks {
                 rehearsal.start();
             }
-            Order {
-                plan: plan.clone(),
-                rehearsal: Some(rehearsal.clone()),
-            }
+            Some(rehearsal.clone())
         };
+        let learned = self.ranks.session().learned.clone();
         let plan = self.policies.plan(Goal::Measure, None);
-        let output = run(self, order(&plan))?;
-        if known.is_none() && self.session.learned.reads() == Some(Reads::InTime) {
+        let output = self.pass(plan.clone(), start(), closures, &mut *compute)?;
+        if known.is_none() && learned.reads() == Some(Reads::InTime) {
             log::warn!(
                 "the model reads its own running states, as a block that runs twice has shown: they are updated in both \
                  passes of this step, so twice"
@@ -96,7 +103,7 @@ impl<M: Module> FusedOptimizer<M> {
                 return Err(FusedError::NormNotFinite { norm, path });
             }
             self.drop_accumulated();
-            self.report.overflowed = true;
+            self.reports.last.overflowed = true;
             self.end_step(&plan, None, Some(norm.value));
             return Ok(output);
         }
@@ -110,12 +117,12 @@ impl<M: Module> FusedOptimizer<M> {
             plan = plan.comparing(norm);
         }
         statistics.iter().for_each(|kept| kept.rewind(states));
-        let output = run(self, order(&plan));
+        let output = self.pass(plan.clone(), start(), closures, compute);
         if !matches!(output, Err(FusedError::RandomNumbers { .. })) {
             // Whatever came of it, the forward pass has updated them.
             if let Some(updated) = statistics.take() {
                 if rehearsal.reads() && output.is_ok() && updated.differ() {
-                    self.session.learned.have_read(states);
+                    learned.have_read(states);
                 }
                 updated.forget(states);
             }

@@ -13,7 +13,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Beside the model that it makes, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {
-        let session = &self.session;
+        let session = self.core.ranks.session();
         let joined = self.model().map(&mut Join { session });
         cast(joined, FloatDType::F32)
     }

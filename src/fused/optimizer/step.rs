@@ -1,18 +1,14 @@
-//! The steps of a fused optimizer.
+//! The steps of a model alone.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
-use super::run::Order;
-use crate::caught::catch;
-use crate::device::{caught, check_connected};
 use crate::error::FusedError;
+use crate::fused::core::{Computed, RankPass, Worked};
 use crate::loss::Loss;
 use crate::pass::Closure;
-use crate::policy::{Goal, Plan};
-use crate::report::StepReport;
 
 impl<M: Module> FusedOptimizer<M> {
     /// One training step: forward, backward, update.
@@ -55,15 +51,8 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        if self.policies.measures_first() {
-            self.report = StepReport::default();
-            return Err(FusedError::RunsTwice);
-        }
-        let mut forward = Some(forward);
-        self.update(learning_rate.into(), |fused, order| {
-            let forward = forward.take().expect("the plan is one pass");
-            fused.pass_of_loss(order, forward)
-        })
+        self.core.check_runs_once()?;
+        self.with_loss(Some(learning_rate.into()), once(forward))
     }
 
     /// [`step`](Self::step) with a closure that may run twice: what
@@ -104,9 +93,7 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl Fn(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.update(learning_rate.into(), |fused, order| {
-            fused.pass_of_loss(order, &forward)
-        })
+        self.with_loss(Some(learning_rate.into()), forward)
     }
 
     /// Forward and backward without an update: the gradients are added to those accumulated since
@@ -135,7 +122,7 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.add(|fused, order| fused.pass_of_loss(order, forward))
+        self.with_loss(None, once(forward))
     }
 
     /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
@@ -160,100 +147,139 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
     ) -> Result<(), FusedError> {
-        if !self.has_accumulated() {
-            self.report = StepReport::default();
-            return Err(FusedError::NothingAccumulated);
-        }
-        self.update(learning_rate.into(), |fused, order| {
-            let nothing = |_: &M, _: &_| Ok(((), GradientsParams::new()));
-            fused.run(Closure::Nothing, order, nothing)
+        self.core.step_accumulated(learning_rate.into(), |ranks| {
+            alone(ranks, |_, _| Ok(((), GradientsParams::new())))
         })
     }
 
-    /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
-    pub(super) fn add<R>(
-        &mut self,
-        run: impl FnOnce(&mut Self, Order) -> Result<R, FusedError>,
-    ) -> Result<R, FusedError> {
-        let add = || {
-            self.noting_lost_devices(|fused| {
-                if !fused.policies.in_state() {
-                    let plan = fused.policies.plan(Goal::Accumulate, None);
-                    return run(fused, plan.into());
-                }
-                fused.one_pass(|fused, mut order| {
-                    order.plan.goes_on = true;
-                    run(fused, order)
-                })
-            })
-        };
-        let ended = catch(add);
-        let go_on = || ended.unwrap_or_else(|panic| panic.resume());
-        let lost = self.form.views().lost_accumulated().map(str::to_string);
-        let Some(path) = lost else {
-            return go_on();
-        };
-        self.drop_accumulated();
-        let reason = match caught(go_on) {
-            Ok(ended) => ended
-                .err()
-                .map_or_else(String::new, |error| error.to_string()),
-            Err(panic) => panic,
-        };
-        Err(FusedError::AccumulatedLost { path, reason })
+    /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
+    ///
+    /// Those that are in the optimizer state already
+    /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
+    pub fn drop_accumulated(&mut self) {
+        self.core.drop_accumulated();
     }
 
-    /// Updates the parameters in one pass or two, as the policies ask for.
-    pub(super) fn update<R>(
+    /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
+    /// a loop with Burn alone: for the gradients of tensors that are no parameters.
+    ///
+    /// ```
+    /// # use backburn::FusedOptimizer;
+    /// # use burn::{nn::LinearConfig, optim::SgdConfig};
+    /// use burn::optim::GradientsParams;
+    /// use burn::tensor::{Device, Tensor};
+    ///
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(2, 1).init(&device);
+    /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    /// let x = Tensor::<2>::ones([3, 2], &device).require_grad();
+    /// let gradient = fused.step_with_backward(1e-3, |model| {
+    ///     let gradients = model.forward(x.clone()).mean().backward();
+    ///     let of_input = x.grad(&gradients).unwrap();
+    ///     (of_input, GradientsParams::from_grads(gradients, model))
+    /// });
+    /// assert_eq!(gradient.dims(), [3, 2]);
+    /// ```
+    ///
+    /// `train` returns anything, and the gradients of the model as Burn's optimizers take them: those of
+    /// the parameters [retained](Self::num_retained) to the end of the pass are still there; the others are released,
+    /// and `param.val().grad(&gradients)` has none of them: a [hook](Self::with_hook) sees each. On a CubeCL device the
+    /// backward pass must run on the thread of the closure, since every thread has a stream of its own there. With loss scaling it goes
+    /// back from [`scale_loss`](crate::scale_loss) of its loss, and finds other gradients scaled with it.
+    ///
+    /// # Panics
+    ///
+    /// As [`step`](Self::step), but that `train` may run one backward pass.
+    pub fn step_with_backward<R>(
         &mut self,
-        learning_rate: ModuleLearningRate,
-        run: impl FnMut(&mut Self, Order) -> Result<R, FusedError>,
-    ) -> Result<R, FusedError> {
-        self.session.update().learning_rate = learning_rate;
-        let update = |fused: &mut Self| match fused.policies.measures_first() {
-            true => fused.two_passes(run),
-            false => fused.one_pass(run),
-        };
-        let ended = catch(|| self.noting_lost_devices(update));
-        if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
-            self.drop_accumulated_if_not_finite();
-        }
-        ended.unwrap_or_else(|panic| panic.resume())
+        learning_rate: impl Into<ModuleLearningRate>,
+        train: impl FnMut(&M) -> (R, GradientsParams),
+    ) -> R {
+        self.try_step_with_backward(learning_rate, train)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A panic of `run` is an error if a device is lost: who reads from it first is the first to notice.
-    fn noting_lost_devices<R>(
+    /// The fallible [`step_with_backward`](Self::step_with_backward).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_step_repeatable`](Self::try_step_repeatable); if loss scaling is on and `train` did not
+    /// scale its loss: nothing has changed then.
+    pub fn try_step_with_backward<R>(
         &mut self,
-        run: impl FnOnce(&mut Self) -> Result<R, FusedError>,
+        learning_rate: impl Into<ModuleLearningRate>,
+        train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        catch(|| run(self)).unwrap_or_else(|panic| {
-            check_connected(|| match self.form.layout().member() {
-                Some(member) => member.group.devices().to_vec(),
-                None => self.form.module.devices(),
-            })?;
-            panic.resume()
-        })
-    }
-
-    fn one_pass<R>(
-        &mut self,
-        run: impl FnOnce(&mut Self, Order) -> Result<R, FusedError>,
-    ) -> Result<R, FusedError> {
-        let coefficient = self.policies.lagged_coefficient();
-        let plan = self.policies.plan(Goal::Update, coefficient);
-        let output = run(self, plan.clone().into())?;
-        let norm = plan.norm()?.map(|norm| norm.value);
-        self.report.overflowed = plan.overflowed();
-        self.end_step(&plan, coefficient, norm);
+        let output = self.try_with_backward(Some(learning_rate.into()), train)?;
+        self.core.check_reached()?;
         Ok(output)
     }
 
-    /// Reports what the policies did, and lets them learn from it.
-    pub(super) fn end_step(&mut self, plan: &Plan, coefficient: Option<f64>, norm: Option<f64>) {
-        let clips = self.policies.clipping().is_some();
-        self.report.gradient_norm = norm;
-        self.report.clipping = clips.then(|| coefficient.unwrap_or(1.0));
-        self.report.loss_scale = plan.scale;
-        self.policies.adapt(norm, self.report.overflowed);
+    /// A step, or without a learning rate an accumulation, which may reach no parameter.
+    pub(crate) fn try_with_backward<R>(
+        &mut self,
+        learning_rate: Option<ModuleLearningRate>,
+        mut train: impl FnMut(&M) -> (R, GradientsParams),
+    ) -> Result<R, FusedError> {
+        self.core
+            .step(learning_rate, &[Closure::Backward], |ranks| {
+                alone(ranks, |_, model| Ok(train(model)))
+            })
     }
+
+    /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
+    /// statistics are put back. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
+    ///
+    /// With a recorder it tells before the first step, and before there is any optimizer state, what activations
+    /// a pass will hold: [`MemoryEstimate::peaks`](crate::MemoryEstimate::peaks).
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_dry_run`](Self::try_dry_run) returns; if `forward` panics.
+    pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
+        self.try_dry_run(forward)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`dry_run`](Self::dry_run).
+    ///
+    /// # Errors
+    ///
+    /// If the loss depends on no trainable parameter.
+    pub fn try_dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
+        let mut forward = once(forward);
+        self.core.dry_run(|ranks| {
+            alone(ranks, |rank, model| {
+                rank.there_and_back(model, &mut forward)
+            })
+        })
+    }
+
+    fn with_loss<L: Loss>(
+        &mut self,
+        learning_rate: Option<ModuleLearningRate>,
+        mut forward: impl FnMut(&M) -> L,
+    ) -> Result<L, FusedError> {
+        self.core.step(learning_rate, &[Closure::Loss], |ranks| {
+            alone(ranks, |rank, model| {
+                rank.there_and_back(model, &mut forward)
+            })
+        })
+    }
+}
+
+/// The closure of a step in one pass.
+fn once<M, L>(forward: impl FnOnce(&M) -> L) -> impl FnMut(&M) -> L {
+    let mut forward = Some(forward);
+    move |model| forward.take().expect("the plan is one pass")(model)
+}
+
+/// Has the only rank compute.
+fn alone<M: Module, R>(
+    ranks: Vec<(RankPass, &M)>,
+    work: impl FnOnce(&RankPass, &M) -> Worked<R>,
+) -> Computed<R> {
+    let (rank, model) = &ranks[0];
+    let (output, gradients) = rank.compute(|| work(rank, model))?;
+    Ok((output, vec![gradients]))
 }

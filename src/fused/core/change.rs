@@ -1,0 +1,233 @@
+//! What changes between two steps: the model, the way to train, all of it from records.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::optim::OptimizerRecord;
+use burn::store::{ModuleRecord, RecordError};
+use burn::tensor::Device;
+
+use super::Core;
+use super::ranks::Ranks;
+use crate::config::FusedConfig;
+use crate::error::FusedError;
+use crate::layout::Layout;
+use crate::offload::OffloadConfig;
+use crate::parameters::load_same;
+use crate::pass::{Reads, Session};
+use crate::policy::{Policies, average_id};
+use crate::record;
+use crate::weights::{Inventory, KeptStatistics, forked_in_codes};
+
+/// Why a training can't go on with records.
+pub(crate) enum Unfit {
+    /// The record of the model is that of another.
+    Model(RecordError),
+    /// The record of the optimizer is that of another, or of another model.
+    Optimizer(FusedError),
+    /// The model can't be fused.
+    Fused(FusedError),
+}
+
+/// The ranks of a model that is elsewhere now, and its running statistics, until it is there.
+type Changed<M> = (Ranks<M>, KeptStatistics<M>);
+
+impl<M: Module> Core<M> {
+    /// Goes on with what `change` makes of the model. Nothing has changed if that can't be.
+    pub(in crate::fused) fn change_model(
+        &mut self,
+        change: impl FnOnce(M) -> M,
+    ) -> Result<(), FusedError> {
+        let statistics = KeptStatistics::of(&self.ranks.form().module);
+        let model = change(self.model());
+        self.go_on_with(self.ranks.with_model(model, &self.config)?);
+        statistics.forget(Reads::InTime);
+        Ok(())
+    }
+
+    /// Goes on with the model and the optimizer state of these records. Nothing has changed if that can't be.
+    pub(crate) fn resume(
+        &mut self,
+        model: ModuleRecord,
+        optimizer: OptimizerRecord,
+    ) -> Result<(), Unfit> {
+        // Running statistics are those of the module in training, whoever loads them.
+        let statistics = KeptStatistics::of(&self.ranks.form().module);
+        // Straight to where the parameters rest, so that no device has to hold all.
+        let model = load_same(self.ranks.form().at_home(), model).map_err(Unfit::Model)?;
+        let anew = self.policies.join(self.ranks.session().update().anew());
+        let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
+        let ranks = self.ranks.with_model(model, &self.config);
+        self.go_on_with(ranks.map_err(Unfit::Fused)?);
+        statistics.forget(Reads::InTime);
+        self.ranks.session().update().begin_with(optimizer);
+        self.begin_anew();
+        Ok(())
+    }
+
+    /// Trains as `config` says, on `device` if there is one, with what was learned. Nothing has changed if that can't be.
+    pub(in crate::fused) fn configure(
+        &mut self,
+        config: FusedConfig,
+        device: Option<&Device>,
+    ) -> Result<(), FusedError> {
+        let policies = self.configured(&config)?;
+        config.check_on(device.map_or(&self.ranks.devices[..], std::slice::from_ref))?;
+        let changed = match &self.ranks.named {
+            None => self.laid_out(&config, device)?,
+            Some(devices) => self.shared(devices, &config)?,
+        };
+        if let Some((ranks, statistics)) = changed {
+            let sums = !policies.in_state() && self.has_accumulated();
+            let views = self.ranks.views().clone();
+            self.go_on_with(ranks);
+            statistics.forget(Reads::InTime);
+            self.place_states(&config);
+            self.restore_kept();
+            if self.ranks.named.is_none() {
+                self.ranks.views().copy_accumulated(&views);
+            } else if sums {
+                log::warn!(
+                    "the accumulated gradients are dropped: the ranks share the model otherwise from now on"
+                );
+            }
+        }
+        self.go_on_as(config, policies);
+        Ok(())
+    }
+
+    /// The policies as `config` has them; refuses what makes no sense, and another scale of the loss while there are sums.
+    fn configured(&self, config: &FusedConfig) -> Result<Policies, FusedError> {
+        let policies = config.policies(&self.policies)?;
+        // What is in the state of the optimizer was freed from its scale.
+        let sums = !self.policies.in_state() && self.has_accumulated();
+        if sums && !self.policies.scales_as(&policies) {
+            return Err(FusedError::Combination {
+                reason: "the accumulated gradients have the scale of the loss under which they came, and can't be used under \
+                         another: set it after the step that uses them, or call `drop_accumulated` before",
+            });
+        }
+        Ok(policies)
+    }
+
+    /// Goes on with a config, and the policies that are its.
+    pub(super) fn go_on_as(&mut self, config: FusedConfig, policies: Policies) {
+        let Self {
+            ranks,
+            policies: kept,
+            ..
+        } = self;
+        let mut update = ranks.session().update();
+        update.change(|optimizer| kept.go_on_with(policies, optimizer));
+        drop(update);
+        self.config = config;
+        self.restore_kept();
+        self.average();
+    }
+
+    /// A model alone where `config` lets it rest, and computing on `device`, by default where it does; none if it is there.
+    fn laid_out(
+        &self,
+        config: &FusedConfig,
+        device: Option<&Device>,
+    ) -> Result<Option<Changed<M>>, FusedError> {
+        let form = self.ranks.form();
+        let before = form.layout();
+        let here = before
+            .device()
+            .cloned()
+            .unwrap_or_else(|| self.ranks.device());
+        let there = match device {
+            Some(device) if device.is_autodiff() => device.clone(),
+            Some(device) => device.clone().with_autodiff_context_from(&here),
+            None => here,
+        };
+        let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+        let names_device = device.is_some() && offload.is_none();
+        let moves = names_device && self.ranks.devices.iter().any(|device| *device != there);
+        if before.is_of(dtype, offload, &there) && !moves {
+            return Ok(None);
+        }
+        let layout = Layout::new(dtype, offload, &there)?;
+        let waited = before.placement().is_some();
+        let stays = offload.is_some() || (device.is_none() && !waited);
+        let statistics = KeptStatistics::of(&form.module);
+        let mut model = self.model();
+        if !stays {
+            Inventory::take(&model, &Layout::on(Some(&there), dtype))?;
+            model = forked_in_codes(model, &there);
+        }
+        let ranks = Ranks::alone(model, self.ranks.session(), Arc::new(layout))?;
+        Ok(Some((ranks, statistics)))
+    }
+
+    /// A model that the ranks share as `config` says; none if they do.
+    fn shared(
+        &self,
+        devices: &[Device],
+        config: &FusedConfig,
+    ) -> Result<Option<Changed<M>>, FusedError> {
+        if config.shares_as(&self.config) {
+            return Ok(None);
+        }
+        let statistics = KeptStatistics::of(&self.ranks.form().module);
+        // From owner to owner, so that no device has to hold all weights.
+        let model = self.ranks.form().at_home();
+        let ranks = Ranks::on_devices(model, devices, self.ranks.session(), config)?;
+        Ok(Some((ranks, statistics)))
+    }
+
+    /// Goes on with the ranks of a changed model.
+    fn go_on_with(&mut self, ranks: Ranks<M>) {
+        let (before, form) = (self.ranks.form(), ranks.form());
+        let gone = before.inventory().gone_from(form.inventory());
+        let is_here = |id| form.inventory().get(id).is_some();
+        let averages = gone.iter().map(|id| average_id(*id));
+        let departing = gone.iter().copied().chain(averages).collect();
+        let through_a_record = ranks.session().update().depart(departing, is_here);
+        if !through_a_record {
+            form.views().copy_groups(before.views());
+        }
+        form.views()
+            .copy_averages(before.views(), |id| gone.contains(&id));
+        self.ranks = ranks;
+        if through_a_record {
+            let mut update = self.ranks.session().update();
+            update.change(|optimizer| self.policies.join(optimizer));
+            drop(update);
+            self.restore_kept();
+        }
+        self.average();
+    }
+
+    /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
+    /// refused has not touched them.
+    pub(super) fn place_states(&self, config: &FusedConfig) {
+        let offload = config.offload.as_ref();
+        let from = offload.and_then(OffloadConfig::states_wait_from);
+        self.ranks.session().update().wait_from(from);
+    }
+
+    /// A second training from here, of a model alone.
+    pub(in crate::fused) fn again(&self) -> Result<Self, FusedError> {
+        let session = Arc::new(Session::new(self.ranks.session().update().again()));
+        session.set_census(self.ranks.session().census().map(|_| Arc::default()));
+        let layout = self.ranks.form().layout().again()?;
+        let ranks = Ranks::alone(self.model(), &session, Arc::new(layout))?;
+        let core = Self {
+            ranks,
+            policies: self.policies.split(),
+            config: self.config.clone(),
+            reports: self.reports.clone(),
+            unconfirmed: Default::default(),
+        };
+        core.place_states(&core.config);
+        core.ranks.views().copy_accumulated(self.ranks.views());
+        if let Some(keeper) = core.policies.keeper() {
+            session.update().change(|optimizer| keeper.join(optimizer));
+        }
+        core.average();
+        core.restore_kept();
+        Ok(core)
+    }
+}

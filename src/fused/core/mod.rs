@@ -1,0 +1,270 @@
+//! What is behind every door: a model on its ranks, its optimizer, and what is done with gradients. A door calls the closures.
+
+mod change;
+mod ranks;
+mod reports;
+mod run;
+mod statistics;
+mod step;
+mod two_passes;
+
+use std::fmt::{Display, Formatter};
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::store::ModuleRecord;
+use burn::tensor::Device;
+
+use crate::config::FusedConfig;
+use crate::device::caught;
+use crate::error::FusedError;
+use crate::pass::Session;
+use crate::policy::{Policies, Unconfirmed, Update};
+use crate::record;
+use crate::report::StepReport;
+use crate::weights::{KeptStatistics, Left, Role};
+pub(crate) use change::Unfit;
+pub(super) use ranks::Ranks;
+use reports::Reports;
+pub(in crate::fused) use run::{Computed, RankPass, Worked};
+
+/// A training, whoever calls its closures.
+pub struct Core<M: Module> {
+    pub(super) ranks: Ranks<M>,
+    pub(super) policies: Policies,
+    pub(super) config: FusedConfig,
+    reports: Reports,
+    /// Of the last step with two passes: whether they saw the same random numbers.
+    pub(super) unconfirmed: Unconfirmed,
+}
+
+/// What has a training behind it.
+pub trait Door {
+    /// What it trains.
+    type Model: Module;
+
+    /// What is behind it.
+    fn core(&self) -> &Core<Self::Model>;
+
+    /// The same, to be changed.
+    fn core_mut(&mut self) -> &mut Core<Self::Model>;
+}
+
+impl<M: Module> Core<M> {
+    /// A training of `model` where it is.
+    pub(super) fn alone(
+        model: M,
+        optimizer: ModuleOptimizer,
+        policies: Policies,
+    ) -> Result<Self, FusedError> {
+        let session = Arc::new(Session::new(Update::new(optimizer)));
+        let core = Self::of(Ranks::alone(model, &session, Arc::default())?, policies);
+        core.restore_kept();
+        Ok(core)
+    }
+
+    /// A training of replicas of `model`, one on each of these devices.
+    pub(super) fn on_devices(
+        model: M,
+        optimizer: ModuleOptimizer,
+        policies: Policies,
+        devices: &[Device],
+        config: FusedConfig,
+    ) -> Result<Self, FusedError> {
+        let configured = config.policies(&policies)?;
+        config.check_on(devices)?;
+        let session = Session::new(Update::new(optimizer));
+        let ranks = Ranks::on_devices(model, devices, &session, &config)?;
+        let mut core = Self::of(ranks, policies);
+        core.place_states(&config);
+        core.restore_kept();
+        core.go_on_as(config, configured);
+        Ok(core)
+    }
+
+    fn of(ranks: Ranks<M>, policies: Policies) -> Self {
+        Self {
+            ranks,
+            policies,
+            config: FusedConfig::default(),
+            reports: Reports::default(),
+            unconfirmed: Unconfirmed::default(),
+        }
+    }
+}
+
+impl<M: Module> Core<M> {
+    /// An ordinary Burn model with the current values.
+    pub(crate) fn model(&self) -> M {
+        self.ranks.form().ordinary()
+    }
+
+    /// The same with the averages of its weights.
+    pub(super) fn averaged(&self) -> M {
+        self.ranks.form().averaged()
+    }
+
+    /// The current model for inference, where it computes.
+    pub(super) fn valid(&self) -> M {
+        self.ranks.form().valid(false)
+    }
+
+    /// The model for validation: with the averages of its weights, if the config says so.
+    #[cfg(feature = "train")]
+    pub(crate) fn validated(&self) -> M {
+        let averaging = self.config.averaging.as_ref();
+        let with_averages = averaging.is_some_and(|averaging| averaging.validate);
+        self.ranks.form().valid(with_averages)
+    }
+
+    /// The structure of the model, without the values of its trainable parameters.
+    #[cfg(feature = "train")]
+    pub(crate) fn hollow(&self) -> M {
+        self.ranks.form().hollow()
+    }
+
+    /// What the last pass did, on all ranks together.
+    pub(crate) fn last_step(&self) -> &StepReport {
+        &self.reports.last
+    }
+
+    /// The number of parameters with this role, and of elements in them.
+    pub(super) fn count(&self, role: Role) -> (usize, usize) {
+        self.ranks.form().inventory().count(role)
+    }
+
+    pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
+        // The views and the pass go with `self`, so what is returned ends up as the only owner.
+        let model = self.model();
+        let optimizer = self.ranks.session().update().optimizer();
+        (model, optimizer)
+    }
+
+    /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.
+    pub(crate) fn is_read_late(&self) -> bool {
+        self.ranks.are_read_late()
+    }
+
+    /// The model, every parameter where it rests: what is on a CubeCL device is read when the record is saved, which has to
+    /// be before the next step.
+    pub(crate) fn model_record(&self) -> ModuleRecord {
+        // With the updates of running statistics that Burn keeps aside, which stay there for this training.
+        let _statistics = KeptStatistics::of(&self.ranks.form().module);
+        self.ranks.form().at_home().into_record()
+    }
+
+    /// The state of the optimizer, which is read likewise.
+    pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
+        self.ranks.session().update().to_record()
+    }
+
+    /// The state of the optimizer as it is now.
+    pub(super) fn to_record(&self) -> OptimizerRecord {
+        let record = self.optimizer_record();
+        match self.is_read_late() {
+            true => record::read_at_once(record),
+            false => record,
+        }
+    }
+
+    /// Loads the state of the optimizer, or leaves it as it is.
+    pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
+        let mut update = self.ranks.session().update();
+        let loaded = record::load(record, &update.optimizer(), &self.ranks.form().module)?;
+        update.replace(loaded);
+        drop(update);
+        self.begin_anew();
+        Ok(())
+    }
+
+    /// Puts another optimizer in, state and all, and returns the one before.
+    #[cfg(feature = "train")]
+    pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        let before = self.ranks.session().update().replace(optimizer);
+        self.restore_kept();
+        before
+    }
+
+    /// Goes on with the optimizer state that has just come.
+    pub(super) fn begin_anew(&mut self) {
+        // What there is belongs to other weights.
+        let homes = self.ranks.views().homes();
+        homes.for_each(|home| home.average(None));
+        self.restore_kept();
+        self.average();
+        if self.has_accumulated() {
+            log::warn!("the accumulated gradients are dropped: they belong to the state of before");
+        }
+        let homes = self.ranks.views().homes();
+        homes.for_each(|home| home.forget_group());
+    }
+
+    /// Whether a step has gradients to use before its pass.
+    pub(crate) fn has_accumulated(&self) -> bool {
+        let mut homes = self.ranks.views().homes();
+        homes.any(|home| home.left() != Left::Nothing)
+    }
+
+    /// Drops the sums of gradients. Those in the optimizer state stay.
+    pub(crate) fn drop_accumulated(&mut self) {
+        let homes = self.ranks.views().homes();
+        homes.for_each(|home| home.drop_sum());
+    }
+
+    /// Drops accumulated gradients that no step can use, since they are not finite.
+    pub(super) fn drop_accumulated_if_not_finite(&mut self) {
+        let views = self.ranks.views();
+        let are_finite = caught(|| views.homes().all(|home| home.sum_is_finite()));
+        // Of a device that is lost nobody knows.
+        if are_finite == Ok(false) {
+            log::warn!(
+                "the accumulated gradients are not finite, so no step can use them: they are dropped"
+            );
+            self.drop_accumulated();
+        }
+    }
+
+    /// Averages as the config says.
+    pub(super) fn average(&self) {
+        let config = self.config.averaging.clone().map(Arc::new);
+        let homes = self.ranks.views().homes();
+        homes.for_each(|home| home.average(config.as_ref()));
+        self.restore_averages();
+    }
+
+    /// Lets records of the optimizer show the state of the policies and the averages, which take over what it has loaded.
+    pub(super) fn restore_kept(&self) {
+        if let Some(keeper) = self.policies.keeper() {
+            let device = self.ranks.device();
+            self.ranks.session().update().change(|mut optimizer| {
+                keeper.restore(&mut optimizer, &device);
+                optimizer
+            });
+        }
+        self.restore_averages();
+    }
+
+    fn restore_averages(&self) {
+        if self.policies.averages() {
+            self.ranks.session().update().change(|mut optimizer| {
+                let homes = self.ranks.views().homes();
+                homes.for_each(|home| home.keep_average(&mut optimizer));
+                optimizer
+            });
+        }
+    }
+}
+
+impl<M: Module> Display for Core<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let (released, elements) = self.count(Role::Released);
+        write!(
+            f,
+            "FusedOptimizer: {released} parameters ({elements} elements) stepped in the backward \
+             pass, {} left to its end, {} frozen",
+            self.count(Role::Retained).0,
+            self.count(Role::Frozen).0
+        )
+    }
+}

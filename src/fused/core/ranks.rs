@@ -1,0 +1,155 @@
+//! The ranks of a training: a device each, with its form of the model, or one where the model is.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use crate::config::FusedConfig;
+use crate::device::{check_connected, hand_over, is_cubecl};
+use crate::error::FusedError;
+use crate::layout::Layout;
+use crate::parameters::with_own_statistics;
+use crate::pass::Session;
+use crate::replica::{Group, Membership};
+use crate::weights::{FusedForm, Inventory, Role, RunningStatistics, Views};
+
+/// What one rank has of a training.
+pub(in crate::fused) struct Rank<M> {
+    pub(in crate::fused) form: FusedForm<M>,
+    pub(in crate::fused) session: Arc<Session>,
+}
+
+/// All ranks; their homes, and what rests there, are one.
+pub(in crate::fused) struct Ranks<M> {
+    pub(in crate::fused) all: Vec<Rank<M>>,
+    /// Where they compute, if they were given devices: with autodiff, and the gradient checkpointing strategy of the model.
+    pub(in crate::fused) named: Option<Vec<Device>>,
+    /// Where they compute.
+    pub(in crate::fused) devices: Vec<Device>,
+    /// What every one of several has of its own.
+    pub(in crate::fused) statistics: RunningStatistics,
+}
+
+impl<M: Module> Ranks<M> {
+    /// One rank, with `model` where its layout says.
+    pub(in crate::fused) fn alone(
+        model: M,
+        session: &Arc<Session>,
+        layout: Arc<Layout>,
+    ) -> Result<Self, FusedError> {
+        let form = FusedForm::new(model, session, layout)?;
+        let session = session.clone();
+        Ok(Self {
+            devices: form.module.devices(),
+            all: vec![Rank { form, session }],
+            named: None,
+            statistics: RunningStatistics::default(),
+        })
+    }
+
+    /// Replicas of `model` on `devices`, which share it as `config` says, and whose optimizer is that of `session`.
+    pub(in crate::fused) fn on_devices(
+        model: M,
+        devices: &[Device],
+        session: &Session,
+        config: &FusedConfig,
+    ) -> Result<Self, FusedError> {
+        // Burn refuses to compute with tensors of two gradient checkpointing strategies.
+        let of_model = model.devices().into_iter().next();
+        let of_model = of_model.unwrap_or_default().autodiff();
+        let devices = devices.iter().cloned();
+        let devices = devices.map(|device| device.with_autodiff_context_from(&of_model));
+        let devices: Vec<_> = devices.collect();
+
+        let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+        let first = match offload {
+            None => Layout::on(devices.first(), dtype),
+            Some(_) => Layout::new(dtype, offload, &devices[0])?,
+        };
+        let inventory = Inventory::take(&model, &first)?;
+        let mut parameters = inventory.sizes(Role::Released);
+        // Only for the order of their sums: they are on all ranks.
+        parameters.append(&mut inventory.sizes(Role::Retained));
+        let group = Arc::new(Group::new(
+            devices.clone(),
+            config.sharding,
+            config.ownership,
+            config.max_lead,
+            config.draws_random_numbers,
+            parameters,
+        ));
+        // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:
+        // its running statistics are those of `model`, and go where it goes.
+        let mut all = Vec::<Rank<M>>::new();
+        for rank in (0..group.ranks()).rev() {
+            let replica = match rank {
+                0 => model.clone(),
+                _ => with_own_statistics(model.clone()),
+            };
+            let group = group.clone();
+            let layout = Layout::new(dtype, offload, &devices[rank])?;
+            let layout = Arc::new(layout.of_rank(Membership { group, rank }));
+            let session = Arc::new(session.of_replica());
+            let form = match all.last() {
+                None => FusedForm::new(replica, &session, layout)?,
+                Some(other) => FusedForm::beside(&other.form, replica, &session, layout)?,
+            };
+            all.push(Rank { form, session });
+        }
+        all.reverse();
+        // The ranks compute on threads of their own.
+        group.devices().iter().for_each(hand_over);
+        let other = all
+            .get(1)
+            .map(|rank| RunningStatistics::of(&rank.form.module));
+        Ok(Self {
+            all,
+            named: Some(devices),
+            devices: group.devices().to_vec(),
+            statistics: other.unwrap_or_default(),
+        })
+    }
+
+    /// The same ranks with another model, which several share as `config` says.
+    pub(in crate::fused) fn with_model(
+        &self,
+        model: M,
+        config: &FusedConfig,
+    ) -> Result<Self, FusedError> {
+        match &self.named {
+            None => Self::alone(model, self.session(), self.form().layout().clone()),
+            Some(devices) => Self::on_devices(model, devices, self.session(), config),
+        }
+    }
+
+    /// The form of the first.
+    pub(in crate::fused) fn form(&self) -> &FusedForm<M> {
+        &self.all[0].form
+    }
+
+    /// The session of the first, whose optimizer is that of all.
+    pub(in crate::fused) fn session(&self) -> &Arc<Session> {
+        &self.all[0].session
+    }
+
+    /// What the first has of the parameters.
+    pub(in crate::fused) fn views(&self) -> &Arc<Views> {
+        self.form().views()
+    }
+
+    /// Where the first computes.
+    pub(in crate::fused) fn device(&self) -> Device {
+        self.devices.first().cloned().unwrap_or_default()
+    }
+
+    /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.
+    pub(in crate::fused) fn are_read_late(&self) -> bool {
+        self.devices.iter().any(is_cubecl)
+    }
+
+    /// Refuses devices that are lost.
+    pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
+        check_connected(|| self.devices.clone())
+    }
+}

@@ -1,0 +1,46 @@
+use std::collections::HashSet;
+
+use burn::module::{Module, ParamId};
+
+use crate::report::StepReport;
+use crate::weights::{FusedForm, ParameterReport};
+
+/// What is told of passes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reports {
+    /// What the last one did.
+    pub(super) last: StepReport,
+    /// The parameters that the log has named for having got no gradient.
+    told: HashSet<ParamId>,
+}
+
+impl Reports {
+    /// Tells of a pass in which this has happened to the parameters.
+    pub(super) fn tell<M: Module>(
+        &mut self,
+        form: &FusedForm<M>,
+        ended: Vec<(ParamId, ParameterReport)>,
+        gradients_alive: Option<usize>,
+    ) {
+        let mut report = StepReport {
+            copied: Some(0),
+            gradients_alive,
+            without_gradient: form.trained(),
+            ..StepReport::default()
+        };
+        for (id, of) in ended {
+            report.updated += usize::from(of.updated);
+            report.vetoed += usize::from(of.vetoed);
+            report.without_gradient -= usize::from(of.received);
+            if of.updated {
+                let copied = report.copied.zip(of.copied);
+                report.copied = copied.map(|(copied, this)| copied + usize::from(this));
+            }
+            if !of.received && self.told.insert(id) {
+                let path = form.path(id);
+                log::warn!("parameter `{path}` got no gradient in this pass");
+            }
+        }
+        self.last = report;
+    }
+}

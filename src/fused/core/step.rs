@@ -1,0 +1,185 @@
+//! Steps and micro-batches, each of one pass or two.
+
+use std::sync::Arc;
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+
+use super::Core;
+use super::run::{Computed, Order, RankPass};
+use crate::caught::{Caught, catch};
+use crate::error::FusedError;
+use crate::memory;
+use crate::parameters::ModelKey;
+use crate::pass::{Closure, Rehearsal};
+use crate::policy::{Goal, Plan};
+use crate::report::StepReport;
+use crate::weights::KeptStatistics;
+
+impl<M: Module> Core<M> {
+    /// A step, or without a learning rate the gradients of a micro-batch. `compute` is called for every pass, in which the
+    /// rank of each of the `closures` [computes](RankPass::compute) with its model.
+    pub(in crate::fused) fn step<R>(
+        &mut self,
+        learning_rate: Option<ModuleLearningRate>,
+        closures: &[Closure],
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        match learning_rate {
+            Some(learning_rate) => self.update(learning_rate, closures, compute),
+            None => self.add(closures, compute),
+        }
+    }
+
+    /// Steps with the accumulated gradients alone.
+    pub(in crate::fused) fn step_accumulated(
+        &mut self,
+        learning_rate: ModuleLearningRate,
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<()>,
+    ) -> Result<(), FusedError> {
+        if !self.has_accumulated() {
+            return self.refuse(FusedError::NothingAccumulated);
+        }
+        let closures = vec![Closure::Nothing; self.ranks.all.len()];
+        self.update(learning_rate, &closures, compute)
+    }
+
+    /// Forward and backward that change nothing.
+    pub(in crate::fused) fn dry_run<R>(
+        &mut self,
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        let module = &self.ranks.form().module;
+        let _statistics = KeptStatistics::of(module);
+        memory::enter_dry_run(|| ModelKey::of(module));
+        let output = self.pass(self.policies.dry_plan(), None, &[Closure::Loss], compute)?;
+        self.check_reached()?;
+        Ok(output)
+    }
+
+    /// Refuses a step whose closure can't run twice, where it has to.
+    pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
+        match self.policies.measures_first() {
+            true => self.refuse(FusedError::RunsTwice),
+            false => Ok(()),
+        }
+    }
+
+    /// The error of a step that has not begun.
+    pub(in crate::fused) fn refuse<R>(&mut self, error: FusedError) -> Result<R, FusedError> {
+        self.reports.last = StepReport::default();
+        Err(error)
+    }
+
+    /// Refuses a pass whose loss has reached no parameter, and that had nothing else to use.
+    pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
+        let (report, parameters) = (&self.reports.last, self.ranks.form().trained());
+        match report.updated == 0 && report.without_gradient == parameters {
+            true => Err(FusedError::LossWithoutParameters { parameters }),
+            false => Ok(()),
+        }
+    }
+
+    /// Updates the parameters in one pass or two, as the policies ask for.
+    fn update<R>(
+        &mut self,
+        learning_rate: ModuleLearningRate,
+        closures: &[Closure],
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        self.ranks.session().update().learning_rate = learning_rate;
+        let ended = self.attempt(|core| match core.policies.measures_first() {
+            true => core.two_passes(closures, compute),
+            false => core.one_pass(false, closures, compute),
+        });
+        if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
+            self.drop_accumulated_if_not_finite();
+        }
+        ended.unwrap_or_else(|panic| panic.resume())
+    }
+
+    /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
+    fn add<R>(
+        &mut self,
+        closures: &[Closure],
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        let ended = self.attempt(|core| {
+            if core.policies.in_state() {
+                return core.one_pass(true, closures, compute);
+            }
+            let plan = core.policies.plan(Goal::Accumulate, None);
+            core.pass(plan, None, closures, compute)
+        });
+        let lost = self.ranks.views().lost_accumulated().map(str::to_string);
+        let Some(path) = lost else {
+            return ended.unwrap_or_else(|panic| panic.resume());
+        };
+        self.drop_accumulated();
+        let reason = match ended {
+            Ok(Ok(_)) => String::new(),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic.message().to_string(),
+        };
+        Err(FusedError::AccumulatedLost { path, reason })
+    }
+
+    /// Does `work`, whose panic is caught. It is an error if a device is lost: who reads from it first is the first to notice.
+    fn attempt<R>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<R, FusedError>,
+    ) -> Result<Result<R, FusedError>, Caught> {
+        catch(|| work(self)).or_else(|panic| match self.ranks.check_connected() {
+            Ok(()) => Err(panic),
+            Err(lost) => Ok(Err(lost)),
+        })
+    }
+
+    /// An update in one pass; if more gradients follow, the state of the optimizer takes those of this one.
+    fn one_pass<R>(
+        &mut self,
+        goes_on: bool,
+        closures: &[Closure],
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        let coefficient = self.policies.lagged_coefficient();
+        let mut plan = self.policies.plan(Goal::Update, coefficient);
+        plan.goes_on = goes_on;
+        let output = self.pass(plan.clone(), None, closures, compute)?;
+        let norm = plan.norm()?.map(|norm| norm.value);
+        self.reports.last.overflowed = plan.overflowed();
+        self.end_step(&plan, coefficient, norm);
+        Ok(output)
+    }
+
+    pub(super) fn pass<R>(
+        &mut self,
+        plan: Plan,
+        rehearsal: Option<Arc<Rehearsal>>,
+        closures: &[Closure],
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        let goal = plan.goal;
+        let order = Order {
+            plan,
+            rehearsal,
+            closures,
+            choice: self.config.gradient_checkpointing.choice(),
+        };
+        let output = self.ranks.pass(&mut self.reports, order, compute)?;
+        if goal != Goal::Measure && closures.contains(&Closure::Loss) {
+            self.check_reached()?;
+        }
+        Ok(output)
+    }
+
+    /// Reports what the policies did, and lets them learn from it.
+    pub(super) fn end_step(&mut self, plan: &Plan, coefficient: Option<f64>, norm: Option<f64>) {
+        let clips = self.policies.clipping().is_some();
+        let report = &mut self.reports.last;
+        report.gradient_norm = norm;
+        report.clipping = clips.then(|| coefficient.unwrap_or(1.0));
+        report.loss_scale = plan.scale;
+        self.policies.adapt(norm, report.overflowed);
+    }
+}

@@ -1,0 +1,288 @@
+//! A training where the model is, or on one device.
+
+mod configure;
+mod full_precision;
+mod step;
+
+use std::fmt::{Debug, Display, Formatter};
+
+use burn::module::Module;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+
+use super::core::{Core, Door};
+#[cfg(feature = "cubecl")]
+use crate::device::is_cubecl;
+use crate::error::FusedError;
+#[cfg(feature = "cubecl")]
+use crate::memory;
+use crate::optim::{AccumulateInState, Ruled};
+use crate::policy::Policies;
+use crate::report::StepReport;
+use crate::weights::Role;
+
+/// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
+/// its gradient is complete, and the gradient is released.
+///
+/// The training result is that of Burn's [`ModuleOptimizer::step`] after a whole backward pass, bit
+/// for bit on CPU backends, without the memory of the gradients.
+///
+/// ```
+/// use backburn::FusedOptimizer;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::optim::AdamWConfig;
+/// use burn::tensor::{Device, Distribution, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let model: Linear = LinearConfig::new(8, 1).init(&device);
+/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+///
+/// for _ in 0..3 {
+///     let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
+///     let loss = fused.step(1e-3, |model| model.forward(x).powi_scalar(2).mean());
+///     println!("{}", loss.into_scalar::<f32>());
+/// }
+/// let model = fused.model(); // an ordinary Burn model
+/// # let _: Linear = model;
+/// ```
+///
+/// Inside the closure the model is in *fused form*: its parameters are read through
+/// [`Param::val`](burn::module::Param::val), as every layer of Burn does. It must not be cloned out
+/// of the closure or saved there; [`model`](Self::model) gives an ordinary model at any time.
+pub struct FusedOptimizer<M: Module> {
+    core: Core<M>,
+}
+
+impl<M: Module> FusedOptimizer<M> {
+    /// Fuses `optimizer` into the backward pass of `model`.
+    ///
+    /// Lazy parameters are initialized, in module order. The state `optimizer` already holds is
+    /// kept.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_new`](Self::try_new) returns.
+    pub fn new(model: M, optimizer: ModuleOptimizer) -> Self {
+        Self::try_new(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`new`](Self::new).
+    ///
+    /// # Errors
+    ///
+    /// If the model is not on an autodiff device, is on a backend that this build does not cover,
+    /// holds a trainable parameter twice, or was cloned out of a fused step. If one of its devices
+    /// is not there, or does not compute what it should in the float type of a parameter
+    /// ([`check_device`](crate::check_device)).
+    pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
+        Self::with_policies(model, optimizer, Policies::default())
+    }
+
+    /// A fused optimizer whose [`accumulate`](Self::accumulate) puts the gradients of micro-batches
+    /// straight into the state of `optimizer`, and releases them: accumulation without a buffer.
+    ///
+    /// For [`Sgd`](crate::optim::Sgd) the result is that of stepping with the sum of the gradients,
+    /// but for rounding. For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an
+    /// approximation of the second moment, whose formula [`AccumulateInState`] tells. Without
+    /// micro-batches it is the optimizer itself. A record taken between two micro-batches holds the
+    /// state with those that came, and loads as if their group had ended.
+    ///
+    /// ```
+    /// use backburn::FusedOptimizer;
+    /// use backburn::optim::AdamWConfig;
+    /// # use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(2, 1).init(&device);
+    /// # let [x, y] = [Tensor::<2>::ones([3, 2], &device), Tensor::<2>::ones([3, 2], &device)];
+    ///
+    /// let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
+    /// fused.accumulate(|model| model.forward(x).mean() / 2.0);
+    /// fused.step(1e-3, |model| model.forward(y).mean() / 2.0);
+    /// ```
+    ///
+    /// Optimizers without a fitting state are refused by the compiler:
+    ///
+    /// ```compile_fail
+    /// # use backburn::FusedOptimizer;
+    /// # use burn::{nn::LinearConfig, tensor::Device};
+    /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+    /// use backburn::optim::LionConfig;
+    ///
+    /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build());
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that
+    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
+    pub fn accumulating_in_state(model: M, optimizer: Ruled<impl AccumulateInState>) -> Self {
+        Self::try_accumulating_in_state(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_new`](Self::try_new); if the options of the optimizer don't allow it (an L2 penalty in
+    /// `Adam`, no momentum in `Sgd`).
+    pub fn try_accumulating_in_state(
+        model: M,
+        optimizer: Ruled<impl AccumulateInState>,
+    ) -> Result<Self, FusedError> {
+        let (optimizer, policies) = Policies::in_state_of(optimizer)?;
+        Self::with_policies(model, optimizer, policies)
+    }
+
+    /// A fused optimizer with policies that were put together elsewhere, and their state in the
+    /// optimizer.
+    pub(crate) fn with_policies(
+        model: M,
+        optimizer: ModuleOptimizer,
+        policies: Policies,
+    ) -> Result<Self, FusedError> {
+        let core = Core::alone(model, optimizer, policies)?;
+        let fused = Self { core };
+        log::info!("{fused}");
+        #[cfg(feature = "cubecl")]
+        if fused.core.ranks.devices.iter().any(is_cubecl) {
+            memory::recommend_size_match(fused.core.ranks.views().bytes());
+        }
+        Ok(fused)
+    }
+
+    /// An ordinary Burn model with the current values: to save, to validate, to keep.
+    ///
+    /// The tensors are shared, not copied. If the model is kept across steps, each parameter is
+    /// copied once when it is next updated, and the model keeps the old values. The running
+    /// statistics of normalization layers are shared with the model in training, as in every clone
+    /// of a Burn model.
+    pub fn model(&self) -> M {
+        self.core.model()
+    }
+
+    /// The current model for inference, without autodiff: [`Module::valid`] of
+    /// [`model`](Self::model).
+    pub fn valid(&self) -> M {
+        self.core.valid()
+    }
+
+    /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
+    /// to save, to use.
+    ///
+    /// Parameters of which there is no average (none is asked for, they are frozen, or none of their values has counted yet)
+    /// have their current values. So have running statistics, which are shared with the model in training. Averages in
+    /// bf16 are given in the type of the parameter.
+    ///
+    /// # Panics
+    ///
+    /// If a device that has a part of it is lost.
+    pub fn averaged(&self) -> M {
+        self.core.averaged()
+    }
+
+    /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
+    ///
+    /// Gradients that were accumulated and not used are dropped.
+    pub fn into_parts(self) -> (M, ModuleOptimizer) {
+        self.core.into_parts()
+    }
+
+    /// The state of the optimizer as Burn records it, and as it is now: a record of Burn's from a CubeCL device is read
+    /// when it is saved, and shows what has been written in place by then.
+    ///
+    /// # Panics
+    ///
+    /// If such a device has failed and can't be read, with what it says.
+    pub fn to_record(&self) -> OptimizerRecord {
+        self.core.to_record()
+    }
+
+    /// Loads the state of the optimizer.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
+    pub fn load_record(&mut self, record: OptimizerRecord) {
+        self.try_load_record(record)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The fallible [`load_record`](Self::load_record).
+    ///
+    /// # Errors
+    ///
+    /// If the record was saved with another model: it holds a state for a parameter that the model
+    /// does not have, or of another shape. If it was saved by another optimizer, whose state this one
+    /// can't load. The state is unchanged then. (`Adam` and `AdamW` keep the same, and can't be told
+    /// apart.)
+    ///
+    /// Burn loads states in the default float type of its default device, so those of f64 parameters
+    /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
+    /// parameter with the next step; Burn's own panic then, if it is another.
+    pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
+        self.core.load_record(record)
+    }
+
+    /// What the last pass did.
+    pub fn last_step(&self) -> &StepReport {
+        self.core.last_step()
+    }
+
+    /// Whether to count the parameter gradients alive at once
+    /// ([`StepReport::gradients_alive`]); off by default, since it takes time in the square of the
+    /// number of parameters.
+    pub fn count_gradients(&mut self, count: bool) {
+        let census = count.then(Default::default);
+        self.core.ranks.session().set_census(census);
+    }
+
+    /// The number of parameters stepped during the backward pass.
+    pub fn num_released(&self) -> usize {
+        self.core.count(Role::Released).0
+    }
+
+    /// The number of parameters stepped at the end of the pass, from an ordinary gradient: the
+    /// trainable ones that carry a reparameterization, such as an unfrozen LoRA base.
+    pub fn num_retained(&self) -> usize {
+        self.core.count(Role::Retained).0
+    }
+
+    /// The number of parameters that are not trained: frozen ones and running statistics.
+    pub fn num_frozen(&self) -> usize {
+        self.core.count(Role::Frozen).0
+    }
+}
+
+impl<M: Module> Door for FusedOptimizer<M> {
+    type Model = M;
+
+    fn core(&self) -> &Core<M> {
+        &self.core
+    }
+
+    fn core_mut(&mut self) -> &mut Core<M> {
+        &mut self.core
+    }
+}
+
+/// A second training from here: the same values, optimizer state, policies and accumulated gradients, in
+/// tensors that both share until one of them is updated. Hooks are shared for good, and so are the running
+/// statistics of normalization layers, as by all clones of a Burn model.
+impl<M: Module> Clone for FusedOptimizer<M> {
+    fn clone(&self) -> Self {
+        let core = self.core.again();
+        let core = core.unwrap_or_else(|error| panic!("{error}"));
+        Self { core }
+    }
+}
+
+impl<M: Module> Display for FusedOptimizer<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(&self.core, f)
+    }
+}
+
+impl<M: Module> Debug for FusedOptimizer<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(self, f)
+    }
+}
