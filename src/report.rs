@@ -1,4 +1,4 @@
-/// What the last step did, by number of parameters.
+/// What the last step did, by number of parameters: [`FusedOptimizer::last_step`](crate::FusedOptimizer::last_step).
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct StepReport {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::disk;
 use super::error::CheckpointError;
 
-/// How far a training is, beside its model and its optimizer.
+/// How far a training is, beside its model and its optimizer: saved and loaded by a [`Checkpoint`](crate::Checkpoint).
 #[derive(Clone, Debug, Default)]
 pub struct Progress<P = ()> {
     /// The number of steps that were made.

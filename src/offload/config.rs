@@ -35,7 +35,7 @@ pub enum WaitingBlocks {
     Beyond(usize),
 }
 
-/// The backend of Burn's that holds what waits, and computes the updates.
+/// The backend of Burn's that holds what waits, and computes the updates, for an [`OffloadConfig`].
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadHost {
     /// Steps in a single pass over memory, with [`backburn::optim`](crate::optim).

@@ -4,7 +4,7 @@ use super::format::WeightFormat;
 use super::rule::Average;
 use crate::error::FusedError;
 
-/// Which average of the weights.
+/// Which average of the weights, for a [`WeightAveragingConfig`].
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum WeightAverage {
     /// The exponential moving average (EMA): `decay` times the average, and what is left times the weight.

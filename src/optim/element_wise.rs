@@ -20,7 +20,7 @@ pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     fn rule(&self, step: Step) -> Rule;
 }
 
-/// A state that an optimizer keeps for each element of a parameter. Its name in a record may have points in it, as those
+/// A state that an [`ElementWise`] optimizer keeps for each element of a parameter. Its name in a record may have points in it, as those
 /// of Burn's nested states have.
 #[derive(Clone, Copy, Debug)]
 pub struct ElementState {

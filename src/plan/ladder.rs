@@ -8,7 +8,7 @@ use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
 
-/// What comes of a technique.
+/// What a technique does to the result of a training, as a [`Rung`] tells.
 #[derive(Config, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fidelity {
     /// The same to the bit on CPU backends, but for the random numbers of blocks.
@@ -34,7 +34,7 @@ pub struct Rung {
     pub fidelity: Fidelity,
 }
 
-/// All ways to train that were looked at, and the one that was taken.
+/// All ways to train that a [`Planner`](crate::Planner) has looked at, and the one that was taken: print it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ladder {
     /// Bytes that there are.

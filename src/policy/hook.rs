@@ -55,7 +55,7 @@ pub trait GradientHook: Send + Sync + 'static {
     ) -> GradientFlow<D>;
 }
 
-/// The parameter that a hook is called for.
+/// The parameter that a [`GradientHook`] is called for.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HookedParameter<'a, const D: usize> {
@@ -68,7 +68,7 @@ pub struct HookedParameter<'a, const D: usize> {
     pub value: &'a Tensor<D>,
 }
 
-/// What becomes of a gradient.
+/// What becomes of a gradient, as a [`GradientHook`] decides.
 // A tensor of CubeCL's without `fusion` is large; one at a time is moved.
 #[allow(clippy::large_enum_variant)] // There is one at a time.
 #[derive(Clone, Debug)]

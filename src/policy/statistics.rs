@@ -42,7 +42,7 @@ struct Found {
     numbers: Tensor<1>,
 }
 
-/// Statistics of the gradient of one parameter; all are zero if it has no elements.
+/// What [`GradientStatistics`] tells of the gradient of one parameter; all are zero if it has no elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct GradientStatistic {

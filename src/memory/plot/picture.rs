@@ -22,7 +22,7 @@ const COLUMNS: usize = 400;
 /// The time axis goes on by this factor to leave room for the legend.
 const LEGEND: f64 = 1.2;
 
-/// Draws `timelines`, each with its title, as SVG.
+/// Draws `timelines`, each with its title, as SVG, as in the example of the [recorder](crate::memory::MemoryRecorder).
 ///
 /// # Errors
 ///

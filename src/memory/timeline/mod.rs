@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::parameters::ModelKey;
 
-/// Allocated memory over time.
+/// Allocated memory over time, as a [`MemoryRecorder`](super::MemoryRecorder) has recorded it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryTimeline {
     /// In order: the begin of every phase, and, of the memory of the process, the moments at which

@@ -1,6 +1,7 @@
 use burn::optim::LearningRate;
 
-/// A step of a parameter, or what the gradient of a micro-batch does to its states.
+/// A step of a parameter, or what the gradient of a micro-batch does to its states: an
+/// [`ElementWise`](crate::optim::ElementWise) optimizer makes its rule of it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step {

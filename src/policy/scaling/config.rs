@@ -34,7 +34,7 @@ pub struct LossScalingConfig {
     pub overflow: Overflow,
 }
 
-/// What becomes of a step whose gradients overflow: one of them is infinite or not a number.
+/// What becomes of a step whose gradients overflow (one of them is infinite or not a number), for a [`LossScalingConfig`].
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Overflow {
     /// Nothing is updated, as with PyTorch's `GradScaler`. Overflow is known when the last gradient is
