@@ -5,19 +5,19 @@
 //! cargo bench --bench optimizer -- 100000000   # elements of the parameter
 //! ```
 //!
-//! Every row steps a parameter of 25 million f32 elements, with Burn's optimizer and ours in turn, and
-//! prints the median times, how many times faster ours is, the bytes that a single pass has to move
-//! per second (of AdamW 28 an element: gradient, parameter and two states are read, all but the
-//! gradient written), that in parts of a copy measured in the same rounds, and the most bytes allocated
-//! during a step, in multiples of the parameter's.
+//! Every row steps a parameter of 25 million elements, with Burn's optimizer in f32 and ours in turn, and
+//! prints the median times, how many times faster ours is, nanoseconds an element, that in parts of our
+//! AdamW's in f32 and of a copy's speed, both measured in the same rounds (the bytes that a single pass has
+//! to move are, of AdamW, 28 an element: gradient, parameter and two states are read, all but the gradient
+//! written), and the most bytes allocated during a step, in multiples of the parameter's in f32.
 
 use std::time::Instant;
 
-use backburn::optim as ours;
+use backburn::optim::{self as ours, StateFormat, WeightFormat};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{self as stock, Optimizer};
 use burn::prelude::*;
-use burn::tensor::Distribution;
+use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
 use rayon::prelude::*;
 
@@ -37,11 +37,13 @@ fn main() {
         rayon::current_num_threads()
     );
     println!(
-        "{:<18}{:>10}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>12}{:>12}",
+        "{:<22}{:>10}{:>10}{:>8}{:>10}{:>10}{:>8}{:>8}{:>12}{:>10}{:>12}{:>12}",
         "",
         "Burn (ms)",
         "ours (ms)",
         "times",
+        "ns/elem",
+        "of AdamW",
         "B/elem",
         "GB/s",
         "copy (GB/s)",
@@ -49,85 +51,130 @@ fn main() {
         "Burn alloc",
         "ours alloc"
     );
-    row(
-        "AdamW",
-        28,
-        stock::AdamWConfig::new().build(),
-        ours::AdamWConfig::new().build(),
-        elements,
-    );
+    let row = Row { elements };
+    let burns = || stock::AdamWConfig::new().build();
+    let adamw = ours::AdamWConfig::new;
+    row.print("AdamW", 28.0, burns(), adamw().build(), FloatDType::F32);
     // Against Burn's in f32. A state takes 17 bytes for 16 elements.
-    row(
+    let in_bits = |bits| adamw().with_state_format(bits);
+    let (eight, four) = (|| in_bits(StateFormat::Bits8), in_bits(StateFormat::Bits4));
+    row.print(
         "AdamW, 8 bits",
-        16,
-        stock::AdamWConfig::new().build(),
-        ours::AdamWConfig::new()
-            .with_state_format(ours::StateFormat::Bits8)
-            .build(),
-        elements,
+        16.25,
+        burns(),
+        eight().build(),
+        FloatDType::F32,
     );
-    row(
+    row.print(
+        "AdamW, 4 bits",
+        14.25,
+        burns(),
+        four.build(),
+        FloatDType::F32,
+    );
+    // Weights and gradient in bf16, and a mark of 4 bytes for 64 weights.
+    let formats = [
+        ("Stochastic, 8 bits", 10.25, WeightFormat::Stochastic),
+        ("Split24, 8 bits", 12.375, WeightFormat::Split24),
+        ("Split32, 8 bits", 14.375, WeightFormat::Split32),
+    ];
+    for (name, bytes, format) in formats {
+        let ours = eight().with_weight_format(format).build();
+        row.print(
+            &format!("AdamW, {name}"),
+            bytes,
+            burns(),
+            ours,
+            FloatDType::BF16,
+        );
+    }
+    row.print(
         "AdamW, AMSGrad",
-        36,
+        36.0,
         stock::AdamWConfig::new().with_amsgrad(true).build(),
-        ours::AdamWConfig::new().with_amsgrad(true).build(),
-        elements,
+        adamw().with_amsgrad(true).build(),
+        FloatDType::F32,
     );
-    row(
+    row.print(
         "Adam",
-        28,
+        28.0,
         stock::AdamConfig::new().build(),
         ours::AdamConfig::new().build(),
-        elements,
+        FloatDType::F32,
     );
     let momentum = Some(MomentumConfig::new());
-    row(
+    row.print(
         "SGD, momentum",
-        20,
+        20.0,
         stock::SgdConfig::new()
             .with_momentum(momentum.clone())
             .build(),
         ours::SgdConfig::new().with_momentum(momentum).build(),
-        elements,
+        FloatDType::F32,
     );
-    row(
+    row.print(
         "SGD",
-        12,
+        12.0,
         stock::SgdConfig::new().build(),
         ours::SgdConfig::new().build(),
-        elements,
+        FloatDType::F32,
     );
-    row(
+    row.print(
         "Lion",
-        20,
+        20.0,
         stock::LionConfig::new().build(),
         ours::LionConfig::new().build(),
-        elements,
+        FloatDType::F32,
     );
 }
 
-fn row(name: &str, bytes: usize, burns: impl Optimizer, ours: impl Optimizer, elements: usize) {
-    let device = Device::flex();
-    let mut burns = Stepped::new(burns, elements, &device);
-    let mut ours = Stepped::new(ours, elements, &device);
-    let from = vec![1f32; elements];
-    let mut to = vec![0f32; elements];
+struct Row {
+    elements: usize,
+}
 
-    let rounds: Vec<[f64; 3]> = (0..ROUNDS)
-        .map(|_| [burns.step(), ours.step(), copy(&from, &mut to)])
-        .collect();
-    let time = |way: usize| median(rounds.iter().map(|times| times[way]));
-    let times = median(rounds.iter().map(|times| times[0] / times[1]));
-    let speed = |bytes: usize, time: f64| (bytes * elements) as f64 / time / 1e9;
-    let (moved, copied) = (speed(bytes, time(1)), speed(8, time(2)));
-    println!(
-        "{name:<18}{:>10.1}{:>10.1}{times:>10.1}{bytes:>8}{moved:>8.1}{copied:>12.1}{:>10.2}{:>12.3}{:>12.3}",
-        1e3 * time(0),
-        1e3 * time(1),
-        moved / copied,
-        burns.allocated as f64 / (4 * elements) as f64,
-        ours.allocated as f64 / (4 * elements) as f64,
-    );
+impl Row {
+    /// Ours with a parameter of this type, of which a step has to move so many `bytes` an element.
+    fn print(
+        &self,
+        name: &str,
+        bytes: f64,
+        burns: impl Optimizer,
+        ours: impl Optimizer,
+        dtype: FloatDType,
+    ) {
+        let elements = self.elements;
+        let mut burns = Stepped::new(burns, elements, FloatDType::F32);
+        let mut ours = Stepped::new(ours, elements, dtype);
+        let adamw = ours::AdamWConfig::new().build();
+        let mut adamw = Stepped::new(adamw, elements, FloatDType::F32);
+        let from = vec![1f32; elements];
+        let mut to = vec![0f32; elements];
+
+        let round = |_| {
+            [
+                burns.step(),
+                ours.step(),
+                adamw.step(),
+                copy(&from, &mut to),
+            ]
+        };
+        let rounds: Vec<[f64; 4]> = (0..ROUNDS).map(round).collect();
+        let time = |way: usize| median(rounds.iter().map(|times| times[way]));
+        let times = |a: usize, b: usize| median(rounds.iter().map(|times| times[a] / times[b]));
+        let speed = |bytes: f64, time: f64| bytes * elements as f64 / time / 1e9;
+        let (moved, copied) = (speed(bytes, time(1)), speed(8.0, time(3)));
+        println!(
+            "{name:<22}{:>10.1}{:>10.1}{:>8.1}{:>10.2}{:>10.2}{bytes:>8.1}{moved:>8.1}{copied:>12.1}{:>10.2}{:>12.3}{:>12.3}",
+            1e3 * time(0),
+            1e3 * time(1),
+            times(0, 1),
+            1e9 * time(1) / elements as f64,
+            times(1, 2),
+            moved / copied,
+            burns.allocated as f64 / (4 * elements) as f64,
+            ours.allocated as f64 / (4 * elements) as f64,
+        );
+    }
 }
 
 /// An optimizer with its parameter and state.
@@ -140,10 +187,12 @@ struct Stepped<O: Optimizer> {
 }
 
 impl<O: Optimizer> Stepped<O> {
-    fn new(optimizer: O, elements: usize, device: &Device) -> Self {
+    fn new(optimizer: O, elements: usize, dtype: FloatDType) -> Self {
+        let parameter: Tensor<1> =
+            Tensor::random([elements], Distribution::Default, &Device::flex());
         let mut stepped = Self {
             optimizer,
-            parameter: Tensor::random([elements], Distribution::Default, device),
+            parameter: parameter.cast(dtype),
             state: None,
             allocated: 0,
         };
@@ -156,7 +205,8 @@ impl<O: Optimizer> Stepped<O> {
     /// Seconds of a step.
     fn step(&mut self) -> f64 {
         let parameter = std::mem::replace(&mut self.parameter, Tensor::empty([0], &Device::flex()));
-        let gradient = Tensor::ones(parameter.shape(), &parameter.device());
+        let options = (&parameter.device(), parameter.dtype());
+        let gradient = Tensor::ones(parameter.shape(), options);
         let state = self.state.take();
         let before = BYTES.current_usage();
         BYTES.reset_peak_usage();

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::averaging::WeightAveragingConfig;
 use super::format::{Formats, LowBits, Noise, StateFormat, Weight, WeightFormat, steps};
-use super::kernel::{self, in_full, set_in_format, update_in_format};
+use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved};
 
 /// The average of a parameter. All handles share it, so that a record shows it as it is.
@@ -97,14 +97,12 @@ impl<const D: usize> Weight<D> {
     /// The average of so many values taken on to the next.
     fn next(self, config: &WeightAveragingConfig, count: usize, value: Tensor<D>) -> Self {
         let rule = kernel::Rule::new::<0>(config.rule(count));
-        if self.value.dtype() == DType::BF16 {
-            let value = in_type(value, DType::F32);
-            let noise = Noise::of_step(count);
-            return update_in_format(rule, self, value, Vec::new(), noise).0;
-        }
-        let value = in_type(value, self.value.dtype());
-        let (value, _) = kernel::update(rule, self.value, value, Vec::new());
-        Self { value, ..self }
+        let full = match self.value.dtype() {
+            DType::BF16 => DType::F32,
+            full => full,
+        };
+        let noise = Noise::of_step(count);
+        kernel::step(rule, self, in_type(value, full), Vec::new(), noise).0
     }
 }
 

@@ -129,8 +129,12 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
             state.state_flatten(prefix, sink);
         }
         let around = around(prefix);
-        let format = RecordedFormat::of::<D>([], self.time);
-        format.wrapping(self.state.is_some()).flatten(&around, sink);
+        let format = RecordedFormat {
+            width: None,
+            time: self.time,
+            wraps: self.state.is_some(),
+        };
+        format.flatten(&around, sink);
         if let Some(low) = &self.low_bits {
             low.flatten::<D>(&around, sink);
         }

@@ -128,8 +128,8 @@ impl Muon {
     ) -> Option<String> {
         let low_bits = state.and_then(|state| state.low_bits.as_ref());
         let shapes = state.into_iter().flat_map(RuledState::shapes);
-        no_matrix::<D>()
-            .or_else(|| kernel::refusal(self.formats(), parameter, gradient, shapes, low_bits))
+        let checked = || kernel::check_step(self.formats(), parameter, gradient, shapes, low_bits);
+        no_matrix::<D>().or_else(|| checked().err().map(|reason| reason.to_string()))
     }
 
     /// Where the momentum points with this gradient, orthogonalized.

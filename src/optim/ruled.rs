@@ -3,8 +3,8 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::ElementWise;
-use super::format::{Formats, Noise, StateFormat, StateTensor, Weight, WeightFormat};
-use super::kernel::{self, update_in_format};
+use super::format::{Formats, Noise, StateFormat, WeightFormat};
+use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
 
@@ -66,7 +66,8 @@ impl<R: ElementWise> Ruled<R> {
     ) -> Option<String> {
         let low_bits = state.and_then(|state| state.low_bits.as_ref());
         let shapes = state.into_iter().flat_map(RuledState::shapes);
-        kernel::refusal(self.formats, parameter, gradient, shapes, low_bits)
+        let checked = kernel::check_step(self.formats, parameter, gradient, shapes, low_bits);
+        checked.err().map(|reason| reason.to_string())
     }
 
     /// Takes one gradient into the state, and steps the parameter if it is the last of its group.
@@ -93,38 +94,23 @@ impl<R: ElementWise> Ruled<R> {
             taken <= there,
             "{rule:?} takes {taken} states, and there are {there} `STATES`"
         );
-        let kept = R::STATES.iter().zip(&mut state.states).take(taken);
-        let before = kept.map(|(kept, state)| (kept.blank(), state.take()));
-        let (parameter, after) = if self.formats.are_plain_for(&parameter) {
-            state.time = R::TIME.map_or(0, |_| time);
-            state.low_bits = None;
-            let full = |(blank, state): (f32, Option<StateTensor<D>>)| match state {
-                Some(state) => state.full(),
-                None => parameter.full_like(blank),
-            };
-            let states = before.map(full).collect();
-            let (parameter, states) = kernel::update(rule, parameter, gradient, states);
-            let states = states.into_iter().map(StateTensor::Full).collect();
-            (parameter, states)
-        } else {
-            state.time = time;
-            let in_format =
-                |((blank, state), root)| self.formats.state(state, root, blank, &parameter);
-            let states = before.zip(RuledState::<R, D>::roots(taken)).map(in_format);
-            let states = states.collect();
-            let weight = self.formats.weight(parameter, state.low_bits.take());
-            let noise = Noise::of_step(time);
-            let (weight, states) = update_in_format(rule, weight, gradient, states, noise);
-            let Weight {
-                value, low_bits, ..
-            } = weight;
-            state.low_bits = low_bits;
-            (value, states)
-        };
+        let is_plain = self.formats.are_plain_for(&parameter);
+        let kept = R::STATES.iter().zip(&mut state.states);
+        let kept = kept.zip(RuledState::<R, D>::roots(taken));
+        let before = kept.map(|((kept, state), root)| {
+            self.formats
+                .state(state.take(), root, kept.blank(), &parameter)
+        });
+        let before = before.collect();
+        let weight = self.formats.weight(parameter, state.low_bits.take());
+        let (weight, after) = kernel::step(rule, weight, gradient, before, Noise::of_step(time));
+        let counts = R::TIME.is_some() || !is_plain;
+        state.time = if counts { time } else { 0 };
+        state.low_bits = weight.low_bits;
         for (state, after) in state.states.iter_mut().zip(after) {
             *state = Some(after);
         }
-        (parameter, state)
+        (weight.value, state)
     }
 }
 

@@ -4,7 +4,9 @@ use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Shape, Tensor};
 
 use super::element_wise::{ElementState, ElementWise};
-use super::format::{LowBits, RecordedFormat, Root, StateTensor, loaded, steps};
+use super::format::{
+    Coding, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
+};
 
 /// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
 /// beside them if there are any.
@@ -114,16 +116,20 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
         let mut states = Vec::with_capacity(R::STATES.len());
         let mut has_maximum = false;
         for kept in R::STATES.iter().rev() {
-            // One that is in full beside its largest is kept so.
-            let data = match kept.root {
-                Some(_) if !has_maximum => None,
-                _ => source.take_tensor(prefix, kept.name),
-            };
-            let state = match data {
-                Some(data) => Some(StateTensor::Full(loaded(data, device)?)),
-                None => kept.root.and_then(|root| {
-                    StateTensor::unflatten(prefix, kept.name, root, &format, source, device)
-                }),
+            let coding = kept.root.zip(format.width);
+            let coding = coding.map(|(root, width)| Coding { root, width });
+            let state = match (source.take_tensor(prefix, kept.name), coding) {
+                (Some(data), coding) => {
+                    let full = StateTensor::Full(loaded(data, device)?);
+                    // One that is in full beside its largest is kept so.
+                    Some(full.conformed(coding.filter(|_| !has_maximum)))
+                }
+                (None, Some(coding)) => {
+                    let prefix = format!("{prefix}.{}", kept.name);
+                    let packed = PackedState::unflatten(&prefix, coding, source, device);
+                    packed.map(StateTensor::Packed)
+                }
+                (None, None) => None,
             };
             if state.is_none() && !kept.is_optional {
                 return None;

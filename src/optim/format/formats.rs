@@ -1,9 +1,10 @@
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use super::low_bits::LowBits;
 use super::root::Root;
 use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
 use super::weight::WeightFormat;
+use crate::device::in_type;
 
 /// The formats of an optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,8 @@ impl Formats {
         )
     }
 
-    /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full.
+    /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full. Updates in formats
+    /// are computed in f32, so full states are in that.
     pub(crate) fn state<const D: usize>(
         self,
         state: Option<StateTensor<D>>,
@@ -64,10 +66,14 @@ impl Formats {
     ) -> StateTensor<D> {
         let (shape, device) = (parameter.shape(), parameter.device());
         let coding = root.and_then(|root| self.state.coding(root, shape.num_elements()));
+        let dtype = match self.are_plain_for(parameter) {
+            true => parameter.dtype(),
+            false => DType::F32,
+        };
         match (state, coding) {
-            (Some(state), _) => state.conformed(coding).in_f32(),
+            (Some(state), _) => state.conformed(coding).in_type(dtype),
             (None, Some(coding)) => StateTensor::blank(parameter, coding),
-            (None, None) => StateTensor::Full(Tensor::full(shape, blank, (&device, DType::F32))),
+            (None, None) => StateTensor::Full(Tensor::full(shape, blank, (&device, dtype))),
         }
     }
 
@@ -87,7 +93,10 @@ impl Formats {
             Some(low_bits) if low_bits.format == format => (parameter, Some(low_bits)),
             // A weight that is not in bf16 lacks nothing.
             Some(_) if parameter.dtype() != DType::BF16 => (parameter, None),
-            Some(low_bits) => LowBits::split(low_bits.joined(parameter), format),
+            Some(low_bits) => {
+                let (high, low_bits) = LowBits::split(low_bits.joined(parameter), format);
+                (high, Some(low_bits))
+            }
         };
         Weight {
             value,
@@ -116,12 +125,10 @@ impl<const D: usize> Weight<D> {
 }
 
 impl<const D: usize> StateTensor<D> {
-    /// The same with a full state in f32: updates in formats are computed in that.
-    pub(crate) fn in_f32(self) -> Self {
+    /// The same with a full state in this type. (Burn loads it from a record in that of its default device.)
+    fn in_type(self, dtype: DType) -> Self {
         match self {
-            Self::Full(state) if state.dtype() != DType::F32 => {
-                Self::Full(state.cast(FloatDType::F32))
-            }
+            Self::Full(state) => Self::Full(in_type(state, dtype)),
             state => state,
         }
     }

@@ -1,7 +1,8 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16};
 
-use super::low_slice::LowSlice;
+use super::column::{Column, Dither, Kept};
 use super::root::GROUP;
+use super::state::words_on;
 use super::weight::WeightFormat;
 use crate::device::sent;
 
@@ -22,15 +23,11 @@ pub(crate) struct LowBits {
     pub(crate) is_loaded: bool,
 }
 
-/// Half of the last of 24 bits, in the place of random ones.
-const TO_THE_NEAREST: [u32; GROUP] = [0x80; GROUP];
-
 impl LowBits {
     /// Those of a parameter of so many elements that lacks nothing, if the format has any.
     pub(crate) fn none(format: WeightFormat, elements: usize, device: &Device) -> Option<Self> {
-        let words = || Tensor::zeros([words(format, elements)], (device, DType::U32));
         (format.low_bytes() > 0).then(|| Self {
-            words: words(),
+            words: Tensor::zeros([words(format, elements)], (device, DType::U32)),
             format,
             elements,
             is_loaded: false,
@@ -57,8 +54,7 @@ impl LowBits {
 
     /// The trained weights, in f32.
     pub(crate) fn joined<const D: usize>(self, high: Tensor<D>) -> Tensor<D> {
-        let words = self.words.into_data().iter::<u32>().collect();
-        Self::join(words, self.format, high)
+        Self::join(self.read(), self.format, high)
     }
 
     /// The same from the words of the low bits.
@@ -79,63 +75,54 @@ impl LowBits {
         if high.clone().convert_dtype(dtype) != value {
             return false;
         }
-        let words = self.words.to_data().iter::<u32>().collect();
-        join(words, self.format, high).convert_dtype(dtype) != value
+        join(self.read(), self.format, high).convert_dtype(dtype) != value
     }
 
     /// The weights to which these belong, with them: `high`, unless a cast has rounded some of them otherwise.
     #[cfg(feature = "cubecl")]
     pub(crate) fn with_weights<const D: usize>(self, high: Tensor<D>) -> (Tensor<D>, Self) {
-        let device = high.device();
-        let mut data = high.to_data();
-        let weights = data.as_mut_slice::<bf16>();
-        let weights = weights.expect("low bits are those of bf16");
-        let mut words: Vec<u32> = self.words.to_data().iter::<u32>().collect();
-        let low = LowSlice::of(&mut words, self.format, weights.len());
-        let mut is_other = false;
-        for (group, weights) in weights.chunks_mut(GROUP).enumerate() {
-            if let Some(split) = low.as_split(group, weights) {
-                weights.copy_from_slice(&split[..weights.len()]);
-                is_other = true;
-            }
-        }
+        let (device, mut words) = (high.device(), self.read());
+        let (mut weights, shape, dtype) = high.to_data().into_parts();
+        let column = Column::new(Kept::Weights(self.format), &mut weights, &mut words);
+        let high = if column.mend() {
+            let data = TensorData::from_bytes(weights, shape, dtype);
+            Tensor::from_data(data, (&device, dtype))
+        } else {
+            high
+        };
         let low_bits = Self {
             is_loaded: false,
             ..self
         };
-        if is_other {
-            (Tensor::from_data(data, (&device, DType::BF16)), low_bits)
-        } else {
-            (high, low_bits)
-        }
+        (high, low_bits)
     }
 
     /// Splits weights in f32 into those in bf16 and what these lack in `format`, rounded to the nearest.
     pub(crate) fn split<const D: usize>(
         value: Tensor<D>,
         format: WeightFormat,
-    ) -> (Tensor<D>, Option<Self>) {
+    ) -> (Tensor<D>, Self) {
         let (shape, device) = (value.shape(), value.device());
-        let values: Vec<f32> = value.into_data().iter::<f32>().collect();
-        let mut words = vec![0_u32; words(format, values.len())];
-        let mut high = vec![bf16::ZERO; values.len()];
-        let mut low = LowSlice::of(&mut words, format, values.len());
-        for (group, (values, high)) in values.chunks(GROUP).zip(high.chunks_mut(GROUP)).enumerate()
-        {
-            let mut filled = [0.0; GROUP];
-            filled[..values.len()].copy_from_slice(values);
-            low.store(group, high, &filled, &TO_THE_NEAREST);
-        }
-        let length = words.len();
-        let high = Tensor::from_data(TensorData::new(high, shape), (&device, DType::BF16));
-        let words = || Tensor::from_data(TensorData::new(words, [length]), (&device, DType::U32));
-        let low = (format.low_bytes() > 0).then(|| Self {
-            words: words(),
+        let mut values: Vec<f32> = value.into_data().iter::<f32>().collect();
+        let elements = values.len();
+        values.resize(elements.next_multiple_of(GROUP), 0.0);
+        let mut words = vec![0_u32; words(format, elements)];
+        let mut high = vec![bf16::ZERO; elements];
+        let weights = bytemuck::cast_slice_mut(&mut high);
+        let mut column = Column::new(Kept::Weights(format), weights, &mut words);
+        column.write(&values, Dither::ToTheNearest);
+        let low = Self {
+            words: words_on(words, &device),
             format,
-            elements: values.len(),
+            elements,
             is_loaded: false,
-        });
-        (high, low)
+        };
+        let high = TensorData::new(high, shape);
+        (Tensor::from_data(high, (&device, DType::BF16)), low)
+    }
+
+    fn read(&self) -> Vec<u32> {
+        self.words.to_data().iter::<u32>().collect()
     }
 
     /// The same on another device.
@@ -149,14 +136,12 @@ impl LowBits {
 
 /// The trained weights, in f32, from those in bf16 and the words of the low bits.
 fn join(mut words: Vec<u32>, format: WeightFormat, high: TensorData) -> TensorData {
-    let weights = high.as_slice::<bf16>();
-    let weights = weights.expect("low bits are those of bf16");
-    let low = LowSlice::of(&mut words, format, weights.len());
-    let mut values = Vec::with_capacity(weights.len());
-    for (group, weights) in weights.chunks(GROUP).enumerate() {
-        values.extend_from_slice(&low.load(group, weights)[..weights.len()]);
-    }
-    TensorData::new(values, high.shape().clone())
+    assert_eq!(high.dtype(), DType::BF16, "low bits are those of bf16");
+    let (mut weights, shape, _) = high.into_parts();
+    let mut values = vec![0.0; shape.num_elements().next_multiple_of(GROUP)];
+    Column::new(Kept::Weights(format), &mut weights, &mut words).read(&mut values);
+    values.truncate(shape.num_elements());
+    TensorData::new(values, shape)
 }
 
 /// Words for so many elements.

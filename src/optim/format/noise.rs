@@ -1,6 +1,8 @@
 //! Random numbers without a state: a hash of where and when they are needed. So they are the same on every backend,
 //! in whatever order elements are computed, in stock and in fused training.
 
+use pulp::{Arch, NullaryFnOnce};
+
 /// The random numbers of one step of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Noise {
@@ -29,10 +31,31 @@ impl Noise {
         hash(place.wrapping_add(self.salt))
     }
 
+    /// Those of the elements from the `start`-th on, which have these gradients.
+    pub(crate) fn fill(self, start: usize, gradients: &[f32], bits: &mut [u32]) {
+        Arch::new().dispatch(Fill(self, start as u32, gradients, bits));
+    }
+
     /// 32 more, from those before.
     #[inline(always)]
     pub(crate) fn more(bits: u32) -> u32 {
         hash(bits ^ 0x9e37_79b9)
+    }
+}
+
+/// The loop over elements, compiled for what the processor can do.
+struct Fill<'a>(Noise, u32, &'a [f32], &'a mut [u32]);
+
+impl NullaryFnOnce for Fill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(noise, mut index, gradients, bits) = self;
+        for (bits, gradient) in bits.iter_mut().zip(gradients) {
+            *bits = noise.bits(index, *gradient);
+            index = index.wrapping_add(1);
+        }
     }
 }
 

@@ -5,11 +5,12 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_pack::Scalar;
 
 use super::low_bits::LowBits;
-use super::root::Width;
-use super::state::StateTensor;
+use super::root::{Coding, GROUP, Width};
+use super::state::{PackedState, StateTensor};
 use super::weight::WeightFormat;
 use crate::optimizer_record::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
+    records_are_compact,
 };
 
 /// What this version can't read.
@@ -49,7 +50,7 @@ impl Width {
 /// What a record says of the formats that it was written from.
 #[derive(Default)]
 pub(crate) struct RecordedFormat {
-    pub(super) width: Option<Width>,
+    pub(crate) width: Option<Width>,
     /// The number of steps, where the optimizer's own state has none.
     pub(crate) time: usize,
     /// Whether there is the state of another optimizer.
@@ -62,19 +63,15 @@ impl RecordedFormat {
         states: impl IntoIterator<Item = &'a StateTensor<D>>,
         time: usize,
     ) -> Self {
-        let packed = states.into_iter().find_map(|state| match state {
+        let width = states.into_iter().find_map(|state| match state {
             StateTensor::Full(_) => None,
             StateTensor::Packed(packed) => Some(packed.coding.width),
         });
         Self {
-            width: packed,
+            width,
             time,
             wraps: false,
         }
-    }
-
-    pub(crate) fn wrapping(self, wraps: bool) -> Self {
-        Self { wraps, ..self }
     }
 
     pub(crate) fn flatten(&self, prefix: &str, sink: &mut StateSink) {
@@ -106,17 +103,61 @@ impl RecordedFormat {
     }
 }
 
+impl<const D: usize> StateTensor<D> {
+    /// Writes the state as `{prefix}.{leaf}`.
+    pub(crate) fn flatten(&self, prefix: &str, leaf: &str, sink: &mut StateSink) {
+        match self {
+            Self::Packed(packed) if records_are_compact() => {
+                packed.flatten(&format!("{prefix}.{leaf}"), sink);
+            }
+            state => sink.push_tensor(prefix, leaf, state.clone().full().into_data()),
+        }
+    }
+}
+
+impl<const D: usize> PackedState<D> {
+    fn flatten(&self, prefix: &str, sink: &mut StateSink) {
+        let [codes, scales] = [self.codes.to_data(), self.scales.to_data()];
+        sink.push_tensor(prefix, "codes", unlike_a_parameter::<D>(codes));
+        sink.push_tensor(prefix, "scales", unlike_a_parameter::<D>(scales));
+        for (dim, size) in self.shape.iter().enumerate() {
+            sink.push_scalar(prefix, &format!("dim_{dim}"), (*size).into());
+        }
+    }
+
+    /// Reads what a compact record holds of a state.
+    pub(crate) fn unflatten(
+        prefix: &str,
+        coding: Coding,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let dims = (0..D).map(|dim| scalar(source, prefix, &format!("dim_{dim}")));
+        let dims = dims.collect::<Option<Vec<usize>>>()?;
+        let mut sizes = dims.iter();
+        let elements = sizes.try_fold(1_usize, |product, dim| product.checked_mul(*dim))?;
+        let codes = flat(source.take_tensor(prefix, "codes")?, DType::U32)?;
+        let scales = flat(source.take_tensor(prefix, "scales")?, DType::F32)?;
+        let groups = elements.div_ceil(GROUP);
+        let per_group = coding.width.group_bytes() / 4;
+        let fits = scales.num_elements() == groups && codes.num_elements() == groups * per_group;
+        fits.then(|| Self {
+            codes: Tensor::from_data(codes, (device, DType::U32)),
+            scales: Tensor::from_data(scales, (device, DType::F32)),
+            coding,
+            shape: Shape::from(dims),
+        })
+    }
+}
+
 impl LowBits {
     pub(crate) fn flatten<const D: usize>(&self, prefix: &str, sink: &mut StateSink) {
         let prefix = format!("{prefix}.{FORMAT}");
         let bits = 16 + 8 * self.format.low_bytes();
         sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
         sink.push_scalar(&prefix, ELEMENTS, self.elements.into());
-        sink.push_tensor(
-            &prefix,
-            LOW_BITS,
-            unlike_a_parameter::<D>(self.words.to_data()),
-        );
+        let words = unlike_a_parameter::<D>(self.words.to_data());
+        sink.push_tensor(&prefix, LOW_BITS, words);
     }
 
     /// Those in a record, if there are some: an error if they can't be read.
@@ -129,16 +170,13 @@ impl LowBits {
         let Some(bits) = scalar(source, &prefix, WEIGHT_BITS) else {
             return Ok(None);
         };
-        let read = || {
+        let mut read = || {
             let format = split_of(bits)?;
             let elements = scalar(source, &prefix, ELEMENTS)?;
             let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
             Self::of_record(words, format, elements, device)
         };
-        match { read }() {
-            Some(low_bits) => Ok(Some(low_bits)),
-            None => Err(Unreadable),
-        }
+        read().map(Some).ok_or(Unreadable)
     }
 }
 
@@ -166,19 +204,19 @@ pub(crate) fn recorded_low_bits(state: &RecordedState) -> Option<(WeightFormat, 
     })
 }
 
-pub(super) fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
+fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
     source.take_scalar(prefix, leaf)?.try_into().ok()
 }
 
 /// `data` in one dimension more than a parameter, so that nobody takes it for a state of its shape.
-pub(super) fn unlike_a_parameter<const D: usize>(data: TensorData) -> TensorData {
+fn unlike_a_parameter<const D: usize>(data: TensorData) -> TensorData {
     let mut shape = vec![1; D + 1];
     shape[0] = data.num_elements();
     reshaped(data, shape)
 }
 
 /// `data` in a row, if it is of this type.
-pub(super) fn flat(data: TensorData, dtype: DType) -> Option<TensorData> {
+fn flat(data: TensorData, dtype: DType) -> Option<TensorData> {
     let elements = data.num_elements();
     (data.dtype() == dtype).then(|| reshaped(data, vec![elements]))
 }

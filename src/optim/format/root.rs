@@ -51,9 +51,33 @@ impl Width {
 
     /// Bytes of the codes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
-        match self {
-            Self::Four => GROUP / 2,
-            Self::Eight => GROUP,
+        GROUP * self.bits() / 8
+    }
+
+    /// The codes of a group in the lowest bits of these. Two of 4 bits share a byte, one of each half of the group.
+    #[inline(always)]
+    fn unpacked(self, codes: &[u8]) -> [u8; GROUP] {
+        let mut bits = [0; GROUP];
+        if self == Self::Eight {
+            bits.copy_from_slice(codes);
+        } else {
+            let (low, high) = bits.split_at_mut(GROUP / 2);
+            for lane in 0..GROUP / 2 {
+                (low[lane], high[lane]) = (codes[lane] & 0xf, codes[lane] >> 4);
+            }
+        }
+        bits
+    }
+
+    #[inline(always)]
+    fn pack(self, bits: &[u8; GROUP], codes: &mut [u8]) {
+        if self == Self::Eight {
+            codes.copy_from_slice(bits);
+        } else {
+            let (low, high) = bits.split_at(GROUP / 2);
+            for lane in 0..GROUP / 2 {
+                codes[lane] = low[lane] & 0xf | high[lane] << 4;
+            }
         }
     }
 }
@@ -67,7 +91,6 @@ pub(crate) struct Coding {
 
 impl Coding {
     /// `L` of the formulas.
-    #[cfg(feature = "cubecl")]
     pub(crate) const fn levels(self) -> i32 {
         match (self.root, self.width) {
             (Root::Signed, Width::Eight) => 127,
@@ -77,36 +100,64 @@ impl Coding {
         }
     }
 
-    /// The numbers that `codes` stand for.
+    /// The numbers that the `codes` of a group stand for.
     #[inline(always)]
     pub(crate) fn decode(self, codes: &[u8], scale: f32) -> Values {
-        match (self.root, self.width) {
-            (Root::Signed, Width::Eight) => decoded::<127>(signed_bytes(codes), scale),
-            (Root::Signed, Width::Four) => decoded::<7>(signed_nibbles(codes), scale),
-            (Root::Positive, Width::Eight) => {
-                above_zero(decoded::<256>(positive_bytes(codes), scale), scale)
-            }
-            (Root::Positive, Width::Four) => {
-                above_zero(decoded::<16>(positive_nibbles(codes), scale), scale)
-            }
+        let bits = self.width.unpacked(codes);
+        let unused = 32 - self.width.bits() as u32;
+        // The square of the largest root times this is one, exactly.
+        let part = 1.0 / (self.levels() * self.levels()) as f32;
+        // In the place of zeros, which what is far below its scale is rounded to; all of a group may be zero.
+        let least = f32::from_bits(u32::from(scale > 0.0));
+        let mut values = [0.0; GROUP];
+        for lane in 0..GROUP {
+            let code = i32::from(bits[lane]);
+            values[lane] = if self.root == Root::Signed {
+                let root = (code << unused >> unused) as f32;
+                root * root.abs() * part * scale
+            } else {
+                let root = (code + 1) as f32;
+                let value = root * root * part * scale;
+                // What is not a number stays that.
+                if value < least { least } else { value }
+            };
         }
+        values
     }
 
     /// Writes the codes of `values`, rounded by these thresholds, and returns their scale.
     #[inline(always)]
     pub(crate) fn encode(self, values: &Values, thresholds: &Values, codes: &mut [u8]) -> f32 {
-        let Self { root, width } = self;
         let scale = scale(values);
-        let roots = match (root, width) {
-            (Root::Signed, Width::Eight) => signed(values, roots::<127>(values, thresholds, scale)),
-            (Root::Signed, Width::Four) => signed(values, roots::<7>(values, thresholds, scale)),
-            (Root::Positive, Width::Eight) => positive(roots::<256>(values, thresholds, scale)),
-            (Root::Positive, Width::Four) => positive(roots::<16>(values, thresholds, scale)),
-        };
-        write(width, codes, roots);
+        let part = part(scale);
+        // Of zeros and NaN there is none; their roots are 0.
+        let inverse = 1.0 / (scale * part);
+        let levels = self.levels() as f32;
+        let mut bits = [0; GROUP];
+        for lane in 0..GROUP {
+            let square = values[lane].abs() * part * inverse * (levels * levels);
+            let below = square.sqrt().trunc();
+            let below = if below > 0.0 { below } else { 0.0 };
+            let up = square - below * below > thresholds[lane] * (2.0 * below + 1.0);
+            let root = if up { below + 1.0 } else { below };
+            let root = if root < levels { root } else { levels };
+            let code = if self.root == Root::Positive {
+                (if root > 1.0 { root } else { 1.0 }) - 1.0
+            } else if values[lane] < 0.0 {
+                -root
+            } else {
+                root
+            };
+            bits[lane] = (code + WHOLE).to_bits() as u8;
+        }
+        self.width.pack(&bits, codes);
         scale
     }
 }
+
+/// With this, the lowest bits of a float are those of a whole number, in two's complement. (A cast saturates, which
+/// takes many instructions.)
+const WHOLE: f32 = 1.5 * 8_388_608.0;
 
 /// The threshold of what is rounded to the nearest.
 pub(crate) const TO_THE_NEAREST: Values = [0.5; GROUP];
@@ -142,127 +193,6 @@ fn part(scale: f32) -> f32 {
 /// Its inverse is normal, and no larger scale's is for sure.
 const HUGE: f32 = f32::from_bits(0x7e00_0000); // 2^125
 const TINY: f32 = f32::from_bits(0x2000_0000); // 2^-63
-
-/// What signed roots, on the scale of the codes, stand for.
-#[inline(always)]
-fn decoded<const LEVELS: i32>(roots: [i32; GROUP], scale: f32) -> Values {
-    // The square of the largest root times this is one, exactly.
-    let part = 1.0 / (LEVELS * LEVELS) as f32;
-    let mut values = [0.0; GROUP];
-    for lane in 0..GROUP {
-        let root = roots[lane] as f32;
-        values[lane] = root * root.abs() * part * scale;
-    }
-    values
-}
-
-/// The least number there is in the place of zeros, which what is far below its scale is rounded to; all of a group may
-/// be zero.
-#[inline(always)]
-fn above_zero(mut values: Values, scale: f32) -> Values {
-    let least = f32::from_bits(u32::from(scale > 0.0));
-    for value in &mut values {
-        // What is not a number stays that.
-        *value = if *value < least { least } else { *value };
-    }
-    values
-}
-
-/// The roots of magnitudes, on the scale of the codes.
-#[inline(always)]
-fn roots<const LEVELS: i32>(values: &Values, thresholds: &Values, scale: f32) -> [i32; GROUP] {
-    let part = part(scale);
-    // Of zeros and NaN there is none; their roots are 0.
-    let (inverse, mut roots) = (1.0 / (scale * part), [0; GROUP]);
-    for lane in 0..GROUP {
-        let square = values[lane].abs() * part * inverse * (LEVELS * LEVELS) as f32;
-        // Towards zero it rounds in one instruction.
-        let root = square.sqrt() as i32;
-        let below = root as f32;
-        let up = square - below * below > thresholds[lane] * (2.0 * below + 1.0);
-        roots[lane] = (root + i32::from(up)).min(LEVELS);
-    }
-    roots
-}
-
-#[inline(always)]
-fn signed(values: &Values, mut roots: [i32; GROUP]) -> [i32; GROUP] {
-    for lane in 0..GROUP {
-        let root = roots[lane];
-        roots[lane] = if values[lane] < 0.0 { -root } else { root };
-    }
-    roots
-}
-
-#[inline(always)]
-fn positive(mut roots: [i32; GROUP]) -> [i32; GROUP] {
-    for root in &mut roots {
-        *root = (*root).max(1) - 1;
-    }
-    roots
-}
-
-#[inline(always)]
-fn signed_bytes(codes: &[u8]) -> [i32; GROUP] {
-    let mut roots = [0; GROUP];
-    for lane in 0..GROUP {
-        roots[lane] = i32::from(codes[lane] as i8);
-    }
-    roots
-}
-
-#[inline(always)]
-fn positive_bytes(codes: &[u8]) -> [i32; GROUP] {
-    let mut roots = [0; GROUP];
-    for lane in 0..GROUP {
-        roots[lane] = i32::from(codes[lane]) + 1;
-    }
-    roots
-}
-
-#[inline(always)]
-fn signed_nibbles(codes: &[u8]) -> [i32; GROUP] {
-    let mut roots = [0; GROUP];
-    for (lane, root) in roots.iter_mut().enumerate() {
-        *root = (i32::from(nibble(codes, lane)) << 28) >> 28;
-    }
-    roots
-}
-
-#[inline(always)]
-fn positive_nibbles(codes: &[u8]) -> [i32; GROUP] {
-    let mut roots = [0; GROUP];
-    for (lane, root) in roots.iter_mut().enumerate() {
-        *root = i32::from(nibble(codes, lane)) + 1;
-    }
-    roots
-}
-
-/// The first half of a group is in the lower halves of its bytes.
-#[inline(always)]
-fn nibble(codes: &[u8], lane: usize) -> u8 {
-    match lane < GROUP / 2 {
-        true => codes[lane] & 0xf,
-        false => codes[lane - GROUP / 2] >> 4,
-    }
-}
-
-#[inline(always)]
-fn write(width: Width, codes: &mut [u8], values: [i32; GROUP]) {
-    match width {
-        Width::Eight => {
-            for lane in 0..GROUP {
-                codes[lane] = values[lane] as u8;
-            }
-        }
-        Width::Four => {
-            for lane in 0..GROUP / 2 {
-                let [low, high] = [values[lane], values[lane + GROUP / 2]];
-                codes[lane] = (low & 0xf | (high & 0xf) << 4) as u8;
-            }
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

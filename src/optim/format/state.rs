@@ -1,17 +1,16 @@
-use std::fmt::{Display, Formatter};
-
-use burn::config::{Config, config_to_json};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::root::{Coding, GROUP, Root, TO_THE_NEAREST, Width};
+use super::column::{Column, Dither, Kept};
+use super::root::{Coding, GROUP, Root, Width};
+use super::told::told;
 use crate::device::sent;
 
 /// How an optimizer keeps its states.
 ///
 /// It is [`Full`](Self::Full) in a config that does not tell, as those of Burn's optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Option<Told>", into = "Option<Told>")]
+#[serde(remote = "Self")]
 pub enum StateFormat {
     /// In the float type in which it computes.
     Full,
@@ -21,41 +20,7 @@ pub enum StateFormat {
     Bits4,
 }
 
-/// What a config tells.
-#[derive(Serialize, Deserialize)]
-enum Told {
-    Full,
-    Bits8,
-    Bits4,
-}
-
-impl From<Option<Told>> for StateFormat {
-    fn from(told: Option<Told>) -> Self {
-        match told {
-            None | Some(Told::Full) => Self::Full,
-            Some(Told::Bits8) => Self::Bits8,
-            Some(Told::Bits4) => Self::Bits4,
-        }
-    }
-}
-
-impl From<StateFormat> for Option<Told> {
-    fn from(format: StateFormat) -> Self {
-        Some(match format {
-            StateFormat::Full => Told::Full,
-            StateFormat::Bits8 => Told::Bits8,
-            StateFormat::Bits4 => Told::Bits4,
-        })
-    }
-}
-
-impl Config for StateFormat {}
-
-impl Display for StateFormat {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&config_to_json(self))
-    }
-}
+told!(StateFormat, StateFormat::Full);
 
 /// Parameters of fewer elements (norms, biases) keep full states: they cost nothing, and are sensitive.
 pub(crate) const MIN_ELEMENTS: usize = 4096;
@@ -150,23 +115,17 @@ impl<const D: usize> PackedState<D> {
     /// The codes of `state`, rounded to the nearest: what was decoded gets its codes again.
     pub(crate) fn encoded(state: Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (state.shape(), state.device());
-        let values: Vec<f32> = state.into_data().iter::<f32>().collect();
-        let groups = values.len().div_ceil(GROUP);
-        let bytes = coding.width.group_bytes();
-        let mut words = vec![0_u32; groups * bytes / 4];
+        let mut values: Vec<f32> = state.into_data().iter::<f32>().collect();
+        values.resize(values.len().next_multiple_of(GROUP), 0.0);
+        let groups = values.len() / GROUP;
+        let mut words = vec![0_u32; groups * coding.width.group_bytes() / 4];
         let mut scales = vec![0.0_f32; groups];
-        let codes = bytemuck::cast_slice_mut::<u32, u8>(&mut words).chunks_mut(bytes);
-        for ((values, codes), scale) in values.chunks(GROUP).zip(codes).zip(&mut scales) {
-            let mut group = [0.0; GROUP];
-            group[..values.len()].copy_from_slice(values);
-            *scale = coding.encode(&group, &TO_THE_NEAREST, codes);
-        }
-        let length = words.len();
-        let codes = TensorData::new(words, [length]);
-        let scales = TensorData::new(scales, [groups]);
+        let floats = bytemuck::cast_slice_mut(&mut scales);
+        let mut column = Column::new(Kept::Codes(coding), floats, &mut words);
+        column.write(&values, Dither::ToTheNearest);
         Self {
-            codes: Tensor::from_data(codes, (&device, DType::U32)),
-            scales: Tensor::from_data(scales, (&device, DType::F32)),
+            codes: words_on(words, &device),
+            scales: Tensor::from_data(&scales[..], (&device, DType::F32)),
             coding,
             shape,
         }
@@ -175,16 +134,19 @@ impl<const D: usize> PackedState<D> {
     /// What the codes stand for, in f32.
     fn decoded(self) -> Tensor<D> {
         let device = self.scales.device();
-        let words: Vec<u32> = self.codes.into_data().iter::<u32>().collect();
-        let scales = self.scales.into_data();
-        let bytes = self.coding.width.group_bytes();
-        let groups = bytemuck::cast_slice::<u32, u8>(&words).chunks(bytes);
-        let mut values = Vec::with_capacity(groups.len() * GROUP);
-        for (codes, scale) in groups.zip(scales.iter::<f32>()) {
-            values.extend_from_slice(&self.coding.decode(codes, scale));
-        }
+        let mut words: Vec<u32> = self.codes.into_data().iter::<u32>().collect();
+        let mut scales: Vec<f32> = self.scales.into_data().iter::<f32>().collect();
+        let mut values = vec![0.0; scales.len() * GROUP];
+        let floats = bytemuck::cast_slice_mut(&mut scales);
+        Column::new(Kept::Codes(self.coding), floats, &mut words).read(&mut values);
         values.truncate(self.shape.num_elements());
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
     }
+}
+
+/// Words in a tensor.
+pub(super) fn words_on(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
+    let length = words.len();
+    Tensor::from_data(TensorData::new(words, [length]), (device, DType::U32))
 }

@@ -1,8 +1,8 @@
-use std::fmt::{Display, Formatter};
-
-use burn::config::{Config, config_to_json};
 use burn::tensor::bf16;
 use serde::{Deserialize, Serialize};
+
+use super::root::GROUP;
+use super::told::told;
 
 /// What a weight in bf16 has beside the 8 bits of its mantissa; formulas on the bits of the f32.
 ///
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// It is [`Plain`](Self::Plain) in a config that does not tell, as those of Burn's optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "Option<Told>", into = "Option<Told>")]
+#[serde(remote = "Self")]
 pub enum WeightFormat {
     /// Nothing: it is rounded to the nearest. Updates below a 256th of the weight are lost.
     Plain,
@@ -24,44 +24,7 @@ pub enum WeightFormat {
     Split32,
 }
 
-/// What a config tells.
-#[derive(Serialize, Deserialize)]
-enum Told {
-    Plain,
-    Stochastic,
-    Split24,
-    Split32,
-}
-
-impl From<Option<Told>> for WeightFormat {
-    fn from(told: Option<Told>) -> Self {
-        match told {
-            None | Some(Told::Plain) => Self::Plain,
-            Some(Told::Stochastic) => Self::Stochastic,
-            Some(Told::Split24) => Self::Split24,
-            Some(Told::Split32) => Self::Split32,
-        }
-    }
-}
-
-impl From<WeightFormat> for Option<Told> {
-    fn from(format: WeightFormat) -> Self {
-        Some(match format {
-            WeightFormat::Plain => Told::Plain,
-            WeightFormat::Stochastic => Told::Stochastic,
-            WeightFormat::Split24 => Told::Split24,
-            WeightFormat::Split32 => Told::Split32,
-        })
-    }
-}
-
-impl Config for WeightFormat {}
-
-impl Display for WeightFormat {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&config_to_json(self))
-    }
-}
+told!(WeightFormat, WeightFormat::Plain);
 
 impl WeightFormat {
     /// Bytes that an element has in the optimizer state.
@@ -143,18 +106,27 @@ fn nan(bits: u32) -> u16 {
     (bits >> 16) as u16 | 0x40
 }
 
-/// A number that tells these weights from others.
+/// A number that tells these weights of a group from others.
 #[inline(always)]
-pub(crate) fn mark(weights: &[bf16]) -> u32 {
+pub(crate) fn mark(weights: &[bf16; GROUP]) -> u32 {
     let mut sum = 0_u32;
-    let mut factor = 0x9e37_79b9_u32;
-    for weight in weights {
-        sum = sum.wrapping_add(u32::from(weight.to_bits()).wrapping_mul(factor));
-        // Factors in a row would let small changes add up to nothing.
-        factor = factor.wrapping_mul(0x2c1b_3c6d);
+    for lane in 0..GROUP {
+        let bits = u32::from(weights[lane].to_bits());
+        sum = sum.wrapping_add(bits.wrapping_mul(FACTORS[lane]));
     }
     sum
 }
+
+/// What each weight of a group counts. (Factors in a row would let small changes add up to nothing.)
+const FACTORS: [u32; GROUP] = {
+    let mut factors = [0x9e37_79b9_u32; GROUP];
+    let mut lane = 1;
+    while lane < GROUP {
+        factors[lane] = factors[lane - 1].wrapping_mul(0x2c1b_3c6d);
+        lane += 1;
+    }
+    factors
+};
 
 #[cfg(test)]
 mod tests {
@@ -235,25 +207,22 @@ mod tests {
 
     #[test]
     fn a_changed_weight_changes_the_mark() {
-        let weights: Vec<bf16> = (1..65).map(|i| bf16::from_f32(i as f32 / 7.0)).collect();
+        let weights: [bf16; GROUP] = std::array::from_fn(|i| bf16::from_f32((i + 1) as f32 / 7.0));
         for index in 0..64 {
-            let mut changed = weights.clone();
+            let mut changed = weights;
             changed[index] = bf16::from_f32(changed[index].to_f32() + 0.5);
             assert_ne!(mark(&changed), mark(&weights), "{index}");
         }
         // Many small changes, as those of a neighbouring checkpoint.
         let mut seed = 1_u32;
         for _ in 0..20_000 {
-            let nudged: Vec<bf16> = weights
-                .iter()
-                .map(|weight| {
-                    seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    bf16::from_bits(weight.to_bits() + 1 - ((seed >> 24) & 2) as u16)
-                })
-                .collect();
+            let nudged = weights.map(|weight| {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                bf16::from_bits(weight.to_bits() + 1 - ((seed >> 24) & 2) as u16)
+            });
             assert_ne!(mark(&nudged), mark(&weights));
         }
-        let mut swapped = weights.clone();
+        let mut swapped = weights;
         swapped.swap(3, 4);
         assert_ne!(mark(&swapped), mark(&weights));
     }

@@ -60,7 +60,7 @@ pub(crate) trait SinglePass: Backend {
 impl SinglePass for burn::backend::Flex {
     fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
         let (parameter, states) = operands.into_parts();
-        let (parameter, states) = rule.update_on_flex(parameter, gradient, states);
+        let (parameter, states) = super::host::update_on_flex(&rule, parameter, gradient, states);
         Operands::new(parameter, states)
     }
 }

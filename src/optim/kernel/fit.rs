@@ -39,30 +39,22 @@ pub(in crate::optim) enum Unfit {
     )]
     StateFormat(DType),
     #[error(
-        "`WeightFormat::{format:?}` is for parameters in bf16, and this one is in {dtype:?}: use \
-         `backburn::cast(model, FloatDType::BF16)`, or `WeightFormat::Plain`. The parameter was not stepped"
+        "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
+         `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
     )]
-    WeightFormat { format: WeightFormat, dtype: DType },
-    #[error(
-        "`WeightFormat::{format:?}` is for parameters in bf16, which {device} does not have: use \
-         `WeightFormat::Plain` there. The parameter was not stepped"
-    )]
-    NoBf16 {
-        format: WeightFormat,
-        device: String,
+    NotBf16 {
+        what: String,
+        dtype: DType,
+        instead: &'static str,
     },
     #[error(
-        "`InFormat` with `WeightFormat::{format:?}` is for parameters in bf16, and this one is in {dtype:?}: use \
-         `backburn::cast(model, FloatDType::BF16)`, or the optimizer without `InFormat`. The parameter was not stepped"
+        "{what} is for parameters in bf16, which {device} does not have: use {instead} there. The parameter was not \
+         stepped"
     )]
-    Around { format: WeightFormat, dtype: DType },
-    #[error(
-        "`InFormat` with `WeightFormat::{format:?}` is for parameters in bf16, which {device} does not have: use the \
-         optimizer without `InFormat` there. The parameter was not stepped"
-    )]
-    AroundWithoutBf16 {
-        format: WeightFormat,
+    NoBf16 {
+        what: String,
         device: String,
+        instead: &'static str,
     },
 }
 
@@ -75,12 +67,12 @@ struct Form<D> {
 }
 
 /// Refuses a gradient or a state of another shape, dtype or device than its parameter.
-pub(super) fn check<const D: usize>(
+pub(super) fn check<'t, const D: usize>(
     parameter: &Tensor<D>,
     gradient: &Tensor<D>,
-    states: &[Tensor<D>],
+    states: impl IntoIterator<Item = &'t Tensor<D>>,
 ) -> Result<(), Unfit> {
-    let states = states.iter().map(Form::of);
+    let states = states.into_iter().map(Form::of);
     check_forms(&Form::of(parameter), Form::of(gradient), states)
 }
 
@@ -130,29 +122,31 @@ pub(in crate::optim) fn check_around<const D: usize>(
     parameter: &Tensor<D>,
     format: WeightFormat,
 ) -> Result<(), Unfit> {
-    let (device, dtype) = (parameter.device(), parameter.dtype());
-    match dtype {
-        DType::BF16 => Ok(()),
-        _ if device.supports_dtype(FloatDType::BF16) => Err(Unfit::Around { format, dtype }),
-        _ => Err(Unfit::AroundWithoutBf16 {
-            format,
-            device: format!("{device:?}"),
-        }),
-    }
+    let what = format!("`InFormat` with `WeightFormat::{format:?}`");
+    check_bf16(parameter, what, "the optimizer without `InFormat`")
 }
 
-/// Refuses a weight that can't be in `format`.
-fn check_format<const D: usize>(parameter: &Tensor<D>, format: WeightFormat) -> Result<(), Unfit> {
+fn check_bf16<const D: usize>(
+    parameter: &Tensor<D>,
+    what: String,
+    instead: &'static str,
+) -> Result<(), Unfit> {
     let (device, dtype) = (parameter.device(), parameter.dtype());
-    if format == WeightFormat::Plain || dtype == DType::BF16 {
-        return Ok(());
-    }
-    match device.supports_dtype(FloatDType::BF16) {
-        true => Err(Unfit::WeightFormat { format, dtype }),
-        false => Err(Unfit::NoBf16 {
-            format,
-            device: format!("{device:?}"),
-        }),
+    if dtype == DType::BF16 {
+        Ok(())
+    } else if device.supports_dtype(FloatDType::BF16) {
+        Err(Unfit::NotBf16 {
+            what,
+            dtype,
+            instead,
+        })
+    } else {
+        let device = format!("{device:?}");
+        Err(Unfit::NoBf16 {
+            what,
+            device,
+            instead,
+        })
     }
 }
 
@@ -166,13 +160,17 @@ pub(in crate::optim) fn check_step<const D: usize>(
 ) -> Result<(), Unfit> {
     let (shape, dtype) = (parameter.shape(), parameter.dtype());
     let format = formats.weight_format(parameter);
+    let misfit = |operand, found| {
+        let parameter = format!("{:?}", shape.as_slice());
+        Err(Unfit::Operand {
+            operand,
+            found,
+            parameter,
+        })
+    };
     if let Some(low_bits) = low_bits {
         if low_bits.elements != shape.num_elements() {
-            return Err(Unfit::Operand {
-                operand: "low bits",
-                found: format!("of {} elements", low_bits.elements),
-                parameter: format!("{:?}", shape.as_slice()),
-            });
+            return misfit("low bits", format!("of {} elements", low_bits.elements));
         }
         let are_dropped = match dtype {
             DType::BF16 => format.low_bytes() == 0,
@@ -183,23 +181,20 @@ pub(in crate::optim) fn check_step<const D: usize>(
             return Err(Unfit::LowBits(format));
         }
     }
-    for found in states {
-        if found != shape {
-            return Err(Unfit::Operand {
-                operand: "optimizer state",
-                found: format!("{:?}", found.as_slice()),
-                parameter: format!("{:?}", shape.as_slice()),
-            });
-        }
+    if let Some(found) = states.into_iter().find(|found| *found != shape) {
+        return misfit("optimizer state", format!("{:?}", found.as_slice()));
     }
     if formats.are_plain_for(parameter) {
         return Ok(());
     }
-    check_format(parameter, format)?;
+    if format != WeightFormat::Plain {
+        let what = format!("`WeightFormat::{format:?}`");
+        check_bf16(parameter, what, "`WeightFormat::Plain`")?;
+    }
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Unfit::StateFormat(dtype));
     }
-    check(parameter, gradient, &[])
+    check(parameter, gradient, [])
 }
 
 impl Form<Device> {

@@ -4,31 +4,29 @@
 mod cube;
 mod extension;
 mod fit;
-#[cfg(feature = "flex")]
-mod flex;
 mod formatted;
+mod gradient;
 #[cfg(feature = "cubecl")]
 mod group_extension;
 #[cfg(feature = "cubecl")]
 mod group_operands;
-mod group_pass;
-mod group_slices;
 mod group_step;
-mod groups;
 mod host;
 mod known_step;
 #[cfg(all(test, feature = "wgpu"))]
+#[path = "../../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
 mod operations;
+mod pass;
 #[cfg(feature = "remote")]
 mod remote;
 mod rule;
 
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
-use burn::tensor::{FloatDType, Shape, Tensor};
+use burn::tensor::Tensor;
 
 use super::call;
-use super::format::{Formats, LowBits};
+use super::format::{Noise, StateTensor, Weight, WeightFormat};
 use extension::Operands;
 pub(crate) use extension::SinglePass;
 
@@ -40,7 +38,7 @@ pub(crate) use remote::{UPDATE, run_update};
 pub use rule::Rule;
 
 /// Whether [`update`] has a fast kernel for the backend of `tensor`.
-pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
+fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
     #[allow(unreachable_patterns)] // What is there depends on the backends that are built.
     match tensor.clone().into_dispatch().kind {
         #[cfg(feature = "cubecl")]
@@ -53,21 +51,30 @@ pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
     }
 }
 
-/// Why a step in `formats` can't be, or would lose something.
-pub(super) fn refusal<const D: usize>(
-    formats: Formats,
-    parameter: &Tensor<D>,
-    gradient: &Tensor<D>,
-    states: impl IntoIterator<Item = Shape>,
-    low_bits: Option<&LowBits>,
-) -> Option<String> {
-    let checked = check_step(formats, parameter, gradient, states, low_bits);
-    checked.err().map(|reason| reason.to_string())
+/// Applies `rule` to the elements of a weight and of its states, and returns them. Where all are in floats of one type, and
+/// the weight is in no format, it is computed in that, or in f32 if it is half of it; else in f32 whatever they are stored
+/// in, in one pass over memory.
+pub(super) fn step<const D: usize>(
+    rule: Rule,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+    noise: Noise,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let dtype = weight.value.dtype();
+    let is_alike =
+        |state: &StateTensor<D>| matches!(state, StateTensor::Full(full) if full.dtype() == dtype);
+    if weight.format != WeightFormat::Plain || !states.iter().all(is_alike) {
+        return update_in_format(rule, weight, gradient, states, noise);
+    }
+    let states = states.into_iter().map(StateTensor::full).collect();
+    let (value, states) = update(rule, weight.value, gradient, states);
+    let states = states.into_iter().map(StateTensor::Full).collect();
+    (Weight { value, ..weight }, states)
 }
 
 /// Applies `rule` to the elements of `parameter` and of its `states`, and returns them. A buffer with
-/// one owner is written in place, others are copied. States of another float type are cast: Burn loads
-/// them from a record in that of its default device.
+/// one owner is written in place, others are copied.
 ///
 /// # Panics
 ///
@@ -78,13 +85,6 @@ pub(super) fn update<const D: usize>(
     gradient: Tensor<D>,
     states: Vec<Tensor<D>>,
 ) -> (Tensor<D>, Vec<Tensor<D>>) {
-    let float: FloatDType = parameter.dtype().into();
-    let states = states.into_iter();
-    let states = states.map(|state| match state.dtype() == parameter.dtype() {
-        true => state,
-        false => state.cast(float),
-    });
-    let states: Vec<Tensor<D>> = states.collect();
     fit::check(&parameter, &gradient, &states).unwrap_or_else(|error| panic!("{error}"));
     if !covers(&parameter) {
         return operations::update(rule.traced(), parameter, gradient, states);

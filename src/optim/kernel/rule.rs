@@ -1,13 +1,8 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-#[cfg(feature = "flex")]
-use burn::backend::flex::FlexTensor;
-
 use super::super::rule::{Traced, UpdateRule};
-#[cfg(feature = "flex")]
-use super::flex;
-use super::group_pass::GroupPass;
+use super::pass::Pass;
 
 /// A formula with the hyperparameters of a step, of whatever type it is.
 #[derive(Clone, Debug)]
@@ -30,20 +25,9 @@ impl Rule {
         self.0.traced()
     }
 
-    /// Applies it to every element, on `flex`.
-    #[cfg(feature = "flex")]
-    pub(super) fn update_on_flex(
-        &self,
-        parameter: FlexTensor,
-        gradient: FlexTensor,
-        states: Vec<FlexTensor>,
-    ) -> (FlexTensor, Vec<FlexTensor>) {
-        self.0.update_on_flex(parameter, gradient, states)
-    }
-
-    /// Applies it to groups of elements, on the processor.
-    pub(super) fn update_groups(&self, pass: GroupPass<'_>) {
-        self.0.update_groups(pass);
+    /// Applies it to every element, on the processor.
+    pub(super) fn run(&self, pass: Pass<'_>) {
+        self.0.run(pass);
     }
 }
 
@@ -51,14 +35,7 @@ impl Rule {
 trait AnyRule: Debug + Send + Sync {
     fn states(&self) -> usize;
     fn traced(&self) -> Traced;
-    #[cfg(feature = "flex")]
-    fn update_on_flex(
-        &self,
-        parameter: FlexTensor,
-        gradient: FlexTensor,
-        states: Vec<FlexTensor>,
-    ) -> (FlexTensor, Vec<FlexTensor>);
-    fn update_groups(&self, pass: GroupPass<'_>);
+    fn run(&self, pass: Pass<'_>);
 }
 
 #[derive(Debug)]
@@ -73,17 +50,7 @@ impl<R: UpdateRule<S>, const S: usize> AnyRule for Typed<R, S> {
         Traced::of(&self.0)
     }
 
-    #[cfg(feature = "flex")]
-    fn update_on_flex(
-        &self,
-        parameter: FlexTensor,
-        gradient: FlexTensor,
-        states: Vec<FlexTensor>,
-    ) -> (FlexTensor, Vec<FlexTensor>) {
-        flex::update(&self.0, parameter, gradient, states)
-    }
-
-    fn update_groups(&self, pass: GroupPass<'_>) {
+    fn run(&self, pass: Pass<'_>) {
         pass.run(&self.0);
     }
 }

@@ -57,7 +57,10 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
     let value = numbers(shape, 5);
     let (value, low_bits) = match format {
         WeightFormat::Stochastic => (value.cast(FloatDType::BF16), None),
-        _ => LowBits::split(value, format),
+        _ => {
+            let (value, low_bits) = LowBits::split(value, format);
+            (value, Some(low_bits))
+        }
     };
     Weight {
         value,

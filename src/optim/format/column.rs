@@ -1,0 +1,313 @@
+//! Elements as they lie in memory, read as numbers and written again.
+
+use burn::tensor::{DType, Element, bf16, f16};
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use pulp::{Arch, NullaryFnOnce};
+
+use super::noise::{Noise, threshold};
+use super::root::{Coding, GROUP, TO_THE_NEAREST, Values};
+use super::split;
+use super::weight::{WeightFormat, nearest};
+
+/// How elements are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kept {
+    /// In floats of this type, rounded to the nearest.
+    Floats(DType),
+    /// In bf16, with what the format keeps beside.
+    Weights(WeightFormat),
+    /// In codes, a scale in f32 for every group.
+    Codes(Coding),
+}
+
+impl Kept {
+    /// Bytes of the floats of a group, and of the words beside them.
+    fn group_bytes(self) -> [usize; 2] {
+        match self {
+            Self::Floats(dtype) => [GROUP * dtype.size(), 0],
+            Self::Weights(format) => [GROUP * 2, GROUP * format.low_bytes()],
+            Self::Codes(coding) => [4, coding.width.group_bytes()],
+        }
+    }
+}
+
+/// Some elements in memory, from the first of a group on.
+pub(crate) struct Column<'a> {
+    kept: Kept,
+    /// The elements, or the scales of groups.
+    floats: &'a mut [u8],
+    /// What is beside them: the low bits of elements, or codes, of whole groups.
+    words: &'a mut [u8],
+    /// A number for each group that has low bits, which tells the weights that they belong to from others.
+    marks: &'a mut [u32],
+}
+
+/// How a number between two is rounded.
+#[derive(Clone, Copy)]
+pub(crate) enum Dither<'a> {
+    ToTheNearest,
+    /// By the random bits of each element, those of the state of this index.
+    AtRandom(&'a [u32], usize),
+}
+
+impl<'a> Column<'a> {
+    /// `words` are the low bits of all groups, then their marks; or codes.
+    pub(crate) fn new(kept: Kept, floats: &'a mut [u8], words: &'a mut [u32]) -> Self {
+        let marks = match kept {
+            Kept::Weights(format) if format.low_bytes() > 0 => floats.len().div_ceil(2 * GROUP),
+            _ => 0,
+        };
+        let (words, marks) = words.split_at_mut(words.len() - marks);
+        Self {
+            kept,
+            floats,
+            words: cast_slice_mut(words),
+            marks,
+        }
+    }
+
+    /// Takes off the elements of so many groups.
+    pub(crate) fn take(&mut self, groups: usize) -> Self {
+        fn first<'a, T>(all: &mut &'a mut [T], length: usize) -> &'a mut [T] {
+            let length = length.min(all.len());
+            all.split_off_mut(..length).expect("there are as many")
+        }
+        let [floats, words] = self.kept.group_bytes();
+        Self {
+            kept: self.kept,
+            floats: first(&mut self.floats, groups * floats),
+            words: first(&mut self.words, groups * words),
+            marks: first(&mut self.marks, groups),
+        }
+    }
+
+    /// Whether random bits decide how an element is rounded.
+    pub(crate) fn is_dithered(&self) -> bool {
+        match self.kept {
+            Kept::Floats(_) | Kept::Weights(WeightFormat::Plain | WeightFormat::Split32) => false,
+            Kept::Weights(WeightFormat::Stochastic | WeightFormat::Split24) | Kept::Codes(_) => {
+                true
+            }
+        }
+    }
+
+    /// Whether they are numbers of this type.
+    pub(crate) fn are<N: Element>(&self) -> bool {
+        matches!(self.kept, Kept::Floats(dtype) if dtype == N::dtype())
+    }
+
+    /// The groups whose codes stand for NaN.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = usize> {
+        let scales = match self.kept {
+            Kept::Codes(_) => cast_slice::<u8, f32>(self.floats),
+            _ => &[],
+        };
+        let scales = scales.iter().enumerate();
+        scales.filter_map(|(group, scale)| scale.is_nan().then_some(group))
+    }
+
+    /// The elements as numbers of type `N`, f32 unless they are of that type: where they lie, or in `numbers`, which has
+    /// room for whole groups.
+    pub(crate) fn open<'s, N: Element + Pod>(&'s mut self, numbers: &'s mut [N]) -> &'s mut [N] {
+        if self.are::<N>() {
+            return cast_slice_mut(self.floats);
+        }
+        self.read(cast_slice_mut(numbers));
+        numbers
+    }
+
+    /// Puts so many `numbers` back, unless they lie where they were opened.
+    pub(crate) fn close<N: Element + Pod>(
+        &mut self,
+        numbers: &mut [N],
+        length: usize,
+        dither: Dither<'_>,
+    ) {
+        if !self.are::<N>() {
+            // What fills up a last group has no scale of its own.
+            let numbers = &mut numbers[..length.next_multiple_of(GROUP)];
+            numbers[length..].fill(N::zeroed());
+            self.write(cast_slice(numbers), dither);
+        }
+    }
+
+    /// Reads all elements.
+    pub(crate) fn read(&self, numbers: &mut [f32]) {
+        if !self.floats.is_empty() {
+            Arch::new().dispatch(Read(self, numbers));
+        }
+    }
+
+    /// Writes these in the place of all elements: whole groups, filled up with zeros.
+    pub(crate) fn write(&mut self, numbers: &[f32], dither: Dither<'_>) {
+        if !self.floats.is_empty() {
+            Arch::new().dispatch(Write(self, numbers, dither));
+        }
+    }
+
+    /// Puts the weights that were split in the place of what a cast has made of them, if there are some.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn mend(self) -> bool {
+        let Kept::Weights(format) = self.kept else {
+            return false;
+        };
+        let low = self.words.chunks_exact(GROUP * format.low_bytes());
+        let low = low.zip(&*self.marks);
+        let mut is_other = false;
+        for (weights, (low, mark)) in cast_slice_mut(self.floats).chunks_mut(GROUP).zip(low) {
+            if let Some(split) = split::as_split(format, &split::high(weights), low, *mark) {
+                split::put(&split, weights);
+                is_other = true;
+            }
+        }
+        is_other
+    }
+}
+
+impl Dither<'_> {
+    /// The thresholds of a group of a state.
+    #[inline(always)]
+    fn thresholds(self, group: usize) -> Values {
+        let Self::AtRandom(bits, state) = self else {
+            return TO_THE_NEAREST;
+        };
+        let mut thresholds = [0.0; GROUP];
+        for (threshold_of, bits) in thresholds.iter_mut().zip(&bits[group * GROUP..]) {
+            // A second state has the other half of the random bits.
+            *threshold_of = threshold(bits >> (16 * (state & 1)));
+        }
+        thresholds
+    }
+
+    /// What is added to a group of weights before they are cut off.
+    #[inline(always)]
+    fn random(self, group: usize) -> [u32; GROUP] {
+        // Half of the last of 24 bits, if to the nearest.
+        let mut random = [0x80; GROUP];
+        if let Self::AtRandom(bits, _) = self {
+            for (random, bits) in random.iter_mut().zip(&bits[group * GROUP..]) {
+                *random = Noise::more(*bits);
+            }
+        }
+        random
+    }
+}
+
+// What follows is compiled for what the processor can do. (Plain loops: closures are not.)
+
+struct Read<'a, 'c>(&'a Column<'c>, &'a mut [f32]);
+
+impl NullaryFnOnce for Read<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(column, numbers) = self;
+        let (floats, words) = (&*column.floats, &*column.words);
+        let groups = numbers.chunks_exact_mut(GROUP);
+        let [_, bytes] = column.kept.group_bytes();
+        match column.kept {
+            Kept::Floats(dtype) => Widen(dtype, floats, numbers).call(),
+            Kept::Weights(_) if bytes == 0 => Widen(DType::BF16, floats, numbers).call(),
+            Kept::Weights(format) => {
+                let weights = cast_slice(floats).chunks(GROUP);
+                let low = words.chunks_exact(bytes).zip(&*column.marks);
+                for ((numbers, weights), (low, mark)) in groups.zip(weights).zip(low) {
+                    let high = split::high(weights);
+                    numbers.copy_from_slice(&split::joined(format, &high, low, *mark));
+                }
+            }
+            Kept::Codes(coding) => {
+                let codes = words.chunks_exact(bytes).zip(cast_slice::<u8, f32>(floats));
+                for (numbers, (codes, scale)) in groups.zip(codes) {
+                    numbers.copy_from_slice(&coding.decode(codes, *scale));
+                }
+            }
+        }
+    }
+}
+
+struct Write<'a, 'c>(&'a mut Column<'c>, &'a [f32], Dither<'a>);
+
+impl NullaryFnOnce for Write<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(column, numbers, dither) = self;
+        let (floats, words) = (&mut *column.floats, &mut *column.words);
+        let groups = numbers.as_chunks::<GROUP>().0.iter().enumerate();
+        let [_, bytes] = column.kept.group_bytes();
+        match column.kept {
+            Kept::Floats(DType::F16) => {
+                for (float, number) in cast_slice_mut(floats).iter_mut().zip(numbers) {
+                    *float = f16::from_f32(*number);
+                }
+            }
+            Kept::Floats(DType::BF16) | Kept::Weights(WeightFormat::Plain) => {
+                for (float, number) in cast_slice_mut(floats).iter_mut().zip(numbers) {
+                    *float = nearest(*number);
+                }
+            }
+            Kept::Floats(_) => {
+                let floats = cast_slice_mut(floats);
+                floats.copy_from_slice(&numbers[..floats.len()]);
+            }
+            Kept::Weights(format) => {
+                let weights = cast_slice_mut(floats).chunks_mut(GROUP);
+                let mut low = words.chunks_exact_mut(bytes.max(1)).zip(&mut *column.marks);
+                for ((group, numbers), weights) in groups.zip(weights) {
+                    let random = dither.random(group);
+                    let high = if format == WeightFormat::Stochastic {
+                        split::rounded(numbers, &random)
+                    } else {
+                        let (low, mark) = low.next().expect("there are as many");
+                        let (high, marked) = split::split(format, numbers, &random, low);
+                        *mark = marked;
+                        high
+                    };
+                    split::put(&high, weights);
+                }
+            }
+            Kept::Codes(coding) => {
+                let codes = words.chunks_exact_mut(bytes).zip(cast_slice_mut(floats));
+                for ((group, numbers), (codes, scale)) in groups.zip(codes) {
+                    *scale = coding.encode(numbers, &dither.thresholds(group), codes);
+                }
+            }
+        }
+    }
+}
+
+/// Floats of a type as f32.
+pub(crate) struct Widen<'a>(
+    pub(crate) DType,
+    pub(crate) &'a [u8],
+    pub(crate) &'a mut [f32],
+);
+
+impl NullaryFnOnce for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(dtype, floats, numbers) = self;
+        match dtype {
+            DType::F16 => {
+                for (number, float) in numbers.iter_mut().zip(cast_slice::<u8, f16>(floats)) {
+                    *number = float.to_f32();
+                }
+            }
+            DType::BF16 => {
+                for (number, float) in numbers.iter_mut().zip(cast_slice::<u8, bf16>(floats)) {
+                    *number = float.to_f32();
+                }
+            }
+            DType::F32 => {
+                let floats = cast_slice(floats);
+                numbers[..floats.len()].copy_from_slice(floats);
+            }
+            dtype => panic!("{dtype:?} is not computed in f32"),
+        }
+    }
+}

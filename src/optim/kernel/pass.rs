@@ -1,0 +1,201 @@
+//! The single pass over memory, on the processor: what lies there as numbers is updated where it lies; the rest is read
+//! into numbers, a block at a time, updated, and written again.
+
+use std::array::from_fn;
+
+use burn::tensor::Element;
+use bytemuck::{Pod, cast_slice};
+use pulp::{Arch, NullaryFnOnce};
+
+use super::super::format::{Column, Dither, GROUP, Noise};
+use super::super::rule::{Number, UpdateRule};
+use super::gradient::Gradient;
+
+/// Elements of a block, which stays in the first cache.
+pub(super) const BLOCK: usize = 16 * GROUP;
+/// Elements that are computed together, in registers.
+const LANES: usize = 16;
+/// Elements that are worth a thread.
+const GRAIN: usize = 32 * BLOCK;
+
+/// A pass over a weight and its states, which a rule is to make.
+pub(super) struct Pass<'a> {
+    pub(super) length: usize,
+    pub(super) weight: Column<'a>,
+    pub(super) states: Vec<Column<'a>>,
+    pub(super) gradient: Gradient<'a>,
+    pub(super) noise: Noise,
+}
+
+impl Pass<'_> {
+    pub(super) fn run<const S: usize>(self, rule: &impl UpdateRule<S>) {
+        let mut states = self.states.into_iter();
+        let range = Range {
+            start: 0,
+            length: self.length,
+            weight: self.weight,
+            states: from_fn(|_| states.next().expect("a rule knows its states")),
+        };
+        if range.weight.are::<f64>() {
+            each::<f64, _, S>(rule, range, &self.gradient, self.noise);
+        } else {
+            each::<f32, _, S>(rule, range, &self.gradient, self.noise);
+        }
+    }
+}
+
+/// A range of elements.
+struct Range<'a, const S: usize> {
+    /// The index of the first.
+    start: usize,
+    length: usize,
+    weight: Column<'a>,
+    states: [Column<'a>; S],
+}
+
+/// Room for the numbers of a block.
+struct Room<N, const S: usize> {
+    gradients: [N; BLOCK],
+    weights: [N; BLOCK],
+    states: [[N; BLOCK]; S],
+    random: [u32; BLOCK],
+}
+
+/// Updates all elements, on several threads if they are many.
+fn each<N: Number + Element + Pod, R: UpdateRule<S>, const S: usize>(
+    rule: &R,
+    mut range: Range<'_, S>,
+    gradient: &Gradient<'_>,
+    noise: Noise,
+) {
+    if range.length > GRAIN {
+        let left = range.take((range.length / 2).next_multiple_of(GROUP));
+        rayon::join(
+            || each::<N, R, S>(rule, left, gradient, noise),
+            || each::<N, R, S>(rule, range, gradient, noise),
+        );
+        return;
+    }
+    blocks::<N, R, S>(rule, range, gradient, noise);
+}
+
+/// Updates all elements, block by block. (Not inlined, so that what splits has no room on the stack.)
+#[inline(never)]
+fn blocks<N: Number + Element + Pod, R: UpdateRule<S>, const S: usize>(
+    rule: &R,
+    mut range: Range<'_, S>,
+    gradient: &Gradient<'_>,
+    noise: Noise,
+) {
+    let mut room = Room {
+        gradients: [N::zeroed(); BLOCK],
+        weights: [N::zeroed(); BLOCK],
+        states: [[N::zeroed(); BLOCK]; S],
+        random: [0; BLOCK],
+    };
+    while range.length > 0 {
+        let block = range.take(range.length.min(BLOCK));
+        block.update(rule, gradient, noise, &mut room);
+    }
+}
+
+impl<const S: usize> Range<'_, S> {
+    /// Takes off so many elements: whole groups, or all.
+    fn take(&mut self, length: usize) -> Self {
+        let (start, groups) = (self.start, length.div_ceil(GROUP));
+        self.start += length;
+        self.length -= length;
+        Self {
+            start,
+            length,
+            weight: self.weight.take(groups),
+            states: self.states.each_mut().map(|state| state.take(groups)),
+        }
+    }
+
+    /// Updates a block.
+    fn update<N: Number + Element + Pod>(
+        mut self,
+        rule: &impl UpdateRule<S>,
+        gradient: &Gradient<'_>,
+        noise: Noise,
+        room: &mut Room<N, S>,
+    ) {
+        let length = self.length;
+        let gradients = gradient.open(self.start, &mut room.gradients[..length]);
+        if self.weight.is_dithered() || self.states.iter().any(Column::is_dithered) {
+            noise.fill(self.start, cast_slice(gradients), &mut room.random);
+        }
+        let broken: Vec<usize> = self.states.iter().flat_map(Column::broken).collect();
+        let weights = &mut self.weight.open(&mut room.weights)[..length];
+        let mut states = self.states.iter_mut().zip(&mut room.states);
+        let states = from_fn(|_| {
+            let (state, room) = states.next().expect("there are as many");
+            &mut state.open(room)[..length]
+        });
+        Arch::new().dispatch(Run(rule, weights, gradients, states));
+        for group in broken {
+            // Lion takes a sign, and NaN has none.
+            let end = length.min((group + 1) * GROUP);
+            weights[group * GROUP..end].fill(N::of(f64::NAN));
+        }
+        let states = self.states.iter_mut().zip(&mut room.states);
+        for (index, (state, numbers)) in states.enumerate() {
+            state.close(numbers, length, Dither::AtRandom(&room.random, index));
+        }
+        let dither = Dither::AtRandom(&room.random, 0);
+        self.weight.close(&mut room.weights, length, dither);
+    }
+}
+
+/// The inner loop, compiled for what the processor can do.
+struct Run<'a, R, N, const S: usize>(&'a R, &'a mut [N], &'a [N], [&'a mut [N]; S]);
+
+impl<R: UpdateRule<S>, N: Number, const S: usize> NullaryFnOnce for Run<'_, R, N, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(rule, weights, gradients, mut states) = self;
+        // Its own, so that hyperparameters stay in registers whatever is written.
+        let rule = &rule.clone();
+        let length = weights.len();
+        let whole = length - length % LANES;
+        for start in (0..whole).step_by(LANES) {
+            lanes::<N, R, S, LANES>(rule, weights, gradients, &mut states, start);
+        }
+        for start in whole..length {
+            lanes::<N, R, S, 1>(rule, weights, gradients, &mut states, start);
+        }
+    }
+}
+
+/// Updates `L` elements. They are read before any is written, so the compiler need not ask whether the buffers overlap.
+/// (Plain loops: closures are compiled for any processor.)
+#[inline(always)]
+fn lanes<N: Number, R: UpdateRule<S>, const S: usize, const L: usize>(
+    rule: &R,
+    weights: &mut [N],
+    gradients: &[N],
+    states: &mut [&mut [N]; S],
+    start: usize,
+) {
+    let mut values = load::<N, L>(weights, start);
+    let gradients = load::<N, L>(gradients, start);
+    let mut rows = [[N::of(0.0); L]; S];
+    for state in 0..S {
+        rows[state] = load::<N, L>(states[state], start);
+    }
+    rule.update_lanes(&mut values, &gradients, &mut rows);
+    weights[start..start + L].copy_from_slice(&values);
+    for state in 0..S {
+        states[state][start..start + L].copy_from_slice(&rows[state]);
+    }
+}
+
+#[inline(always)]
+fn load<N: Number, const L: usize>(from: &[N], start: usize) -> [N; L] {
+    let mut values = [N::of(0.0); L];
+    values.copy_from_slice(&from[start..start + L]);
+    values
+}
