@@ -71,19 +71,24 @@ pub struct FusedConfig {
     /// weights of blocks, too.
     pub offload: Option<OffloadConfig>,
     /// What each of several devices keeps of the parameters that it does not own. On one device this says nothing, nor do
-    /// `ownership`, `max_lead` and `draws_random_numbers`.
+    /// `ownership` and `draws_random_numbers`.
     #[config(default = "Sharding::State")]
     pub sharding: Sharding,
     /// Which of several devices owns a parameter.
     #[config(default = "Ownership::ByParamId")]
     pub ownership: Ownership,
-    /// How many gradients one of several devices may be ahead of the slowest.
+    /// Bytes of gradients and weights that each device may have under way between where parameters rest and where they are computed
+    /// with, beside a single one; one that is larger goes alone.
     ///
-    /// Gradients that have arrived at their owner wait there for those of the other devices: for N of them that are
-    /// read in the same order at most (N - 1) (`max_lead` + 1). Devices that compute them in another order, or have
-    /// none for many parameters, let more of them wait.
-    #[config(default = 2)]
-    pub max_lead: usize,
+    /// With [offload](Self::offload), gradients that have left the device and are not used yet, and weights that are brought
+    /// before the block that reads them runs: the backward pass waits for the former, and the latter come when they are read.
+    /// With several devices, gradients that one has sent more than the slowest: they wait at their owner, for N devices that read
+    /// parameters in the same order at most (N - 1) times so many bytes and those of one gradient. Devices that compute
+    /// gradients in another order, or have none for many parameters, let more of them wait; the slowest never does.
+    ///
+    /// By default a quarter more than the largest parameter has, so that one is used while the next is computed, and the
+    /// weights of one block.
+    pub max_bytes_under_way: Option<usize>,
     /// Whether the closures of several devices may draw random numbers (dropout, noise). If so, their forward passes take
     /// turns at Burn's random generators, which are one a process; if not, they run at once.
     ///
@@ -159,12 +164,12 @@ impl FusedConfig {
                 compute_dtype,
                 sharding,
                 ownership,
-                max_lead,
+                max_bytes_under_way,
                 draws_random_numbers,
                 ..
             } = *config;
-            let ranks = (sharding, ownership, max_lead, draws_random_numbers);
-            (compute_dtype, ranks)
+            let ranks = (sharding, ownership, draws_random_numbers);
+            (compute_dtype, max_bytes_under_way, ranks)
         };
         how(self) == how(other) && self.offload == other.offload
     }

@@ -37,7 +37,7 @@ pub(crate) struct Layout {
 }
 
 /// Where a value rests, and is stepped.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Site {
     /// Without autodiff.
     pub(crate) device: Device,
@@ -63,9 +63,11 @@ impl Layout {
     pub(crate) fn new(
         compute_dtype: Option<FloatDType>,
         offload: Option<&OffloadConfig>,
+        max_bytes_under_way: Option<usize>,
         device: &Device,
     ) -> Result<Self, FusedError> {
-        let placement = offload.map(|offload| Placement::new(offload.clone(), device));
+        let placement =
+            offload.map(|offload| Placement::new(offload.clone(), max_bytes_under_way, device));
         Ok(Self {
             device: None,
             compute_dtype,
@@ -133,7 +135,7 @@ impl Layout {
     /// The most bytes that this rank has held in the last pass, beside the weights that rest there.
     pub(crate) fn most_held(&self) -> usize {
         self.member()
-            .map_or(0, |member| member.group.most_held(member.rank))
+            .map_or(0, |member| member.group.ledger.most(member.rank))
     }
 
     /// Whether this rank may keep a parameter between two passes.
@@ -169,11 +171,14 @@ impl Layout {
         &self,
         compute_dtype: Option<FloatDType>,
         offload: Option<&OffloadConfig>,
+        max_bytes_under_way: Option<usize>,
         device: &Device,
     ) -> bool {
         let placed = match (&self.placement, offload) {
             (None, None) => true,
-            (Some(placement), Some(offload)) => placement.is_of(offload, device),
+            (Some(placement), Some(offload)) => {
+                placement.is_of(offload, max_bytes_under_way, device)
+            }
             _ => false,
         };
         placed && self.compute_dtype == compute_dtype
@@ -183,7 +188,7 @@ impl Layout {
     pub(crate) fn site(&self, id: ParamId, elements: usize, dtype: DType, device: &Device) -> Site {
         let is_cast = self.compute_dtype(dtype) != dtype;
         let waits = |placement: &&Arc<Placement>| {
-            placement.rests_on_host(elements) || (is_cast && !placement.states_wait())
+            placement.config.rests_on_host(elements) || (is_cast && !placement.config.states_wait())
         };
         match self.placement().filter(waits) {
             Some(placement) => Site {
@@ -227,7 +232,9 @@ impl Layout {
     ) -> Holding {
         let replicates = self.replicates(id);
         if site.is_host {
-            let keeps = self.placement().is_some_and(|it| it.keeps_copies());
+            let keeps = self
+                .placement()
+                .is_some_and(|it| it.config.waiting_blocks().is_none());
             return match keeps && replicates {
                 true => Holding::Kept,
                 false => Holding::ForRead,
@@ -252,7 +259,8 @@ impl Layout {
         let shards = |member: &Membership| !member.group.replicates_weights();
         let shards = self.among_others().is_some_and(shards);
         let waits = |placement: &&Arc<Placement>| {
-            placement.waiting_blocks().is_some() || (shards && !placement.states_wait())
+            placement.config.waiting_blocks().is_some()
+                || (shards && !placement.config.states_wait())
         };
         self.placement().filter(waits)
     }

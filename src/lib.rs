@@ -68,6 +68,7 @@ mod linear_cross_entropy;
 mod load;
 #[cfg(feature = "store")]
 mod load_store;
+mod lock;
 mod loss;
 pub mod memory;
 mod offload;
@@ -84,9 +85,12 @@ mod record;
 mod remote_server;
 mod replica;
 mod report;
+#[cfg(test)]
+mod schedule;
 mod tap;
 #[cfg(feature = "train")]
 pub mod train;
+mod under_way;
 mod weights;
 mod worker;
 

@@ -5,6 +5,7 @@ use std::thread::{self, ThreadId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::caught::catch;
+use crate::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -38,6 +39,8 @@ impl Worker {
             .name(name.to_string())
             .spawn(move || {
                 for (bytes, job) in queue {
+                    #[cfg(test)]
+                    crate::schedule::point();
                     let _finished = Finished {
                         under_way: &done,
                         bytes,
@@ -57,6 +60,7 @@ impl Worker {
 
     /// Gives the thread a job with so many bytes: when no more than `limit` are under way with them, or nothing is.
     pub(crate) fn give(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
+        lock::check_none_held("a job is given to a thread");
         let mut load = self.under_way.load.lock();
         while load.jobs > 0 && load.bytes + bytes > limit {
             self.under_way.less.wait(&mut load);
@@ -73,6 +77,7 @@ impl Worker {
         if thread::current().id() == self.thread {
             return;
         }
+        lock::check_none_held("a thread is waited for");
         let mut load = self.under_way.load.lock();
         while load.jobs > 0 {
             self.under_way.less.wait(&mut load);

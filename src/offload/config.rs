@@ -62,10 +62,6 @@ pub struct OffloadConfig {
     /// [float type](crate::FusedConfig::compute_dtype): a transfer would cost more than they do.
     #[config(default = 4096)]
     pub min_elements: usize,
-    /// Bytes of gradients that may be on their way to the host or in an update, beside a single one: where there
-    /// are more, the backward pass waits. By default a quarter more than the largest parameter has, so that one is
-    /// updated while the next is computed.
-    pub max_in_flight: Option<usize>,
 }
 
 impl OffloadConfig {
@@ -97,9 +93,17 @@ impl OffloadConfig {
         self.states_wait().then_some(self.min_elements)
     }
 
+    /// Of which blocks the weights wait, if those of any do; else the device keeps a copy of what rests on the host.
+    pub(crate) fn waiting_blocks(&self) -> Option<WaitingBlocks> {
+        match self.offload {
+            Offload::Weights(blocks) => Some(blocks),
+            Offload::States | Offload::Updates => None,
+        }
+    }
+
     /// Whether a frozen parameter of so many elements waits on the host.
     pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
-        matches!(self.offload, Offload::Weights(_)) && elements >= self.min_elements
+        self.waiting_blocks().is_some() && elements >= self.min_elements
     }
 
     /// What the device keeps between two steps of weights of so many bytes that rest on the host, as if all were

@@ -1,25 +1,25 @@
 use std::fmt::{Debug, Formatter};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::config::{Offload, OffloadConfig, WaitingBlocks};
+use super::config::OffloadConfig;
 use crate::device;
 use crate::error::FusedError;
 use crate::tap;
+use crate::under_way::Limit;
 use crate::worker::Worker;
 
 /// Where the parts of a training are, and who moves them.
 pub(crate) struct Placement {
-    config: OffloadConfig,
+    pub(crate) config: OffloadConfig,
     /// Where the model computes, with autodiff.
     device: Device,
     /// What waits there is without autodiff.
     host: Device,
     to_host: Worker,
     to_device: Worker,
-    /// Bytes of the largest parameter that rests on the host.
-    largest: AtomicUsize,
+    /// Of what goes either way.
+    limit: Limit,
 }
 
 impl Debug for Placement {
@@ -30,8 +30,12 @@ impl Debug for Placement {
 }
 
 impl Placement {
-    /// The placement of a model that computes on `device`; `config` has been checked.
-    pub(crate) fn new(config: OffloadConfig, device: &Device) -> Result<Self, FusedError> {
+    /// The placement of a model that computes on `device`, with so many bytes under way; `config` has been checked.
+    pub(crate) fn new(
+        config: OffloadConfig,
+        max_bytes_under_way: Option<usize>,
+        device: &Device,
+    ) -> Result<Self, FusedError> {
         let host = config.host.device()?;
         if device.clone().inner() == host {
             return Err(FusedError::Offload {
@@ -64,23 +68,22 @@ impl Placement {
         Ok(Self {
             to_host: worker("to host")?,
             to_device: worker("to device")?,
-            largest: AtomicUsize::new(0),
+            limit: Limit::new(max_bytes_under_way),
             config,
             device,
             host,
         })
     }
 
-    /// A parameter of so many bytes rests on the host.
-    pub(crate) fn houses(&self, bytes: usize) {
-        self.largest.fetch_max(bytes, Ordering::Relaxed);
+    /// Of what goes either way.
+    pub(crate) fn limit(&self) -> &Limit {
+        &self.limit
     }
 
     /// Brings a gradient of so many bytes to the host and steps its parameter there, beside what this thread does;
     /// waits while too much is under way.
     pub(crate) fn send_home(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
-        let largest = self.largest.load(Ordering::Relaxed);
-        let limit = self.config.max_in_flight.unwrap_or(largest + largest / 4);
+        let limit = self.limit.of_gradients();
         let device = self.device.clone();
         self.to_host.give(bytes, limit, move || {
             step();
@@ -129,12 +132,17 @@ impl Placement {
 
     /// The same with threads of its own.
     pub(crate) fn again(&self) -> Result<Self, FusedError> {
-        Self::new(self.config.clone(), &self.device)
+        Self::new(self.config.clone(), self.limit.max(), &self.device)
     }
 
-    /// Whether it is that of `config`, with a model that computes on `device`.
-    pub(crate) fn is_of(&self, config: &OffloadConfig, device: &Device) -> bool {
-        self.config == *config && self.device == *device
+    /// Whether it is that of `config`, with a model that computes on `device` and so many bytes under way.
+    pub(crate) fn is_of(
+        &self,
+        config: &OffloadConfig,
+        max_bytes_under_way: Option<usize>,
+        device: &Device,
+    ) -> bool {
+        self.config == *config && self.limit.max() == max_bytes_under_way && self.device == *device
     }
 
     /// Where the model computes, with autodiff.
@@ -145,34 +153,6 @@ impl Placement {
     /// Where things wait, without autodiff.
     pub(crate) fn host(&self) -> &Device {
         &self.host
-    }
-
-    /// Whether a parameter of so many elements rests on the host, and is stepped there.
-    pub(crate) fn rests_on_host(&self, elements: usize) -> bool {
-        self.config.rests_on_host(elements)
-    }
-
-    /// Whether optimizer states wait on the host while the parameters rest on the device.
-    pub(crate) fn states_wait(&self) -> bool {
-        self.config.states_wait()
-    }
-
-    /// Whether a frozen parameter of so many elements waits on the host.
-    pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
-        self.config.frozen_waits(elements)
-    }
-
-    /// Whether the device keeps a copy of what rests on the host, until more is known.
-    pub(crate) fn keeps_copies(&self) -> bool {
-        self.waiting_blocks().is_none()
-    }
-
-    /// Of which blocks the weights wait, if those of any do.
-    pub(crate) fn waiting_blocks(&self) -> Option<WaitingBlocks> {
-        match self.config.offload {
-            Offload::Weights(blocks) => Some(blocks),
-            Offload::States | Offload::Updates => None,
-        }
     }
 }
 

@@ -25,6 +25,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::caught::catch;
 use crate::error::FusedError;
+use crate::lock;
 use crate::offload::Placement;
 use crate::policy::Plan;
 use crate::replica::{Membership, Turn};
@@ -290,6 +291,7 @@ impl Pass {
 
     /// Calls a hook for the parameter of this path.
     pub(crate) fn call_hook<R>(self: &Arc<Self>, path: &str, hook: impl FnOnce() -> R) -> R {
+        lock::check_none_held("a hook is called");
         let _counted = Counted::one_in(&self.hooks);
         let _scope = Scope::hook(self, path).enter();
         hook()

@@ -2,6 +2,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::lock;
+
 /// So long a rank waits before it looks what the others do.
 const LOOK_AFTER: Duration = Duration::from_secs(5);
 /// So long it waits for one of which it does not know what it does.
@@ -13,19 +15,20 @@ pub(crate) struct Stuck;
 
 /// How far one rank may run ahead of another in a backward pass.
 ///
-/// A gradient that has arrived waits at the owner for those of the other ranks. So a rank that has sent more
-/// gradients than the slowest, and than `max_lead` beyond, waits for it, however long that takes. The slowest never waits:
-/// ranks that compute their gradients in opposed orders come through, too.
+/// A gradient that has arrived waits at the owner for those of the other ranks. So a rank that has sent more bytes of
+/// gradients than the slowest, and than the limit beyond, waits for it, however long that takes. The slowest never waits:
+/// ranks that compute their gradients in opposed orders come through, and so does a gradient larger than the limit.
 ///
 /// A rank waits in Burn's backward pass, which locks its autodiff graph, and that may be the graph of the slowest, too,
 /// where both compute with one tracked tensor. So all wait for the last forward pass before the first backward pass
 /// begins, and one that has asked for its backward pass and gets no step of it done is stuck, as is one that is stuck in
 /// a block. Only of a closure that runs the backward pass itself nobody knows how far it is before its first gradient.
 #[derive(Debug)]
-pub(super) struct Flow {
-    max_lead: usize,
-    /// Of a pass, at most.
-    gradients: usize,
+pub(crate) struct Flow {
+    /// Bytes that one may have sent more than another.
+    limit: usize,
+    /// Of all gradients of a pass.
+    bytes: usize,
     look_after: Duration,
     patience: Duration,
     ranks: Mutex<Ranks>,
@@ -48,14 +51,14 @@ enum Standing {
     Forward,
     /// It has asked for its backward pass.
     Ready(Instant),
-    /// In its backward pass, it has sent so many gradients.
+    /// In its backward pass, it has sent so many bytes.
     Backward(usize),
     /// It sends no more.
     Through,
 }
 
 impl Ranks {
-    /// The fewest gradients that one has sent of which some are to come.
+    /// The fewest bytes that one has sent of which some are to come.
     fn least(&self) -> Option<usize> {
         let sent = self.standing.iter().filter_map(|standing| match standing {
             Standing::Forward | Standing::Ready(_) => Some(0),
@@ -71,11 +74,11 @@ impl Ranks {
 }
 
 impl Flow {
-    /// Of ranks that send so many `gradients` in a pass, at most.
-    pub(super) fn new(ranks: usize, max_lead: usize, gradients: usize) -> Self {
+    /// Of ranks that send gradients of so many `bytes` in a pass, at most.
+    pub(super) fn new(ranks: usize, limit: usize, bytes: usize) -> Self {
         Self {
-            max_lead,
-            gradients,
+            limit,
+            bytes,
             look_after: LOOK_AFTER,
             patience: PATIENCE,
             ranks: Mutex::new(Ranks {
@@ -101,12 +104,13 @@ impl Flow {
     }
 
     /// The rank is about to begin its backward pass; waits until all others are.
-    pub(super) fn ready(&self, rank: usize) {
+    pub(crate) fn ready(&self, rank: usize) {
+        lock::check_none_held("other ranks are waited for");
         let mut ranks = self.ranks.lock();
         ranks.standing[rank] = Standing::Ready(Instant::now());
         self.changed.notify_all();
         // One that can't be too far ahead has nothing to wait for, later either.
-        while self.max_lead < self.gradients
+        while self.limit < self.bytes
             && ranks.failed.is_none()
             && ranks.any(|standing| *standing == Standing::Forward)
         {
@@ -116,24 +120,32 @@ impl Flow {
     }
 
     /// The backward pass of the rank has begun.
-    pub(super) fn begun(&self, rank: usize) {
+    pub(crate) fn begun(&self, rank: usize) {
         self.ranks.lock().standing[rank] = Standing::Backward(0);
     }
 
-    /// The rank has sent one gradient more; waits while it is too far ahead. An error if `is_stuck` says that waiting is
-    /// in vain.
-    pub(super) fn sent(&self, rank: usize, is_stuck: impl Fn() -> bool) -> Result<(), Stuck> {
+    /// The rank has sent a gradient of so many `bytes`; waits while it is too far ahead. An error if `is_stuck` says that
+    /// waiting is in vain.
+    pub(crate) fn sent(
+        &self,
+        rank: usize,
+        bytes: usize,
+        is_stuck: impl Fn() -> bool,
+    ) -> Result<(), Stuck> {
+        lock::check_none_held("other ranks are waited for");
+        #[cfg(test)]
+        crate::schedule::point();
         let mut ranks = self.ranks.lock();
         let sent = match ranks.standing[rank] {
-            Standing::Forward | Standing::Ready(_) => 1,
-            Standing::Backward(before) => before + 1,
+            Standing::Forward | Standing::Ready(_) => bytes,
+            Standing::Backward(before) => before + bytes,
             Standing::Through => return Ok(()),
         };
         ranks.standing[rank] = Standing::Backward(sent);
         self.changed.notify_all();
         let ahead = |ranks: &Ranks| {
             let least = ranks.least();
-            least.is_some_and(|least| sent - least > self.max_lead)
+            least.is_some_and(|least| sent - least > self.limit)
         };
         let begun = Instant::now();
         while ranks.failed.is_none() && !ranks.is_free && ahead(&ranks) {
@@ -164,12 +176,12 @@ impl Flow {
     }
 
     /// The rank has failed: nobody waits for it.
-    pub(super) fn fail(&self, rank: usize) {
+    pub(crate) fn fail(&self, rank: usize) {
         self.ranks.lock().failed.get_or_insert(rank);
         self.changed.notify_all();
     }
 
-    pub(super) fn failed(&self) -> Option<usize> {
+    pub(crate) fn failed(&self) -> Option<usize> {
         self.ranks.lock().failed
     }
 
@@ -182,7 +194,7 @@ impl Flow {
         self.changed.notify_all();
     }
 
-    pub(super) fn take_part(&self, rank: usize) -> Part<'_> {
+    pub(crate) fn take_part(&self, rank: usize) -> Part<'_> {
         Part {
             flow: self,
             rank,

@@ -5,9 +5,10 @@ use burn::module::ParamId;
 use burn::tensor::Device;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::flow::{Flow, Part, Stuck};
-use super::ledger::{Hold, Ledger};
-use super::ownership::{Ownership, Sharding};
+use super::flow::Flow;
+use super::ledger::Ledger;
+use super::ownership::{Ownership, Sharding, Size};
+use crate::under_way::Limit;
 
 /// The ranks that train a model together.
 #[derive(Debug)]
@@ -18,9 +19,11 @@ pub(crate) struct Group {
     /// Whether ranks take turns to draw random numbers.
     draws: bool,
     owners: HashMap<ParamId, usize>,
-    flow: Flow,
+    /// How far the ranks are in a pass.
+    pub(crate) flow: Flow,
     wire: Mutex<()>,
-    ledger: Ledger,
+    /// What each holds beside what rests there.
+    pub(crate) ledger: Ledger,
 }
 
 /// One of the ranks of a group.
@@ -31,17 +34,20 @@ pub(crate) struct Membership {
 }
 
 impl Group {
-    /// Of parameters that are given with their paths and numbers of elements.
+    /// Of parameters that are given with their paths and sizes.
     pub(crate) fn new(
         devices: Vec<Device>,
         sharding: Sharding,
         ownership: Ownership,
-        max_lead: usize,
+        max_bytes_under_way: Option<usize>,
         draws: bool,
-        parameters: Vec<(ParamId, String, usize)>,
+        parameters: Vec<Size>,
     ) -> Self {
+        let limit = Limit::new(max_bytes_under_way);
+        parameters.iter().for_each(|size| limit.note(size.bytes));
+        let bytes = parameters.iter().map(|size| size.bytes).sum();
         Self {
-            flow: Flow::new(devices.len(), max_lead, parameters.len()),
+            flow: Flow::new(devices.len(), limit.of_gradients(), bytes),
             owners: ownership.assign(parameters, devices.len()),
             wire: Mutex::default(),
             ledger: Ledger::new(devices.len()),
@@ -83,47 +89,6 @@ impl Group {
     pub(crate) fn begin(&self, takes_part: &[bool]) {
         self.flow.begin(takes_part);
         self.ledger.begin();
-    }
-
-    /// Counts bytes of a weight or gradient as held by `rank` until what is returned is dropped.
-    pub(crate) fn hold(&self, rank: usize, bytes: usize) -> Hold {
-        self.ledger.hold(rank, bytes)
-    }
-
-    /// The most bytes that `rank` has held in the last pass, beside the weights that rest there.
-    pub(crate) fn most_held(&self, rank: usize) -> usize {
-        self.ledger.most(rank)
-    }
-
-    /// The part of a rank in it.
-    pub(crate) fn take_part(&self, rank: usize) -> Part<'_> {
-        self.flow.take_part(rank)
-    }
-
-    /// A rank has failed in it.
-    pub(crate) fn fail(&self, rank: usize) {
-        self.flow.fail(rank);
-    }
-
-    /// The first rank that has failed in it.
-    pub(crate) fn failed(&self) -> Option<usize> {
-        self.flow.failed()
-    }
-
-    /// A rank is about to begin its backward pass; waits until the others are.
-    pub(crate) fn ready(&self, rank: usize) {
-        self.flow.ready(rank);
-    }
-
-    /// The backward pass of a rank has begun.
-    pub(crate) fn begun(&self, rank: usize) {
-        self.flow.begun(rank);
-    }
-
-    /// A rank has sent a gradient; waits while it is too far ahead of the others.
-    /// An error if `is_stuck` says that waiting is in vain.
-    pub(crate) fn has_sent(&self, rank: usize, is_stuck: impl Fn() -> bool) -> Result<(), Stuck> {
-        self.flow.sent(rank, is_stuck)
     }
 
     /// Nothing else travels between its devices until what is returned is dropped.

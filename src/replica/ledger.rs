@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 
 /// The bytes of weights and gradients that each rank holds beside what rests there.
 #[derive(Clone, Debug)]
-pub(super) struct Ledger(Arc<Vec<Mutex<Account>>>);
+pub(crate) struct Ledger(Arc<Vec<Mutex<Account>>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
@@ -18,7 +18,7 @@ impl Ledger {
     }
 
     /// Counts bytes as held by `rank` until what is returned is dropped.
-    pub(super) fn hold(&self, rank: usize, bytes: usize) -> Hold {
+    pub(crate) fn hold(&self, rank: usize, bytes: usize) -> Hold {
         let mut account = self.0[rank].lock();
         account.now += bytes;
         account.most = account.most.max(account.now);
@@ -37,8 +37,8 @@ impl Ledger {
         }
     }
 
-    /// The most that `rank` has held at once since then.
-    pub(super) fn most(&self, rank: usize) -> usize {
+    /// The most that `rank` has held at once in the last pass.
+    pub(crate) fn most(&self, rank: usize) -> usize {
         self.0[rank].lock().most
     }
 }

@@ -12,5 +12,6 @@ mod turn;
 
 pub(crate) use group::{Group, Membership};
 pub(crate) use ledger::Hold;
+pub(crate) use ownership::Size;
 pub use ownership::{Ownership, Sharding};
 pub(crate) use turn::Turn;

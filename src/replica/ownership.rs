@@ -1,5 +1,6 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::config::Config;
 use burn::module::ParamId;
@@ -34,17 +35,23 @@ pub enum Ownership {
     MainDevice,
 }
 
+/// How large a parameter is.
+#[derive(Clone, Debug)]
+pub(crate) struct Size {
+    pub(crate) id: ParamId,
+    pub(crate) path: Arc<str>,
+    pub(crate) elements: usize,
+    pub(crate) bytes: usize,
+}
+
 impl Ownership {
-    /// The owners among `ranks` of parameters, given with their paths and numbers of elements.
-    pub(super) fn assign(
-        self,
-        mut parameters: Vec<(ParamId, String, usize)>,
-        ranks: usize,
-    ) -> HashMap<ParamId, usize> {
+    /// The owners among `ranks` of parameters of these sizes.
+    pub(super) fn assign(self, mut parameters: Vec<Size>, ranks: usize) -> HashMap<ParamId, usize> {
         let mut elements_of = vec![0; ranks];
         // Of equal ones the first by path, so that the owners are the same in every run.
-        parameters.sort_by(|a, b| (Reverse(a.2), &a.1).cmp(&(Reverse(b.2), &b.1)));
-        let owner = |(id, _, elements): (ParamId, String, usize)| {
+        let key = |size: &Size| (Reverse(size.elements), size.path.clone());
+        parameters.sort_by_cached_key(key);
+        let owner = |Size { id, elements, .. }: Size| {
             let least = (0..ranks)
                 .min_by_key(|rank| elements_of[*rank])
                 .unwrap_or(0);
@@ -68,8 +75,12 @@ mod tests {
     fn the_largest_parameter_has_a_rank_to_itself() {
         let sizes = [900, 10, 10, 300, 290, 5, 280, 20];
         let parameters = sizes.iter().enumerate();
-        let parameters =
-            parameters.map(|(id, size)| (ParamId::from(id as u64), id.to_string(), *size));
+        let parameters = parameters.map(|(id, elements)| Size {
+            id: ParamId::from(id as u64),
+            path: id.to_string().into(),
+            elements: *elements,
+            bytes: 4 * elements,
+        });
         let owners = Ownership::BySize.assign(parameters.collect(), 3);
         let of = |rank| {
             let owned = owners.iter().filter(|(_, owner)| **owner == rank);

@@ -7,6 +7,7 @@ use parking_lot::{Condvar, Mutex};
 use super::group::Group;
 use crate::device::hand_over;
 use crate::error::FusedError;
+use crate::lock;
 
 /// So long others wait for the turn of a group that shows no sign of life.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -125,6 +126,7 @@ impl Turn {
         group: &Arc<Group>,
         device: &Device,
     ) -> Result<Self, FusedError> {
+        lock::check_none_held("the turn of other ranks is waited for");
         let taken = TURNS.take(address(owner), address(group));
         taken.map_err(Kept::error)?;
         let device = device.clone();

@@ -4,7 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::extension::{Delivery, GradientSink, Passed, TapBackend};
-use super::{join, lift, sweep};
+use super::{lift, sweep};
 
 /// Depth between two ticks.
 ///
@@ -28,9 +28,9 @@ const SPACING: usize = 64;
 pub(crate) struct Clock {
     device: Device,
     strategy: GradientCheckpointingStrategy,
-    ticks: Vec<Tensor<1>>,
+    ticks: Vec<DispatchTensor>,
     /// What is deeper than so many reads, and tracked.
-    below: Option<(usize, Tensor<1>)>,
+    below: Option<(usize, DispatchTensor)>,
 }
 
 impl Clock {
@@ -56,45 +56,48 @@ impl Clock {
             self.ticks.push(next(last));
             sweep(&self.device);
         }
-        self.ticks[index].clone().into_dispatch()
+        self.ticks[index].clone()
     }
 
     /// A tracked tensor that is deeper than the ticks of so many reads.
     pub(crate) fn below(&mut self, reads: usize) -> DispatchTensor {
-        let is_deep = |(deep, _): &&(usize, Tensor<1>)| *deep >= reads;
+        let is_deep = |(deep, _): &&(usize, DispatchTensor)| *deep >= reads;
         if let Some((_, below)) = self.below.as_ref().filter(is_deep) {
-            return below.clone().into_dispatch();
+            return below.clone();
         }
         let deepest = (0..=reads).fold(self.start(), |tick, _| {
             sweep(&self.device);
             next(tick)
         });
-        let leaf = self.start().require_grad();
-        let below = join(deepest, leaf.into_dispatch(), Arc::new(Untracked));
+        let leaf = lift(self.zero(), self.strategy).require_grad();
+        let below = deeper(deepest, leaf.into_dispatch());
         sweep(&self.device);
         self.below = Some((reads, below.clone()));
-        below.into_dispatch()
+        below
     }
 
     /// Above all ticks.
-    fn start(&self) -> Tensor<1> {
-        lift(Tensor::zeros([1], &self.device), self.strategy)
+    fn start(&self) -> DispatchTensor {
+        lift(self.zero(), self.strategy).into_dispatch()
+    }
+
+    fn zero(&self) -> Tensor<1> {
+        Tensor::zeros([1], &self.device)
     }
 }
 
 /// The tick after this one.
-fn next(tick: Tensor<1>) -> Tensor<1> {
-    (0..SPACING).fold(tick, |tick, _| deeper(tick))
+fn next(tick: DispatchTensor) -> DispatchTensor {
+    (0..SPACING).fold(tick, |tick, _| deeper(tick.clone(), tick))
 }
 
-/// The same untracked tensor, one deeper on the tape.
-fn deeper(tick: Tensor<1>) -> Tensor<1> {
+/// The same tensor, one deeper on the tape than both.
+fn deeper(tick: DispatchTensor, beside: DispatchTensor) -> DispatchTensor {
     let delivery = Delivery {
         sink: Arc::new(Untracked),
         census: None,
     };
-    let tick = tick.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as TapBackend>::tap(tick.clone(), tick, delivery))
+    <Dispatch as TapBackend>::tap(tick, beside, delivery)
 }
 
 #[derive(Debug)]

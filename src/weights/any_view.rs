@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use burn::optim::GradientsParams;
 
-use super::home::AnyHome;
+use super::any_home::AnyHome;
 use super::report::ParameterReport;
+use super::restored::Which;
 use super::stage::Stage;
 use super::terms::Terms;
-use super::view::{View, Which};
+use super::view::View;
 use crate::device::Written;
 use crate::parameters::AnyTensor;
 use crate::pass::Pass;

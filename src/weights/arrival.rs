@@ -62,7 +62,7 @@ impl<const D: usize> View<D> {
             None => PartialSum::of(gradient),
         };
         if !expecting.debt.is_settled() {
-            expecting.partial = Some(partial);
+            expecting.partial = Some(Box::new(partial));
             return;
         }
         state.stage = Stage::Answered { received: true };
@@ -73,12 +73,12 @@ impl<const D: usize> View<D> {
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
         let placement = self.terms.layout.placement();
-        let queue = placement.filter(|p| !p.states_wait() && !memory::is_recording());
+        let queue = placement.filter(|p| !p.config.states_wait() && !memory::is_recording());
         match queue {
             None => self.give(pass, gradient),
             Some(placement) => {
                 let (view, of_queue) = (self.clone(), pass.clone());
-                placement.send_home(self.terms.likeness.bytes(), move || {
+                placement.send_home(self.terms.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
                         of_queue.guarded_in_queue(|| view.give(&of_queue, gradient));
@@ -165,15 +165,15 @@ impl<const D: usize> View<D> {
     fn bring_home(&self, pass: &Pass, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
         let home = &self.home;
         let dtype = match pass.plan.accumulation {
-            Accumulation::AsParameter => home.dtype(),
+            Accumulation::AsParameter => home.dtype,
             Accumulation::InFullPrecision => gradient.dtype(),
         };
-        let device = &home.site.device;
+        let device = &home.site().device;
         let gradient = self
             .terms
             .layout
             .carried(self.path(), gradient, device, dtype)?;
-        if home.site.is_host
+        if home.site().is_host
             && let Some(placement) = self.terms.layout.placement()
         {
             // It is gone from the device before the update begins.
@@ -184,12 +184,12 @@ impl<const D: usize> View<D> {
 
     /// Counts a gradient that has arrived on this rank, and is held by the owner from here on.
     fn count_arrival(&self, member: &Membership) -> Hold {
-        let bytes = self.terms.likeness.bytes();
+        let bytes = self.terms.bytes();
         let owner = self.terms.layout.owner(self.terms.id);
         if member.rank != owner {
-            drop(member.group.hold(member.rank, bytes));
+            drop(member.group.ledger.hold(member.rank, bytes));
         }
-        member.group.hold(owner, bytes)
+        member.group.ledger.hold(owner, bytes)
     }
 
     /// This rank has sent a gradient more: waits while it is too far ahead of the others.
@@ -203,7 +203,12 @@ impl<const D: usize> View<D> {
             return;
         };
         let device = member.device();
-        let waits = member.group.has_sent(member.rank, || !tap::is_free(device));
+        let waits = member
+            .group
+            .flow
+            .sent(member.rank, self.terms.bytes_at_home(), || {
+                !tap::is_free(device)
+            });
         if waits.is_err() {
             pass.give_up(
                 "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \

@@ -1,15 +1,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, Param, ParamId, Reparameterizer};
-use burn::tensor::{GradientCheckpointingStrategy, Tensor};
+use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::handle::Handle;
-use super::home::Home;
-use super::inventory::{Inventory, Role};
-use super::placeholder::trap;
+use super::home::{Ground, Home};
+use super::inventory::{Entry, Inventory, Role};
+use super::placeholder::placeholder;
+use super::restored::Which;
 use super::terms::Terms;
-use super::view::{View, Which};
+use super::view::View;
 use super::views::Views;
 use crate::layout::Layout;
 use crate::pass::Session;
@@ -25,88 +26,145 @@ pub(super) struct Attach<'a> {
     pub(super) adapters: &'a HashMap<ParamId, Arc<str>>,
 }
 
+/// A module in fused form.
+pub(super) struct Attached<M> {
+    pub(super) module: M,
+    /// The ordinary one, with the same placeholders.
+    pub(super) hollow: M,
+    pub(super) views: Views,
+}
+
 impl Attach<'_> {
     /// Moves the value of every parameter whose gradient is released to its home; one that is retained to the end of the
     /// pass is a leaf of the module, which shares it with its home. All other parameters stay as they are.
-    pub(super) fn attach<M: Module>(&self, module: M) -> (M, Views) {
-        let mut views = Views::default();
-        let module = module.apply_reparameterization(Attaching {
+    pub(super) fn attach<M: Module>(&self, module: M) -> Attached<M> {
+        let mut emptying = Emptying {
             attach: self,
             reads: self.inventory.count(Role::Released).0,
-            views: &mut views,
-        });
-        (module, views)
-    }
-
-    /// The view of a parameter whose `value` has no autodiff, and rests where `role` lets it.
-    fn view<const D: usize>(
-        &self,
-        id: ParamId,
-        path: &str,
-        role: Role,
-        value: Tensor<D>,
-        strategy: GradientCheckpointingStrategy,
-    ) -> View<D> {
-        let (layout, device) = (self.layout, value.device());
-        let home = match self.beside {
-            Some(beside) => beside.home(id),
-            None => {
-                let site = match role {
-                    Role::Retained => layout.site_of_leaf(id, &device),
-                    _ => {
-                        let elements = value.shape().num_elements();
-                        layout.site(id, elements, value.dtype(), &device)
-                    }
-                };
-                Arc::new(Home::new(id, path, value, strategy, site, layout))
-            }
+            views: Views::default(),
+            grounds: Vec::new(),
+            devices: Vec::new(),
         };
-        let mut terms = Terms::new(&home, layout.clone(), &device);
-        terms.is_leaf = role == Role::Retained;
-        terms.waiting_base = self.adapters.get(&id).cloned();
-        View::new(home, self.session.clone(), terms)
+        let hollow = module.map(&mut emptying);
+        let views = emptying.views;
+        let module = hollow.clone().apply_reparameterization(Handing(&views));
+        Attached {
+            module,
+            hollow,
+            views,
+        }
     }
 }
 
-struct Attaching<'a, 'v> {
+/// Takes the values in training out of a module.
+struct Emptying<'a> {
     attach: &'a Attach<'a>,
     /// A graph reads every parameter once at most, so what is deeper than as many reads is deeper than all of them.
     reads: usize,
-    views: &'v mut Views,
+    views: Views,
+    /// Where homes are, and where the model computes: one of each for all parameters.
+    grounds: Vec<Arc<Ground>>,
+    devices: Vec<Arc<Device>>,
 }
 
-impl Reparameterizer for Attaching<'_, '_> {
+impl Emptying<'_> {
+    /// The view of a parameter whose `value` has no autodiff, and rests where its role lets it.
+    fn view<const D: usize>(
+        &mut self,
+        id: ParamId,
+        entry: &Entry,
+        value: Tensor<D>,
+        strategy: GradientCheckpointingStrategy,
+    ) -> View<D> {
+        let attach = self.attach;
+        let (layout, device) = (attach.layout, value.device());
+        let is_leaf = entry.role == Role::Retained;
+        let computes_on = layout.computes_on(&device);
+        let computes_on = one_of(
+            &mut self.devices,
+            |it| **it == computes_on,
+            || computes_on.clone(),
+        );
+        let home = match attach.beside {
+            Some(beside) => beside.of_rank(id).home.clone(),
+            None => {
+                let site = match is_leaf {
+                    true => layout.site_of_leaf(id, &device),
+                    false => layout.site(id, entry.elements(), value.dtype(), &device),
+                };
+                let new = || Ground::new(site.clone(), layout);
+                let ground = one_of(&mut self.grounds, |it| it.site == site, new);
+                let path = entry.path.clone();
+                Arc::new(Home::new(id, path, value, strategy, ground, layout))
+            }
+        };
+        let mut terms = Terms::new(&home, layout.clone(), computes_on);
+        terms.is_leaf = is_leaf;
+        terms.waiting_base = attach.adapters.get(&id).cloned();
+        View::new(home, attach.session.clone(), terms)
+    }
+}
+
+/// The one of `known` that `is` tells, or a new one.
+fn one_of<T>(
+    known: &mut Vec<Arc<T>>,
+    is: impl Fn(&Arc<T>) -> bool,
+    new: impl FnOnce() -> T,
+) -> Arc<T> {
+    if let Some(found) = known.iter().find(|known| is(known)) {
+        return found.clone();
+    }
+    let new = Arc::new(new());
+    known.push(new.clone());
+    new
+}
+
+impl ModuleMapper for Emptying<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let inventory = self.attach.inventory;
+        let entry = inventory.get(param.id);
+        let Some(entry) = entry.filter(|entry| entry.role != Role::Frozen) else {
+            return param;
+        };
+        let strategy = param.base().gradient_checkpointing_strategy();
+        let strategy = strategy.unwrap_or_default();
+        if entry.role == Role::Retained {
+            let value = param.base().inner();
+            let view = self.view(param.id, entry, value, strategy);
+            self.views.add_leaf(param.id, Arc::new(view));
+            return param;
+        }
+        let (id, value, mapper) = param.consume();
+        let view = self.view(id, entry, value.inner(), strategy);
+        let Terms { dtype, device, .. } = &view.terms;
+        let below = || self.attach.session.below(self.reads, device, strategy);
+        let Entry { path, shape, .. } = entry;
+        let placeholder = placeholder(path, shape, *dtype, device, strategy, below);
+        self.views.add(id, Arc::new(view));
+        Param::from_mapped_value(id, placeholder, mapper)
+    }
+}
+
+/// Hands each placeholder the way to its view.
+struct Handing<'a>(&'a Views);
+
+impl Reparameterizer for Handing<'_> {
     type Reparam = Handle;
 
     fn reparameterize<const D: usize>(
         &mut self,
-        path: &str,
+        _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Handle>) {
-        let role = match self.attach.inventory.role(param.id) {
-            None | Some(Role::Frozen) => return (param, None),
-            Some(role) => role,
-        };
-        if role == Role::Retained {
-            let value = param.base();
-            let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-            let value = value.inner();
-            let view = self.attach.view(param.id, path, role, value, strategy);
-            self.views.add_leaf(param.id, Arc::new(view));
+        if !self.0.has_released(param.id) {
             return (param, None);
         }
-        let (id, value, mapper) = param.consume();
-        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-        let view = self.attach.view(id, path, role, value.inner(), strategy);
-        let view = Arc::new(view);
-        let session = self.attach.session;
-        let placeholder = trap(&view.terms.likeness, path, session, self.reads, strategy);
-        self.views.add(id, view.clone());
-        let handle = Handle::new(view.clone(), &placeholder);
-
+        let view = self.0.of_rank::<D>(param.id);
+        let handle = Handle::new(view.clone(), &param.base());
         // A clone that is saved holds the values; one that is loaded would hold none.
-        let (saved, path) = (mapper.clone(), path.to_string());
-        let param = Param::from_mapped_value(id, placeholder, mapper)
+        let (_, _, saved) = param.clone().consume();
+        let path = view.terms.path.clone();
+        let param = param
             .save_mapper(move |_placeholder| saved.on_save(view.leaf(Which::Rests)))
             .load_mapper(move |_loaded| {
                 panic!(

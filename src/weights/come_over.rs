@@ -6,6 +6,7 @@ use burn::module::{Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
 use super::frozen::refuse_outside_of_a_block;
+use super::handle::WAY;
 use crate::device::sent;
 use crate::layout::Layout;
 
@@ -50,7 +51,7 @@ pub(super) struct Way {
 }
 
 impl Reparameterization for Way {
-    const NAME: &'static str = "backburn";
+    const NAME: &'static str = WAY;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if let Some(path) = &self.base {

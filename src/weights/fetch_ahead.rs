@@ -32,11 +32,18 @@ impl FetchAhead {
         }
     }
 
-    /// Brings what the run of this number reads, and the one before it did not.
+    /// Brings what the run of this number reads, and the one before it did not, as far as it may be under way.
     fn fetch_for(&self, run: usize, placement: &Placement) -> Vec<ParamId> {
         let reads = self.before.reads_anew(run).unwrap_or_default();
-        let coming = |id: &&ParamId| self.views.get(**id).terms().comes_from_host();
-        let coming: Vec<_> = reads.iter().filter(coming).copied().collect();
+        let mut left = placement.limit().of_weights();
+        let mut fits = |id: &&ParamId| {
+            let terms = self.views.get(**id).terms();
+            let rest = left.checked_sub(terms.bytes());
+            let rest = rest.filter(|_| terms.comes_from_host());
+            left = rest.unwrap_or(left);
+            rest.is_some()
+        };
+        let coming: Vec<_> = reads.iter().filter(&mut fits).copied().collect();
         if !coming.is_empty() {
             let (views, coming) = (self.views.clone(), coming.clone());
             placement.send_ahead(move || coming.iter().for_each(|id| views.get(*id).fetch()));

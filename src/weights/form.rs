@@ -2,20 +2,19 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
+use burn::tensor::Device;
 
-use super::attach::Attach;
+use super::attach::{Attach, Attached};
 use super::come_over::ComeOver;
 use super::fetch_ahead::FetchAhead;
 use super::frozen;
 use super::inventory::{Inventory, Role};
-use super::leaves;
-use super::moved::{forked_in_codes, look_at_once, moved_but_for};
-use super::placeholder::hollow;
-use super::restore::restore;
-use super::view::Which;
+use super::moved::{look_at_once, moved_but_for};
+use super::restored::Which;
 use super::views::Views;
 use crate::error::FusedError;
 use crate::layout::Layout;
+use crate::parameters::{exchange, taken};
 use crate::pass::{Course, Foresight, Session};
 
 /// A module in fused form: its trainable values are at their homes.
@@ -31,6 +30,14 @@ pub(crate) struct FusedForm<M> {
     frozen: HashMap<ParamId, bool>,
     /// Of the last pass with blocks.
     course: Option<Course>,
+}
+
+/// `module` without the values of the parameters that are ordinary leaves.
+fn without_leaves<M: Module>(module: M, views: &Views) -> M {
+    match views.leaves() {
+        [] => module,
+        leaves => taken(module, |id| leaves.contains(&id), |device| device).0,
+    }
 }
 
 impl<M: Module> FusedForm<M> {
@@ -77,7 +84,6 @@ impl<M: Module> FusedForm<M> {
                 moved_but_for(module, stays, &device.clone().autodiff())
             }
         };
-        let hollow = hollow(module.clone(), &inventory, layout.ordinary_device());
         let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
         let mut adapters = inventory.adapters(adapted.map(|(id, _)| *id));
         let attach = Attach {
@@ -87,7 +93,12 @@ impl<M: Module> FusedForm<M> {
             beside: beside.map(|other| &*other.views),
             adapters: &adapters,
         };
-        let (module, views) = attach.attach(module);
+        let Attached {
+            module,
+            hollow,
+            views,
+        } = attach.attach(module);
+        let hollow = without_leaves(hollow, &views);
         adapters.retain(|id, _| inventory.role(*id) == Some(Role::Frozen));
         let module = match frozen.is_empty() {
             true => module,
@@ -111,14 +122,22 @@ impl<M: Module> FusedForm<M> {
     /// The ordinary module with the current values, which it shares with the homes: in host memory if something
     /// waits there.
     pub(crate) fn ordinary(&self) -> M {
-        let hollow = self.hollow.clone();
-        let Some(placement) = self.layout.placement() else {
-            return self.filled(hollow, Which::Rests);
-        };
-        let host = placement.host();
-        let module = forked_in_codes(hollow, &host.clone().autodiff());
+        match self.layout.placement() {
+            None => self.filled(self.hollow.clone(), Which::Rests),
+            Some(placement) => {
+                let host = placement.host();
+                self.filled(self.hollow_on(host), Which::OnHost(host))
+            }
+        }
+    }
+
+    /// The hollow module on the host, but for the placeholders.
+    fn hollow_on(&self, host: &Device) -> M {
+        let is_placeholder = |id| self.views.has(id);
+        let host = host.clone().autodiff();
+        let module = moved_but_for(self.hollow.clone(), is_placeholder, &host);
         look_at_once(&module, &self.inventory);
-        self.filled(module, Which::OnHost(host))
+        module
     }
 
     /// The ordinary module with every value at its home.
@@ -128,19 +147,11 @@ impl<M: Module> FusedForm<M> {
 
     /// The ordinary module with the averages of its weights.
     pub(crate) fn averaged(&self) -> M {
-        let hollow = self.hollow.clone();
-        let Some(device) = self.layout.ordinary_device() else {
-            return self.filled(hollow, Which::Averaged(None));
-        };
         let module = match self.layout.placement() {
-            None => hollow,
-            Some(_) => {
-                let module = forked_in_codes(hollow, &device.clone().autodiff());
-                look_at_once(&module, &self.inventory);
-                module
-            }
+            None => self.hollow.clone(),
+            Some(placement) => self.hollow_on(placement.host()),
         };
-        self.filled(module, Which::Averaged(Some(device)))
+        self.filled(module, Which::Averaged(self.layout.ordinary_device()))
     }
 
     /// The module for inference, as it computes: with the weights, or with their averages.
@@ -175,18 +186,31 @@ impl<M: Module> FusedForm<M> {
         })
     }
 
+    /// The hollow module with the values of the parameters.
     fn filled(&self, hollow: M, which: Which<'_>) -> M {
-        restore(hollow, &self.views, which)
+        exchange(
+            hollow,
+            |param| self.views.has(param.id()),
+            |id, _placeholder| self.views.get(id).any_leaf(which),
+        )
     }
 
     /// Lets go of the values of its leaves: their homes are the only owners then, and step them in place.
     pub(crate) fn let_go_of_leaves(&mut self) {
-        self.module = leaves::let_go(self.module.clone(), &self.views);
+        self.module = without_leaves(self.module.clone(), &self.views);
     }
 
     /// Gives its leaves the values that their homes have now.
     pub(crate) fn renew_leaves(&mut self) {
-        self.module = leaves::renewed(self.module.clone(), &self.views);
+        let leaves = self.views.leaves();
+        if leaves.is_empty() {
+            return;
+        }
+        self.module = exchange(
+            self.module.clone(),
+            |param| leaves.contains(&param.id()),
+            |id, _nothing| self.views.get(id).any_leaf(Which::RestsOrGone),
+        );
     }
 
     /// What sees to the copies that blocks read, if some come and go.
@@ -208,7 +232,7 @@ impl<M: Module> FusedForm<M> {
         if course.is_empty() {
             return;
         }
-        if let (None, Some(waiting)) = (&self.course, placement.waiting_blocks()) {
+        if let (None, Some(waiting)) = (&self.course, placement.config.waiting_blocks()) {
             self.views.keep_copies(&course, waiting);
         }
         self.course = Some(course);

@@ -27,7 +27,7 @@ pub(super) fn waiting<M: Module>(
     let statistics = running_statistics(module);
     let waits = |param: &dyn AnyParam| {
         inventory.role(param.id()) == Some(Role::Frozen)
-            && placement.frozen_waits(param.shape().num_elements())
+            && placement.config.frozen_waits(param.shape().num_elements())
             && !statistics.contains(&param.id())
     };
     let mut waiting = HashMap::new();

@@ -1,12 +1,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
 use burn::module::{Module, Reparameterization};
 use burn::tensor::Tensor;
 
 use super::placeholder::Identity;
 use super::view::View;
 use crate::parameters::Parameter;
+use crate::tap::node;
 
 /// What a parameter in fused form carries: the way from every read of it to its view. It has no parameters of its own, and
 /// the view stays where it is.
@@ -16,6 +18,9 @@ pub(crate) struct Handle {
     view: Arc<dyn Any + Send + Sync>,
     #[module(skip)]
     placeholder: Identity,
+    /// Of the placeholder, which is not tracked everywhere.
+    #[module(skip)]
+    node: Option<NodeId>,
 }
 
 impl Handle {
@@ -23,13 +28,22 @@ impl Handle {
         Self {
             view,
             placeholder: Identity::of(placeholder),
+            node: node(placeholder),
         }
     }
 }
 
-/// Whether the parameter is in fused form, or comes over whenever it is read.
-pub(super) fn is_in_form(parameter: &Parameter) -> bool {
+/// The name of what a parameter carries that comes over whenever it is read.
+pub(super) const WAY: &str = "backburn_way";
+
+/// Whether the value of the parameter is at a home.
+pub(super) fn is_at_home(parameter: &Parameter) -> bool {
     parameter.reparameterization.as_deref() == Some(Handle::NAME)
+}
+
+/// The same, or it comes over whenever it is read.
+pub(super) fn is_in_form(parameter: &Parameter) -> bool {
+    is_at_home(parameter) || parameter.reparameterization.as_deref() == Some(WAY)
 }
 
 impl Reparameterization for Handle {
@@ -53,7 +67,7 @@ impl Reparameterization for Handle {
         }
         if !base.is_autodiff() {
             view.read_untrained()
-        } else if !base.is_tracked() {
+        } else if !base.is_tracked() && node(&base) != self.node {
             view.constant_of(view.read_untrained())
         } else {
             view.read()

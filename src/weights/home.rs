@@ -6,17 +6,15 @@ use std::sync::{Arc, OnceLock};
 use burn::backend::TensorMetadata;
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
-use parking_lot::Mutex;
 
 use super::answers::{Answers, Held};
-use super::averaging::{AnyAverage, Averaging};
-use super::placeholder::{Likeness, gone};
+use super::averaging::Averaging;
+use super::placeholder::unreadable;
 use super::report::ParameterReport;
 use super::stage::{Accumulated, Outcome};
 use crate::layout::{Layout, Site};
-use crate::memory::{self, Category};
+use crate::lock::{Level, Leveled};
 use crate::pass::Session;
-use crate::policy;
 
 /// The home of a parameter of rank `D`.
 #[derive(Debug)]
@@ -24,18 +22,36 @@ pub(crate) struct Home<const D: usize> {
     pub(super) id: ParamId,
     pub(super) path: Arc<str>,
     pub(super) strategy: GradientCheckpointingStrategy,
-    pub(super) site: Site,
-    /// Of the value, where it rests.
-    pub(super) likeness: Likeness,
-    /// Where the gradients of micro-batches are added up.
-    pub(super) sums: Device,
-    /// Whether the backend can tell that a buffer has one owner.
-    tells_owners: bool,
+    pub(super) ground: Arc<Ground>,
+    shape: [usize; D],
+    /// In which the value rests.
+    pub(super) dtype: DType,
     /// That of the rank which owns the parameter.
     pub(super) session: OnceLock<Arc<Session>>,
     /// How often the value may have changed.
     version: AtomicUsize,
-    pub(super) state: Mutex<State<D>>,
+    pub(super) state: Leveled<State<D>>,
+}
+
+/// What all homes at one site have in common.
+#[derive(Debug)]
+pub(super) struct Ground {
+    pub(super) site: Site,
+    /// Where the gradients of micro-batches are added up.
+    pub(super) sums: Device,
+    /// Whether the backend can tell that a buffer has one owner.
+    tells_owners: bool,
+}
+
+impl Ground {
+    pub(super) fn new(site: Site, layout: &Layout) -> Self {
+        let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
+        Self {
+            sums: layout.sums_at(&site),
+            tells_owners: probe.can_mut(),
+            site,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -52,37 +68,45 @@ pub(super) struct State<const D: usize> {
 }
 
 impl<const D: usize> Home<D> {
-    /// The home of `value`, which has no autodiff and goes to `site`.
+    /// The home of `value`, which has no autodiff and goes to `ground`.
     pub(super) fn new(
         id: ParamId,
-        path: &str,
+        path: Arc<str>,
         value: Tensor<D>,
         strategy: GradientCheckpointingStrategy,
-        site: Site,
+        ground: Arc<Ground>,
         layout: &Layout,
     ) -> Self {
-        let dtype = value.dtype();
-        let value = layout.carried(path, value, &site.device, dtype);
+        let (shape, dtype) = (value.dims(), value.dtype());
+        let value = layout.carried(&path, value, &ground.site.device, dtype);
         let value = value.unwrap_or_else(|error| panic!("{error}"));
-        let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
+        let state = State {
+            value: Some(value),
+            accumulated: Accumulated::Nothing,
+            averaging: None,
+            outcome: None,
+            answers: Answers::default(),
+        };
         Self {
             id,
-            path: path.into(),
+            path,
             strategy,
-            likeness: Likeness::of(&value),
-            sums: layout.sums_at(&site),
-            site,
-            tells_owners: probe.can_mut(),
+            ground,
+            shape,
+            dtype,
             session: OnceLock::new(),
             version: AtomicUsize::new(0),
-            state: Mutex::new(State {
-                value: Some(value),
-                accumulated: Accumulated::Nothing,
-                averaging: None,
-                outcome: None,
-                answers: Answers::default(),
-            }),
+            state: Leveled::new(Level::Home, state),
         }
+    }
+
+    /// Where the value rests.
+    pub(super) fn site(&self) -> &Site {
+        &self.ground.site
+    }
+
+    pub(super) fn elements(&self) -> usize {
+        self.shape.iter().product()
     }
 
     /// The value, if no optimizer has taken it along.
@@ -101,17 +125,12 @@ impl<const D: usize> Home<D> {
 
     /// Why there is no value.
     pub(super) fn is_gone(&self) -> String {
-        let path = &self.path;
-        format!("the value of parameter `{path}` is gone: its optimizer panicked while it wrote it")
+        is_gone(&self.path)
     }
 
     /// What stands for a value that is gone.
     pub(super) fn gone(&self, device: &Device) -> Tensor<D> {
-        gone(&self.likeness.on(device), self.is_gone())
-    }
-
-    pub(super) fn dtype(&self) -> DType {
-        self.likeness.dtype
+        unreadable(is_gone, &self.path, &self.shape.into(), self.dtype, device)
     }
 
     /// How often the value may have changed.
@@ -163,12 +182,29 @@ impl<const D: usize> Home<D> {
     /// Takes over what another home of the same parameter has accumulated.
     pub(super) fn take_over_sum(&self, from: &Self) {
         let accumulated = from.state.lock().accumulated.clone();
-        self.state.lock().accumulated = accumulated.on(&self.sums);
+        self.state.lock().accumulated = accumulated.on(&self.ground.sums);
+    }
+
+    /// The average, where the value rests and in its type; the value while there is none.
+    pub(super) fn averaged(&self) -> Tensor<D> {
+        let average = self
+            .averaging()
+            .and_then(|it| it.mean(self.dtype, &self.site().device));
+        average.unwrap_or_else(|| self.value())
+    }
+
+    pub(super) fn averaging(&self) -> Option<Averaging<D>> {
+        self.state.lock().averaging.clone()
+    }
+
+    /// Goes on with the average that another home of the same parameter has.
+    pub(super) fn take_over_average(&self, from: &Self) {
+        self.state.lock().averaging = from.averaging();
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
     pub(super) fn tell_copy(&self, value: Tensor<D>) -> (Tensor<D>, Option<bool>) {
-        if !self.tells_owners {
+        if !self.ground.tells_owners {
             return (value, None);
         }
         let value = value.into_dispatch();
@@ -183,71 +219,6 @@ impl<const D: usize> Home<D> {
     }
 }
 
-/// The home of a parameter of any rank: what is asked of all of them between passes.
-pub(crate) trait AnyHome: AnyAverage {
-    /// What the passes so far have left for an update.
-    fn left(&self) -> Left;
-
-    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
-    fn drop_sum(&self);
-
-    /// The optimizer has another state: forgets all that was accumulated, there too.
-    fn forget_group(&self);
-
-    /// The state of the optimizer holds gradients of a group that has not ended.
-    fn begin_group(&self);
-
-    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
-    fn sum_is_finite(&self) -> bool;
-
-    /// Shows the value to a memory recorder.
-    fn show(&self);
-}
-
-/// What passes have left for an update, without the tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    Nothing,
-    Sum,
-    /// A sum that was overwritten by a pass which has not ended well.
-    Lost,
-    InOptimizerState,
-}
-
-impl<const D: usize> AnyHome for Home<D> {
-    fn left(&self) -> Left {
-        match &self.state.lock().accumulated {
-            Accumulated::Nothing => Left::Nothing,
-            Accumulated::Sum(_) => Left::Sum,
-            Accumulated::Overwritten => Left::Lost,
-            Accumulated::InOptimizerState => Left::InOptimizerState,
-        }
-    }
-
-    fn drop_sum(&self) {
-        if let Left::Sum | Left::Lost = self.left() {
-            self.forget_group();
-        }
-    }
-
-    fn forget_group(&self) {
-        self.state.lock().accumulated = Accumulated::Nothing;
-    }
-
-    fn begin_group(&self) {
-        self.state.lock().accumulated = Accumulated::InOptimizerState;
-    }
-
-    fn sum_is_finite(&self) -> bool {
-        match &self.state.lock().accumulated {
-            Accumulated::Sum(sum) => policy::is_finite(sum),
-            _ => true,
-        }
-    }
-
-    fn show(&self) {
-        if let Some(value) = &self.state.lock().value {
-            memory::show(Category::Parameter, value);
-        }
-    }
+fn is_gone(path: &str) -> String {
+    format!("the value of parameter `{path}` is gone: its optimizer panicked while it wrote it")
 }

@@ -8,8 +8,10 @@ use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
 use crate::layout::Layout;
+use crate::offload::Placement;
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
+use crate::replica::Size;
 use crate::tap;
 
 /// What becomes of a float parameter in fused form.
@@ -24,36 +26,18 @@ pub(crate) enum Role {
     Frozen,
 }
 
+/// What is known of a float parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
-    pub(crate) path: String,
-    pub(crate) elements: usize,
-    shape: Shape,
-    pub(crate) role: Role,
-    /// It is tracked by autodiff, but no leaf.
-    computed: bool,
+    pub(crate) path: Arc<str>,
+    pub(super) shape: Shape,
     dtype: DType,
-    device: Device,
+    pub(crate) role: Role,
 }
 
 impl Entry {
-    fn of(parameter: Parameter) -> Self {
-        let value = parameter.param.value();
-        Self {
-            path: parameter.path,
-            elements: value.shape().num_elements(),
-            shape: value.shape(),
-            role: if !value.is_require_grad() {
-                Role::Frozen
-            } else if parameter.reparameterization.is_some() {
-                Role::Retained
-            } else {
-                Role::Released
-            },
-            computed: value.is_tracked() && !value.is_require_grad(),
-            dtype: value.dtype(),
-            device: value.device(),
-        }
+    pub(super) fn elements(&self) -> usize {
+        self.shape.num_elements()
     }
 }
 
@@ -81,91 +65,26 @@ impl Inventory {
             let path = thawed.path.clone();
             return Err(FusedError::QuantizedInTraining { path });
         }
-        let found = parameters.into_iter();
-        let found = found.map(|parameter| (parameter.param.id(), Entry::of(parameter)));
-        let found = found.collect::<Vec<_>>();
-        let autodiff = found.iter().any(|(_, entry)| entry.device.is_autodiff());
-        if let (Some((_, first)), false) = (found.first(), autodiff) {
+        let found: Vec<_> = parameters.into_iter().map(Found::of).collect();
+        let autodiff = found.iter().any(|found| found.device.is_autodiff());
+        if let (Some(first), false) = (found.first(), autodiff) {
             return Err(FusedError::NotAutodiff {
-                path: first.path.clone(),
+                path: first.entry.path.to_string(),
                 device: format!("{:?}", first.device),
             });
         }
-
         let mut entries = HashMap::<ParamId, Entry>::new();
         // A server is asked over the network.
         let mut checked = Vec::new();
-        for (id, entry) in found {
-            let dtype = layout.compute_dtype(entry.dtype);
-            let device = layout.device().unwrap_or(&entry.device);
-            let placement = layout.placement();
-            if entry.role == Role::Released && !tap::covers(device) {
-                return Err(FusedError::BackendNotCovered {
-                    device: format!("{device:?}"),
-                    path: entry.path,
-                });
-            }
-            let site = match entry.role {
-                Role::Released => layout.site(id, entry.elements, entry.dtype, device),
-                _ => layout.site_of_leaf(id, device),
-            };
-            // Where it is already, a frozen one may be in any type.
-            let goes = device.clone().inner() != entry.device.clone().inner();
-            let needed = entry.role != Role::Frozen || goes;
-            let computed = needed.then(|| (device.clone().inner(), dtype));
-            let rests = entry.role == Role::Released && !site.is_host;
-            let rests = rests.then(|| (site.device.clone(), entry.dtype));
-            // The ordinary model of a rank is on its device.
-            let ordinary = layout.member().filter(|_| needed && placement.is_none());
-            let ordinary = ordinary.map(|member| (member.device().clone(), entry.dtype));
-            for asked in [computed, rests, ordinary].into_iter().flatten() {
-                if !checked.contains(&asked) {
-                    device::check(&asked.0, asked.1)?;
-                    checked.push(asked);
-                }
-            }
-            // All of the ordinary model is there.
-            if let Some(placement) = placement
-                && !placement.host().supports_dtype(entry.dtype)
-            {
-                return Err(FusedError::Offload {
-                    reason: format!(
-                        "parameter `{}` is {:?}, which the host {:?} does not have: use `OffloadHost::Flex`",
-                        entry.path,
-                        entry.dtype,
-                        placement.host()
-                    ),
-                });
-            }
-            if let Some(placement) = placement
-                && placement.states_wait()
-                && entry.role != Role::Frozen
-                && entry.dtype != DType::F32
-            {
-                return Err(FusedError::Offload {
-                    reason: format!(
-                        "parameter `{}` is {:?}, and optimizer states wait in f32: use `Offload::Updates`",
-                        entry.path, entry.dtype
-                    ),
-                });
-            }
-            if dtype != entry.dtype && entry.role != Role::Released {
-                return Err(FusedError::ComputeDtype {
-                    path: entry.path,
-                    dtype: format!("{:?}", entry.dtype),
-                    compute_dtype: format!("{dtype:?}"),
-                });
-            }
-            if entry.computed {
-                return Err(FusedError::NotALeaf { path: entry.path });
-            }
-            let trainable = entry.role != Role::Frozen;
+        for found in found {
+            found.check(layout, &mut checked)?;
+            let Found { id, entry, .. } = found;
             match entries.get(&id) {
-                Some(first) if trainable || first.role != Role::Frozen => {
+                Some(first) if entry.role != Role::Frozen || first.role != Role::Frozen => {
                     return Err(FusedError::DuplicateParameter {
                         id,
-                        first: first.path.clone(),
-                        second: entry.path,
+                        first: first.path.to_string(),
+                        second: entry.path.to_string(),
                     });
                 }
                 _ => entries.insert(id, entry),
@@ -181,7 +100,7 @@ impl Inventory {
         trained.sort_unstable_by_key(|(_, entry)| &entry.path);
         for (id, Entry { path, shape, .. }) in trained {
             if let Some(reason) = update.unfit(*id, path, shape.num_dims()) {
-                let path = path.clone();
+                let path = path.to_string();
                 return Err(FusedError::Unfit { path, reason });
             }
         }
@@ -211,24 +130,22 @@ impl Inventory {
 
     /// The number of parameters with this role, and of elements in them.
     pub(crate) fn count(&self, role: Role) -> (usize, usize) {
-        let entries = self.entries.values().filter(|entry| entry.role == role);
-        entries.fold((0, 0), |(parameters, elements), entry| {
-            (parameters + 1, elements + entry.elements)
+        let sizes = self.sizes(role);
+        sizes.fold((0, 0), |(parameters, elements), size| {
+            (parameters + 1, elements + size.elements)
         })
     }
 
-    /// The parameters with this role, with their paths and numbers of elements.
-    pub(crate) fn sizes(&self, role: Role) -> Vec<(ParamId, String, usize)> {
-        let entries = self.entries.iter().filter(|(_, entry)| entry.role == role);
-        let sizes = entries.map(|(id, entry)| (*id, entry.path.clone(), entry.elements));
-        sizes.collect()
-    }
-
-    /// The parameters with this role, and the bytes of each.
-    pub(crate) fn bytes(&self, role: Role) -> Vec<(ParamId, usize)> {
-        let entries = self.entries.iter().filter(|(_, entry)| entry.role == role);
-        let bytes = entries.map(|(id, entry)| (*id, entry.elements * entry.dtype.size()));
-        bytes.collect()
+    /// The parameters with this role.
+    pub(crate) fn sizes(&self, role: Role) -> impl Iterator<Item = Size> {
+        let entries = self.entries.iter();
+        let entries = entries.filter(move |(_, entry)| entry.role == role);
+        entries.map(|(id, entry)| Size {
+            id: *id,
+            path: entry.path.clone(),
+            elements: entry.elements(),
+            bytes: entry.elements() * entry.dtype.size(),
+        })
     }
 
     /// The parameters that adapt one of `bases`, and the path of the base of each.
@@ -238,14 +155,119 @@ impl Inventory {
     ) -> HashMap<ParamId, Arc<str>> {
         let mut adapters = HashMap::new();
         for base in bases.filter_map(|id| self.get(id)) {
-            let path: Arc<str> = base.path.as_str().into();
             let adapts = |entry: &Entry| {
-                let below = entry.path.strip_prefix(&*path);
+                let below = entry.path.strip_prefix(&*base.path);
                 below.is_some_and(|below| below.starts_with('.'))
             };
             let found = self.entries.iter().filter(|(_, entry)| adapts(entry));
-            adapters.extend(found.map(|(id, _)| (*id, path.clone())));
+            adapters.extend(found.map(|(id, _)| (*id, base.path.clone())));
         }
         adapters
+    }
+}
+
+/// A parameter as it is in a module that is to be fused.
+struct Found {
+    id: ParamId,
+    entry: Entry,
+    /// It is tracked by autodiff, but no leaf.
+    is_computed: bool,
+    device: Device,
+}
+
+impl Found {
+    fn of(parameter: Parameter) -> Self {
+        let value = parameter.param.value();
+        let entry = Entry {
+            path: parameter.path.into(),
+            shape: value.shape(),
+            dtype: value.dtype(),
+            role: if !value.is_require_grad() {
+                Role::Frozen
+            } else if parameter.reparameterization.is_some() {
+                Role::Retained
+            } else {
+                Role::Released
+            },
+        };
+        Self {
+            id: parameter.param.id(),
+            entry,
+            is_computed: value.is_tracked() && !value.is_require_grad(),
+            device: value.device(),
+        }
+    }
+
+    /// Refuses it where `layout` would put it, if it can't be there or be computed with. What has been `checked` is not
+    /// asked again.
+    fn check(&self, layout: &Layout, checked: &mut Vec<(Device, DType)>) -> Result<(), FusedError> {
+        let Entry {
+            path, dtype, role, ..
+        } = &self.entry;
+        let compute_dtype = layout.compute_dtype(*dtype);
+        let device = layout.device().unwrap_or(&self.device);
+        let placement = layout.placement();
+        let is_released = *role == Role::Released;
+        if is_released && !tap::covers(device) {
+            return Err(FusedError::BackendNotCovered {
+                device: format!("{device:?}"),
+                path: path.to_string(),
+            });
+        }
+        let site = match is_released {
+            true => layout.site(self.id, self.entry.elements(), *dtype, device),
+            false => layout.site_of_leaf(self.id, device),
+        };
+        // Where it is already, a frozen one may be in any type.
+        let goes = device.clone().inner() != self.device.clone().inner();
+        let needed = *role != Role::Frozen || goes;
+        let computed = needed.then(|| (device.clone().inner(), compute_dtype));
+        let rests = is_released && !site.is_host;
+        let rests = rests.then_some((site.device, *dtype));
+        // The ordinary model of a rank is on its device.
+        let ordinary = layout.member().filter(|_| needed && placement.is_none());
+        let ordinary = ordinary.map(|member| (member.device().clone(), *dtype));
+        for asked in [computed, rests, ordinary].into_iter().flatten() {
+            if !checked.contains(&asked) {
+                device::check(&asked.0, asked.1)?;
+                checked.push(asked);
+            }
+        }
+        if let Some(placement) = placement {
+            self.check_on_host(placement)?;
+        }
+        if compute_dtype != *dtype && !is_released {
+            return Err(FusedError::ComputeDtype {
+                path: path.to_string(),
+                dtype: format!("{dtype:?}"),
+                compute_dtype: format!("{compute_dtype:?}"),
+            });
+        }
+        match self.is_computed {
+            true => Err(FusedError::NotALeaf {
+                path: path.to_string(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// The same on the host, where all of the ordinary model is.
+    fn check_on_host(&self, placement: &Placement) -> Result<(), FusedError> {
+        let Entry {
+            path, dtype, role, ..
+        } = &self.entry;
+        let host = placement.host();
+        let reason = if !host.supports_dtype(*dtype) {
+            format!(
+                "parameter `{path}` is {dtype:?}, which the host {host:?} does not have: use `OffloadHost::Flex`"
+            )
+        } else if placement.config.states_wait() && *role != Role::Frozen && *dtype != DType::F32 {
+            format!(
+                "parameter `{path}` is {dtype:?}, and optimizer states wait in f32: use `Offload::Updates`"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(FusedError::Offload { reason })
     }
 }

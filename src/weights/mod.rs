@@ -5,6 +5,7 @@
 //! ordinary module. What rests where, and what a view holds, says the [`Layout`](crate::layout::Layout).
 
 mod answers;
+mod any_home;
 mod any_view;
 mod arrival;
 mod attach;
@@ -18,12 +19,11 @@ mod handle;
 mod home;
 mod inventory;
 mod kept_statistics;
-mod leaves;
 mod moved;
 mod placeholder;
 mod read;
 mod report;
-mod restore;
+mod restored;
 mod seen_states;
 mod stage;
 mod states;
@@ -35,10 +35,10 @@ mod update;
 mod view;
 mod views;
 
+pub(crate) use any_home::Left;
 pub(crate) use averaged::{Look, RunningStatistics};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
-pub(crate) use home::Left;
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;

@@ -1,84 +1,16 @@
 use std::sync::Arc;
 
 use burn::backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
-use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{
     Bytes, DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions,
     TensorData,
 };
 
-use super::inventory::{Inventory, Role};
-#[cfg(feature = "flex")]
-use super::unreadable::nothing;
-#[cfg(feature = "ndarray")]
-use super::unreadable::nothing_once_cloned;
-use crate::pass::Session;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+use super::unreadable::Nothing;
 use crate::tap::{GradientSink, Passed, join, lift};
 
-/// What a placeholder has in common with the value that it stands for.
-#[derive(Clone, Debug)]
-pub(crate) struct Likeness {
-    shape: Shape,
-    pub(super) dtype: DType,
-    /// Without autodiff.
-    pub(super) device: Device,
-}
-
-impl Likeness {
-    /// Of `value`, where it is.
-    pub(super) fn of<const D: usize>(value: &Tensor<D>) -> Self {
-        Self {
-            shape: value.shape(),
-            dtype: value.dtype(),
-            device: value.device().inner(),
-        }
-    }
-
-    /// The same on another device.
-    pub(super) fn on(&self, device: &Device) -> Self {
-        Self {
-            device: device.clone(),
-            ..self.clone()
-        }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.shape.num_elements() * self.dtype.size()
-    }
-}
-
-/// A tensor that costs nothing of the size of its shape: on `flex` and `ndarray` to read it panics, elsewhere it is one
-/// element of NaN.
-fn unreadable<const D: usize>(likeness: &Likeness, why: String) -> Tensor<D> {
-    #[cfg(any(feature = "flex", feature = "ndarray"))]
-    let of = move |bytes: fn(String, usize) -> Bytes| {
-        let (shape, dtype) = (likeness.shape.clone(), likeness.dtype);
-        let data = TensorData::from_bytes(bytes(why, likeness.bytes()), shape, dtype);
-        Tensor::from_data(data, (&likeness.device, dtype))
-    };
-    #[allow(unreachable_patterns)] // What is there depends on the build.
-    match likeness.device.as_dispatch() {
-        #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => of(nothing),
-        // The zeros go with what is cloned.
-        #[cfg(feature = "ndarray")]
-        #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-        DispatchDevice::NdArray(_) => of(nothing_once_cloned).clone(),
-        _ => {
-            let device = likeness.device.clone();
-            let options = TensorCreationOptions::new(device).with_dtype(likeness.dtype);
-            let element = Tensor::<D>::full([1; D], f32::NAN, options);
-            element.expand::<D, _>(likeness.shape.clone())
-        }
-    }
-}
-
-/// Stands for a value that an optimizer has taken along.
-pub(super) fn gone<const D: usize>(likeness: &Likeness, why: String) -> Tensor<D> {
-    unreadable(likeness, why)
-}
-
-/// What is wrong with a read of a placeholder.
+/// What is wrong with a read of a placeholder of the parameter at `path`.
 fn around(path: &str) -> String {
     format!(
         "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()` or \
@@ -88,27 +20,72 @@ fn around(path: &str) -> String {
     )
 }
 
-/// The placeholder of a parameter in fused form: a backward pass through it panics with the path.
-///
-/// It is deeper than the taps of so many `reads`: the trap springs before any parameter is updated.
-pub(crate) fn trap<const D: usize>(
-    likeness: &Likeness,
-    path: &str,
-    session: &Session,
-    reads: usize,
-    strategy: GradientCheckpointingStrategy,
+/// A tensor that costs nothing of the size of its shape: on `flex` and `ndarray` to read it panics with what `why` says of
+/// the path, elsewhere it is one element of NaN.
+pub(super) fn unreadable<const D: usize>(
+    why: fn(&str) -> String,
+    path: &Arc<str>,
+    shape: &Shape,
+    dtype: DType,
+    device: &Device,
 ) -> Tensor<D> {
-    let trap = Trap {
-        path: path.to_string(),
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
+    let of = |bytes: fn(Nothing) -> Bytes| {
+        let size = shape.num_elements() * dtype.size();
+        let nothing = Nothing::new(why, path.clone(), size);
+        let data = TensorData::from_bytes(bytes(nothing), shape.clone(), dtype);
+        Tensor::from_data(data, (device, dtype))
     };
-    let below = session.below(reads, &likeness.device, strategy);
-    let placeholder = lift(unreadable(likeness, around(path)), strategy);
-    join(placeholder, below, Arc::new(trap))
+    #[allow(unreachable_patterns)] // What is there depends on the build.
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => of(Nothing::bytes),
+        // The zeros go with what is cloned.
+        #[cfg(feature = "ndarray")]
+        #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+        DispatchDevice::NdArray(_) => of(Nothing::once_cloned).clone(),
+        _ => {
+            let options = TensorCreationOptions::new(device.clone()).with_dtype(dtype);
+            let element = Tensor::<D>::full([1; D], f32::NAN, options);
+            element.expand::<D, _>(shape.clone())
+        }
+    }
+}
+
+/// Whether a tensor on `device` that can't be read says so.
+fn tells_reads(device: &Device) -> bool {
+    #[allow(unreachable_patterns, deprecated)] // What is there depends on the build.
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "ndarray")]
+        DispatchDevice::NdArray(_) => true,
+        _ => false,
+    }
+}
+
+/// Stands for the value of the parameter at `path`, under autodiff. Where a read tells nobody, a backward pass through it
+/// panics with the path; it is tracked for that, and deeper than what `below` gives, which is deeper than all
+/// taps: the trap springs before any parameter is updated.
+pub(super) fn placeholder<const D: usize>(
+    path: &Arc<str>,
+    shape: &Shape,
+    dtype: DType,
+    device: &Device,
+    strategy: GradientCheckpointingStrategy,
+    below: impl FnOnce() -> DispatchTensor,
+) -> Tensor<D> {
+    let placeholder = lift(unreadable(around, path, shape, dtype, device), strategy);
+    if tells_reads(device) {
+        return placeholder;
+    }
+    let trap = Trap { path: path.clone() };
+    join(placeholder, below(), Arc::new(trap))
 }
 
 #[derive(Debug)]
 struct Trap {
-    path: String,
+    path: Arc<str>,
 }
 
 impl GradientSink for Trap {
@@ -121,9 +98,18 @@ impl GradientSink for Trap {
 /// order. None where the backend does not tell, and for what `ndarray` has not copied yet: a placeholder, and what comes
 /// straight from a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity(Option<(usize, Vec<usize>, Vec<isize>)>);
+pub(crate) struct Identity(Option<(usize, Box<[isize]>)>);
 
 impl Identity {
+    /// Of elements that begin at `address`.
+    fn at(address: usize, shape: &[usize], strides: &[isize]) -> Self {
+        let shape = shape.iter().map(|size| *size as isize);
+        Self(Some((
+            address,
+            shape.chain(strides.iter().copied()).collect(),
+        )))
+    }
+
     /// Whether the backend tells that both are one.
     pub(super) fn is_surely(&self, other: &Self) -> bool {
         self.0.is_some() && self == other
@@ -137,8 +123,7 @@ impl Identity {
             DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
                 let layout = tensor.layout();
                 let address = Arc::as_ptr(&tensor.data_arc()) as usize + layout.start_offset();
-                let shape = layout.shape().to_vec();
-                Self(Some((address, shape, layout.strides().to_vec())))
+                Self::at(address, layout.shape(), layout.strides())
             }
             #[cfg(feature = "ndarray")]
             DispatchTensorKind::NdArray(BackendTensor::Float(tensor)) if tensor.is_borrowed() => {
@@ -152,11 +137,7 @@ impl Identity {
                     ($view:expr) => {{
                         let view = $view;
                         let address = view.as_ptr() as usize;
-                        Self(Some((
-                            address,
-                            view.shape().to_vec(),
-                            view.strides().to_vec(),
-                        )))
+                        Self::at(address, view.shape(), view.strides())
                     }};
                 }
                 match tensor {
@@ -167,32 +148,5 @@ impl Identity {
             }
             _ => Self(None),
         }
-    }
-}
-
-/// The structure of `module` without the values of its trainable parameters.
-/// These have placeholders, on `device` if there is one.
-pub(crate) fn hollow<M: Module>(module: M, inventory: &Inventory, device: Option<&Device>) -> M {
-    module.map(&mut Hollow { inventory, device })
-}
-
-struct Hollow<'a> {
-    inventory: &'a Inventory,
-    device: Option<&'a Device>,
-}
-
-impl ModuleMapper for Hollow<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let entry = self.inventory.get(param.id);
-        let Some(entry) = entry.filter(|entry| entry.role != Role::Frozen) else {
-            return param;
-        };
-        param.map(|value| {
-            let mut likeness = Likeness::of(&value);
-            if let Some(device) = self.device {
-                likeness.device = device.clone();
-            }
-            unreadable(&likeness, around(&entry.path))
-        })
     }
 }

@@ -93,7 +93,7 @@ impl<const D: usize> View<D> {
                 drop(state);
                 drop(self.terms.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
-                pass.blocks.sweep(&self.terms.likeness.device);
+                pass.blocks.sweep(&self.terms.device);
                 self.constant_of(self.plain(Keeps::ForRun))
             }
             Place::Hook(called_for) => panic!(

@@ -48,7 +48,7 @@ pub(super) struct Expecting<const D: usize> {
     /// What is to come.
     pub(super) debt: Debt,
     /// The sum of what has come.
-    pub(super) partial: Option<PartialSum<D>>,
+    pub(super) partial: Option<Box<PartialSum<D>>>,
 }
 
 impl<const D: usize> Expecting<D> {

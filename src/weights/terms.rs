@@ -2,10 +2,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::ParamId;
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 
 use super::home::Home;
-use super::placeholder::Likeness;
 use crate::layout::{Holding, Layout};
 use crate::replica::Hold;
 
@@ -15,10 +14,12 @@ pub(crate) struct Terms {
     pub(super) id: ParamId,
     pub(super) path: Arc<str>,
     pub(super) layout: Arc<Layout>,
-    /// Of the value that the model computes with.
-    pub(super) likeness: Likeness,
-    /// Of the value at home.
-    at_home: Likeness,
+    elements: usize,
+    /// In which the value rests.
+    dtype_at_home: DType,
+    /// In which the model computes with it, and where, without autodiff.
+    pub(super) dtype: DType,
+    pub(super) device: Arc<Device>,
     /// Whether the value waits on the host.
     pub(super) waits: bool,
     /// Whether it is an ordinary leaf of the module.
@@ -36,28 +37,26 @@ impl Terms {
     pub(super) fn new<const D: usize>(
         home: &Home<D>,
         layout: Arc<Layout>,
-        device: &Device,
+        device: Arc<Device>,
     ) -> Self {
-        let device = layout.computes_on(device);
-        let mut likeness = home.likeness.on(&device);
-        likeness.dtype = layout.compute_dtype(home.dtype());
-        if home.site.is_host
-            && let Some(placement) = layout.placement()
-        {
-            placement.houses(likeness.bytes());
-        }
-        Self {
+        let terms = Self {
             id: home.id,
             path: home.path.clone(),
-            holding: layout.holding(home.id, &home.site, home.dtype(), &device),
-            likeness,
-            at_home: home.likeness.clone(),
-            waits: home.site.is_host,
+            holding: layout.holding(home.id, home.site(), home.dtype, &device),
+            elements: home.elements(),
+            dtype_at_home: home.dtype,
+            dtype: layout.compute_dtype(home.dtype),
+            device,
+            waits: home.site().is_host,
             is_leaf: false,
             waiting_base: None,
             layout,
             stays: AtomicBool::new(false),
+        };
+        if let Some(placement) = terms.layout.placement().filter(|_| terms.waits) {
+            placement.limit().note(terms.bytes());
         }
+        terms
     }
 
     /// What this rank has of the parameter, by now.
@@ -88,22 +87,26 @@ impl Terms {
         self.layout.owns(self.id)
     }
 
-    /// Bytes of the value.
-    #[cfg(feature = "cubecl")]
+    /// Bytes of the value that the model computes with.
     pub(super) fn bytes(&self) -> usize {
-        self.at_home.bytes()
+        self.elements * self.dtype.size()
+    }
+
+    /// Bytes of the value at home.
+    pub(super) fn bytes_at_home(&self) -> usize {
+        self.elements * self.dtype_at_home.size()
     }
 
     /// Bytes of weights that the rank holds between two passes.
     pub(super) fn bytes_at_rest(&self) -> usize {
         let is_here = self.owns() && !self.waits;
-        let at_home = if is_here { self.at_home.bytes() } else { 0 };
+        let at_home = if is_here { self.bytes_at_home() } else { 0 };
         let replicates = self.layout.replicates(self.id);
         let copy = match self.holding() {
-            Holding::Kept => self.likeness.bytes(),
+            Holding::Kept => self.bytes(),
             // Counted by rank, as if every rank had a device.
             Holding::Shared | Holding::ForRead if !is_here && !self.waits && replicates => {
-                self.likeness.bytes()
+                self.bytes()
             }
             _ => 0,
         };
@@ -113,7 +116,7 @@ impl Terms {
     /// Counts the value as held by this rank, if it is gathered from its owner for every read.
     pub(super) fn count_gathered(&self) -> Option<Hold> {
         let member = self.layout.among_others()?;
-        let hold = || member.group.hold(member.rank, self.likeness.bytes());
+        let hold = || member.group.ledger.hold(member.rank, self.bytes());
         (!self.layout.replicates(self.id)).then(hold)
     }
 }

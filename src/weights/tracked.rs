@@ -5,15 +5,15 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::handle::is_in_form;
+use super::handle::{is_at_home, is_in_form};
 use crate::parameters::{AnyParam, exchange, list};
 use crate::tap::lift;
 
 /// Whether `module`, or a part of it, is in fused form, and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     let parameters = list(module);
-    let mut in_form = parameters.iter().filter(|parameter| is_in_form(parameter));
-    in_form.any(|parameter| parameter.param.value().is_tracked())
+    let mut at_home = parameters.iter().filter(|parameter| is_at_home(parameter));
+    at_home.any(|parameter| parameter.param.value().is_autodiff())
 }
 
 /// The tracked values of `module`, which is in fused form, that are at no home, each with its place among the

@@ -4,35 +4,40 @@ use std::sync::Arc;
 use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
-/// `size` bytes that can't be read: who tries gets `reason`.
-pub(super) fn nothing(reason: String, size: usize) -> Bytes {
-    let reason = reason.into();
-    let nothing = Nothing { reason, size };
-    // SAFETY: the bytes must be initialized as far as the controller hands them out, and it hands out none.
-    unsafe { Bytes::from_controller(Box::new(nothing), size) }
-}
-
-/// `size` zeros whose clones are [`nothing`], for a backend that asks where bytes lie before it takes them.
-#[cfg(feature = "ndarray")]
-pub(super) fn nothing_once_cloned(reason: String, size: usize) -> Bytes {
-    let reason = reason.into();
-    let zeros = Zeros {
-        zeros: Bytes::from_bytes_vec(vec![0; size]),
-        cloned: Nothing { reason, size },
-    };
-    // SAFETY: the controller hands out `size` zeros.
-    unsafe { Bytes::from_controller(Box::new(zeros), size) }
-}
-
+/// Bytes that can't be read: who tries is told why.
 #[derive(Clone)]
-struct Nothing {
-    reason: Arc<str>,
+pub(super) struct Nothing {
+    why: fn(&str) -> String,
+    path: Arc<str>,
     size: usize,
 }
 
 impl Nothing {
+    /// In the place of so many bytes of the parameter at `path`, of which `why` says why.
+    pub(super) fn new(why: fn(&str) -> String, path: Arc<str>, size: usize) -> Self {
+        Self { why, path, size }
+    }
+
+    pub(super) fn bytes(self) -> Bytes {
+        let size = self.size;
+        // SAFETY: the bytes must be initialized as far as the controller hands them out, and it hands out none.
+        unsafe { Bytes::from_controller(Box::new(self), size) }
+    }
+
+    /// Zeros whose clones are nothing, for a backend that asks where bytes lie before it takes them.
+    #[cfg(feature = "ndarray")]
+    pub(super) fn once_cloned(self) -> Bytes {
+        let size = self.size;
+        let zeros = Zeros {
+            zeros: Bytes::from_bytes_vec(vec![0; size]),
+            cloned: self,
+        };
+        // SAFETY: the controller hands out `size` zeros.
+        unsafe { Bytes::from_controller(Box::new(zeros), size) }
+    }
+
     fn error(&self) -> AccessError {
-        AccessError::Read(self.reason.to_string())
+        AccessError::Read((self.why)(&self.path))
     }
 }
 

@@ -21,7 +21,7 @@ impl<const D: usize> Home<D> {
         let Some(pass) = owner.and_then(|session| session.pass()) else {
             return;
         };
-        if pass.is_stopped() || group.failed().is_some() {
+        if pass.is_stopped() || group.flow.failed().is_some() {
             return;
         }
         let gradients = gradients.into_iter();
@@ -31,7 +31,7 @@ impl<const D: usize> Home<D> {
         drop(holds);
         if pass.is_stopped() {
             // No other gradient is used, whichever rank it comes from.
-            group.fail(group.owner(self.id));
+            group.flow.fail(group.owner(self.id));
         }
     }
 
@@ -51,7 +51,7 @@ impl<const D: usize> Home<D> {
             _ => first,
         };
         let sum = gradients.fold(first, policy::add);
-        self.spend(pass, in_type(sum, self.dtype()));
+        self.spend(pass, in_type(sum, self.dtype));
     }
 
     /// Uses what was accumulated for a parameter that has no gradient in this pass.
@@ -67,7 +67,7 @@ impl<const D: usize> Home<D> {
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
         if let Some(sum) = sum {
-            let sum = in_type(sent(sum, &self.site.device), self.dtype());
+            let sum = in_type(sent(sum, &self.site().device), self.dtype);
             self.spend(pass, sum);
         } else if begun && pass.plan.goal == Goal::Update && !pass.plan.goes_on {
             let nothing = self.value().zeros_like();
@@ -84,7 +84,7 @@ impl<const D: usize> Home<D> {
             _ => pass.plan.accumulation.begin(first),
         };
         // The way can fail: before it, nothing is overwritten.
-        let first = moved(first, &self.sums);
+        let first = moved(first, &self.ground.sums);
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
@@ -92,7 +92,7 @@ impl<const D: usize> Home<D> {
             }
             _ => first,
         };
-        let others = others.map(|gradient| moved(gradient, &self.sums));
+        let others = others.map(|gradient| moved(gradient, &self.ground.sums));
         let sum = Box::new(others.fold(sum, policy::add));
         state.outcome = Some(Outcome::Added(sum));
     }

@@ -1,34 +1,15 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use parking_lot::Mutex;
 
 use super::home::Home;
 use super::stage::{Expecting, Stage};
 use super::terms::Terms;
 use crate::error::FusedError;
 use crate::layout::Holding;
+use crate::lock::{Level, Leveled};
 use crate::pass::{Graph, Session};
 use crate::tap::lift;
-
-/// Which of its values a restored parameter has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Which<'a> {
-    /// That which rests, on the device of this rank if there are several.
-    Rests,
-    /// The same, or what says that it is gone.
-    RestsOrGone,
-    /// The same, where it rests.
-    AtHome,
-    /// The same on the host, which is this device.
-    OnHost(&'a Device),
-    /// That with which the model computes, unless it comes over for every use.
-    Computes,
-    /// The average of that which rests, on this device or where it rests.
-    Averaged(Option<&'a Device>),
-    /// The same as the model computes with it, unless it comes over for every use.
-    AveragedComputes,
-}
 
 /// What one rank has of a parameter of rank `D`.
 #[derive(Debug)]
@@ -36,23 +17,29 @@ pub(crate) struct View<const D: usize> {
     pub(super) home: Arc<Home<D>>,
     pub(super) session: Arc<Session>,
     pub(super) terms: Terms,
-    pub(super) state: Mutex<State<D>>,
+    pub(super) state: Leveled<State<D>>,
 }
 
 #[derive(Debug)]
 pub(super) struct State<const D: usize> {
     pub(super) stage: Stage<D>,
-    copy: Option<Copy<D>>,
+    pub(super) copy: Option<Box<Copy<D>>>,
     /// Whether the device has computed a gradient for it.
     pub(super) proven: bool,
 }
 
 /// What the model computes with, if that is not the value at home.
 #[derive(Debug)]
-struct Copy<const D: usize> {
-    value: Tensor<D>,
+pub(super) struct Copy<const D: usize> {
+    pub(super) value: Tensor<D>,
     /// Of the value at home.
-    version: usize,
+    pub(super) version: usize,
+}
+
+impl<const D: usize> Copy<D> {
+    fn of(value: Tensor<D>, version: usize) -> Box<Self> {
+        Box::new(Self { value, version })
+    }
 }
 
 /// What becomes of a copy that comes for a read.
@@ -71,15 +58,16 @@ impl<const D: usize> View<D> {
             let owner = home.session.set(session.clone());
             owner.expect("a parameter has one owner");
         }
+        let state = State {
+            stage: Stage::Unread,
+            copy: None,
+            proven: false,
+        };
         Self {
             home,
             session,
             terms,
-            state: Mutex::new(State {
-                stage: Stage::Unread,
-                copy: None,
-                proven: false,
-            }),
+            state: Leveled::new(Level::View, state),
         }
     }
 
@@ -92,68 +80,22 @@ impl<const D: usize> View<D> {
         lift(value, self.home.strategy)
     }
 
-    /// A value of it as an ordinary trainable parameter holds it.
-    pub(super) fn leaf(&self, which: Which<'_>) -> Tensor<D> {
-        let value = match which {
-            Which::Rests => self.at_rest().unwrap_or_else(|reason| panic!("{reason}")),
-            // Whatever has ended the pass is on its way: who reads a value that is gone is told.
-            Which::RestsOrGone => {
-                let value = self.at_rest();
-                value.unwrap_or_else(|_| self.home.gone(&self.terms.likeness.device))
-            }
-            Which::AtHome => self.home.value(),
-            Which::OnHost(host) => {
-                let value = self.home_on(host);
-                value.unwrap_or_else(|error| panic!("{error}"))
-            }
-            Which::Computes if self.terms.comes_over() => self.home.value(),
-            Which::Computes => self.plain(Keeps::Nothing),
-            Which::Averaged(None) => self.home.averaged(),
-            Which::Averaged(Some(device)) => self.averaged_on(device, self.home.dtype()),
-            Which::AveragedComputes if self.terms.comes_over() => self.home.averaged(),
-            Which::AveragedComputes => {
-                let likeness = &self.terms.likeness;
-                self.averaged_on(&likeness.device, likeness.dtype)
-            }
-        };
-        lift(value, self.home.strategy).require_grad()
-    }
-
-    /// The value as it rests, on the device of this rank or on the host. Where it can't be had, a copy of it that is
-    /// here.
-    fn at_rest(&self) -> Result<Tensor<D>, String> {
-        let home = &self.home;
-        let device = match home.site.is_host {
-            true => &home.site.device,
-            false => &self.terms.likeness.device,
-        };
-        let state = self.state.lock();
-        let copy = state
-            .copy
-            .as_ref()
-            .filter(|copy| copy.value.dtype() == home.dtype() && copy.value.device() == *device);
-        if let Some(copy) = copy
-            && copy.version == home.version()
-        {
-            return Ok(copy.value.clone());
-        }
-        let value = match home.find() {
-            Some(_) => self.home_on(device).map_err(|error| error.to_string()),
-            None => Err(home.is_gone()),
-        };
-        value.or_else(|reason| copy.map(|copy| copy.value.clone()).ok_or(reason))
-    }
-
-    /// The average on this device, in this type.
-    fn averaged_on(&self, device: &Device, dtype: DType) -> Tensor<D> {
-        let average = self.home.averaged();
-        let carried = (self.terms.layout).carried(self.path(), average, device, dtype);
-        carried.unwrap_or_else(|error| panic!("{error}"))
-    }
-
     /// The value as it rests, on another device.
-    fn home_on(&self, device: &Device) -> Result<Tensor<D>, FusedError> {
-        let (value, dtype) = (self.home.value(), self.home.dtype());
+    pub(super) fn home_on(&self, device: &Device) -> Result<Tensor<D>, FusedError> {
+        self.carried(self.home.value(), device, self.home.dtype)
+    }
+
+    /// The value as the model computes with it.
+    fn come_over(&self) -> Result<Tensor<D>, FusedError> {
+        self.carried(self.home.value(), &self.terms.device, self.terms.dtype)
+    }
+
+    pub(super) fn carried(
+        &self,
+        value: Tensor<D>,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<Tensor<D>, FusedError> {
         self.terms.layout.carried(self.path(), value, device, dtype)
     }
 
@@ -182,17 +124,10 @@ impl<const D: usize> View<D> {
             Holding::Kept => true,
             Holding::ForRead => keeps == Keeps::ForRun,
         };
-        state.copy = stays.then(|| Copy {
-            value: value.clone(),
-            version,
-        });
+        if stays {
+            state.copy = Some(Copy::of(value.clone(), version));
+        }
         value
-    }
-
-    fn come_over(&self) -> Result<Tensor<D>, FusedError> {
-        let value = self.home.value();
-        let (device, dtype) = (&self.terms.likeness.device, self.terms.likeness.dtype);
-        self.terms.layout.carried(self.path(), value, device, dtype)
     }
 
     /// Brings a copy before it is read.
@@ -207,7 +142,7 @@ impl<const D: usize> View<D> {
         let version = self.home.version();
         // If it fails, the read that needs it says so.
         if let Ok(value) = self.come_over() {
-            state.copy = Some(Copy { value, version });
+            state.copy = Some(Copy::of(value, version));
         }
     }
 
@@ -244,12 +179,12 @@ impl<const D: usize> View<D> {
         if self.terms.holding() != Holding::Kept || !is_outdated || self.home.find().is_none() {
             return Ok(());
         }
-        if self.home.site.is_host {
+        if self.home.site().is_host {
             state.copy = None;
         }
         let version = self.home.version();
         let value = self.come_over()?;
-        state.copy = Some(Copy { value, version });
+        state.copy = Some(Copy::of(value, version));
         Ok(())
     }
 
@@ -257,7 +192,7 @@ impl<const D: usize> View<D> {
     pub(super) fn refresh_copy(&self) {
         // Where it can't be had, what was there before stays, or who reads it is told why.
         let taken = match self.terms.holding() {
-            Holding::Kept if !self.home.site.is_host => {
+            Holding::Kept if !self.home.site().is_host => {
                 self.fetch();
                 Ok(())
             }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
+use super::any_home::{AnyHome, Left};
 use super::any_view::AnyView;
-use super::home::{AnyHome, Home, Left};
 use super::report::ParameterReport;
 use super::view::View;
 use crate::offload::WaitingBlocks;
@@ -52,11 +52,15 @@ impl Views {
         self.of.contains_key(&id)
     }
 
-    /// The home of a parameter of this rank.
-    pub(super) fn home<const D: usize>(&self, id: ParamId) -> Arc<Home<D>> {
+    /// The same if that is no ordinary leaf.
+    pub(super) fn has_released(&self, id: ParamId) -> bool {
+        self.of.get(&id).is_some_and(|view| !view.terms().is_leaf)
+    }
+
+    /// That of a parameter of this rank.
+    pub(super) fn of_rank<const D: usize>(&self, id: ParamId) -> Arc<View<D>> {
         let view = self.get(id).clone().into_any().downcast::<View<D>>();
-        let view = view.expect("a parameter has the same rank in every replica");
-        view.home.clone()
+        view.expect("a parameter has the same rank everywhere")
     }
 
     /// The parameters that are ordinary leaves, in module order.
@@ -78,7 +82,7 @@ impl Views {
     /// Bytes of all values where they rest.
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
-        self.iter().map(|view| view.terms().bytes()).sum()
+        self.iter().map(|view| view.terms().bytes_at_home()).sum()
     }
 
     /// Bytes of the weights that the rank holds between two passes, without those on all ranks.
@@ -93,7 +97,7 @@ impl Views {
         let bytes = blocks.iter().map(|reads| {
             let terms = reads.iter().map(|id| self.of[id].terms());
             let coming = terms.filter(|terms| terms.comes_from_host());
-            coming.map(|terms| terms.likeness.bytes()).sum()
+            coming.map(|terms| terms.bytes()).sum()
         });
         let stays = waiting.staying(&bytes.collect::<Vec<_>>());
         let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
@@ -128,9 +132,8 @@ impl Views {
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
-        for (id, view) in &self.of {
-            let begun = |from: &Arc<dyn AnyView>| from.home().left() == Left::InOptimizerState;
-            if from.of.get(id).is_some_and(begun) {
+        for (_, view, from) in self.beside(from) {
+            if from.home().left() == Left::InOptimizerState {
                 view.home().begin_group();
             }
         }
@@ -138,19 +141,22 @@ impl Views {
 
     /// Goes on with the averages of the parameters that are in another form, in the same shape.
     pub(crate) fn copy_averages(&self, from: &Self, is_gone: impl Fn(ParamId) -> bool) {
-        for (id, view) in self.of.iter().filter(|(id, _)| !is_gone(**id)) {
-            if let Some(from) = from.of.get(id) {
-                view.copy_average(from);
-            }
-        }
+        let both = self.beside(from).filter(|(id, ..)| !is_gone(*id));
+        both.for_each(|(_, view, from)| view.copy_average(from));
     }
 
     /// Takes over what has been accumulated for the parameters of another form of the same model.
     pub(crate) fn copy_accumulated(&self, from: &Self) {
-        for (id, view) in &self.of {
-            if let Some(from) = from.of.get(id) {
-                view.copy_accumulated(from);
-            }
-        }
+        let both = self.beside(from);
+        both.for_each(|(_, view, from)| view.copy_accumulated(from));
+    }
+
+    /// Each view with that of the same parameter in another form, if it has one.
+    fn beside<'a>(
+        &'a self,
+        other: &'a Self,
+    ) -> impl Iterator<Item = (ParamId, &'a Arc<dyn AnyView>, &'a Arc<dyn AnyView>)> {
+        let views = self.of.iter();
+        views.filter_map(|(id, view)| Some((*id, view, other.of.get(id)?)))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A process of its own: it counts every allocated byte.
 
+mod beside_tensors;
 mod blocks;
 mod exchange;
 mod formats;

@@ -71,7 +71,7 @@ fn a_config_that_was_saved_is_the_same() {
         .with_offload(Some(OffloadConfig::new(Offload::Updates)))
         .with_sharding(Sharding::Full)
         .with_ownership(Ownership::BySize)
-        .with_max_lead(1)
+        .with_max_bytes_under_way(Some(1))
         .with_draws_random_numbers(false);
     let file = tempfile::NamedTempFile::new().unwrap();
     config.save(file.path()).unwrap();
@@ -267,7 +267,7 @@ fn several_devices_take_the_same_config_but_for_offload() {
     assert!(matches!(error, FusedError::Offload { .. }), "{error}");
     assert_eq!(fused.config(), &config);
     // The same training goes on, and clips by the norm of the step before.
-    fused.set_config(config.with_max_lead(0));
+    fused.set_config(config.with_max_bytes_under_way(Some(0)));
     fused.step(RATE, x, loss);
     assert!(fused.last_step().clipping.unwrap() < 1.0);
 }

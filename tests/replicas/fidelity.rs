@@ -219,13 +219,13 @@ fn loss_in_order(model: &Network, (x, backwards): (Tensor<2>, bool)) -> Tensor<1
 fn opposed_orders_of_parameters_come_through() {
     let _alone = alone();
     let devices = flex(2);
-    for max_lead in [0, 1, 5] {
+    for limit in [0, 144, 720] {
         let model = Network::init(&devices[0]);
         let (sender, done) = std::sync::mpsc::channel();
         let devices = devices.clone();
         std::thread::spawn(move || {
             let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .with_config(FusedConfig::new().with_max_lead(max_lead));
+                .with_config(FusedConfig::new().with_max_bytes_under_way(Some(limit)));
             for step in 0..20 {
                 let x = Tensor::ones([2, 6], &devices[0]);
                 let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];
@@ -236,7 +236,7 @@ fn opposed_orders_of_parameters_come_through() {
         let in_time = done.recv_timeout(Duration::from_secs(60));
         assert!(
             in_time.is_ok(),
-            "opposed orders with a lead of {max_lead} block each other"
+            "opposed orders with {limit} bytes under way block each other"
         );
     }
 }

@@ -20,7 +20,7 @@ fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
     let device = flex(1).remove(0);
     in_time(move || {
         let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2))
-            .with_config(FusedConfig::new().with_max_lead(0));
+            .with_config(FusedConfig::new().with_max_bytes_under_way(Some(0)));
         let shared = Tensor::<1>::ones([1], &device).require_grad();
         let batches = tokens(&device, &[2, 2]);
         // Burn joins the graphs of both, and locks them: it depends on when.
@@ -120,14 +120,14 @@ fn a_hook_that_reads_a_model_ends_the_step() {
 }
 
 #[test]
-fn any_lead_may_be_asked_for() {
+fn any_limit_may_be_asked_for() {
     let _alone = alone();
     let device = flex(1).remove(0);
-    for max_lead in [0, usize::MAX] {
+    for limit in [0, usize::MAX] {
         let device = device.clone();
         in_time(move || {
             let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(3))
-                .with_config(FusedConfig::new().with_max_lead(max_lead));
+                .with_config(FusedConfig::new().with_max_bytes_under_way(Some(limit)));
             fused.step(RATE, tokens(&device, &[2, 2, 4]), Network::loss);
         });
     }

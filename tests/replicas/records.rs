@@ -129,7 +129,7 @@ fn the_way_of_sharing_can_change_in_the_middle() {
         &|config| config.with_offload(waits(Offload::States)),
         &|config| config.with_sharding(Sharding::State),
         &|config| config.with_offload(waits(Offload::Updates)),
-        &|config| config.with_max_lead(0),
+        &|config| config.with_max_bytes_under_way(Some(0)),
         &|config| config.with_offload(waits(Offload::Weights(WaitingBlocks::All))),
         &|config| config.with_offload(None),
     ];

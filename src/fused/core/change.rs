@@ -143,12 +143,13 @@ impl<M: Module> Core<M> {
             None => here,
         };
         let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+        let limit = config.max_bytes_under_way;
         let names_device = device.is_some() && offload.is_none();
         let moves = names_device && self.ranks.devices.iter().any(|device| *device != there);
-        if before.is_of(dtype, offload, &there) && !moves {
+        if before.is_of(dtype, offload, limit, &there) && !moves {
             return Ok(None);
         }
-        let layout = Layout::new(dtype, offload, &there)?;
+        let layout = Layout::new(dtype, offload, limit, &there)?;
         let waited = before.placement().is_some();
         let stays = offload.is_some() || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&form.module);

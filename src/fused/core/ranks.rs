@@ -63,19 +63,20 @@ impl<M: Module> Ranks<M> {
         let devices: Vec<_> = devices.collect();
 
         let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
+        let limit = config.max_bytes_under_way;
         let first = match offload {
             None => Layout::on(devices.first(), dtype),
-            Some(_) => Layout::new(dtype, offload, &devices[0])?,
+            Some(_) => Layout::new(dtype, offload, limit, &devices[0])?,
         };
         let inventory = Inventory::take(&model, &first)?;
-        let mut parameters = inventory.sizes(Role::Released);
-        // Only for the order of their sums: they are on all ranks.
-        parameters.append(&mut inventory.sizes(Role::Retained));
+        // The latter only for the order of their sums: they are on all ranks.
+        let released = inventory.sizes(Role::Released);
+        let parameters = released.chain(inventory.sizes(Role::Retained)).collect();
         let group = Arc::new(Group::new(
             devices.clone(),
             config.sharding,
             config.ownership,
-            config.max_lead,
+            limit,
             config.draws_random_numbers,
             parameters,
         ));
@@ -88,7 +89,7 @@ impl<M: Module> Ranks<M> {
                 _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
-            let layout = Layout::new(dtype, offload, &devices[rank])?;
+            let layout = Layout::new(dtype, offload, limit, &devices[rank])?;
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
             let session = Arc::new(session.of_replica());
             let form = match all.last() {

@@ -123,7 +123,7 @@ fn check(running: &[Running]) -> Result<(), FusedError> {
     let passes = running.iter().map(|running| &running.pass).enumerate();
     let failures = passes
         .filter_map(|(rank, pass)| Some((rank, pass.rehearsal.is_some(), pass.take_failure()?)));
-    let first = group.failed();
+    let first = group.flow.failed();
     match failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank)) {
         None => Ok(()),
         Some((rank, repeated, failure)) => Err(failure.on_rank(rank, group.device(rank), repeated)),
@@ -203,8 +203,8 @@ impl RankPass {
         }
         self.pass.enter_backward();
         let begins = self.pass.among_others().map(|Membership { group, rank }| {
-            group.ready(rank);
-            Box::new(move || group.begun(rank)) as Told
+            group.flow.ready(rank);
+            Box::new(move || group.flow.begun(rank)) as Told
         });
         memory::enter(memory::Phase::Backward);
         let (loss, mut gradients) = loss.go_back(self.pass.plan.scale, begins);

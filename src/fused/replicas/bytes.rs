@@ -21,9 +21,9 @@ pub struct RankBytes {
 impl RankBytes {
     pub(super) fn of<M: Module>(form: &FusedForm<M>) -> Self {
         let layout = form.layout();
-        let bytes = form.inventory().bytes(Role::Released);
-        let owned = bytes.iter().filter(|(id, _)| layout.owns(*id));
-        let owned = owned.map(|(_, bytes)| bytes).sum();
+        let parameters = form.inventory().sizes(Role::Released);
+        let owned = parameters.filter(|size| layout.owns(size.id));
+        let owned = owned.map(|size| size.bytes).sum();
         let at_rest = form.views().bytes_at_rest();
         Self {
             owned,

@@ -100,7 +100,7 @@ fn take_part<R>(
     work: impl FnOnce() -> Worked<R>,
 ) -> Option<(R, GradientsParams)> {
     let Membership { group, rank } = part.member();
-    let taken = group.take_part(*rank);
+    let taken = group.flow.take_part(*rank);
     let done = catch(|| {
         let output = part.compute(|| {
             part.pass.begin_turn()?;

@@ -3,6 +3,8 @@
 mod bytes;
 mod configure;
 mod crew;
+#[cfg(all(test, feature = "flex", feature = "ndarray"))]
+mod shuffled;
 mod step;
 
 use std::fmt::{Debug, Display, Formatter};
@@ -265,9 +267,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// The rank that owns the parameter of this path; none if there is no such parameter in training.
     pub fn owner(&self, path: &str) -> Option<usize> {
         let form = self.core.ranks.form();
-        let parameters = form.inventory().sizes(Role::Released);
-        let (id, _, _) = parameters.into_iter().find(|(_, found, _)| found == path)?;
-        Some(form.layout().owner(id))
+        let mut parameters = form.inventory().sizes(Role::Released);
+        let found = parameters.find(|size| *size.path == *path)?;
+        Some(form.layout().owner(found.id))
     }
 }
 

@@ -4,11 +4,11 @@ use std::thread;
 use super::*;
 
 /// One whose ranks soon look what the others do.
-fn impatient(ranks: usize, max_lead: usize) -> Flow {
+fn impatient(ranks: usize, limit: usize) -> Flow {
     Flow {
         look_after: Duration::from_millis(50),
         patience: Duration::from_millis(20),
-        ..Flow::new(ranks, max_lead, usize::MAX)
+        ..Flow::new(ranks, limit, usize::MAX)
     }
 }
 
@@ -24,7 +24,7 @@ fn no_rank_is_further_ahead_than_the_limit() {
                 let part = flow.take_part(rank);
                 for _ in 0..20 {
                     thread::sleep(Duration::from_micros(100 * rank as u64));
-                    assert_eq!(flow.sent(rank, || false), Ok(()));
+                    assert_eq!(flow.sent(rank, 1, || false), Ok(()));
                     let mine = sent[rank].fetch_add(1, Ordering::SeqCst) + 1;
                     // What has been sent is counted before.
                     let least = sent
@@ -53,7 +53,7 @@ fn a_slow_rank_does_not_lift_the_limit() {
             flow.ready(0);
             flow.begun(0);
             for _ in 0..5 {
-                assert_eq!(flow.sent(0, || false), Ok(()));
+                assert_eq!(flow.sent(0, 1, || false), Ok(()));
                 sent.fetch_add(1, Ordering::SeqCst);
             }
             part.well();
@@ -66,7 +66,7 @@ fn a_slow_rank_does_not_lift_the_limit() {
         for before in 0..5 {
             slow();
             assert!(sent.load(Ordering::SeqCst) <= before + 2);
-            assert_eq!(flow.sent(1, || false), Ok(()));
+            assert_eq!(flow.sent(1, 1, || false), Ok(()));
         }
         part.well();
         fast.join().unwrap();
@@ -83,7 +83,7 @@ fn a_rank_whose_backward_pass_does_not_begin_is_stuck() {
         let locked_out = scope.spawn(|| flow.ready(1));
         flow.ready(0);
         flow.begun(0);
-        assert_eq!(flow.sent(0, || false), Err(Stuck));
+        assert_eq!(flow.sent(0, 1, || false), Err(Stuck));
         locked_out.join().unwrap();
     });
 }
@@ -93,8 +93,8 @@ fn a_rank_whose_backward_pass_does_not_begin_is_stuck() {
 fn nobody_waits_for_ever_for_a_rank_of_which_nothing_is_known() {
     let flow = impatient(2, 0);
     flow.begin(&[true, true]);
-    assert_eq!(flow.sent(0, || false), Ok(()));
-    assert_eq!(flow.sent(0, || false), Ok(()));
+    assert_eq!(flow.sent(0, 1, || false), Ok(()));
+    assert_eq!(flow.sent(0, 1, || false), Ok(()));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn nobody_waits_for_a_rank_that_has_failed() {
         thread::scope(|scope| {
             scope.spawn(|| match is_ready {
                 true => flow.ready(0),
-                false => assert_eq!(flow.sent(0, || false), Ok(())),
+                false => assert_eq!(flow.sent(0, 1, || false), Ok(())),
             });
             thread::sleep(Duration::from_millis(5));
             drop(flow.take_part(1));

@@ -91,4 +91,33 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
     }
 }
 
-on_every_backend!(blocks_of_any_order_train_as_without);
+fn any_number_of_bytes_may_be_under_way(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| {
+        let tokens = batches[step].clone();
+        loss(model, tokens, Way::TurnsAround, step)
+    };
+    let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+    train_fused(&mut plain, 4, RATE, loss);
+    for limit in [0, 3000, usize::MAX] {
+        for mode in modes(device) {
+            let config = FusedConfig::new()
+                .with_offload(Some(config(device, mode)))
+                .with_max_bytes_under_way(Some(limit));
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+                .with_config_on(config.clone(), device);
+            train_fused(&mut fused, 2, RATE, loss);
+            // Another one in the middle of a training.
+            fused.set_config(config.with_max_bytes_under_way(Some(limit / 2)));
+            train_fused(&mut fused, 2, RATE, |model, step| loss(model, step + 2));
+            assert_equal_weights(&plain.model(), &fused.model());
+        }
+    }
+}
+
+on_every_backend!(
+    blocks_of_any_order_train_as_without,
+    any_number_of_bytes_may_be_under_way,
+);

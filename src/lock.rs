@@ -1,0 +1,132 @@
+//! Locks that are taken in one order: that of a view, then that of its home. Neither is held while a hook is called, nor
+//! while a thread waits for another. Builds with debug assertions check it.
+
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+
+use parking_lot::{Mutex, MutexGuard};
+
+/// What is locked, in the order in which a thread may lock it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Level {
+    View = 1,
+    Home = 2,
+}
+
+thread_local! {
+    /// The levels that this thread holds, one bit each.
+    static HELD: Cell<u8> = const { Cell::new(0) };
+}
+
+/// Refuses to wait, or to call code of the user's, while this thread holds a lock of some level.
+pub(crate) fn check_none_held(doing: &str) {
+    if cfg!(debug_assertions) {
+        assert!(HELD.get() == 0, "{doing} while a view or home is locked");
+    }
+}
+
+/// A lock of a level.
+#[derive(Debug)]
+pub(crate) struct Leveled<T> {
+    level: Level,
+    value: Mutex<T>,
+}
+
+impl<T> Leveled<T> {
+    pub(crate) fn new(level: Level, value: T) -> Self {
+        Self {
+            level,
+            value: Mutex::new(value),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> Locked<'_, T> {
+        #[cfg(test)]
+        crate::schedule::point();
+        let held = Held::one(self.level);
+        let value = self.value.lock();
+        Locked { value, _held: held }
+    }
+
+    /// The same if nobody else has it.
+    pub(crate) fn try_lock(&self) -> Option<Locked<'_, T>> {
+        let value = self.value.try_lock()?;
+        let held = Held::one(self.level);
+        Some(Locked { value, _held: held })
+    }
+}
+
+/// What is locked, until it is dropped.
+pub(crate) struct Locked<'a, T> {
+    value: MutexGuard<'a, T>,
+    _held: Held,
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+/// Notes that this thread holds a lock of a level.
+struct Held(Level);
+
+impl Held {
+    fn one(level: Level) -> Self {
+        if cfg!(debug_assertions) {
+            let held = HELD.get();
+            let is_first = held < level as u8;
+            assert!(
+                is_first,
+                "a {level:?} is locked while another is (held: {held:#b})"
+            );
+            HELD.set(held | level as u8);
+        }
+        Self(level)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if cfg!(debug_assertions) {
+            HELD.set(HELD.get() & !(self.0 as u8));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a View is locked while another is")]
+    fn a_view_is_locked_before_its_home() {
+        let (view, home) = (Leveled::new(Level::View, ()), Leveled::new(Level::Home, ()));
+        {
+            let _view = view.lock();
+            let _home = home.lock();
+        }
+        let _home = home.lock();
+        let _view = view.lock();
+    }
+
+    #[test]
+    #[should_panic(expected = "a hook is called while")]
+    fn nothing_is_locked_in_a_hook() {
+        let home = Leveled::new(Level::Home, ());
+        let home = home.lock();
+        drop(home);
+        check_none_held("nothing is done");
+        let view = Leveled::new(Level::View, ());
+        let _view = view.lock();
+        check_none_held("a hook is called");
+    }
+}

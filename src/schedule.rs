@@ -1,0 +1,37 @@
+//! Schedules of threads, shuffled for tests: at each point a thread goes on at once, lets others go first, or sleeps.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::random::mix;
+
+/// Where the next point is in the numbers of a schedule; none is shuffled at zero.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// Shuffles by the numbers of `seed` until what is returned is dropped.
+pub(crate) fn shuffled(seed: u64) -> Shuffled {
+    NEXT.store(mix(seed, 1) | 1 << 63, Ordering::Relaxed);
+    Shuffled
+}
+
+pub(crate) struct Shuffled;
+
+impl Drop for Shuffled {
+    fn drop(&mut self) {
+        NEXT.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A lock is about to be taken, or a message sent.
+pub(crate) fn point() {
+    if NEXT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let number = mix(NEXT.fetch_add(1, Ordering::Relaxed), 2);
+    match number % 16 {
+        0 => thread::sleep(Duration::from_micros(number >> 32 & 127)),
+        1..6 => thread::yield_now(),
+        _ => {}
+    }
+}

@@ -1,0 +1,41 @@
+//! How much may be under way between where parameters rest and where they are computed with.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The bytes of gradients, and of weights, that one device may have under way. What is larger by itself goes alone.
+#[derive(Debug)]
+pub(crate) struct Limit {
+    max: Option<usize>,
+    /// Of the largest parameter that is ever under way.
+    largest: AtomicUsize,
+}
+
+impl Limit {
+    pub(crate) fn new(max: Option<usize>) -> Self {
+        Self {
+            max,
+            largest: AtomicUsize::new(0),
+        }
+    }
+
+    /// As it was asked for.
+    pub(crate) fn max(&self) -> Option<usize> {
+        self.max
+    }
+
+    /// A parameter of so many bytes may be under way.
+    pub(crate) fn note(&self, bytes: usize) {
+        self.largest.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// Of gradients: if nothing was asked for, so many that one is used while the next is computed.
+    pub(crate) fn of_gradients(&self) -> usize {
+        let largest = self.largest.load(Ordering::Relaxed);
+        self.max.unwrap_or(largest + largest / 4)
+    }
+
+    /// Of weights that are brought before they are read: if nothing was asked for, all that the next block reads.
+    pub(crate) fn of_weights(&self) -> usize {
+        self.max.unwrap_or(usize::MAX)
+    }
+}

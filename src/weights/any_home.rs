@@ -1,0 +1,101 @@
+//! A home, whatever the rank of its parameter.
+
+use std::sync::Arc;
+
+use burn::optim::ModuleOptimizer;
+
+use super::averaging::Averaging;
+use super::home::Home;
+use super::stage::Accumulated;
+use crate::memory::{self, Category};
+use crate::optim::WeightAveragingConfig;
+use crate::policy;
+
+/// The home of a parameter of any rank: what is asked of all of them between passes.
+pub(crate) trait AnyHome {
+    /// What the passes so far have left for an update.
+    fn left(&self) -> Left;
+
+    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
+    fn drop_sum(&self);
+
+    /// The optimizer has another state: forgets all that was accumulated, there too.
+    fn forget_group(&self);
+
+    /// The state of the optimizer holds gradients of a group that has not ended.
+    fn begin_group(&self);
+
+    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
+    fn sum_is_finite(&self) -> bool;
+
+    /// Shows the value to a memory recorder.
+    fn show(&self);
+
+    /// Averages as `config` says from now on, if it covers the parameter; goes on with what there is.
+    fn average(&self, config: Option<&Arc<WeightAveragingConfig>>);
+
+    /// Lets `optimizer`, which has a place for averages, hold the average, if there is one, and show it in its records. The
+    /// average takes over what it has loaded.
+    fn keep_average(&self, optimizer: &mut ModuleOptimizer);
+}
+
+/// What passes have left for an update, without the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    Nothing,
+    Sum,
+    /// A sum that was overwritten by a pass which has not ended well.
+    Lost,
+    InOptimizerState,
+}
+
+impl<const D: usize> AnyHome for Home<D> {
+    fn left(&self) -> Left {
+        match &self.state.lock().accumulated {
+            Accumulated::Nothing => Left::Nothing,
+            Accumulated::Sum(_) => Left::Sum,
+            Accumulated::Overwritten => Left::Lost,
+            Accumulated::InOptimizerState => Left::InOptimizerState,
+        }
+    }
+
+    fn drop_sum(&self) {
+        if let Left::Sum | Left::Lost = self.left() {
+            self.forget_group();
+        }
+    }
+
+    fn forget_group(&self) {
+        self.state.lock().accumulated = Accumulated::Nothing;
+    }
+
+    fn begin_group(&self) {
+        self.state.lock().accumulated = Accumulated::InOptimizerState;
+    }
+
+    fn sum_is_finite(&self) -> bool {
+        match &self.state.lock().accumulated {
+            Accumulated::Sum(sum) => policy::is_finite(sum),
+            _ => true,
+        }
+    }
+
+    fn show(&self) {
+        if let Some(value) = &self.state.lock().value {
+            memory::show(Category::Parameter, value);
+        }
+    }
+
+    fn average(&self, config: Option<&Arc<WeightAveragingConfig>>) {
+        let mut state = self.state.lock();
+        let before = state.averaging.take();
+        let config = config.filter(|config| config.covers(&self.path));
+        state.averaging = config.map(|config| Averaging::new(config.clone(), before));
+    }
+
+    fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
+        if let Some(averaging) = self.averaging() {
+            averaging.keep(optimizer, self.id, &self.site().device);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! What a parameter costs beside its tensors, which a model of many small ones feels.
+
+use backburn::FusedOptimizer;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::tensor::Tensor;
+
+use super::{ALONE, BYTES, device, x};
+
+const PARAMETERS: usize = 2000;
+
+fn model() -> Vec<Linear> {
+    let linear = || LinearConfig::new(4, 4).init(&device());
+    let model: Vec<Linear> = (0..PARAMETERS / 2).map(|_| linear()).collect();
+    // Burn initializes parameters when they are read.
+    loss(&model, x(4)).backward();
+    model
+}
+
+fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
+    model.iter().fold(x, |x, linear| linear.forward(x)).mean()
+}
+
+/// Bytes for each parameter since `before`, without what Burn would sweep up with the next backward pass.
+fn each(before: usize) -> usize {
+    drop(x(4).require_grad().mean().backward());
+    (BYTES.current_usage() - before) / PARAMETERS
+}
+
+/// Beside what stock Burn has: its parameters, and those and the states of its optimizer after a step.
+#[test]
+fn a_parameter_takes_two_kilobytes_more_than_in_stock_at_most() {
+    let _alone = ALONE.lock();
+    // What Burn and the backend set up once a process.
+    drop(model());
+
+    let before = BYTES.current_usage();
+    let mut stock = model();
+    let attached = each(before);
+    let mut optimizer = AdamConfig::new().init();
+    for _ in 0..2 {
+        let gradients = loss(&stock, x(4)).backward();
+        let gradients = GradientsParams::from_grads(gradients, &stock);
+        stock = optimizer.step(1e-3, stock, gradients);
+    }
+    let stock_bytes = [attached, each(before)];
+    drop((stock, optimizer));
+
+    let before = BYTES.current_usage();
+    let mut fused = FusedOptimizer::new(model(), AdamConfig::new().init());
+    let attached = each(before);
+    for _ in 0..2 {
+        fused.step(1e-3, |model| loss(model, x(4)));
+    }
+    let fused_bytes = [attached, each(before)];
+    println!("a parameter of stock takes {stock_bytes:?} bytes, of fused {fused_bytes:?}");
+    for (stock, fused) in stock_bytes.into_iter().zip(fused_bytes) {
+        assert!(fused <= stock + 2048, "{fused} bytes, in stock {stock}");
+    }
+}
