@@ -1,16 +1,20 @@
-mod measure;
+mod bookkeeping;
 mod offload;
 mod peaks;
+mod states;
 
 use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 
-use measure::measure;
+use crate::parameters::ModelKey;
+
+use bookkeeping::Bookkeeping;
 
 pub use offload::OffloadEstimate;
 pub use peaks::PeakEstimate;
+pub(crate) use states::{Parameter, States, measure, parameters};
 
 /// What training will hold, and what fusing would save, before any training.
 ///
@@ -26,6 +30,8 @@ pub use peaks::PeakEstimate;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
+    /// Of which model.
+    pub model: ModelKey,
     /// Bytes of all float parameters: P.
     pub parameters: usize,
     /// Bytes of the gradients of those in training: G.
@@ -34,33 +40,46 @@ pub struct MemoryEstimate {
     pub optimizer_state: usize,
     /// Bytes of the largest gradient, which fused training holds too.
     pub largest_gradient: usize,
+    /// The most bytes that the update of one parameter takes beside all these. Measured where the program runs on the
+    /// [`RecordingAllocator`](crate::memory::RecordingAllocator), elsewhere one gradient.
+    pub update: usize,
+    /// The most bytes of gradients and an update while stock Burn updates one parameter after the other.
+    pub gradients_and_update: usize,
+    /// What the process holds for the parameters beside their tensors.
+    bookkeeping: Bookkeeping,
 }
 
 impl MemoryEstimate {
-    /// Measures `model` with `optimizer`: steps one parameter after the other with zeros in its
-    /// place, and looks at the state. Takes the time of a step and the memory of the largest
-    /// parameter a few times; lazy parameters are initialized.
+    /// Measures `model` with `optimizer`: steps zeros in the place of one parameter after the other, of a large one in the place of
+    /// three slices, and looks at the state. Lazy parameters are initialized.
     ///
     /// # Panics
     ///
     /// If the optimizer refuses a parameter, as Muon does unless it is of rank 2.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
-        let mut estimate = Self {
-            parameters: 0,
-            gradients: 0,
-            optimizer_state: 0,
-            largest_gradient: 0,
-        };
-        for parameter in measure(model, optimizer) {
-            let bytes = parameter.bytes();
-            estimate.parameters += bytes;
-            if let Some(state) = parameter.state {
-                estimate.gradients += bytes;
-                estimate.optimizer_state += state;
-                estimate.largest_gradient = estimate.largest_gradient.max(bytes);
-            }
+        let parameters = parameters(model);
+        let states = measure(optimizer, &parameters, false);
+        let trained = || parameters.iter().filter(|it| it.trained);
+        let gradients: usize = trained().map(Parameter::bytes).sum();
+        let mut left = gradients;
+        let updates = parameters.iter().zip(&states.updates);
+        let updates = updates.filter(|(parameter, _)| parameter.trained);
+        // Each gradient goes with its update.
+        let most = updates.map(|(parameter, update)| {
+            let most = left + update;
+            left -= parameter.bytes();
+            most
+        });
+        Self {
+            model: ModelKey::of(model),
+            parameters: parameters.iter().map(Parameter::bytes).sum(),
+            gradients,
+            optimizer_state: states.tensors,
+            largest_gradient: trained().map(Parameter::bytes).max().unwrap_or(0),
+            update: states.update,
+            gradients_and_update: most.max().unwrap_or(0),
+            bookkeeping: Bookkeeping::of(&parameters, states.sum() - states.tensors),
         }
-        estimate
     }
 
     /// Bytes by which fusing lowers the peak, if the forward pass leaves `activations` bytes.

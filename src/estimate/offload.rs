@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, FloatDType};
 
-use super::measure::measure;
+use super::{measure, parameters};
 use crate::config::FusedConfig;
 use crate::offload::OffloadConfig;
 
@@ -50,15 +50,17 @@ impl OffloadEstimate {
         let computed = |dtype: DType| config.compute_dtype.map_or(dtype, FloatDType::into);
         // Bytes of the weights that rest on the host, as the device computes with them.
         let mut copies = 0;
-        for parameter in measure(model, optimizer) {
-            let (elements, bytes) = (parameter.elements, parameter.bytes());
+        let parameters = parameters(model);
+        let states = measure(optimizer, &parameters, false).bytes;
+        for (parameter, state) in parameters.iter().zip(states) {
+            let (elements, bytes) = (parameter.elements(), parameter.bytes());
             let copy = elements * computed(parameter.dtype).size();
             let casts = computed(parameter.dtype) != parameter.dtype;
             let moves =
                 |it: &&OffloadConfig| it.rests_on_host(elements) || (casts && !it.states_wait());
             let state_waits =
                 |it: &OffloadConfig| it.states_wait_from().is_some_and(|from| elements >= from);
-            let (device, host, on_the_way) = match parameter.state {
+            let (device, host, on_the_way) = match parameter.trained.then_some(state) {
                 Some(state) if offload.filter(moves).is_some() => {
                     copies += copy;
                     (0, bytes + state, 2 * copy)

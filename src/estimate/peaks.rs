@@ -1,8 +1,9 @@
 use std::fmt::{Display, Formatter};
+use std::ops::Range;
 
 use super::MemoryEstimate;
 use crate::error::FusedError;
-use crate::memory::MemoryTimeline;
+use crate::memory::{MemoryTimeline, Phase, RecomputedBlock};
 
 /// The most bytes that training will hold, by technique, before the first step.
 ///
@@ -20,16 +21,16 @@ pub struct PeakEstimate {
 }
 
 impl MemoryEstimate {
-    /// The peaks of training, given the recording of one [dry run](crate::FusedOptimizer::dry_run) in which all blocks ran twice.
+    /// The peaks of training, given the recording of [dry runs](crate::FusedOptimizer::dry_run) of the model, in which all blocks ran twice.
     ///
-    /// The recording tells what a pass holds beside the parameters, and what each block would keep if it did not run twice; stock Burn holds
-    /// that, or all gradients. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as
-    /// what they are: activations. What else the process holds is not among them.
+    /// The recording tells what a pass holds beside the parameters, what each block would keep if it did not run twice, and when gradients are
+    /// complete: stock Burn keeps them. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as
+    /// what they are: activations. What the optimizer holds, and takes for an update, comes on top, and what the process keeps for the
+    /// parameters beside tensors. What else it holds is not among them, as what the backend keeps for itself.
     ///
-    /// `stock` and `fused` count the outputs of blocks twice, with the block and as the input of the next: they err on the safe side. `stock`
-    /// is the larger of the moments before and after the backward pass; where activations lie early in the model and large weights late, it holds
-    /// both for a while, up to their sum. The recording must be of a dry run with a configuration that keeps no activations: of a step, it would count
-    /// optimizer states twice. Of a [device](crate::memory#on-a-device) it tells what its pools held when blocks and gradients came and went; what
+    /// Calls of the same block one after the other are taken to be side by side, as the chunks of a
+    /// [loss](crate::LinearCrossEntropyLoss) are: if they keep their activations, all go back at once.
+    /// Of a [device](crate::memory#on-a-device) the recording tells what its pools held when blocks and gradients came and went; what
     /// lived between two of these moments is not in it, so there the estimate is a lower bound.
     ///
     /// ```
@@ -59,35 +60,152 @@ impl MemoryEstimate {
     ///
     /// # Errors
     ///
-    /// If the recording is not complete.
+    /// If the recording is not complete, or not of dry runs of this model, and nothing else.
     pub fn peaks(&self, timeline: &MemoryTimeline) -> Result<PeakEstimate, FusedError> {
+        self.check(timeline)?;
+        let twice = Curve::of(timeline, |_| 0);
+        let beside = Beside::of(timeline);
+        let kept = Curve::of(timeline, |seconds| {
+            let held = timeline.blocks.iter().map(|block| block.held_at(seconds));
+            held.fold(beside.at(seconds), usize::saturating_add)
+        });
+        let held = self.parameters + self.optimizer_state;
+        let fused = held + self.bookkeeping.fused;
+        let of_stock = kept
+            .most_with_gradients
+            .saturating_sub(self.bookkeeping.pass);
+        let peak_of = |curve: &Curve| fused + curve.most.max(curve.most_of_updates(self));
+        Ok(PeakEstimate {
+            stock: held + self.bookkeeping.stock + of_stock.max(self.gradients_and_update),
+            fused: peak_of(&kept),
+            recomputed: peak_of(&twice),
+        })
+    }
+
+    /// Refuses a recording that tells nothing of this model, or not all.
+    fn check(&self, timeline: &MemoryTimeline) -> Result<(), FusedError> {
         if timeline.lost > 0 {
             let lost = timeline.lost;
             return Err(FusedError::IncompleteRecording { lost });
         }
-        let start = timeline
-            .samples
-            .first()
-            .map_or(0, |sample| sample.bytes.total());
-        let most = |kept: &dyn Fn(f64) -> usize| {
-            let samples = timeline.samples.iter();
-            let bytes = samples.map(|sample| sample.bytes.total() + kept(sample.seconds));
-            bytes.max().unwrap_or(start).saturating_sub(start)
-        };
-        let recomputed = most(&|_| 0);
-        let kept = most(&|seconds| {
-            let blocks = timeline.blocks.iter();
-            let held = blocks.filter(|block| (block.forward..block.backward).contains(&seconds));
-            held.map(|block| block.activations).sum()
-        });
-        let held = self.parameters + self.optimizer_state;
-        // An update holds a gradient and what the optimizer makes of it.
-        Ok(PeakEstimate {
-            stock: held + kept.max(self.gradients + self.largest_gradient),
-            fused: held + kept.max(2 * self.largest_gradient),
-            recomputed: held + recomputed.max(2 * self.largest_gradient),
+        let unusable = |reason: String| Err(FusedError::UnusableRecording { reason });
+        if let Err(error) = timeline.check() {
+            return unusable(error.to_string());
+        }
+        let phases = timeline.marks.iter().map(|mark| &mark.phase);
+        let passes = phases.clone().filter(|phase| **phase == Phase::Forward);
+        let mut updates = phases.filter(|phase| matches!(phase, Phase::Update { .. }));
+        if passes.count() > timeline.dry_runs.len() || updates.next().is_some() {
+            return unusable(
+                "the recording has a pass that is no dry run, which would count what the optimizer holds twice: record \
+                 `dry_run` of the fused optimizer, and nothing else"
+                    .to_string(),
+            );
+        }
+        if timeline.dry_runs.is_empty() {
+            return unusable(
+                "there is no dry run in the recording: record `dry_run` of the fused optimizer"
+                    .to_string(),
+            );
+        }
+        let mut others = timeline.dry_runs.iter().filter(|it| **it != self.model);
+        others.next().map_or(Ok(()), |other| {
+            unusable(format!(
+                "the recording is of a dry run of another model: of {other}, and not of {}",
+                self.model
+            ))
         })
     }
+}
+
+/// Bytes over those at the start of a recording.
+struct Curve {
+    most: usize,
+    /// If complete gradients stay, as with stock Burn.
+    most_with_gradients: usize,
+    /// When gradients were complete, with their bytes.
+    at_gradients: Vec<(usize, usize)>,
+}
+
+impl Curve {
+    /// The curve of passes in which there is so much more at a moment.
+    fn of(timeline: &MemoryTimeline, more: impl Fn(f64) -> usize) -> Self {
+        let mut samples = timeline.samples.iter();
+        let start = samples.next().map_or(0, |sample| sample.bytes.total());
+        let mut curve = Self {
+            most: 0,
+            most_with_gradients: 0,
+            at_gradients: Vec::new(),
+        };
+        let mut gradients = timeline.gradients.iter().peekable();
+        let (mut complete, mut last) = (0usize, 0usize);
+        for sample in samples {
+            while let Some(gradient) = gradients.next_if(|it| it.seconds < sample.seconds) {
+                curve.at_gradients.push((last, gradient.bytes));
+                complete = complete.saturating_add(gradient.bytes);
+            }
+            // Those of a pass go with it.
+            if let Phase::Forward | Phase::Other = timeline.phase(sample) {
+                complete = 0;
+            }
+            let bytes = sample.bytes.total().saturating_add(more(sample.seconds));
+            last = bytes.saturating_sub(start);
+            curve.most = curve.most.max(last);
+            curve.most_with_gradients =
+                curve.most_with_gradients.max(last.saturating_add(complete));
+        }
+        curve
+    }
+
+    /// The most while a parameter is updated in the backward pass.
+    fn most_of_updates(&self, estimate: &MemoryEstimate) -> usize {
+        let largest = estimate.largest_gradient.max(1) as f64;
+        let update = |gradient: usize| estimate.update as f64 * (gradient as f64 / largest);
+        let at = self.at_gradients.iter();
+        let at = at.map(|(bytes, gradient)| bytes.saturating_add(update(*gradient) as usize));
+        at.max().unwrap_or(0)
+    }
+}
+
+/// What calls of a block side by side would take for their way back while one of them goes back.
+struct Beside(Vec<(Range<f64>, usize)>);
+
+impl Beside {
+    fn of(timeline: &MemoryTimeline) -> Self {
+        // One call after the other, before any has run again.
+        let are_beside = |a: &RecomputedBlock, b: &RecomputedBlock| {
+            a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
+        };
+        let mut beside = Vec::new();
+        for calls in timeline.blocks.chunk_by(are_beside) {
+            let ways: Vec<_> = calls.iter().map(|call| way_back(timeline, call)).collect();
+            let all: usize = ways.iter().map(|(_, bytes)| bytes).sum();
+            beside.extend(ways.into_iter().map(|(back, own)| (back, all - own)));
+        }
+        Self(beside)
+    }
+
+    fn at(&self, seconds: f64) -> usize {
+        let back = self.0.iter().filter(|(back, _)| back.contains(&seconds));
+        back.map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// When this block runs again and back, and the most bytes of that beside its activations.
+fn way_back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
+    let begins = timeline.blocks.iter().map(|block| block.backward);
+    let end = begins.filter(|begin| *begin > block.backward);
+    let back = block.backward..end.fold(f64::INFINITY, f64::min);
+    let begin = timeline
+        .samples
+        .partition_point(|it| it.seconds <= back.start);
+    let samples = timeline.samples[begin.saturating_sub(1)..].iter();
+    let mut bytes = samples
+        .take_while(|sample| sample.seconds < back.end)
+        .map(|sample| sample.bytes.total());
+    let held = bytes.next().unwrap_or(0).saturating_add(block.activations);
+    let most = bytes.max().unwrap_or(0);
+    (back, most.saturating_sub(held))
 }
 
 impl Display for PeakEstimate {

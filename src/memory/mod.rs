@@ -100,5 +100,5 @@ pub(crate) use block_run::BlockRun;
 pub(crate) use process::Category;
 pub(crate) use recorder::{
     enter, enter_block, enter_dry_run, enter_second_run, enter_update, is_recording,
-    leave_second_run, live, note_gradient, show,
+    leave_second_run, left_by, live, most_during, note_gradient, show,
 };

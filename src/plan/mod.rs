@@ -1,6 +1,6 @@
 //! From a model and a number of bytes to a training that fits.
 //!
-//! [`planner`] measures: the [`states`] of an optimizer, and how passes [`climb`] from one item to the batch, each a [`pass`] with
+//! [`planner`] measures: the states of an optimizer, as an estimate does, and how passes [`climb`] from one item to the batch, each a [`pass`] with
 //! blocks that run twice and without. What is known of weights of one type is a [`width`]; [`measured`] has all of them, [`choice`] takes
 //! what costs least, [`ladder`] shows the others beside it, and [`plan`] is what comes of it.
 
@@ -15,7 +15,6 @@ mod pass;
 #[allow(clippy::module_inception)] // The plan of this room.
 mod plan;
 mod planner;
-mod states;
 mod technique;
 mod width;
 

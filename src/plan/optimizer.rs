@@ -20,13 +20,13 @@ pub trait PlannedOptimizer: Clone + sealed::Sealed {
     fn formatted(&self, states: Option<StateFormat>, weights: Option<WeightFormat>)
     -> Option<Self>;
 
-    /// Whether what it holds for a parameter goes by the number of its elements alone.
+    /// Whether what it holds for a parameter goes by its shape alone, wherever it is.
     #[doc(hidden)]
-    const ELEMENT_WISE: bool;
+    const SHAPE_TELLS: bool;
 }
 
 macro_rules! planned {
-    ($element_wise:literal: $($config:ty)*) => {
+    ($shape_tells:literal: $($config:ty)*) => {
         $(
             impl sealed::Sealed for $config {}
 
@@ -50,7 +50,7 @@ macro_rules! planned {
                     Some(formatted)
                 }
 
-                const ELEMENT_WISE: bool = $element_wise;
+                const SHAPE_TELLS: bool = $shape_tells;
             }
         )*
     };
@@ -74,7 +74,7 @@ impl PlannedOptimizer for ModuleOptimizer {
         (states.is_none() && weights.is_none()).then(|| self.clone())
     }
 
-    const ELEMENT_WISE: bool = false;
+    const SHAPE_TELLS: bool = false;
 }
 
 mod sealed {

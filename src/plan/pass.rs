@@ -114,13 +114,9 @@ impl Twice {
     /// The peak if the blocks that `keep` tells hold this share of their activations.
     fn peak(&self, keep: impl Fn(usize) -> bool, share: f64) -> usize {
         let at = |(seconds, bytes): &(f64, usize)| {
-            let held = self.blocks.iter().filter(|block| {
-                keep(block.index) && (block.forward..block.backward).contains(seconds)
-            });
-            // What it returns is there in any case.
-            let held = held.map(|block| block.activations.saturating_sub(block.outputs) as f64);
-            let held = held.sum::<f64>();
-            bytes + (held * share).ceil() as usize
+            let kept = self.blocks.iter().filter(|block| keep(block.index));
+            let held: usize = kept.map(|block| block.held_at(*seconds)).sum();
+            bytes + (held as f64 * share).ceil() as usize
         };
         self.samples.iter().map(at).max().unwrap_or(self.run.peak)
     }

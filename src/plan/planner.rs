@@ -5,6 +5,7 @@ use crate::cast::try_cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::check_device;
+use crate::estimate::{self, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory;
@@ -15,7 +16,6 @@ use super::climb::{AT_FIRST, Climber};
 use super::error::PlanError;
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
-use super::states::{self, parameters};
 use super::technique::Technique;
 use super::width::Width;
 
@@ -204,7 +204,8 @@ where
         let mut width = Width::new(dtype, parameters);
         for (states, weights) in measured.formats(dtype) {
             if let Some(optimizer) = self.optimizer.formatted(states, weights) {
-                let held = states::measure(&optimizer, &width.parameters, device)?;
+                let optimizer = optimizer.build();
+                let held = estimate::measure(&optimizer, &width.parameters, O::SHAPE_TELLS);
                 width.states.push(((states, weights), held));
             }
         }

@@ -3,12 +3,12 @@
 use burn::tensor::FloatDType;
 
 use crate::config::FusedConfig;
+use crate::estimate::{Parameter, States};
 use crate::offload::OffloadConfig;
 use crate::optim::{StateFormat, WeightFormat};
 
 use super::climb::AT_FIRST;
 use super::pass::{Pass, Run};
-use super::states::{Parameter, States};
 
 /// How states and weights are kept; none as the optimizer says.
 pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);

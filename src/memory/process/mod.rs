@@ -36,3 +36,12 @@ pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
         events::shown(category, address, size);
     }
 }
+
+/// The most bytes in use during `work` over those before.
+pub(super) fn most_during<R>(work: impl FnOnce() -> R) -> (R, usize) {
+    let before = live();
+    counter::take_peak();
+    let result = work();
+    counter::settle();
+    (result, counter::take_peak().saturating_sub(before))
+}

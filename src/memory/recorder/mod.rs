@@ -31,6 +31,26 @@ pub(crate) fn live(device: &Device) -> Result<usize, MemoryError> {
     }
 }
 
+/// The most bytes in use during `work` over those before, if all are counted: those in the pools of a device are not.
+pub(crate) fn most_during<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<usize>) {
+    if device.memory_pool_usage().is_some() || !process::is_counting() {
+        return (work(), None);
+    }
+    let (result, most) = process::most_during(work);
+    (result, Some(most))
+}
+
+/// The bytes of the process that `work` leaves in use, if they are counted, and a tensor on `device` is among them.
+pub(crate) fn left_by(device: &Device, work: impl FnOnce()) -> Option<usize> {
+    if device.memory_pool_usage().is_some() || !process::is_counting() {
+        work();
+        return None;
+    }
+    let before = process::live();
+    work();
+    Some(process::live().saturating_sub(before))
+}
+
 /// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
 ///
 /// Start it before the first step: what an optimizer allocated earlier counts as rest. A fused

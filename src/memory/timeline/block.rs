@@ -20,3 +20,12 @@ pub struct RecomputedBlock {
     #[serde(default)]
     pub outputs: usize,
 }
+
+impl RecomputedBlock {
+    /// Bytes that it would have held at this moment if it had kept its activations. What it returns was there in any case.
+    pub(crate) fn held_at(&self, seconds: f64) -> usize {
+        let is_between = (self.forward..self.backward).contains(&seconds);
+        let held = self.activations.saturating_sub(self.outputs);
+        if is_between { held } else { 0 }
+    }
+}

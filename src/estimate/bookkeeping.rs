@@ -1,0 +1,76 @@
+use burn::module::Param;
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, Tensor};
+
+use super::states::Parameter;
+use crate::fused::FusedOptimizer;
+use crate::memory;
+
+/// Bytes that the process holds for all parameters beside their tensors; none where they are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Bookkeeping {
+    /// In a training with stock Burn.
+    pub(super) stock: usize,
+    /// In a fused one.
+    pub(super) fused: usize,
+    /// By which a fused pass takes more than one of stock Burn when it goes back.
+    pub(super) pass: usize,
+}
+
+/// The same of one parameter.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfOne {
+    ordinary: usize,
+    fused: usize,
+    pass: usize,
+}
+
+impl Bookkeeping {
+    /// That of a model with these parameters, whose states take so many bytes beside their tensors.
+    pub(super) fn of(parameters: &[Parameter], states: usize) -> Self {
+        let trained = parameters.iter().filter(|it| it.trained).count();
+        let device = parameters.first().map(|parameter| &parameter.device);
+        let one = device.and_then(OfOne::measured).unwrap_or_default();
+        let stock = parameters.len() * one.ordinary + states;
+        Self {
+            stock,
+            fused: stock + trained * one.fused,
+            pass: trained * one.pass,
+        }
+    }
+}
+
+impl OfOne {
+    fn measured(device: &Device) -> Option<Self> {
+        const PARAMETERS: usize = 64;
+        const SHAPE: [usize; 2] = [8, 8];
+        type Model = Vec<Param<Tensor<2>>>;
+        let device = device.clone().autodiff();
+        let loss = |model: &Model| {
+            let sums = model.iter().map(|it| it.val().sum());
+            let loss = sums.reduce(|a, b| a + b).expect("there are some");
+            // When the backward pass begins.
+            (loss, memory::live(&device))
+        };
+        let mut model = Model::new();
+        let ordinary = memory::left_by(&device, || {
+            let zeros = |_| Param::from_tensor(Tensor::zeros(SHAPE, &device));
+            model = (0..PARAMETERS).map(zeros).collect();
+        })?;
+        let before = memory::live(&device).ok()?;
+        let of_stock = loss(&model).1.ok()?.saturating_sub(before);
+        let mut made = None;
+        let fused = memory::left_by(&device, || {
+            made = Some(FusedOptimizer::new(model, SgdConfig::new().init()));
+        })?;
+        let mut form = made?;
+        let before = memory::live(&device).ok()?;
+        let of_fused = form.try_dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
+        let tensor = size_of::<f32>() * SHAPE.iter().product::<usize>();
+        Some(Self {
+            ordinary: (ordinary / PARAMETERS).saturating_sub(tensor),
+            fused: fused / PARAMETERS,
+            pass: of_fused.saturating_sub(of_stock) / PARAMETERS,
+        })
+    }
+}

@@ -1,0 +1,221 @@
+//! What an optimizer holds for the parameters of a model, measured on a few elements of each.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use burn::module::{Module, ParamId};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{DType, Device, Tensor};
+
+use crate::memory;
+use crate::optimizer_record::{compact_records, read, written};
+use crate::parameters::list;
+use crate::policy::Update;
+
+/// Elements of a slice of a parameter, at least.
+const SLICE: usize = 1 << 14;
+/// Rows of a slice, at least: fewer may be kept in another way.
+const ROWS: usize = 128;
+/// Elements that share a scale, at most.
+const GROUP: usize = 64;
+
+/// What is known of a parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Parameter {
+    pub(crate) path: String,
+    id: ParamId,
+    pub(super) device: Device,
+    shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) trained: bool,
+}
+
+impl Parameter {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+}
+
+/// The parameters of `model`; lazy ones are initialized.
+pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
+    let all = list(model).into_iter().map(|parameter| {
+        let value = parameter.param.value();
+        Parameter {
+            path: parameter.path,
+            id: parameter.param.id(),
+            device: value.device().inner(),
+            shape: value.shape().to_vec(),
+            dtype: value.dtype(),
+            trained: value.is_require_grad(),
+        }
+    });
+    all.collect()
+}
+
+/// What an optimizer holds for all parameters.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct States {
+    /// Bytes of the states, by parameter, with what the process holds beside their tensors; those of one that is not trained
+    /// are none.
+    pub(crate) bytes: Vec<usize>,
+    /// Bytes of the tensors of all states.
+    pub(crate) tensors: usize,
+    /// The most bytes that an update takes beside parameter, gradient and state, by parameter.
+    pub(crate) updates: Vec<usize>,
+    /// The most of them.
+    pub(crate) update: usize,
+    /// Seconds of all updates.
+    pub(crate) seconds: f64,
+}
+
+impl States {
+    pub(crate) fn sum(&self) -> usize {
+        self.bytes.iter().sum()
+    }
+}
+
+/// Measures what `optimizer` holds for `parameters`: steps zeros in the place of each, one after the other. Of a large one
+/// three slices are enough, whose states grow evenly. If its `shape_tells`, parameters of a shape are all alike to it.
+///
+/// # Panics
+///
+/// If the optimizer refuses a parameter.
+pub(crate) fn measure(
+    optimizer: &ModuleOptimizer,
+    parameters: &[Parameter],
+    shape_tells: bool,
+) -> States {
+    let trained = parameters.iter().find(|it| it.trained);
+    let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
+    let mut known = HashMap::new();
+    let mut states = States::default();
+    for parameter in parameters {
+        if !parameter.trained {
+            states.bytes.push(0);
+            states.updates.push(0);
+            continue;
+        }
+        let place = if shape_tells { "" } else { &parameter.path };
+        let key = (parameter.shape.as_slice(), parameter.dtype, place);
+        let stepped = *known
+            .entry(key)
+            .or_insert_with(|| step_slices(optimizer, parameter));
+        // Where nobody counts, an update is taken to make one tensor.
+        let update = stepped.update.unwrap_or(parameter.bytes());
+        states.bytes.push(stepped.state + overhead);
+        states.tensors += stepped.state;
+        states.updates.push(update);
+        states.update = states.update.max(update);
+        states.seconds += stepped.seconds;
+    }
+    states
+}
+
+/// Zeros, stepped.
+#[derive(Clone, Copy, Debug)]
+struct Stepped {
+    state: usize,
+    update: Option<usize>,
+    seconds: f64,
+}
+
+fn step_slices(optimizer: &ModuleOptimizer, parameter: &Parameter) -> Stepped {
+    let shape = &parameter.shape;
+    let whole = || step(optimizer, parameter, shape);
+    let Some((axis, rows)) = shape.iter().copied().enumerate().max_by_key(|(_, n)| *n) else {
+        return whole();
+    };
+    let row = parameter.elements() / rows.max(1);
+    let thin = SLICE.div_ceil(row.max(1)).max(ROWS).next_multiple_of(GROUP);
+    if rows <= 3 * thin {
+        return whole();
+    }
+    let slices = [thin, 2 * thin, 3 * thin].map(|rows| {
+        let mut shape = shape.clone();
+        shape[axis] = rows;
+        step(optimizer, parameter, &shape)
+    });
+    let [one, two, three] = slices;
+    let grows = two.state.saturating_sub(one.state);
+    if two.state + grows != three.state {
+        return whole();
+    }
+    let more = (rows - thin) as f64 / thin as f64;
+    let line = |begin: usize, grows: f64| begin + (grows * more).ceil() as usize;
+    let update = one.update.zip(three.update);
+    Stepped {
+        state: line(one.state, grows as f64),
+        update: update.map(|(one, three)| line(one, three.saturating_sub(one) as f64 / 2.0)),
+        seconds: three.seconds * rows as f64 / (3 * thin) as f64,
+    }
+}
+
+/// Bytes that the process holds for the state of a parameter beside its tensors, if they are counted.
+fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
+    const PARAMETERS: usize = 64;
+    let mut update = Update::new(optimizer.clone());
+    let zeros = || Tensor::<2>::zeros([8, 8], device);
+    let held = memory::left_by(device, || {
+        for _ in 0..PARAMETERS {
+            // One that it refuses is told of where it is measured.
+            drop(update.step("", ParamId::new(), zeros(), zeros(), false));
+        }
+    });
+    held.map_or(0, |held| {
+        held.saturating_sub(recorded(&update)) / PARAMETERS
+    })
+}
+
+/// Bytes of the tensors of all states, as they are kept.
+fn recorded(update: &Update) -> usize {
+    // Not as stock Burn would record them.
+    let record = compact_records(|| written(update.to_record()));
+    let states = record.and_then(read).expect("Burn reads its own record");
+    let tensors = states.values().flat_map(|state| &state.tensors);
+    tensors.map(|tensor| tensor.byte_len()).sum()
+}
+
+fn step(optimizer: &ModuleOptimizer, parameter: &Parameter, shape: &[usize]) -> Stepped {
+    match *shape {
+        [a, b] => step_of(optimizer, parameter, [a, b]),
+        [a, b, c] => step_of(optimizer, parameter, [a, b, c]),
+        [a, b, c, d] => step_of(optimizer, parameter, [a, b, c, d]),
+        [a, b, c, d, e] => step_of(optimizer, parameter, [a, b, c, d, e]),
+        _ => step_of(optimizer, parameter, [shape.iter().product()]),
+    }
+}
+
+/// The second step of zeros: the first makes the state.
+fn step_of<const D: usize>(
+    optimizer: &ModuleOptimizer,
+    parameter: &Parameter,
+    shape: [usize; D],
+) -> Stepped {
+    let Parameter {
+        path,
+        id,
+        device,
+        dtype,
+        ..
+    } = parameter;
+    let mut update = Update::new(optimizer.clone());
+    let zeros = || Tensor::<D>::zeros(shape, (device, *dtype));
+    let stepped = update.step(path, *id, zeros(), zeros(), false);
+    stepped.result.unwrap_or_else(|panic| panic.resume());
+    let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
+    let begun = Instant::now();
+    let (stepped, most) =
+        memory::most_during(device, || update.step(path, *id, value, gradient, false));
+    let seconds = begun.elapsed().as_secs_f64();
+    stepped.result.unwrap_or_else(|panic| panic.resume());
+    drop(stepped.value);
+    Stepped {
+        state: recorded(&update),
+        update: most,
+        seconds,
+    }
+}
