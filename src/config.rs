@@ -148,13 +148,23 @@ impl FusedConfig {
         }
         let host = self.offload.as_ref().map(|offload| offload.host.device());
         let mut devices = devices.iter().cloned().chain(host.transpose()?);
-        match devices.all(|device| device.supports_dtype(FloatDType::BF16)) {
-            true => Ok(()),
-            false => Err(FusedError::Averaging {
-                reason: "a device, or the host, does not have bf16, in which their `format` keeps averages: use \
-                         `WeightFormat::Plain`",
+        match devices.find(|device| !device.supports_dtype(FloatDType::BF16)) {
+            None => Ok(()),
+            Some(device) => Err(FusedError::Averaging {
+                reason: format!(
+                    "{device:?} does not have bf16, in which their `format` keeps averages: use `WeightFormat::Plain`"
+                ),
             }),
         }
+    }
+
+    /// Refuses to average nothing, where parameters of these paths are in training.
+    pub(crate) fn check_averaged<'a>(
+        &self,
+        trained: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), FusedError> {
+        let averaging = self.averaging.as_ref();
+        averaging.map_or(Ok(()), |averaging| averaging.check_trained(trained))
     }
 
     /// Whether several devices share a model as under `other`.

@@ -367,7 +367,7 @@ pub enum FusedError {
     #[error("the weights can't be averaged: {reason}")]
     Averaging {
         /// Why, and what to do.
-        reason: &'static str,
+        reason: String,
     },
 
     /// The model is to be computed with in one float type, and has a parameter of another that stays as it is.

@@ -2,9 +2,10 @@ use std::sync::Arc;
 
 use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::averaging::WeightAveragingConfig;
+use super::call::{Carried, StepCall};
 use super::format::{Formats, LowBits, Noise, StateFormat, Weight, WeightFormat, steps};
 use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved};
@@ -22,6 +23,56 @@ struct Values<const D: usize> {
     count: usize,
     /// None before the first.
     mean: Option<Weight<D>>,
+}
+
+/// An average in the making.
+#[derive(Clone, Debug)]
+pub(crate) struct Averaging<const D: usize> {
+    pub(crate) config: Arc<WeightAveragingConfig>,
+    pub(crate) average: Averaged<D>,
+}
+
+/// An average that a step under way may take on in its own pass over memory.
+pub(crate) struct Lent<'a, const D: usize>(MutexGuard<'a, Values<D>>);
+
+impl<const D: usize> Averaging<D> {
+    /// Lets the step of `call` take the average on, if the value after it counts and the average is in full.
+    pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_, D>> {
+        let mut values = self.average.0.lock();
+        let counts = self.config.counts(values.updates + 1);
+        let is_full = |mean: &Weight<D>| mean.value.dtype() != DType::BF16;
+        let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
+        call.carry(Carried {
+            average: self.config.rule(values.count),
+            mean: mean.value,
+            is_done: false,
+        });
+        Some(Lent(values))
+    }
+
+    /// Takes note of the value after an update that has not taken the average on.
+    pub(crate) fn update(&self, value: &Tensor<D>) {
+        self.average.update(&self.config, value);
+    }
+}
+
+impl<const D: usize> Lent<'_, D> {
+    /// The step is over. Returns whether it has taken the average on.
+    pub(crate) fn back(mut self, call: &StepCall) -> bool {
+        let Some(Carried { mean, is_done, .. }) = call.carried() else {
+            // It begins anew.
+            self.0.count = 0;
+            return false;
+        };
+        self.0.mean = Some(Weight {
+            value: mean,
+            format: WeightFormat::Plain,
+            low_bits: None,
+        });
+        self.0.updates += usize::from(is_done);
+        self.0.count += usize::from(is_done);
+        is_done
+    }
 }
 
 impl<const D: usize> Averaged<D> {

@@ -56,19 +56,39 @@ pub struct WeightAveragingConfig {
     /// Whether `FusedLearner` validates with the averaged weights.
     #[config(default = false)]
     pub validate: bool,
+    /// Whether running statistics are averaged as the weights are, over the steps; else an averaged model has the current ones,
+    /// as trainers of diffusion models do.
+    #[config(default = false)]
+    pub running_statistics: bool,
 }
 
 impl WeightAveragingConfig {
     /// Refuses what can't be meant.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
         let reason = match self.average {
-            WeightAverage::Exponential(decay) if !(0.0..1.0).contains(&decay) => {
-                "the decay of an exponential average must be from 0 to below 1, 0.999 say"
-            }
+            WeightAverage::Exponential(decay) if !(0.0..1.0).contains(&decay) => format!(
+                "the decay of an exponential average is {decay}: it must be from 0 to below 1, 0.999 say"
+            ),
             _ if self.every == 0 => {
-                "an average of every 0th update has no values: set `every` to 1 or more"
+                "an average of every 0th update has no values: set `every` to 1 or more".to_string()
             }
             _ => return Ok(()),
+        };
+        Err(FusedError::Averaging { reason })
+    }
+
+    /// Refuses to average nothing, where parameters of these paths are in training.
+    pub(crate) fn check_trained<'a>(
+        &self,
+        trained: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), FusedError> {
+        let is_missing = |part: &&String| !trained.clone().any(|path| path.contains(&***part));
+        let reason = match self.parameters.iter().find(is_missing) {
+            Some(part) => format!(
+                "no parameter in training has `{part}` in its path: correct it in `parameters`, or thaw what it names"
+            ),
+            None if trained.clone().next().is_none() => "no parameter is in training".to_string(),
+            None => return Ok(()),
         };
         Err(FusedError::Averaging { reason })
     }

@@ -5,11 +5,57 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::fmt::Display;
 
+use burn::optim::{LearningRate, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+use super::rule::Average;
+
 struct Call {
     more_to_come: bool,
     reserve: Option<Box<dyn Any>>,
     in_place: bool,
     refusal: Option<String>,
+    /// An average of the parameter, a [`Carried`] of its rank.
+    carried: Option<Box<dyn Any>>,
+    /// Whether what an optimizer writes is what the caller gets.
+    is_direct: bool,
+}
+
+/// An average of a parameter, which a step may take on in its own pass over memory.
+#[derive(Debug)]
+pub(crate) struct Carried<const D: usize> {
+    pub(crate) average: Average,
+    /// Of the type in which it is computed.
+    pub(crate) mean: Tensor<D>,
+    /// Whether it has been taken on.
+    pub(crate) is_done: bool,
+}
+
+/// An optimizer of this crate that nobody of another has put into his own: what it writes is the new parameter.
+#[derive(Clone, Debug)]
+pub(super) struct Direct<O>(pub(super) O);
+
+impl<O: Optimizer> Optimizer for Direct<O> {
+    type State<const D: usize> = O::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<O::State<D>>,
+    ) -> (Tensor<D>, Option<O::State<D>>) {
+        CALL.with_borrow_mut(|call| {
+            if let Some(call) = call {
+                call.is_direct = true;
+            }
+        });
+        self.0.step(lr, parameter, gradient, state)
+    }
+
+    fn to_device<const D: usize>(state: O::State<D>, device: &Device) -> O::State<D> {
+        O::to_device(state, device)
+    }
 }
 
 thread_local! {
@@ -33,10 +79,25 @@ impl StepCall {
             reserve,
             in_place: false,
             refusal: None,
+            carried: None,
+            is_direct: false,
         };
         Self {
             before: CALL.replace(Some(call)),
         }
+    }
+
+    /// Lets the optimizer take this average on, if it does so in the pass of its step.
+    pub(crate) fn carry<const D: usize>(&self, carried: Carried<D>) {
+        CALL.with_borrow_mut(|call| {
+            let call = call.as_mut().expect("it is under way");
+            call.carried = Some(Box::new(carried));
+        });
+    }
+
+    /// The average again, unless it was lost in a panic.
+    pub(crate) fn carried<const D: usize>(&self) -> Option<Carried<D>> {
+        take_carried()
     }
 
     /// Why the optimizer has not stepped, and has given back what it got.
@@ -80,6 +141,26 @@ pub(super) fn tell_unfit(reason: String) {
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {
             call.refusal = Some(reason);
+        }
+    });
+}
+
+/// The average that the step can take on in its pass, if what it writes is the new parameter.
+pub(super) fn average<const D: usize>() -> Option<Carried<D>> {
+    let is_direct = CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.is_direct));
+    is_direct.then(take_carried).flatten()
+}
+
+fn take_carried<const D: usize>() -> Option<Carried<D>> {
+    let carried = CALL.with_borrow_mut(|call| call.as_mut()?.carried.take())?;
+    carried.downcast().ok().map(|carried| *carried)
+}
+
+/// Gives the average back.
+pub(super) fn give_average<const D: usize>(carried: Carried<D>) {
+    CALL.with_borrow_mut(|call| {
+        if let Some(call) = call {
+            call.carried = Some(Box::new(carried));
         }
     });
 }

@@ -92,8 +92,9 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
-pub(crate) use averaged::Averaged;
+pub(crate) use averaged::{Averaged, Averaging};
 pub use averaging::{WeightAverage, WeightAveragingConfig};
+use call::Direct;
 pub(crate) use call::StepCall;
 pub use element_wise::{ElementState, ElementWise};
 pub(crate) use format::{LowBits, recorded_low_bits};
@@ -118,7 +119,7 @@ fn with_clipping(
     optimizer: impl Optimizer,
     clipping: Option<&GradientClippingConfig>,
 ) -> ModuleOptimizer {
-    let optimizer = ModuleOptimizer::from(optimizer);
+    let optimizer = ModuleOptimizer::from(Direct(optimizer));
     match clipping {
         Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
         None => optimizer,

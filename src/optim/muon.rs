@@ -15,6 +15,7 @@ use super::rule::{self, Step};
 use super::ruled::{MicroBatch, Ruled};
 use super::sgd::VELOCITY;
 use super::state::RuledState;
+use super::with_clipping;
 use crate::parameters::AnyTensor;
 
 /// Configuration of [`Muon`]: the fields and defaults of Burn's [`MuonConfig`](burn::optim::MuonConfig).
@@ -64,7 +65,7 @@ impl MuonConfig {
 
     /// The optimizer of a module of matrices alone.
     pub fn init(&self) -> ModuleOptimizer {
-        self.build().into()
+        with_clipping(self.build(), None)
     }
 }
 

@@ -9,7 +9,7 @@ use super::addressed::Addressed;
 use super::departed::Departed;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
-use crate::optim::StepCall;
+use crate::optim::{Averaging, StepCall};
 use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -183,9 +183,23 @@ impl Update {
         gradient: Tensor<D>,
         more_to_come: bool,
     ) -> Stepped<D> {
+        self.step_averaging(path, id, value, gradient, more_to_come, None)
+    }
+
+    /// The same, which takes the average on in the same pass over memory where the optimizer can.
+    pub(crate) fn step_averaging<const D: usize>(
+        &mut self,
+        path: &str,
+        id: ParamId,
+        value: Tensor<D>,
+        gradient: Tensor<D>,
+        more_to_come: bool,
+        averaging: Option<&Averaging<D>>,
+    ) -> Stepped<D> {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
         let call = StepCall::begin(more_to_come, value.clone());
+        let lent = averaging.and_then(|averaging| averaging.lend(&call));
         let waiting = self.waiting.get(&id).cloned();
         // What has come from a record waits on, however small.
         let waits = waiting.is_some() || self.wait_from.is_some_and(|from| elements >= from);
@@ -209,8 +223,11 @@ impl Update {
             };
             stepped.param.into_value().inner()
         };
-        match catch(step) {
+        let stepped = catch(step);
+        let averaged = lent.is_some_and(|lent| lent.back(&call));
+        match stepped {
             Ok(value) => Stepped {
+                averaged,
                 value: Some(value),
                 result: match call.refusal() {
                     Some(reason) => Err(Caught::saying(reason)),
@@ -225,6 +242,7 @@ impl Update {
                     );
                 }
                 Stepped {
+                    averaged,
                     value: call.take_reserve(),
                     result: Err(panic),
                 }
@@ -238,6 +256,8 @@ pub(crate) struct Stepped<const D: usize> {
     /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
     /// while it writes in place.
     pub(crate) value: Option<Tensor<D>>,
+    /// Whether the average was taken on with it.
+    pub(crate) averaged: bool,
     /// How it panicked.
     pub(crate) result: Result<(), Caught>,
 }

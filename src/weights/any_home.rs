@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use burn::optim::ModuleOptimizer;
 
-use super::averaging::Averaging;
 use super::home::Home;
 use super::stage::Accumulated;
 use crate::memory::{self, Category};
-use crate::optim::WeightAveragingConfig;
+use crate::optim::{Averaging, WeightAveragingConfig};
 use crate::policy;
 
 /// The home of a parameter of any rank: what is asked of all of them between passes.

@@ -7,26 +7,14 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::device::moved;
-use crate::optim::{Averaged, WeightAveragingConfig};
+use crate::optim::{Averaging, WeightAveragingConfig};
 use crate::policy::AverageKeeper;
-
-/// An average in the making.
-#[derive(Clone, Debug)]
-pub(super) struct Averaging<const D: usize> {
-    config: Arc<WeightAveragingConfig>,
-    average: Averaged<D>,
-}
 
 impl<const D: usize> Averaging<D> {
     /// Goes on with what there was `before`.
     pub(super) fn new(config: Arc<WeightAveragingConfig>, before: Option<Self>) -> Self {
         let average = before.map(|before| before.average).unwrap_or_default();
         Self { config, average }
-    }
-
-    /// Takes note of the value after an update.
-    pub(super) fn update(&self, value: &Tensor<D>) {
-        self.average.update(&self.config, value);
     }
 
     /// The average, once there is one.

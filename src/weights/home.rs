@@ -8,12 +8,12 @@ use burn::module::ParamId;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
 
 use super::answers::{Answers, Held};
-use super::averaging::Averaging;
 use super::placeholder::unreadable;
 use super::report::ParameterReport;
 use super::stage::{Accumulated, Outcome};
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
+use crate::optim::Averaging;
 use crate::pass::Session;
 
 /// The home of a parameter of rank `D`.

@@ -130,9 +130,15 @@ impl<const D: usize> Home<D> {
         let (value, copied) = self.tell_copy(value);
         memory::enter_update(&self.path);
         let more_to_come = pass.plan.goes_on;
-        let stepped = session
-            .update()
-            .step(&self.path, self.id, value, gradient, more_to_come);
+        let averaging = state.averaging.as_ref().filter(|_| !more_to_come);
+        let stepped = session.update().step_averaging(
+            &self.path,
+            self.id,
+            value,
+            gradient,
+            more_to_come,
+            averaging,
+        );
         if let Some(value) = &stepped.value {
             memory::show(Category::Parameter, value);
         }
@@ -144,7 +150,9 @@ impl<const D: usize> Home<D> {
                 self.outdate_copies();
                 state.outcome = Some(Outcome::Updated { copied });
                 // Last, since it can fail: the value has moved then.
-                if let (Some(value), Some(averaging)) = (&state.value, &state.averaging) {
+                if let (Some(value), Some(averaging)) = (&state.value, &state.averaging)
+                    && !stepped.averaged
+                {
                     averaging.update(value);
                 }
             }

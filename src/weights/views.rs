@@ -35,7 +35,7 @@ impl Views {
         self.iter().map(|view| view.home())
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> + Clone {
         self.of.values()
     }
 

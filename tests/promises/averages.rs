@@ -7,8 +7,11 @@ use backburn::{
     WaitingBlocks, WeightAverage, WeightAveragingConfig, cast, gradient_checkpointing,
 };
 use burn::module::{Module, ModuleMapper, Param, ParamGroup, ParamId};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdamWConfig, AdjustLrFn, GradientsParams, ModuleOptimizer, MuonConfig, Optimizer, SgdConfig,
+};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::compare::*;
@@ -165,6 +168,160 @@ fn averages_equal_a_loop_by_hand() {
         }
         assert_equal_weights(&mean, &fused.averaged());
         assert_equal_weights(&model, &fused.model());
+    }
+}
+
+/// Where the step of the optimizer takes the average on in its own pass, and where it can't.
+#[test]
+fn averages_beside_the_optimizers_of_this_crate_equal_a_loop_by_hand() {
+    let initial = Stack::init();
+    let xs = batches(7, 8);
+    let momentum = Some(MomentumConfig::new().with_nesterov(true));
+    let matrices = ParamGroup::from_predicate("weight");
+    let muon = MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);
+    let pairs: [(ModuleOptimizer, ModuleOptimizer); 6] = [
+        (AdamWConfig::new().init(), optim::AdamWConfig::new().init()),
+        // As many states as a pass can have.
+        (
+            AdamWConfig::new().with_amsgrad(true).init(),
+            optim::AdamWConfig::new().with_amsgrad(true).init(),
+        ),
+        (SgdConfig::new().init(), optim::SgdConfig::new().init()),
+        (
+            SgdConfig::new().with_momentum(momentum.clone()).init(),
+            optim::SgdConfig::new().with_momentum(momentum).init(),
+        ),
+        (
+            AdamWConfig::new()
+                .init()
+                .with_group(matrices, muon.build(), None),
+            optim::MuonWithAdamWConfig::new(Vec::new()).init(),
+        ),
+        // In an optimizer of somebody else.
+        (
+            Halving(AdamWConfig::new().build()).into(),
+            Halving(optim::AdamWConfig::new().build()).into(),
+        ),
+    ];
+    for (index, (stock, ours)) in pairs.into_iter().enumerate() {
+        for config in configs() {
+            println!("{index}: {config}");
+            let model = copy(&initial, Stack::init);
+            let (model, mean) = by_hand(model, stock.clone(), &xs, &config);
+            let mut fused = FusedOptimizer::new(copy(&initial, Stack::init), ours.clone())
+                .with_config(averaging(config));
+            for x in &xs {
+                fused.step(RATE, |model| model.loss(x.clone()));
+            }
+            assert_equal_weights(&model, &fused.model());
+            assert_equal_weights(&mean, &fused.averaged());
+        }
+    }
+}
+
+/// An optimizer around another, which makes something else of its parameter.
+#[derive(Clone)]
+struct Halving<O>(O);
+
+impl<O: Optimizer> Optimizer for Halving<O> {
+    type State<const D: usize> = O::State<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: f64,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<O::State<D>>,
+    ) -> (Tensor<D>, Option<O::State<D>>) {
+        let (parameter, state) = self.0.step(lr, parameter, gradient, state);
+        (parameter.mul_scalar(0.5), state)
+    }
+
+    fn to_device<const D: usize>(state: O::State<D>, device: &Device) -> O::State<D> {
+        O::to_device(state, device)
+    }
+}
+
+/// Layers with running statistics between them.
+#[derive(Module, Debug)]
+struct Normed {
+    first: Linear,
+    norm: BatchNorm,
+    second: Linear,
+}
+
+impl Normed {
+    fn init() -> Self {
+        let device = Device::flex().autodiff();
+        Self {
+            first: LinearConfig::new(8, 8).init(&device),
+            norm: BatchNormConfig::new(8).init(&device),
+            second: LinearConfig::new(8, 8).init(&device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.norm.forward(self.first.forward(x).tanh());
+        self.second.forward(x).powi_scalar(2).mean()
+    }
+
+    fn statistics(&self) -> [Tensor<1>; 2] {
+        let norm = &self.norm;
+        [
+            norm.running_mean.value_sync(),
+            norm.running_var.value_sync(),
+        ]
+    }
+}
+
+#[test]
+fn running_statistics_are_averaged_if_asked_for_and_else_copied() {
+    let initial = Normed::init();
+    let xs = batches(6, 8);
+    let fused = |config| {
+        let model = copy(&initial, Normed::init);
+        FusedOptimizer::new(model, optim::AdamWConfig::new().init()).with_config(averaging(config))
+    };
+    let [mut averaged, mut copied] =
+        [true, false].map(|of| fused(ema(0.5).with_running_statistics(of)));
+    let mut plain = FusedOptimizer::new(
+        copy(&initial, Normed::init),
+        optim::AdamWConfig::new().init(),
+    );
+    let mut by_hand: Option<[Tensor<1>; 2]> = None;
+    for (step, x) in xs.iter().enumerate() {
+        let loss = |model: &Normed| model.loss(x.clone());
+        plain.step(RATE, loss);
+        copied.step(RATE, loss);
+        averaged.step(RATE, loss);
+        let now = plain.valid().statistics();
+        by_hand = Some(match by_hand {
+            None => now,
+            Some(mean) => [0, 1].map(|of| mean[of].clone() * 0.5 + now[of].clone() * 0.5),
+        });
+        let expected = by_hand.clone().unwrap();
+        let [found, current] = [averaged.averaged(), copied.averaged()].map(|of| of.valid());
+        for of in [0, 1] {
+            let bits = |model: &Normed| model.statistics()[of].clone().into_data();
+            bits(&found).assert_eq(&expected[of].clone().into_data(), true);
+            bits(&current).assert_eq(&bits(&plain.valid()), true);
+            if step > 0 {
+                assert_ne!(bits(&found), bits(&current));
+            }
+        }
+        // What was averaged belongs to nobody else: the training has its own statistics.
+        assert_equal_weights(&plain.valid(), &averaged.valid());
+        if step == 2 {
+            // Averages go along in a record, and to a clone.
+            let mut resumed = FusedOptimizer::new(
+                copy(&averaged.model(), Normed::init),
+                optim::AdamWConfig::new().init(),
+            )
+            .with_config(averaged.config().clone());
+            resumed.load_record(averaged.to_record());
+            assert_equal_weights(&averaged.averaged().valid(), &resumed.averaged().valid());
+            averaged = averaged.clone();
+        }
     }
 }
 
@@ -490,4 +647,28 @@ fn what_can_not_be_averaged_is_refused() {
     let error = error.expect_err("ndarray has no bf16");
     assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
     assert_eq!(*one.config(), FusedConfig::new());
+
+    let said = |fused: &mut FusedOptimizer<Stack>, parameters: &[&str]| {
+        let parameters = parameters.iter().map(|part| part.to_string()).collect();
+        let config = averaging(ema(0.9).with_parameters(parameters));
+        let error = fused.try_set_config(config).expect_err("refused");
+        assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
+        error.to_string()
+    };
+    let text = said(&mut one, &["layers.0", "laiers.1"]);
+    assert!(text.contains("`laiers.1`"), "{text}");
+    one.change_model(|model| model.freeze_group(ParamGroup::from_predicate("layers.1")));
+    let text = said(&mut one, &["layers.1.weight"]);
+    assert!(
+        text.contains("`layers.1.weight`") && text.contains("thaw"),
+        "{text}"
+    );
+    let mut frozen = FusedOptimizer::new(Stack::init().no_grad(), SgdConfig::new().init());
+    let text = said(&mut frozen, &[]);
+    assert!(text.contains("no parameter is in training"), "{text}");
+    let decay = one
+        .try_set_config(averaging(ema(1.5)))
+        .unwrap_err()
+        .to_string();
+    assert!(decay.contains("1.5"), "{decay}");
 }

@@ -72,6 +72,7 @@ impl<M: Module> Core<M> {
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
         let policies = self.configured(&config)?;
+        config.check_averaged(self.ranks.form().trained_paths())?;
         config.check_on(device.map_or(&self.ranks.devices[..], std::slice::from_ref))?;
         let changed = match &self.ranks.named {
             None => self.laid_out(&config, device)?,
@@ -215,11 +216,12 @@ impl<M: Module> Core<M> {
         session.set_census(self.ranks.session().census().map(|_| Arc::default()));
         let layout = self.ranks.form().layout().again()?;
         let ranks = Ranks::alone(self.model(), &session, Arc::new(layout))?;
-        let core = Self {
+        let mut core = Self {
             ranks,
             policies: self.policies.split(),
             config: self.config.clone(),
             reports: self.reports.clone(),
+            statistics: self.statistics.split(),
             unconfirmed: Default::default(),
         };
         core.place_states(&core.config);

@@ -1,5 +1,6 @@
 //! What is behind every door: a model on its ranks, its optimizer, and what is done with gradients. A door calls the closures.
 
+mod averaged_statistics;
 mod change;
 mod ranks;
 mod reports;
@@ -24,6 +25,7 @@ use crate::policy::{Policies, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::weights::{KeptStatistics, Left, Role};
+use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
 pub(super) use ranks::Ranks;
 use reports::Reports;
@@ -35,6 +37,8 @@ pub struct Core<M: Module> {
     pub(super) policies: Policies,
     pub(super) config: FusedConfig,
     reports: Reports,
+    /// If they are averaged.
+    statistics: AveragedStatistics,
     /// Of the last step with two passes: whether they saw the same random numbers.
     pub(super) unconfirmed: Unconfirmed,
 }
@@ -76,6 +80,7 @@ impl<M: Module> Core<M> {
         config.check_on(devices)?;
         let session = Session::new(Update::new(optimizer));
         let ranks = Ranks::on_devices(model, devices, &session, &config)?;
+        config.check_averaged(ranks.form().trained_paths())?;
         let mut core = Self::of(ranks, policies);
         core.place_states(&config);
         core.restore_kept();
@@ -89,6 +94,7 @@ impl<M: Module> Core<M> {
             policies,
             config: FusedConfig::default(),
             reports: Reports::default(),
+            statistics: AveragedStatistics::default(),
             unconfirmed: Unconfirmed::default(),
         }
     }
@@ -102,7 +108,7 @@ impl<M: Module> Core<M> {
 
     /// The same with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        self.ranks.form().averaged()
+        self.statistics.in_place_of(self.ranks.form().averaged())
     }
 
     /// The current model for inference, where it computes.
@@ -115,7 +121,11 @@ impl<M: Module> Core<M> {
     pub(crate) fn validated(&self) -> M {
         let averaging = self.config.averaging.as_ref();
         let with_averages = averaging.is_some_and(|averaging| averaging.validate);
-        self.ranks.form().valid(with_averages)
+        let model = self.ranks.form().valid(with_averages);
+        match with_averages {
+            true => self.statistics.put_in(model),
+            false => model,
+        }
     }
 
     /// The structure of the model, without the values of its trainable parameters.
@@ -191,6 +201,7 @@ impl<M: Module> Core<M> {
         // What there is belongs to other weights.
         let homes = self.ranks.views().homes();
         homes.for_each(|home| home.average(None));
+        self.statistics.forget();
         self.restore_kept();
         self.average();
         if self.has_accumulated() {
@@ -226,10 +237,12 @@ impl<M: Module> Core<M> {
     }
 
     /// Averages as the config says.
-    pub(super) fn average(&self) {
+    pub(super) fn average(&mut self) {
         let config = self.config.averaging.clone().map(Arc::new);
         let homes = self.ranks.views().homes();
         homes.for_each(|home| home.average(config.as_ref()));
+        let module = &self.ranks.form().module;
+        self.statistics.average(config.as_deref(), module);
         self.restore_averages();
     }
 
@@ -250,6 +263,8 @@ impl<M: Module> Core<M> {
             self.ranks.session().update().change(|mut optimizer| {
                 let homes = self.ranks.views().homes();
                 homes.for_each(|home| home.keep_average(&mut optimizer));
+                let device = self.ranks.device().inner();
+                self.statistics.keep_in(&mut optimizer, &device);
                 optimizer
             });
         }

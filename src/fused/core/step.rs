@@ -92,6 +92,11 @@ impl<M: Module> Core<M> {
             true => core.two_passes(closures, compute),
             false => core.one_pass(false, closures, compute),
         });
+        if matches!(ended, Ok(Ok(_))) && self.reports.last.updated > 0 {
+            let module = &self.ranks.form().module;
+            self.statistics
+                .update(self.config.averaging.as_ref(), module);
+        }
         if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
             self.drop_accumulated_if_not_finite();
         }

@@ -169,8 +169,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// to save, to use.
     ///
     /// Parameters of which there is no average (none is asked for, they are frozen, or none of their values has counted yet)
-    /// have their current values. So have running statistics, which are shared with the model in training. Averages in
-    /// bf16 are given in the type of the parameter.
+    /// have their current values. So have running statistics, which are shared with the model in training, unless they
+    /// [are averaged](crate::WeightAveragingConfig::running_statistics), too. Averages in bf16 are given in the type of the
+    /// parameter.
     ///
     /// # Panics
     ///

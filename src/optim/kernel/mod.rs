@@ -25,7 +25,7 @@ mod rule;
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::Tensor;
 
-use super::call;
+use super::call::{self, Carried};
 use super::format::{Noise, StateTensor, Weight, WeightFormat};
 use extension::Operands;
 pub(crate) use extension::SinglePass;
@@ -89,13 +89,39 @@ pub(super) fn update<const D: usize>(
     if !covers(&parameter) {
         return operations::update(rule.traced(), parameter, gradient, states);
     }
+    let (rule, carried) = carrying(rule, &parameter);
+    let (average, mean) = carried.map(|it| (it.average, it.mean)).unzip();
     call::give_up_reserve();
-    let states = states.into_iter().map(Tensor::into_dispatch).collect();
+    let states = states.into_iter().chain(mean);
+    let states = states.map(Tensor::into_dispatch).collect();
     let operands = Operands::new(parameter.into_dispatch(), states);
     let updated = Dispatch::update(gradient.into_dispatch(), operands, rule);
     let (parameter, states) = updated.into_parts();
-    let states = states.into_iter().map(Tensor::from_dispatch).collect();
+    let mut states: Vec<_> = states.into_iter().map(Tensor::from_dispatch).collect();
     let parameter = Tensor::from_dispatch(parameter);
     call::renew_reserve(&parameter);
+    if let Some(average) = average {
+        let mean = states.pop().expect("it is the last of them");
+        call::give_average(Carried {
+            average,
+            mean,
+            is_done: true,
+        });
+    }
     (parameter, states)
+}
+
+/// `rule` with the average of `parameter` that the caller has, if one pass can do both.
+fn carrying<const D: usize>(rule: Rule, parameter: &Tensor<D>) -> (Rule, Option<Carried<D>>) {
+    let Some(carried) = call::average::<D>() else {
+        return (rule, None);
+    };
+    let fits = fit::check(parameter, &carried.mean, &[]).is_ok();
+    match rule.averaging(carried.average).filter(|_| fits) {
+        Some(rule) => (rule, Some(carried)),
+        None => {
+            call::give_average(carried);
+            (rule, None)
+        }
+    }
 }

@@ -1,7 +1,7 @@
-use std::fmt::Debug;
+use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
-use super::super::rule::{Traced, UpdateRule};
+use super::super::rule::{Average, Averaging, Traced, UpdateRule};
 use super::pass::Pass;
 
 /// A formula with the hyperparameters of a step, of whatever type it is.
@@ -10,9 +10,20 @@ pub struct Rule(Arc<dyn AnyRule>);
 
 impl Rule {
     /// The rule of this formula. It has three states at most: with more it does not compile.
-    pub fn new<const S: usize>(rule: impl UpdateRule<S>) -> Self {
-        const { assert!(S <= 3, "a rule has three states at most") };
-        Self(Arc::new(Typed::<_, S>(rule)))
+    pub fn new<const S: usize>(rule: impl UpdateRule<S>) -> Self
+    where
+        States: AtMostThree<S>,
+    {
+        Self::of::<_, S>(rule, States::averaging)
+    }
+
+    fn of<R: UpdateRule<S>, const S: usize>(rule: R, averaging: WithAverage<R>) -> Self {
+        Self(Arc::new(Typed::<_, S> { rule, averaging }))
+    }
+
+    /// The same with an average of the parameter as its last state; none if it has all that a rule can have.
+    pub(super) fn averaging(&self, average: Average) -> Option<Self> {
+        self.0.averaging(average)
     }
 
     /// How many states it updates.
@@ -31,26 +42,75 @@ impl Rule {
     }
 }
 
+/// The numbers of states that a rule can have.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct States;
+
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(message = "a rule has three states at most")]
+pub trait AtMostThree<const S: usize> {
+    /// `rule` with one state more, an average of the parameter, if it can have that.
+    fn averaging<R: UpdateRule<S>>(rule: R, average: Average) -> Option<Rule>;
+}
+
+macro_rules! and_an_average {
+    ($($states:literal => $more:literal)*) => {
+        $(
+            impl AtMostThree<$states> for States {
+                fn averaging<R: UpdateRule<$states>>(rule: R, average: Average) -> Option<Rule> {
+                    let rule = Averaging { rule, average };
+                    Some(Rule::of::<_, $more>(rule, |_, _| None))
+                }
+            }
+        )*
+    };
+}
+
+and_an_average!(0 => 1 1 => 2 2 => 3);
+
+impl AtMostThree<3> for States {
+    fn averaging<R: UpdateRule<3>>(_rule: R, _average: Average) -> Option<Rule> {
+        None
+    }
+}
+
 /// What is done with a rule whose type is known.
 trait AnyRule: Debug + Send + Sync {
     fn states(&self) -> usize;
+    fn averaging(&self, average: Average) -> Option<Rule>;
     fn traced(&self) -> Traced;
     fn run(&self, pass: Pass<'_>);
 }
 
-#[derive(Debug)]
-struct Typed<R, const S: usize>(R);
+/// Makes a rule that averages of one that does not.
+type WithAverage<R> = fn(R, Average) -> Option<Rule>;
+
+struct Typed<R, const S: usize> {
+    rule: R,
+    averaging: WithAverage<R>,
+}
+
+impl<R: Debug, const S: usize> Debug for Typed<R, S> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        self.rule.fmt(f)
+    }
+}
 
 impl<R: UpdateRule<S>, const S: usize> AnyRule for Typed<R, S> {
     fn states(&self) -> usize {
         S
     }
 
+    fn averaging(&self, average: Average) -> Option<Rule> {
+        (self.averaging)(self.rule.clone(), average)
+    }
+
     fn traced(&self) -> Traced {
-        Traced::of(&self.0)
+        Traced::of(&self.rule)
     }
 
     fn run(&self, pass: Pass<'_>) {
-        pass.run(&self.0);
+        pass.run(&self.rule);
     }
 }

@@ -1,8 +1,8 @@
 use super::{Number, UpdateRule};
 
 /// Takes an average on to the next value.
-#[derive(Clone, Debug)]
-pub(crate) enum Average {
+#[derive(Clone, Copy, Debug)]
+pub enum Average {
     /// Exponential, with this decay.
     Exponential(f64),
     /// Uniform, over so many values with this one.
@@ -19,3 +19,34 @@ impl UpdateRule<0> for Average {
         (average, [])
     }
 }
+
+/// A step of `rule` whose last state is an average of the parameter, which goes on to what the parameter is then.
+#[derive(Clone, Debug)]
+pub(crate) struct Averaging<R> {
+    pub(crate) rule: R,
+    pub(crate) average: Average,
+}
+
+macro_rules! averaging {
+    ($($states:literal => $more:literal)*) => {
+        $(
+            impl<R: UpdateRule<$states>> UpdateRule<$more> for Averaging<R> {
+                #[inline(always)]
+                fn update<N: Number>(
+                    &self,
+                    parameter: N,
+                    gradient: N,
+                    [own @ .., average]: [N; $more],
+                ) -> (N, [N; $more]) {
+                    let (parameter, own) = self.rule.update(parameter, gradient, own);
+                    let (average, []) = self.average.update(average, parameter, []);
+                    let mut states = [average; $more];
+                    states[..$states].copy_from_slice(&own);
+                    (parameter, states)
+                }
+            }
+        )*
+    };
+}
+
+averaging!(0 => 1 1 => 2 2 => 3);

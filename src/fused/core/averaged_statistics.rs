@@ -1,0 +1,130 @@
+//! Averages of running statistics.
+
+use std::collections::HashMap;
+
+use burn::module::{Module, ParamId};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor};
+
+use crate::device::moved;
+use crate::optim::{Averaged, WeightAveragingConfig};
+use crate::parameters::{
+    AnyTensor, Parameter, exchange, list, running_statistics, values, with_own_statistics,
+};
+use crate::policy::AverageKeeper;
+use crate::tap::lift;
+use crate::weights::KeptStatistics;
+
+/// The averages of the running statistics of a model, in a row each; none if they are not averaged.
+#[derive(Default)]
+pub(super) struct AveragedStatistics(HashMap<ParamId, OfOne>);
+
+struct OfOne {
+    /// In records: the statistic of a loaded model keeps an id of its own.
+    id: ParamId,
+    average: Averaged<1>,
+}
+
+impl AveragedStatistics {
+    /// Averages those of `module` from now on, if `config` says so; goes on with what there is.
+    pub(super) fn average<M: Module>(
+        &mut self,
+        config: Option<&WeightAveragingConfig>,
+        module: &M,
+    ) {
+        let mut before = std::mem::take(&mut self.0);
+        if config.is_none_or(|config| !config.running_statistics) {
+            return;
+        }
+        let all = running_statistics(module);
+        for Parameter { param, path, .. } in list(module) {
+            let id = param.id();
+            if all.contains(&id) {
+                let of_one = before.remove(&id).unwrap_or_else(|| OfOne {
+                    id: id_of(&path),
+                    average: Averaged::default(),
+                });
+                self.0.insert(id, of_one);
+            }
+        }
+    }
+
+    /// Those that another training goes on with.
+    pub(super) fn split(&self) -> Self {
+        let all = self.0.iter().map(|(id, of_one)| {
+            let average = Averaged::default();
+            average.load(&of_one.average);
+            let split = OfOne {
+                id: of_one.id,
+                average,
+            };
+            (*id, split)
+        });
+        Self(all.collect())
+    }
+
+    /// They belong to other statistics.
+    pub(super) fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    /// Takes note of the statistics of `module` after an update.
+    pub(super) fn update<M: Module>(&self, config: Option<&WeightAveragingConfig>, module: &M) {
+        let Some(config) = config.filter(|_| !self.0.is_empty()) else {
+            return;
+        };
+        // Burn keeps updates aside: they are merged to be looked at, and aside again.
+        let _kept = KeptStatistics::of(module);
+        for (id, value) in values(module, &self.0.keys().copied().collect()) {
+            self.0[&id].average.update(config, &in_a_row(value));
+        }
+    }
+
+    /// A model in training with the averages, in statistics of its own.
+    pub(super) fn in_place_of<M: Module>(&self, module: M) -> M {
+        if self.0.is_empty() {
+            return module;
+        }
+        let _kept = KeptStatistics::of(&module);
+        self.put_in(with_own_statistics(module))
+    }
+
+    /// `module`, which shares its statistics with no other, with the averages.
+    pub(super) fn put_in<M: Module>(&self, module: M) -> M {
+        exchange(
+            module,
+            |param| self.0.contains_key(&param.id()),
+            |id, value| {
+                let Some(mean) = self.0[&id].average.mean(value.dtype()) else {
+                    return value;
+                };
+                let mean: Tensor<1> = moved(mean, &value.device().inner()).reshape(value.shape());
+                match value.gradient_checkpointing_strategy() {
+                    Some(strategy) => lift(mean, strategy).into(),
+                    None => mean.into(),
+                }
+            },
+        )
+    }
+
+    /// Lets `optimizer`, which has a place for averages, hold them; they take over what it has loaded.
+    pub(super) fn keep_in(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
+        for OfOne { id, average } in self.0.values() {
+            AverageKeeper::restore(optimizer, *id, average, device);
+        }
+    }
+}
+
+/// The same for the same path (FNV-1a).
+fn id_of(path: &str) -> ParamId {
+    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.into()
+}
+
+fn in_a_row(value: AnyTensor) -> Tensor<1> {
+    let value = value.untyped().inner();
+    let elements = value.shape().num_elements();
+    value.reshape([elements])
+}
