@@ -2,18 +2,28 @@
 
 use backburn::{BaseFormat, QuantizedLora};
 use burn::module::{Lora, ModuleVisitor, Param, Quantizer};
+use burn::nn::Linear;
 use burn::prelude::*;
+use burn::tensor::Distribution;
 use burn::tensor::quantization::{Calibration, QuantValue};
 
 use crate::quality::trained;
-use crate::transformer::Transformer;
 
 const GROUP: usize = 64;
 
-/// Prints the errors of its matrices, as the root of their squares beside that of the weights.
+/// Prints the errors of its matrices, and of one of normal numbers, as the root of their squares beside that of the weights.
 pub fn print() {
     let model = trained().valid();
-    let weights = matrices(&model);
+    let normal_numbers = Tensor::<2>::random(
+        [256, 256],
+        Distribution::Normal(0.0, 1.0),
+        &model.devices()[0],
+    );
+    let normal_layer = Linear {
+        weight: Param::from_tensor(normal_numbers),
+        bias: None,
+    };
+    let both = [matrices(&model), matrices(&normal_layer)];
     let even: Vec<f32> = (0..16).map(|level| level as f32 / 7.5 - 1.0).collect();
     let symmetric: Vec<f32> = (-7..8).map(|level| level as f32 / 7.0).collect();
     let normal = [
@@ -36,7 +46,11 @@ pub fn print() {
     ];
     let largest = [1.0];
     let several = [1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72];
-    println!("| groups of {GROUP} | relative error |\n|---|---:|");
+    println!("| groups of {GROUP} | trained | normal numbers |\n|---|---:|---:|");
+    let row = |name: &str, coded: [Vec<Vec<f32>>; 2]| {
+        let [trained, normal] = [0, 1].map(|which| error(&both[which], &coded[which]));
+        println!("| {name} | {trained:.4} | {normal:.4} |");
+    };
     for (name, levels, scales) in [
         (
             "16 even levels, to the largest weight",
@@ -45,11 +59,6 @@ pub fn print() {
         ),
         ("16 even levels, the best of 8 scales", &even, &several),
         (
-            "15 even levels, zero among them, to the largest weight",
-            &symmetric,
-            &largest,
-        ),
-        (
             "15 even levels, zero among them, the best of 8 scales",
             &symmetric,
             &several,
@@ -57,36 +66,36 @@ pub fn print() {
         ("NF4, to the largest weight", &normal, &largest),
         ("NF4, the best of 8 scales", &normal, &several),
     ] {
-        let coded = weights.iter().map(|weights| coded(weights, levels, scales));
-        println!(
-            "| {name} | {:.4} |",
-            error(&weights, &coded.collect::<Vec<_>>())
+        let of = |weights: &Vec<f32>| coded(weights, levels, scales);
+        row(
+            name,
+            [0, 1].map(|which| both[which].iter().map(of).collect()),
         );
     }
     for (name, format) in [
         ("`Bits4`", BaseFormat::Bits4),
         ("`Bits8`", BaseFormat::Bits8),
     ] {
-        let lora = QuantizedLora::new(Lora::new(1, 1.0), format);
-        let coded = model.clone().apply_reparameterization(lora);
-        println!(
-            "| {name} | {:.4} |",
-            error(&weights, &matrices(&coded.materialize()))
-        );
+        let lora = || QuantizedLora::new(Lora::new(1, 1.0), format);
+        let trained = model.clone().apply_reparameterization(lora()).materialize();
+        let normal = normal_layer
+            .clone()
+            .apply_reparameterization(lora())
+            .materialize();
+        row(name, [matrices(&trained), matrices(&normal)]);
     }
     for value in [QuantValue::Q4S, QuantValue::Q8S] {
         let scheme = model.devices()[0].settings().quantization.scheme;
         let mut quantizer = Quantizer::new(Calibration::MinMax, scheme.with_value(value));
-        let coded = model.clone().quantize_weights(&mut quantizer);
-        println!(
-            "| Burn's default for {value:?} | {:.4} |",
-            error(&weights, &matrices(&coded))
-        );
+        let trained = model.clone().quantize_weights(&mut quantizer);
+        let normal = normal_layer.clone().quantize_weights(&mut quantizer);
+        let name = format!("Burn's default for {value:?}");
+        row(&name, [matrices(&trained), matrices(&normal)]);
     }
 }
 
 /// The weights of all matrices.
-fn matrices(model: &Transformer) -> Vec<Vec<f32>> {
+fn matrices<M: Module>(model: &M) -> Vec<Vec<f32>> {
     #[derive(Default)]
     struct Matrices(Vec<Vec<f32>>);
 

@@ -51,6 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     rows::<Bag>()?;
     rows::<Language>()?;
     rows::<Adapted>()?;
+    rows::<InCodes>()?;
     rows::<Adversarial>()?;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A dozen kinds of models, small ones, each with a loss of so many items.
 
-use backburn::{LinearCrossEntropyLossConfig, gradient_checkpointing};
+use backburn::{BaseFormat, LinearCrossEntropyLossConfig, QuantizedLora, gradient_checkpointing};
 use burn::module::{Initializer, Lora, Module, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{
@@ -439,6 +439,29 @@ impl Kind for Adapted {
         let lora = Lora::new(4, 8.0).set_param_group(ParamGroup::from_predicate("weight"));
         Self {
             inner: Mlp::init(device).apply_lora(lora),
+        }
+    }
+
+    fn loss(&self, items: usize) -> Tensor<1> {
+        self.inner.loss(items)
+    }
+}
+
+/// The same beside weights in codes.
+#[derive(Module, Debug)]
+pub struct InCodes {
+    inner: Mlp,
+}
+
+impl Kind for InCodes {
+    const NAME: &'static str = "LoRA on 4 bits";
+    const BATCH: usize = 256;
+
+    fn init(device: &Device) -> Self {
+        let lora = Lora::new(4, 8.0).set_param_group(ParamGroup::from_predicate("weight"));
+        let lora = QuantizedLora::new(lora, BaseFormat::Bits4);
+        Self {
+            inner: Mlp::init(device).apply_reparameterization(lora),
         }
     }
 

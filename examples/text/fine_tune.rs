@@ -1,15 +1,18 @@
-//! Fine-tuning from a file of weights: all of them, and LoRA.
+//! Fine-tuning from a file of weights: all of them, and LoRA, on weights in full and in codes.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use backburn::{
-    FusedConfig, GradientCheckpointingConfig, MemoryEstimate, load_from_store, load_record_in,
+    BaseFormat, FusedConfig, GradientCheckpointingConfig, MemoryEstimate, QuantizedLora,
+    load_from_store, load_quantized_from_store, load_record_in,
 };
 use burn::module::{Lora, ParamGroup};
 use burn::prelude::*;
 use burn::store::{ModuleRecord, ModuleSnapshot, PytorchStore, SafetensorsStore};
 use burn::tensor::DType;
+use clap::ValueEnum;
 use peak_alloc::PeakAlloc;
 
 use crate::model::{LanguageModel, LanguageModelConfig};
@@ -24,12 +27,41 @@ const RANK: usize = 8;
 /// Fine-tuning takes a quarter of the steps, at a third of the rate.
 const FEWER: usize = 4;
 
+/// What the frozen weights under LoRA's adapters are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum Base {
+    /// The type of training.
+    Full,
+    /// Codes of 8 bits.
+    #[value(name = "8")]
+    Bits8,
+    /// Codes of 4 bits.
+    #[value(name = "4")]
+    Bits4,
+}
+
 /// What is trained of a model.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Share {
     Nothing,
-    Lora,
+    Lora(Base),
     All,
+}
+
+impl Share {
+    const ALL: [(Self, &str); 5] = [
+        (Self::Nothing, "nothing"),
+        (Self::Lora(Base::Full), "LoRA"),
+        (Self::Lora(Base::Bits8), "LoRA on 8 bits"),
+        (Self::Lora(Base::Bits4), "LoRA on 4 bits"),
+        (Self::All, "all"),
+    ];
+}
+
+/// The adapters.
+fn lora() -> Lora {
+    let layers = ParamGroup::from_predicate("layers.");
+    Lora::new(RANK, 2.0 * RANK as f64).set_param_group(layers)
 }
 
 /// Trains a model on the plays, unless there are weights to start from; then goes on with it on pages of this project and prints what that
@@ -51,20 +83,43 @@ pub fn compare(options: &Options, config: &LanguageModelConfig, bytes: &PeakAllo
         }
     };
     println!(
-        "{:<10}{:>16}{:>12}{:>16}",
-        "", "trained", "peak (MB)", "held-out loss"
+        "{:<16}{:>16}{:>12}{:>12}{:>10}{:>16}",
+        "", "trained", "model (MB)", "peak (MB)", "seconds", "held-out loss"
     );
-    for share in [Share::Nothing, Share::Lora, Share::All] {
+    let is_chosen = |share| match (options.base, share) {
+        (Some(base), Share::Lora(other)) => base == other,
+        (Some(_), Share::All) => false,
+        _ => true,
+    };
+    for (share, name) in Share::ALL
+        .into_iter()
+        .filter(|(share, _)| is_chosen(*share))
+    {
         let before = bytes.current_usage();
         bytes.reset_peak_usage();
-        let (trained, loss) = tune(options, &config, &path, share, bytes)?;
+        let tuned = tune(options, &config, &path, share, bytes)?;
         println!(
-            "{:<10}{trained:>16}{:>12.1}{loss:>16.3}",
-            format!("{share:?}"),
-            (bytes.peak_usage() - before) as f64 / 1e6
+            "{name:<16}{:>16}{:>12.2}{:>12.1}{:>10.1}{:>16.3}",
+            tuned.trained,
+            tuned.model as f64 / 1e6,
+            (bytes.peak_usage() - before) as f64 / 1e6,
+            tuned.seconds,
+            tuned.loss
         );
     }
     Ok(())
+}
+
+/// What a fine-tuning takes and gives.
+struct Tuned {
+    /// Parameters.
+    trained: usize,
+    /// Bytes of all parameters.
+    model: usize,
+    /// Of the training.
+    seconds: f64,
+    /// On what is held out.
+    loss: f64,
 }
 
 /// A model that has learned the plays.
@@ -90,38 +145,38 @@ fn pretrain(
     Ok(trainer.model())
 }
 
-/// Fine-tunes a `share` of the weights in the file at `path` on the pages. Returns how many parameters were trained, and the loss on
-/// what is held out of them.
+/// Fine-tunes a `share` of the weights in the file at `path` on the pages.
 fn tune(
     options: &Options,
     config: &LanguageModelConfig,
     path: &Path,
     share: Share,
     bytes: &PeakAlloc,
-) -> Result<(usize, f64)> {
+) -> Result<Tuned> {
     let device = options.technique.device(Place::default());
     device.seed(options.seed);
     // The same batches for every share.
     let mut text = Text::new(PAGES, options.vocabulary, config.context, options.seed)?;
-    let model = load(config.init(&device), path, options)?;
+    let model = config.init(&device);
     let model = match share {
-        Share::Nothing => model.freeze(),
-        Share::All => model,
-        Share::Lora => {
-            let layers = ParamGroup::from_predicate("layers.");
-            model.apply_lora(Lora::new(RANK, 2.0 * RANK as f64).set_param_group(layers))
-        }
+        Share::Nothing => load(model, path, options)?.freeze(),
+        Share::All => load(model, path, options)?,
+        Share::Lora(Base::Full) => load(model, path, options)?.apply_lora(lora()),
+        Share::Lora(Base::Bits8) => load_in_codes(model, path, options, BaseFormat::Bits8)?,
+        Share::Lora(Base::Bits4) => load_in_codes(model, path, options, BaseFormat::Bits4)?,
     };
     let optimizer = Optimizer::AdamW.init(options.formats);
-    let gradients = MemoryEstimate::new(&model, &optimizer).gradients;
+    let estimate = MemoryEstimate::new(&model, &optimizer);
+    let start = Instant::now();
     let mut trainer = Trainer::fused(model, optimizer, FusedConfig::new(), &device);
-    if gradients > 0 {
+    if estimate.gradients > 0 {
         let mut course = options.course(config);
         course.steps = course.steps.div_ceil(FEWER);
         course.stop = course.steps;
         course.learning_rate /= 3.0;
         train(&mut trainer, &mut text, course, &device, bytes)?;
     }
+    let seconds = start.elapsed().as_secs_f64();
     let size = config.vocabulary;
     let batch = options.batch();
     let held_out = HeldOut::measure(
@@ -132,8 +187,30 @@ fn tune(
         HeldOut::PIECES,
         &device,
     );
-    let trained = gradients / DType::from(options.formats.dtype()).size();
-    Ok((trained, held_out.loss))
+    Ok(Tuned {
+        trained: estimate.gradients / DType::from(options.formats.dtype()).size(),
+        model: estimate.parameters,
+        seconds,
+        loss: held_out.loss,
+    })
+}
+
+/// `model` with the weights in the file at `path`, those of the layers in codes under adapters.
+fn load_in_codes(
+    model: LanguageModel,
+    path: &Path,
+    options: &Options,
+    format: BaseFormat,
+) -> Result<LanguageModel> {
+    let lora = QuantizedLora::new(lora(), format);
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "safetensors")
+    {
+        let (store, dtype) = (SafetensorsStore::from_file, options.formats.dtype());
+        return Ok(load_quantized_from_store(model, path, store, dtype, lora)?.0);
+    }
+    Ok(load(model, path, options)?.apply_reparameterization(lora))
 }
 
 /// `model` with the weights in the file at `path`, in the type in which they are trained.

@@ -7,7 +7,7 @@
 //! cargo run --release --example text -- --fit 50MB        # with no more techniques than that takes
 //! cargo run --release --example text -- --states 8        # optimizer states in 8 bits
 //! cargo run --release --example text -- --optimizer muon --ema 0.99 # Muon for matrices, and an average of the weights
-//! cargo run --release --example text -- --fine-tune       # full fine-tuning and LoRA, side by side
+//! cargo run --release --example text -- --fine-tune       # full fine-tuning and LoRA, on full weights and codes
 //! ```
 
 #[path = "../shared/backend.rs"]

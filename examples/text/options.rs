@@ -7,6 +7,7 @@ use backburn::Budget;
 use clap::Parser;
 
 use crate::backend::Backend;
+use crate::fine_tune::Base;
 use crate::formats::Formats;
 use crate::model::{LanguageModelConfig, Preset};
 use crate::offload::Waiting;
@@ -86,13 +87,17 @@ pub struct Options {
     #[arg(long)]
     pub resume: Option<PathBuf>,
 
-    /// Train a model on the plays, then go on with it on pages of this project, with LoRA and all of it.
+    /// Train a model on the plays, then go on with it on pages of this project, with LoRA on weights in full, in 8 and in 4 bits, and all of it.
     #[arg(long, conflicts_with_all = ["text", "fit", "save", "resume", "offload", "device", "optimizer", "ema"])]
     pub fine_tune: bool,
 
     /// Weights for `--fine-tune` to start from, in a file of safetensors, of PyTorch or of Burn, instead of training a model first.
     #[arg(long, requires = "fine_tune")]
     pub from: Option<PathBuf>,
+
+    /// Bits of the frozen weights under LoRA's adapters, if only one kind is to be tried.
+    #[arg(long, value_enum, requires = "fine_tune")]
+    pub base: Option<Base>,
 
     /// Train within so many bytes (`6GB`, or `machine` for what there is), with no more techniques than that takes.
     #[arg(

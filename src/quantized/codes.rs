@@ -52,7 +52,7 @@ fn encode(values: &[f32], format: BaseFormat, row: &mut [u8]) {
     group[..values.len()].copy_from_slice(values);
     let (scale, codes) = match format {
         BaseFormat::Bits8 => even(&group),
-        BaseFormat::Bits4 => normal(&group),
+        BaseFormat::Bits4 => normal_or_even(&group),
     };
     let (head, tail) = row.split_at_mut(SCALE);
     head.copy_from_slice(&scale.to_le_bytes());
@@ -76,7 +76,8 @@ fn add_group(row: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
             }
         }
         BaseFormat::Bits4 => {
-            let levels = LEVELS.map(|level| level * of_group);
+            let levels = LEVELS[usize::from(of_group.is_sign_negative())];
+            let levels = levels.map(|level| level * of_group.abs());
             for (values, code) in values.chunks_mut(2).zip(tail) {
                 let pair = [code & 15, code >> 4];
                 for (value, code) in values.iter_mut().zip(pair) {
@@ -108,31 +109,33 @@ fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     (scale, group.map(code))
 }
 
-/// Codes in the levels of NF4.
-fn normal(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
+/// Codes in the levels that leave the smaller error; those of a negative scale are even.
+fn normal_or_even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     let Some(largest) = reaching(group, 1.0) else {
-        return (0.0, [nearest(0.0); GROUP]);
+        return (0.0, [nearest(&LEVELS[0], 0.0); GROUP]);
     };
     let mut best = (f32::INFINITY, 0.0, [0; GROUP]);
-    for relative in SCALES {
-        let scale = largest * relative;
-        let codes = group.map(|value| nearest(value / scale));
-        let errors = group.iter().zip(codes).map(|(value, code)| {
-            let error = (value - LEVELS[usize::from(code)] * scale) / largest;
-            error * error
-        });
-        let error = errors.sum();
-        if error < best.0 {
-            best = (error, scale, codes);
+    for (levels, sign) in LEVELS.iter().zip([1.0, -1.0]) {
+        for relative in SCALES {
+            let scale = largest * relative;
+            let codes = group.map(|value| nearest(levels, value / scale));
+            let errors = group.iter().zip(codes).map(|(value, code)| {
+                let error = (value - levels[usize::from(code)] * scale) / largest;
+                error * error
+            });
+            let error = errors.sum();
+            if error < best.0 {
+                best = (error, scale * sign, codes);
+            }
         }
     }
     (best.1, best.2)
 }
 
 /// The code of the level nearest to `value`.
-fn nearest(value: f32) -> u8 {
+fn nearest(levels: &[f32; 16], value: f32) -> u8 {
     let beyond = |pair: &[f32]| u8::from(value > (pair[0] + pair[1]) / 2.0);
-    LEVELS.windows(2).map(beyond).sum()
+    levels.windows(2).map(beyond).sum()
 }
 
 #[cfg(test)]
@@ -184,6 +187,24 @@ mod tests {
     }
 
     #[test]
+    fn a_group_has_the_levels_that_fit_it() {
+        let even: Vec<f32> = LEVELS[1]
+            .repeat(4)
+            .iter()
+            .map(|level| level * 0.3)
+            .collect();
+        let normal: Vec<f32> = LEVELS[0]
+            .repeat(4)
+            .iter()
+            .map(|level| level * 0.3)
+            .collect();
+        for values in [even, normal] {
+            let rows = encoded(&values, BaseFormat::Bits4);
+            assert_eq!(decoded(&rows, BaseFormat::Bits4, GROUP), values);
+        }
+    }
+
+    #[test]
     fn zeros_stay_zeros() {
         for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
             let rows = encoded(&[0.0; 70], format);
@@ -193,8 +214,10 @@ mod tests {
 
     #[test]
     fn every_level_has_its_code() {
-        for (code, level) in LEVELS.iter().enumerate() {
-            assert_eq!(usize::from(nearest(*level)), code);
+        for levels in LEVELS {
+            for (code, level) in levels.iter().enumerate() {
+                assert_eq!(usize::from(nearest(&levels, *level)), code);
+            }
         }
     }
 }

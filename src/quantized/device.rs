@@ -10,7 +10,7 @@ pub(super) fn decoded(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
     // Its scale is one, so what it holds are the bytes, as numbers with a sign.
     let bytes = rows.dequantize().cast(FloatDType::F32);
     let codes = bytes.clone().slice([0..groups, SCALE..row]);
-    let scale = scale(unsigned(bytes.slice([0..groups, 0..SCALE])));
+    let (is_even, scale) = scale(unsigned(bytes.slice([0..groups, 0..SCALE])));
     let levels = match format {
         BaseFormat::Bits8 => codes,
         BaseFormat::Bits4 => {
@@ -18,9 +18,10 @@ pub(super) fn decoded(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
             let high = codes.clone().div_scalar(16.0).floor();
             let low = codes - high.clone().mul_scalar(16.0);
             let pairs: Tensor<3> = Tensor::stack(vec![low, high], 2);
-            let codes: Tensor<1> = pairs.reshape([groups * GROUP]);
-            let levels = Tensor::<1>::from_data(LEVELS, &codes.device());
-            levels.select(0, codes.int()).reshape([groups, GROUP])
+            let codes: Tensor<2> = pairs.reshape([groups, GROUP]) + is_even.mul_scalar(16.0);
+            let levels = Tensor::<1>::from_data(LEVELS.as_flattened(), &codes.device());
+            let codes = codes.reshape([groups * GROUP]).int();
+            levels.select(0, codes).reshape([groups, GROUP])
         }
     };
     (levels * scale).reshape([groups * GROUP])
@@ -32,12 +33,15 @@ fn unsigned(bytes: Tensor<2>) -> Tensor<2> {
     bytes + is_negative.mul_scalar(256.0)
 }
 
-/// Numbers in f32 out of their four bytes: what is computed on the way are whole numbers below 2^24, and powers of two.
-fn scale(bytes: Tensor<2>) -> Tensor<2> {
+/// The signs (one for a negative number) and magnitudes of numbers in f32 out of their four bytes: what is computed on the way are whole numbers
+/// below 2^24, and powers of two.
+fn scale(bytes: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let [groups, _] = bytes.dims();
     let byte = |place| bytes.clone().slice([0..groups, place..place + 1]);
     let lowest_of_exponent = byte(2).greater_equal_elem(128.0).float();
-    let exponent = byte(3).mul_scalar(2.0) + lowest_of_exponent.clone();
+    let sign = byte(3).greater_equal_elem(128.0).float();
+    let highest = byte(3) - sign.clone().mul_scalar(128.0);
+    let exponent = highest.mul_scalar(2.0) + lowest_of_exponent.clone();
     let high = byte(2) - lowest_of_exponent.mul_scalar(128.0);
     let mantissa = high.mul_scalar(65_536.0) + byte(1).mul_scalar(256.0) + byte(0);
     let powers: Vec<f32> = (0..255)
@@ -48,5 +52,6 @@ fn scale(bytes: Tensor<2>) -> Tensor<2> {
         .collect();
     let powers = Tensor::<1>::from_data(&*powers, &bytes.device());
     let powers = powers.select(0, exponent.reshape([groups]).int());
-    mantissa.add_scalar(8_388_608.0) * powers.reshape([groups, 1])
+    let magnitude = mantissa.add_scalar(8_388_608.0) * powers.reshape([groups, 1]);
+    (sign, magnitude)
 }

@@ -5,8 +5,8 @@
 pub enum BaseFormat {
     /// Even levels from -127 to 127: 1.0625 bytes a weight.
     Bits8,
-    /// The 16 levels of NF4, which lie as weights do, close together around zero (Dettmers et al. 2023, QLoRA, appendix E); of some
-    /// scales the one that leaves the smallest error: 0.5625 bytes a weight.
+    /// For each group the better of 16 even levels and those of NF4, which lie close together around zero (Dettmers et al. 2023, QLoRA,
+    /// appendix E), with the scale that leaves the smallest error of some: 0.5625 bytes a weight.
     Bits4,
 }
 
@@ -15,24 +15,45 @@ pub(super) const GROUP: usize = 64;
 /// Bytes of a scale, which come before the codes of its group.
 pub(super) const SCALE: usize = size_of::<f32>();
 
-/// The levels of NF4: quantiles of the normal distribution, zero among them, from -1 to 1.
-pub(super) const LEVELS: [f32; 16] = [
-    -1.0,
-    -0.696_192_8,
-    -0.525_073_05,
-    -0.394_917_5,
-    -0.284_441_38,
-    -0.184_773_43,
-    -0.091_050_036,
-    0.0,
-    0.079_580_3,
-    0.160_930_2,
-    0.246_112_3,
-    0.337_915_24,
-    0.440_709_83,
-    0.562_617,
-    0.722_956_84,
-    1.0,
+/// The levels of a code of 4 bits, from -1 to 1: those of NF4, quantiles of the normal distribution with zero among them, and even
+/// ones. Which of the two a group has, its scale says by its sign.
+pub(super) const LEVELS: [[f32; 16]; 2] = [
+    [
+        -1.0,
+        -0.696_192_8,
+        -0.525_073_05,
+        -0.394_917_5,
+        -0.284_441_38,
+        -0.184_773_43,
+        -0.091_050_036,
+        0.0,
+        0.079_580_3,
+        0.160_930_2,
+        0.246_112_3,
+        0.337_915_24,
+        0.440_709_83,
+        0.562_617,
+        0.722_956_84,
+        1.0,
+    ],
+    [
+        -1.0,
+        -0.866_666_7,
+        -0.733_333_3,
+        -0.6,
+        -0.466_666_67,
+        -0.333_333_34,
+        -0.2,
+        -0.066_666_67,
+        0.066_666_67,
+        0.2,
+        0.333_333_34,
+        0.466_666_67,
+        0.6,
+        0.733_333_3,
+        0.866_666_7,
+        1.0,
+    ],
 ];
 
 impl BaseFormat {

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ParamId};
+use burn::module::{Module, ParamId, Reparameterization};
 use burn::tensor::{DType, Device, Shape};
 
 use super::handle::is_in_form;
@@ -11,6 +11,7 @@ use crate::layout::Layout;
 use crate::offload::Placement;
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
+use crate::quantized::QuantizedAdapter;
 use crate::replica::Size;
 use crate::tap;
 
@@ -58,8 +59,13 @@ impl Inventory {
             return Err(FusedError::AlreadyFused { path });
         }
         let thawed = |parameter: &&Parameter| {
-            let is_quantized = matches!(parameter.param.value().dtype(), DType::QFloat(_));
-            is_quantized && parameter.reparameterization.is_some() && parameter.param.is_active()
+            let Some(adapter) = &parameter.reparameterization else {
+                return false;
+            };
+            // Burn's `fork` makes numbers of codes.
+            let is_in_codes = adapter == QuantizedAdapter::NAME
+                || matches!(parameter.param.value().dtype(), DType::QFloat(_));
+            is_in_codes && parameter.param.is_active()
         };
         if let Some(thawed) = parameters.iter().find(thawed) {
             let path = thawed.path.clone();

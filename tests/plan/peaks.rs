@@ -70,6 +70,7 @@ hold! {
     plans_of_embeddings_hold: Bag,
     plans_of_a_loss_in_chunks_hold: Language,
     plans_of_adapters_hold: Adapted,
+    plans_of_adapters_on_codes_hold: InCodes,
     plans_of_adversarial_networks_hold: Adversarial,
 }
 

@@ -4,15 +4,16 @@ use std::collections::VecDeque;
 
 use backburn::{
     BaseFormat, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    LoadError, LossScalingConfig, Offload, OffloadConfig, OffloadHost, QuantizedAdapter,
-    QuantizedLora, Sharding, WaitingBlocks, cast, load_quantized_from_store, load_record_in, optim,
+    LoadError, LossScalingConfig, MemoryEstimate, Offload, OffloadConfig, OffloadHost,
+    QuantizedAdapter, QuantizedLora, Sharding, WaitingBlocks, cast, load_quantized_from_store,
+    load_record_in, optim,
 };
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
-use burn::nn::{LinearConfig, LinearLayout};
-use burn::optim::AdamConfig;
+use burn::nn::{Linear, LinearConfig, LinearLayout};
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::Calibration;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 
 use crate::compare::*;
 use crate::qlora::{RATE, Stack, batches, stock, twin};
@@ -119,6 +120,45 @@ fn adapters_on_codes_train_in_half_types() {
         }
         assert_equal_factors(&expected, &fused.model());
     }
+}
+
+/// Two steps of stock and of fused training on `device`, with `change` applied to the adapted layer.
+fn assert_equal_on(device: &Device, change: impl Fn(Linear) -> Linear) {
+    let layer = LinearConfig::new(16, 12).init(device);
+    let initial =
+        change(layer.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4)));
+    let x = Tensor::<2>::random([4, 16], Distribution::Default, device);
+    let loss = |layer: &Linear| layer.forward(x.clone()).tanh().square().mean();
+    let (mut expected, mut optimizer) = (initial.clone(), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(initial.clone(), AdamConfig::new().init());
+    for _ in 0..2 {
+        let gradients = loss(&expected).backward();
+        let gradients = GradientsParams::from_grads(gradients, &expected);
+        expected = optimizer.step(RATE, expected, gradients);
+        fused.step(RATE, loss);
+    }
+    assert_equal_weights(&expected, &fused.model());
+    assert_changed(&initial, &fused.model(), |path| path.ends_with(".b"));
+}
+
+#[test]
+fn adapters_on_codes_train_on_every_backend_and_with_balanced_checkpointing() {
+    let frozen =
+        |layer: Linear| layer.set_require_grad_group(ParamGroup::from_predicate("lora.a"), false);
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
+        for device in [device.clone(), device.gradient_checkpointing()] {
+            assert_equal_on(&device, frozen);
+        }
+    }
+}
+
+#[test]
+fn a_matrix_without_elements_is_coded_as_one() {
+    let device = Device::flex().autodiff();
+    let layer = LinearConfig::new(4, 0).with_bias(false).init(&device);
+    let layer = layer.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+    assert_eq!(layer.weight.val().dims(), [4, 0]);
 }
 
 #[test]
@@ -243,6 +283,19 @@ fn a_run_on_codes_resumes_exactly() {
     let record = whole.model().into_record();
     let loaded = load_record_in(fresh(), record, FloatDType::F32).unwrap();
     assert_equal_weights(&whole.model(), &cast(loaded, FloatDType::F32));
+}
+
+#[test]
+fn estimates_count_codes_as_codes() {
+    let adamw = optim::AdamWConfig::new().init();
+    for (format, row) in FORMATS.into_iter().zip([68, 36]) {
+        let estimate = MemoryEstimate::new(&quantized(format), &adamw);
+        // Matrices of 16 x 16, biases of 16, factors of rank 2.
+        let factors = 3 * 2 * 2 * 16 * 4;
+        assert_eq!(estimate.parameters, 3 * (4 * row + 16 * 4) + factors);
+        assert_eq!(estimate.gradients, factors);
+        assert_eq!(estimate.optimizer_state, 2 * factors);
+    }
 }
 
 #[test]

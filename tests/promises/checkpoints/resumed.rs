@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use backburn::optim::{self, StateFormat, WeightFormat};
 use backburn::{
-    FusedConfig, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig, OffloadHost,
-    Overflow, WeightAverage, WeightAveragingConfig, cast,
+    BaseFormat, FusedConfig, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig,
+    OffloadHost, Overflow, QuantizedLora, WeightAverage, WeightAveragingConfig, cast,
 };
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
@@ -350,6 +350,10 @@ fn adapters_resume_with_their_base() {
         layers.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
     };
     let trained = |layers: Vec<Linear>| layers.apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let in_codes = |layers: Vec<Linear>| {
+        let lora = QuantizedLora::new(Lora::new(2, 4.0), BaseFormat::Bits4);
+        layers.apply_reparameterization(lora)
+    };
     let batches: Vec<_> = (0..6)
         .map(|_| Tensor::<2>::random([4, 16], Distribution::Default, device))
         .collect();
@@ -361,7 +365,7 @@ fn adapters_resume_with_their_base() {
             x.powi_scalar(2).sum()
         });
     };
-    for adapted in [quantized, trained] {
+    for adapted in [quantized, trained, in_codes] {
         let fused = || FusedOptimizer::new(adapted(layers()), AdamWConfig::new().init());
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());
