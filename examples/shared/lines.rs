@@ -35,7 +35,13 @@ impl Lines {
     fn note(&mut self, split: &str, state: MetricState) {
         if let MetricState::Numeric(entry, Some(NumericEntry::Final(value))) = state {
             let name = &self.names[&entry.metric_id];
-            self.results.push(format!("{split} {name} {value:.4}"));
+            // A learning rate is small.
+            let value = if value.abs() < 1e-3 {
+                format!("{value:.2e}")
+            } else {
+                format!("{value:.4}")
+            };
+            self.results.push(format!("{split} {name} {value}"));
         }
     }
 }
