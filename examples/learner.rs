@@ -68,6 +68,7 @@ pub fn main() {
     let loader = |n| {
         DataLoaderBuilder::new(Curve)
             .batch_size(32)
+            .shuffle(1)
             .build(points(n))
     };
     let folder = std::env::temp_dir().join("backburn-learner");

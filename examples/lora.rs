@@ -27,7 +27,7 @@ pub fn main() {
 
     let mut fused = FusedOptimizer::new(adapted, AdamWConfig::new().init());
     println!(
-        "{} trained parameters beside {} frozen ones",
+        "{} tensors are trained, {} are frozen",
         fused.num_released(),
         fused.num_frozen()
     );
