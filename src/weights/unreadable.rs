@@ -18,6 +18,7 @@ impl Nothing {
         Self { why, path, size }
     }
 
+    #[cfg(feature = "flex")]
     pub(super) fn bytes(self) -> Bytes {
         let size = self.size;
         // SAFETY: the bytes must be initialized as far as the controller hands them out, and it hands out none.
