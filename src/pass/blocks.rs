@@ -128,6 +128,11 @@ impl Blocks {
         }
     }
 
+    /// Whether some have drawn, or may have.
+    pub(super) fn have_drawn(&self) -> bool {
+        !self.random.lock().devices.is_empty()
+    }
+
     /// What the generators give next does not depend on which blocks ran twice.
     pub(super) fn end(&self) {
         let random = self.random.lock();

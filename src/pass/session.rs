@@ -143,11 +143,12 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // Blocks leave the generators with a seed, but not those of others who keep the turn. Without blocks nobody waits for it:
+        // a pass that is refused in the closure of another would wait for that one.
+        if self.pass.blocks.have_drawn()
+            && let Ok(_turn) = self.pass.try_take_turn()
         {
-            // Blocks leave the generators with a seed, but not those of others who keep the turn.
-            if let Ok(_turn) = self.pass.try_take_turn() {
-                self.pass.blocks.end();
-            }
+            self.pass.blocks.end();
         }
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
