@@ -4,8 +4,8 @@ use burn::tensor::{DType, Element, bf16, f16};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use pulp::{Arch, NullaryFnOnce};
 
-use super::noise::{Noise, threshold};
-use super::root::{Coding, GROUP, TO_THE_NEAREST, Values};
+use super::dither::Dither;
+use super::root::{Coding, GROUP};
 use super::split;
 use super::weight::{WeightFormat, nearest};
 
@@ -40,14 +40,6 @@ pub(crate) struct Column<'a> {
     words: &'a mut [u8],
     /// A number for each group that has low bits, which tells the weights that they belong to from others.
     marks: &'a mut [u32],
-}
-
-/// How a number between two is rounded.
-#[derive(Clone, Copy)]
-pub(crate) enum Dither<'a> {
-    ToTheNearest,
-    /// By the random bits of each element, those of the state of this index.
-    AtRandom(&'a [u32], usize),
 }
 
 impl<'a> Column<'a> {
@@ -161,35 +153,6 @@ impl<'a> Column<'a> {
             }
         }
         is_other
-    }
-}
-
-impl Dither<'_> {
-    /// The thresholds of a group of a state.
-    #[inline(always)]
-    fn thresholds(self, group: usize) -> Values {
-        let Self::AtRandom(bits, state) = self else {
-            return TO_THE_NEAREST;
-        };
-        let mut thresholds = [0.0; GROUP];
-        for (threshold_of, bits) in thresholds.iter_mut().zip(&bits[group * GROUP..]) {
-            // A second state has the other half of the random bits.
-            *threshold_of = threshold(bits >> (16 * (state & 1)));
-        }
-        thresholds
-    }
-
-    /// What is added to a group of weights before they are cut off.
-    #[inline(always)]
-    fn random(self, group: usize) -> [u32; GROUP] {
-        // Half of the last of 24 bits, if to the nearest.
-        let mut random = [0x80; GROUP];
-        if let Self::AtRandom(bits, _) = self {
-            for (random, bits) in random.iter_mut().zip(&bits[group * GROUP..]) {
-                *random = Noise::more(*bits);
-            }
-        }
-        random
     }
 }
 

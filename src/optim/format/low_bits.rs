@@ -1,6 +1,7 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16};
 
-use super::column::{Column, Dither, Kept};
+use super::column::{Column, Kept};
+use super::dither::Dither;
 use super::root::GROUP;
 use super::state::words_on;
 use super::weight::WeightFormat;

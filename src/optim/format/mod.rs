@@ -4,6 +4,7 @@
 //! never a buffer of a parameter's size.
 
 mod column;
+mod dither;
 mod formats;
 mod low_bits;
 mod noise;
@@ -14,7 +15,8 @@ mod state;
 mod told;
 mod weight;
 
-pub(crate) use column::{Column, Dither, Kept, Widen};
+pub(crate) use column::{Column, Kept, Widen};
+pub(crate) use dither::Dither;
 pub(crate) use formats::{Formats, Weight};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::Noise;

@@ -1,7 +1,8 @@
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::column::{Column, Dither, Kept};
+use super::column::{Column, Kept};
+use super::dither::Dither;
 use super::root::{Coding, GROUP, Root, Width};
 use super::told::told;
 use crate::device::sent;

@@ -1,0 +1,39 @@
+use super::noise::{Noise, threshold};
+use super::root::{GROUP, TO_THE_NEAREST, Values};
+
+/// How a number between two is rounded.
+#[derive(Clone, Copy)]
+pub(crate) enum Dither<'a> {
+    ToTheNearest,
+    /// By the random bits of each element, those of the state of this index.
+    AtRandom(&'a [u32], usize),
+}
+
+impl Dither<'_> {
+    /// The thresholds of a group of a state.
+    #[inline(always)]
+    pub(super) fn thresholds(self, group: usize) -> Values {
+        let Self::AtRandom(bits, state) = self else {
+            return TO_THE_NEAREST;
+        };
+        let mut thresholds = [0.0; GROUP];
+        for (threshold_of, bits) in thresholds.iter_mut().zip(&bits[group * GROUP..]) {
+            // A second state has the other half of the random bits.
+            *threshold_of = threshold(bits >> (16 * (state & 1)));
+        }
+        thresholds
+    }
+
+    /// What is added to a group of weights before they are cut off.
+    #[inline(always)]
+    pub(super) fn random(self, group: usize) -> [u32; GROUP] {
+        // Half of the last of 24 bits, if to the nearest.
+        let mut random = [0x80; GROUP];
+        if let Self::AtRandom(bits, _) = self {
+            for (random, bits) in random.iter_mut().zip(&bits[group * GROUP..]) {
+                *random = Noise::more(*bits);
+            }
+        }
+        random
+    }
+}
