@@ -128,7 +128,7 @@ impl FusedConfig {
         }
         if let Some(offload) = &self.offload {
             offload.check()?;
-            if offload.states_wait() && policies.in_state() {
+            if offload.states_wait() && policies.in_state {
                 return Err(FusedError::Offload {
                     reason: "a state that waits is a record, which does not hold a group of micro-batches that \
                              has begun: use `Offload::Updates`, or accumulate in a buffer, which waits in host \

@@ -31,9 +31,9 @@ pub(crate) struct Layout {
     /// What the model computes in, if that is not the type of its parameters.
     compute_dtype: Option<FloatDType>,
     /// If something waits on the host.
-    placement: Option<Arc<Placement>>,
+    pub(crate) placement: Option<Arc<Placement>>,
     /// If there are several ranks.
-    member: Option<Membership>,
+    pub(crate) member: Option<Membership>,
 }
 
 /// Where a value rests, and is stepped.

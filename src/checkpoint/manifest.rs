@@ -43,7 +43,7 @@ impl Manifest {
     pub(super) fn of(slot: Slot, folder: &Path) -> Result<Self, CheckpointError> {
         let mut seals = BTreeMap::new();
         for part in Part::ALL {
-            let path = part.path(slot, folder);
+            let path = slot.path(part, folder);
             let seal = Seal::of(&path);
             let seal = seal.map_err(|error| CheckpointError::cannot_write(&path, error))?;
             seals.insert(part, seal);
@@ -118,7 +118,7 @@ impl Manifest {
 
     /// The path of a part that is there as it was sealed.
     pub(super) fn checked(&self, part: Part, folder: &Path) -> Result<PathBuf, CheckpointError> {
-        let file = part.path(self.parts, folder);
+        let file = self.parts.path(part, folder);
         let Some(expected) = self.seals.get(&part) else {
             let reason = format!("it has no seal of {}", part.name());
             return Err(CheckpointError::cannot_read(&Self::path(folder), reason));

@@ -166,7 +166,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         slot.clear(&self.folder)?;
         disk::create_folder(&slot.folder(&self.folder))?;
-        let path = |part: Part| part.path(slot, &self.folder);
+        let path = |part| slot.path(part, &self.folder);
         // One after the other: what is read from a device for one is gone before the next.
         let model = path(Part::Model);
         read(|| training.core().model_record().save(&model))?

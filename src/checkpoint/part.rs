@@ -1,8 +1,4 @@
-use std::path::{Path, PathBuf};
-
 use serde::{Deserialize, Serialize};
-
-use super::slot::Slot;
 
 /// A file of a checkpoint.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,10 +28,5 @@ impl Part {
             Self::Scheduler => "scheduler.bpk",
             Self::Progress => "progress.cbor",
         }
-    }
-
-    /// Where it is in the folder of a checkpoint.
-    pub(super) fn path(self, slot: Slot, folder: &Path) -> PathBuf {
-        slot.folder(folder).join(self.name())
     }
 }

@@ -41,6 +41,11 @@ impl Slot {
         })
     }
 
+    /// Where a part in it is.
+    pub(super) fn path(self, part: Part, checkpoint: &Path) -> PathBuf {
+        self.folder(checkpoint).join(part.name())
+    }
+
     /// Removes the parts in it, whole and unfinished ones, and itself if that was all.
     pub(super) fn clear(self, checkpoint: &Path) -> Result<(), CheckpointError> {
         let folder = self.folder(checkpoint);

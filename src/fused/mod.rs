@@ -4,6 +4,7 @@
 //! core, which begins a pass on all ranks, ends it, and knows all else of the training.
 
 mod core;
+mod door;
 mod optimizer;
 mod replicas;
 

@@ -128,7 +128,10 @@ impl Link {
         found.flatten().or_else(|| {
             let Unused { what, zeros } = self.unused.lock().take()?;
             if has_run {
-                self.joint.pass.blocks.tell_unused(&self.joint.name, &what);
+                self.joint
+                    .pass
+                    .blocks()
+                    .tell_unused(&self.joint.name, &what);
             }
             Some(zeros())
         })

@@ -169,7 +169,7 @@ where
     let _turn = scope.pass.take_turn();
     let way = match scope.is_in_block() {
         true => Way::RunTwice { index: None },
-        false => scope.pass.blocks.next(),
+        false => scope.pass.blocks().next(),
     };
     let random = numbers(&scope, devices);
     match way {
@@ -187,7 +187,7 @@ where
 /// The random numbers of the next block in `scope`, which computes on `devices`.
 fn numbers(scope: &Scope, devices: Vec<Device>) -> Stream {
     let random = Stream::new(devices, |device| scope.next_seed(device));
-    scope.pass.blocks.draw_on(&random.devices);
+    scope.pass.blocks().draw_on(&random.devices);
     random
 }
 
@@ -230,11 +230,11 @@ where
                 random.during_noted(1, || forward(&block, input))
             }
         };
-        scope.pass.blocks.first_run(|| located(run, place))
+        scope.pass.blocks().first_run(|| located(run, place))
     };
     let states = states.after(&block);
     if let Some(device) = random.devices.first() {
-        scope.pass.blocks.sweep(device);
+        scope.pass.blocks().sweep(device);
     }
     if let Some(index) = index {
         scope.pass.leave_first_run(index, &readers);
@@ -274,7 +274,7 @@ where
         block,
         outside_of_form,
         name,
-        input: KeptInput::new(kept, scope.pass.blocks.choice.offload_inputs),
+        input: KeptInput::new(kept, scope.pass.blocks().choice.offload_inputs),
         tracked: is_tracked,
         forward,
         strategy,

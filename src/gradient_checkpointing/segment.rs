@@ -119,7 +119,7 @@ where
             fingerprint,
             ..
         } = self;
-        let learned = scope.pass.blocks.learned.clone();
+        let learned = scope.pass.blocks().learned.clone();
         let mut reads = learned.reads().unwrap_or_default();
         // Whether a run that was not like the first has left an update aside.
         let mut spoiled = false;

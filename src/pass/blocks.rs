@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use super::Learned;
 use super::counted::Counted;
+use super::course::Course;
 use crate::random::{self, StepSeeds, mix};
 use crate::tap::Litter;
 
@@ -21,7 +22,9 @@ pub(crate) struct BlockChoice {
 /// The blocks of a pass that are under gradient checkpointing.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    pub(crate) choice: BlockChoice,
+    pub(crate) choice: Arc<BlockChoice>,
+    /// In which order they run, and what each reads.
+    pub(crate) course: Mutex<Course>,
     /// The number of blocks so far that are in no other.
     called: AtomicUsize,
     /// Blocks whose first run is under way.
@@ -55,13 +58,14 @@ pub(crate) enum Way {
 impl Blocks {
     /// The blocks of a pass; `seed` is that of their random numbers, if it has to be this one.
     pub(super) fn new(
-        choice: BlockChoice,
+        choice: Arc<BlockChoice>,
         learned: Arc<Learned>,
         seeds: Arc<StepSeeds>,
         seed: Option<u64>,
     ) -> Self {
         Self {
             choice,
+            course: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             litter: Litter::new(),

@@ -7,11 +7,9 @@ mod blocks;
 mod context;
 mod counted;
 mod course;
-mod debt;
-mod graph;
 mod learned;
-mod loss;
-mod readers;
+mod owed;
+mod ranks;
 mod rehearsal;
 mod scope;
 mod session;
@@ -21,26 +19,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
 use crate::offload::Placement;
 use crate::policy::Plan;
-use crate::replica::{Membership, Turn};
+use crate::random::StepSeeds;
+use crate::replica::Turn;
+use crate::tap::Census;
 use counted::Counted;
 
 pub(crate) use blocks::{BlockChoice, Blocks, Way};
-pub use context::StepContext;
+pub use context::{StepContext, scale_loss};
 pub(crate) use course::{Course, Foresight};
-pub(crate) use debt::{Debt, Owed};
-pub(crate) use graph::Graph;
 pub(crate) use learned::{Learned, Reads};
-pub use loss::scale_loss;
-pub(crate) use readers::Readers;
+pub(crate) use owed::{Debt, Graph, Owed, Readers};
+use ranks::AmongRanks;
 pub(crate) use rehearsal::Rehearsal;
-pub(crate) use scope::{Entered, Place, Scope};
+pub(crate) use scope::{Place, Scope};
 pub(crate) use session::{Running, Session};
 pub(crate) use stage::{Closure, Failure, Stage};
 
@@ -48,11 +46,10 @@ pub(crate) use stage::{Closure, Failure, Stage};
 #[derive(Debug)]
 pub(crate) struct Pass {
     pub(crate) plan: Plan,
-    /// The blocks under gradient checkpointing.
-    pub(crate) blocks: Blocks,
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
-    stage: Mutex<Stage>,
+    /// How far it is.
+    pub(crate) stage: Mutex<Stage>,
     closure: Closure,
     /// That of the closure.
     thread: OnceLock<ThreadId>,
@@ -62,68 +59,41 @@ pub(crate) struct Pass {
     hooks: AtomicUsize,
     /// If this is one of two passes of a step.
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
-    course: Mutex<Course>,
+    /// If there are several ranks.
+    pub(crate) among: Option<Arc<AmongRanks>>,
+    /// The blocks under gradient checkpointing, since the first was called.
+    pub(crate) blocks: OnceLock<Blocks>,
+    choice: Arc<BlockChoice>,
     foresight: Option<Arc<dyn Foresight>>,
-    /// If it is that of one of several ranks, which draw random numbers in turns: its turn in the forward pass.
-    turn: Option<Mutex<Option<Turn>>>,
-    /// Which of several ranks it is that of.
-    pub(crate) membership: Option<Membership>,
+    pub(crate) seeds: Arc<StepSeeds>,
+    learned: Arc<Learned>,
+    /// Who counts the gradients that are alive, if anybody does.
+    pub(crate) census: Option<Arc<Census>>,
+    /// Whether a memory recorder is to be told what happens.
+    pub(crate) is_recorded: bool,
 }
 
 impl Pass {
-    pub(crate) fn new(
-        plan: Plan,
-        blocks: Blocks,
-        closure: Closure,
-        rehearsal: Option<Arc<Rehearsal>>,
-        foresight: Option<Arc<dyn Foresight>>,
-    ) -> Self {
-        let stage = match closure {
-            Closure::Loss => Stage::Forward,
-            Closure::Backward | Closure::Nothing => Stage::Backward,
-        };
-        let scales = closure == Closure::Backward && plan.scale.is_some();
-        Self {
-            plan,
-            blocks,
-            graph: Arc::default(),
-            stage: Mutex::new(stage),
-            closure,
-            thread: OnceLock::new(),
-            scaled: scales.then(AtomicBool::default),
-            hooks: AtomicUsize::new(0),
-            rehearsal,
-            course: Mutex::default(),
-            foresight,
-            turn: None,
-            membership: None,
-        }
-    }
-
-    /// This thread is in the pass until what is returned is dropped.
-    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
-        let _ = self.thread.set(std::thread::current().id());
-        Scope::of_step(self.clone()).enter()
-    }
-
     /// Whether this is the thread that the closure is called on.
     pub(crate) fn has_closure_on(&self, thread: ThreadId) -> bool {
         self.thread.get() == Some(&thread)
     }
 
-    /// The same as the pass of one of several ranks.
-    pub(crate) fn of_rank(mut self, membership: Option<&Membership>) -> Self {
-        if membership.is_some_and(|member| member.group.takes_turns()) {
-            self.turn = Some(Mutex::default());
-        }
-        self.membership = membership.cloned();
-        self
+    /// Its rank.
+    pub(crate) fn rank(&self) -> usize {
+        self.among.as_ref().map_or(0, |among| among.member.rank)
     }
 
-    /// Its rank, if there are others.
-    pub(crate) fn among_others(&self) -> Option<Membership> {
-        let member = self.membership.as_ref();
-        member.filter(|member| member.group.ranks() > 1).cloned()
+    /// The blocks under gradient checkpointing.
+    pub(crate) fn blocks(&self) -> &Blocks {
+        self.blocks.get_or_init(|| {
+            let seed = self
+                .rehearsal
+                .as_ref()
+                .and_then(|it| it.block_seed(self.rank()));
+            let (learned, seeds) = (self.learned.clone(), self.seeds.clone());
+            Blocks::new(self.choice.clone(), learned, seeds, seed)
+        })
     }
 
     /// Waits for the turn to draw random numbers, where several ranks do.
@@ -131,49 +101,18 @@ impl Pass {
     /// # Panics
     ///
     /// If another group of ranks may wait for this one.
-    pub(crate) fn take_turn(self: &Arc<Self>) -> Option<Turn> {
-        let turn = self.try_take_turn();
-        turn.unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    pub(super) fn try_take_turn(self: &Arc<Self>) -> Result<Option<Turn>, FusedError> {
-        match (&self.turn, &self.membership) {
-            (Some(_), Some(member)) => Turn::take(self, &member.group, member.device()).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    /// Takes the turn for the forward pass.
-    pub(crate) fn begin_turn(self: &Arc<Self>) -> Result<(), FusedError> {
-        if let Some(forward) = &self.turn {
-            let turn = self.try_take_turn()?;
-            *forward.lock() = turn;
-        }
-        Ok(())
-    }
-
-    /// The code of the user goes on, which may have a turn.
-    pub(crate) fn show_life(self: &Arc<Self>) {
-        if self.turn.is_some() {
-            Turn::show_life(self);
-        }
-    }
-
-    /// The forward pass is over.
-    pub(crate) fn end_turn(&self) {
-        if let Some(forward) = &self.turn {
-            forward.lock().take();
-        }
-    }
-
-    /// How far it is, locked.
-    pub(crate) fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock()
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
+        let turn = self.among.as_ref().map(AmongRanks::take_turn);
+        turn.transpose()
+            .unwrap_or_else(|error| panic!("{error}"))
+            .flatten()
     }
 
     /// The closure has computed its loss.
     pub(crate) fn enter_backward(&self) {
-        self.end_turn();
+        if let Some(among) = &self.among {
+            among.end_turn();
+        }
         *self.stage.lock() = Stage::Backward;
     }
 
@@ -238,7 +177,7 @@ impl Pass {
 
     /// A block that is in no other begins to run, for the first or for the second time.
     pub(crate) fn enter_block(&self, block: usize) {
-        let run = self.course.lock().begin(block);
+        let run = self.blocks().course.lock().begin(block);
         if let Some(foresight) = &self.foresight {
             foresight.run_begins(run);
         }
@@ -255,12 +194,7 @@ impl Pass {
         if let Some(foresight) = &self.foresight {
             foresight.first_run_is_over(&reads);
         }
-        self.course.lock().has_read(block, reads);
-    }
-
-    /// The course that the pass has taken.
-    pub(crate) fn course(&self) -> Course {
-        self.course.lock().clone()
+        self.blocks().course.lock().has_read(block, reads);
     }
 
     /// Whether a gradient may still be used.
@@ -269,7 +203,7 @@ impl Pass {
         if self.scaled.as_ref().is_some_and(unscaled) {
             self.fail(FusedError::LossNotScaled);
         }
-        !self.has_failed()
+        !matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -284,17 +218,12 @@ impl Pass {
         }
     }
 
-    /// Goes on with the failure that has ended the pass, if one has.
-    pub(crate) fn check(&self) -> Result<(), FusedError> {
-        self.take_failure().map_or(Ok(()), Failure::go_on)
-    }
-
-    /// Calls a hook for the parameter of this path.
-    pub(crate) fn call_hook<R>(self: &Arc<Self>, path: &str, hook: impl FnOnce() -> R) -> R {
+    /// Calls the hooks for the parameter of this path.
+    pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
         let _counted = Counted::one_in(&self.hooks);
         let _scope = Scope::hook(self, path).enter();
-        hook()
+        call()
     }
 
     /// Whether a hook is under way, on whichever thread.

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 
 use crate::loss::Loss;
 use crate::policy::{Squares, Unconfirmed};
-use crate::random::{Stream, mix};
+use crate::random::{Stream, mix, of_rank};
 
 /// What two passes of a step share: the first measures the gradients, and the second uses them.
 #[derive(Debug)]
@@ -49,10 +49,10 @@ impl Rehearsal {
         self.random.seed
     }
 
-    /// The seed of the blocks of both passes, where none is drawn from the generator that both start.
-    pub(super) fn block_seed(&self) -> Option<u64> {
+    /// The seed of the blocks of a rank in both passes, where none is drawn from the generator that both start.
+    pub(super) fn block_seed(&self, rank: usize) -> Option<u64> {
         let kept = matches!(self.losses, Losses::Kept(_));
-        kept.then(|| mix(self.random.seed, 0))
+        kept.then(|| of_rank(mix(self.random.seed, 0), rank))
     }
 
     /// Whether the loss of this rank is that of the first pass, as far as that can be known now.

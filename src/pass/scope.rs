@@ -64,10 +64,11 @@ impl Scope {
     }
 
     /// The closure of a step.
-    pub(super) fn of_step(pass: Arc<Pass>) -> Self {
+    pub(crate) fn of_step(pass: &Arc<Pass>) -> Self {
+        let _ = pass.thread.set(std::thread::current().id());
         Self {
             place: Place::Recorded(pass.graph.clone()),
-            pass,
+            pass: pass.clone(),
             seeds: None,
         }
     }
@@ -134,7 +135,7 @@ impl Scope {
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         match &self.seeds {
             Some(seeds) => mix(seeds.seed, seeds.taken.fetch_add(1, Ordering::Relaxed)),
-            None => self.pass.blocks.next_seed(device),
+            None => self.pass.blocks().next_seed(device),
         }
     }
 }

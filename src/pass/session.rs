@@ -1,12 +1,15 @@
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
-use super::{BlockChoice, Blocks, Learned, Pass, Rehearsal, Stage};
-use crate::policy::Update;
-use crate::random::{StepSeeds, of_rank};
+use super::ranks::AmongRanks;
+use super::{BlockChoice, Closure, Foresight, Learned, Pass, Rehearsal, Stage};
+use crate::memory;
+use crate::policy::{Plan, Update};
+use crate::random::StepSeeds;
+use crate::replica::Membership;
 use crate::tap::{Census, Clock};
 
 /// What the views of a model share while it is fused, on one rank.
@@ -44,30 +47,47 @@ impl Session {
         }
     }
 
-    /// Starts a pass; it ends when what is returned is dropped, by a panic too.
-    pub(crate) fn begin(self: &Arc<Self>, pass: Pass) -> Running {
-        let pass = Arc::new(pass);
-        *self.pass.lock() = Some(pass.clone());
-        if let Some(census) = self.census() {
+    /// Begins a pass with this plan; it ends when what is returned is dropped, by a panic too.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        plan: Plan,
+        closure: Closure,
+        rehearsal: Option<Arc<Rehearsal>>,
+        choice: Arc<BlockChoice>,
+        foresight: Option<Arc<dyn Foresight>>,
+        member: Option<&Membership>,
+    ) -> Running {
+        let stage = match closure {
+            Closure::Loss => Stage::Forward,
+            Closure::Backward | Closure::Nothing => Stage::Backward,
+        };
+        let scales = closure == Closure::Backward && plan.scale.is_some();
+        let census = self.census.lock().clone();
+        if let Some(census) = &census {
             // A pass that failed may have left taps behind, and with them owners of values.
             census.take();
         }
-        Running {
-            session: self.clone(),
-            pass,
-        }
-    }
-
-    /// The blocks of a pass of `rank` that is to begin.
-    pub(crate) fn blocks(
-        &self,
-        choice: BlockChoice,
-        rehearsal: Option<&Rehearsal>,
-        rank: usize,
-    ) -> Blocks {
-        let seed = rehearsal.and_then(Rehearsal::block_seed);
-        let seed = seed.map(|seed| of_rank(seed, rank));
-        Blocks::new(choice, self.learned.clone(), self.seeds.clone(), seed)
+        let pass = Arc::new(Pass {
+            plan,
+            graph: Arc::default(),
+            stage: Mutex::new(stage),
+            closure,
+            thread: OnceLock::new(),
+            scaled: scales.then(AtomicBool::default),
+            hooks: AtomicUsize::new(0),
+            rehearsal,
+            among: member.and_then(AmongRanks::of),
+            blocks: OnceLock::new(),
+            choice,
+            foresight,
+            seeds: self.seeds.clone(),
+            learned: self.learned.clone(),
+            census,
+            is_recorded: memory::is_recording(),
+        });
+        *self.pass.lock() = Some(pass.clone());
+        let session = self.clone();
+        Running { session, pass }
     }
 
     /// The seed for a step on `device`.
@@ -85,39 +105,20 @@ impl Session {
         self.update.lock()
     }
 
-    /// The clock tick of the given index.
-    pub(crate) fn tick(
-        &self,
-        index: usize,
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-    ) -> DispatchTensor {
-        self.with_clock(device, strategy, |clock| clock.tick(index))
-    }
-
-    /// A tracked tensor that is deeper than the ticks of so many reads.
-    pub(crate) fn below(
-        &self,
-        reads: usize,
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-    ) -> DispatchTensor {
-        self.with_clock(device, strategy, |clock| clock.below(reads))
-    }
-
-    fn with_clock<R>(
+    /// The clock of this device and strategy.
+    pub(crate) fn clock(
         &self,
         device: &Device,
         strategy: GradientCheckpointingStrategy,
-        ask: impl FnOnce(&mut Clock) -> R,
-    ) -> R {
-        let mut clocks = self.clocks.lock();
-        let fitting = clocks.iter().position(|clock| clock.fits(device, strategy));
-        let clock = fitting.unwrap_or_else(|| {
-            clocks.push(Clock::new(device, strategy));
-            clocks.len() - 1
-        });
-        ask(&mut clocks[clock])
+    ) -> MappedMutexGuard<'_, Clock> {
+        MutexGuard::map(self.clocks.lock(), |clocks| {
+            let fitting = clocks.iter().position(|clock| clock.fits(device, strategy));
+            let clock = fitting.unwrap_or_else(|| {
+                clocks.push(Clock::new(device, strategy));
+                clocks.len() - 1
+            });
+            &mut clocks[clock]
+        })
     }
 
     pub(crate) fn set_census(&self, census: Option<Arc<Census>>) {
@@ -145,10 +146,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         // Blocks leave the generators with a seed, but not those of others who keep the turn. Without blocks nobody waits for it:
         // a pass that is refused in the closure of another would wait for that one.
-        if self.pass.blocks.have_drawn()
-            && let Ok(_turn) = self.pass.try_take_turn()
+        let among = self.pass.among.as_ref();
+        if let Some(blocks) = self.pass.blocks.get()
+            && blocks.have_drawn()
+            && let Ok(_turn) = among.map(AmongRanks::take_turn).transpose()
         {
-            self.pass.blocks.end();
+            blocks.end();
         }
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;

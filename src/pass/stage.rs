@@ -66,7 +66,7 @@ impl Stage {
 
 impl Failure {
     /// Goes on with it.
-    pub(super) fn go_on(self) -> Result<(), FusedError> {
+    pub(crate) fn go_on(self) -> Result<(), FusedError> {
         match self {
             Self::Error(error) => Err(error),
             Self::Panic(panic) => panic.resume(),

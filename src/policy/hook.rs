@@ -164,15 +164,11 @@ impl Form {
 
 /// Hooks one after the other, each for its parameter group.
 #[derive(Clone, Default)]
-pub(crate) struct Hooks(Vec<(ParamGroup, Arc<dyn AnyHook>)>);
+pub(crate) struct Hooks(pub(super) Vec<(ParamGroup, Arc<dyn AnyHook>)>);
 
 impl Hooks {
     pub(crate) fn push(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
         self.0.push((group, hook));
-    }
-
-    pub(crate) fn extend(&mut self, others: &Self) {
-        self.0.extend(others.0.iter().cloned());
     }
 
     /// The gradient after all hooks; none if one of them vetoed.

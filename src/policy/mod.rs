@@ -5,18 +5,18 @@
 //! ([`update`]). [`plan`] puts a pass together from the policies of the optimizer.
 
 mod accumulation;
+mod adaptive;
 mod addressed;
 mod anomaly;
 mod clip;
 mod compare;
 mod departed;
-mod goal;
 mod hook;
 mod keeper;
 mod measure;
 mod norm;
 mod plan;
-mod scale;
+mod policies;
 mod scaling;
 mod state;
 mod states;
@@ -24,16 +24,16 @@ mod statistics;
 mod update;
 
 pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
+pub(crate) use adaptive::Adaptive;
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;
-pub(crate) use goal::Goal;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average};
 pub(crate) use measure::is_finite;
 pub(crate) use norm::Squares;
-pub(crate) use plan::{Plan, Policies};
-pub(crate) use scaling::LossScaler;
+pub(crate) use plan::{Goal, Plan};
+pub(crate) use policies::Policies;
 pub use scaling::{LossScalingConfig, Overflow};
 pub use statistics::{GradientStatistic, GradientStatistics};
 pub(crate) use update::Update;

@@ -2,18 +2,19 @@ use std::sync::Arc;
 
 use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::Device;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 /// What the policies learn from one step for the next. All handles share it, so that a record shows
 /// it as it is.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PolicyState(Arc<Mutex<Learned>>);
 
+/// What they have learned so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct Learned {
-    loss_scale: Option<LossScale>,
+pub(super) struct Learned {
+    pub(super) loss_scale: Option<LossScale>,
     /// The global norm of the last update's gradients.
-    gradient_norm: Option<f64>,
+    pub(super) gradient_norm: Option<f64>,
 }
 
 /// The scale of the loss.
@@ -25,20 +26,8 @@ pub(super) struct LossScale {
 }
 
 impl PolicyState {
-    pub(super) fn loss_scale(&self) -> Option<LossScale> {
-        self.0.lock().loss_scale
-    }
-
-    pub(super) fn set_loss_scale(&self, scale: Option<LossScale>) {
-        self.0.lock().loss_scale = scale;
-    }
-
-    pub(super) fn gradient_norm(&self) -> Option<f64> {
-        self.0.lock().gradient_norm
-    }
-
-    pub(super) fn set_gradient_norm(&self, norm: Option<f64>) {
-        self.0.lock().gradient_norm = norm;
+    pub(super) fn lock(&self) -> MutexGuard<'_, Learned> {
+        self.0.lock()
     }
 
     /// A state of its own that is the same now.

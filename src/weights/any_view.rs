@@ -13,6 +13,7 @@ use super::stage::Stage;
 use super::terms::Terms;
 use super::view::View;
 use crate::device::Written;
+use crate::layout::Holding;
 use crate::parameters::AnyTensor;
 use crate::pass::Pass;
 
@@ -69,13 +70,25 @@ impl<const D: usize> AnyView for View<D> {
     }
 
     fn flush(&self, pass: &Arc<Pass>) {
-        View::flush(self, pass);
+        let arrived = match &mut self.state.lock().stage {
+            Stage::Answered { .. } => return,
+            // A use that the loss does not depend on.
+            Stage::Expecting(expecting) => {
+                expecting.tapped = None;
+                expecting.partial.take()
+            }
+            Stage::Unread => None,
+        };
+        match arrived {
+            Some(partial) => self.complete(pass, partial.whole()),
+            None => self.answer(pass, None),
+        }
     }
 
     fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         match gradients.remove::<D>(self.terms.id) {
             Some(gradient) => self.complete(pass, gradient),
-            None => View::flush(self, pass),
+            None => AnyView::flush(self, pass),
         }
     }
 
@@ -97,11 +110,16 @@ impl<const D: usize> AnyView for View<D> {
     }
 
     fn end(&self, well: bool) -> ParameterReport {
-        View::let_go(self);
+        let shares = self.terms.holding == Holding::Shared;
+        if !shares {
+            View::let_go(self);
+        }
         let stage = std::mem::take(&mut self.state.lock().stage);
         let mut report = self.home.commit(well);
         report.received |= matches!(stage, Stage::Answered { received: true });
-        self.refresh_copy();
+        if !shares {
+            self.refresh_copy();
+        }
         report
     }
 

@@ -8,6 +8,7 @@ use super::stage::Stage;
 use super::view::View;
 use crate::device;
 use crate::error::FusedError;
+use crate::layout::Holding;
 use crate::memory::{self, Category};
 use crate::pass::{self, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
@@ -26,8 +27,8 @@ pub(super) struct Arrival<const D: usize> {
 
 impl<const D: usize> GradientSink for Arrival<D> {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
-        let path = self.view.path();
-        match *self.pass.stage() {
+        let path = &self.view.terms.path;
+        match *self.pass.stage.lock() {
             pass::Stage::Backward | pass::Stage::Failed(_) => {}
             pass::Stage::Forward => panic!(
                 "backward was called inside the forward closure of a fused step: return the loss \
@@ -38,9 +39,13 @@ impl<const D: usize> GradientSink for Arrival<D> {
                  was carried out of its closure with its graph. Detach it"
             ),
         }
-        self.pass.end_turn();
+        if let Some(among) = &self.pass.among {
+            among.end_turn();
+        }
         let gradient = Tensor::<D>::from_dispatch(gradient);
-        memory::show(Category::Gradient, &gradient);
+        if self.pass.is_recorded {
+            memory::show(Category::Gradient, &gradient);
+        }
         self.owed.settle();
         let arrive = || self.view.arrive(&self.pass, gradient);
         self.pass.guarded(arrive);
@@ -57,23 +62,29 @@ impl<const D: usize> View<D> {
         };
         // The tap is a second handle to the value.
         expecting.tapped = None;
-        let partial = match expecting.partial.take() {
-            Some(partial) => partial.with(gradient, pass.plan.accumulation),
-            None => PartialSum::of(gradient),
+        let is_settled = expecting.debt.is_settled();
+        let gradient = match expecting.partial.take() {
+            None if is_settled => gradient,
+            partial => {
+                let partial = match partial {
+                    Some(partial) => partial.with(gradient, pass.plan.accumulation),
+                    None => PartialSum::of(gradient),
+                };
+                if !is_settled {
+                    expecting.partial = Some(Box::new(partial));
+                    return;
+                }
+                partial.whole()
+            }
         };
-        if !expecting.debt.is_settled() {
-            expecting.partial = Some(Box::new(partial));
-            return;
-        }
         state.stage = Stage::Answered { received: true };
         drop(state);
-        let gradient = partial.whole();
         if !pass.admits() {
             return;
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
-        let placement = self.terms.layout.placement();
-        let queue = placement.filter(|p| !p.config.states_wait() && !memory::is_recording());
+        let placement = self.terms.placement.as_ref();
+        let queue = placement.filter(|p| !p.config.states_wait() && !pass.is_recorded);
         match queue {
             None => self.give(pass, gradient),
             Some(placement) => {
@@ -86,23 +97,8 @@ impl<const D: usize> View<D> {
                 });
             }
         }
-        self.wait_for_others(pass);
-    }
-
-    /// Uses what has come and what was accumulated, as far as the backward pass has not.
-    pub(super) fn flush(&self, pass: &Arc<Pass>) {
-        let arrived = match &mut self.state.lock().stage {
-            Stage::Answered { .. } => return,
-            // A use that the loss does not depend on.
-            Stage::Expecting(expecting) => {
-                expecting.tapped = None;
-                expecting.partial.take()
-            }
-            Stage::Unread => None,
-        };
-        match arrived {
-            Some(partial) => self.complete(pass, partial.whole()),
-            None => self.answer(pass, None),
+        if let Some(member) = &self.terms.rank {
+            self.wait_for_others(pass, member);
         }
     }
 
@@ -111,23 +107,38 @@ impl<const D: usize> View<D> {
         self.state.lock().stage = Stage::Answered { received: true };
         if pass.admits() {
             self.give(pass, gradient);
-            self.wait_for_others(pass);
+            if let Some(member) = &self.terms.rank {
+                self.wait_for_others(pass, member);
+            }
         }
     }
 
-    /// Gives a gradient home, if its device has computed it.
+    /// Gives a gradient home, if its device has computed it: the first of the parameter is asked for, since most kernels are
+    /// launched for the first time then, and one that fails would spoil whatever is written with its result. With offload
+    /// each is, since memory is short there: what waits on the host is read anyway.
     fn give(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
-        memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
-        match self.prove(&gradient) {
-            Ok(()) => self.answer(pass, Some(gradient)),
-            Err(error) => pass.stop(error),
+        if pass.is_recorded {
+            memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
         }
+        let is_proven = self.state.lock().proven && self.terms.placement.is_none();
+        if !is_proven {
+            if let Err(reason) = device::check_written(&gradient) {
+                let path = self.path().to_string();
+                return pass.stop(FusedError::GradientNotComputed { path, reason });
+            }
+            self.state.lock().proven = true;
+        }
+        self.answer(pass, Some(gradient));
     }
 
     /// Tells the home what this rank has of the gradient. The last rank to do so has the home use the sum.
-    fn answer(&self, pass: &Arc<Pass>, gradient: Option<Tensor<D>>) {
+    pub(super) fn answer(&self, pass: &Arc<Pass>, gradient: Option<Tensor<D>>) {
         let home = &self.home;
-        let ranks = self.terms.layout.among_others();
+        let ranks = self.terms.rank.as_ref();
+        // Where the home is what this rank computes with, the gradient is there.
+        if ranks.is_none() && self.terms.holding == Holding::Shared {
+            return home.use_gradients(pass, gradient.into_iter().collect());
+        }
         if gradient.is_none() && ranks.is_some() {
             if !pass.admits() {
                 return;
@@ -193,15 +204,10 @@ impl<const D: usize> View<D> {
     }
 
     /// This rank has sent a gradient more: waits while it is too far ahead of the others.
-    fn wait_for_others(&self, pass: &Arc<Pass>) {
-        let Some(member) = self
-            .terms
-            .layout
-            .among_others()
-            .filter(|_| !pass.is_stopped())
-        else {
+    fn wait_for_others(&self, pass: &Arc<Pass>, member: &Membership) {
+        if pass.is_stopped() {
             return;
-        };
+        }
         let device = member.device();
         let waits = member
             .group
@@ -216,20 +222,5 @@ impl<const D: usize> View<D> {
                  every rank a tensor of its own",
             );
         }
-    }
-
-    /// Refuses the first gradient of the parameter if the device has not computed it: most kernels are launched
-    /// for the first time then, and one that fails would spoil whatever is written with its result. With offload each
-    /// is asked for, since memory is short there: what waits on the host is read anyway.
-    fn prove(&self, gradient: &Tensor<D>) -> Result<(), FusedError> {
-        if self.state.lock().proven && self.terms.layout.placement().is_none() {
-            return Ok(());
-        }
-        device::check_written(gradient).map_err(|reason| FusedError::GradientNotComputed {
-            path: self.path().to_string(),
-            reason,
-        })?;
-        self.state.lock().proven = true;
-        Ok(())
     }
 }

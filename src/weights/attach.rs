@@ -137,7 +137,12 @@ impl ModuleMapper for Emptying<'_> {
         let (id, value, mapper) = param.consume();
         let view = self.view(id, entry, value.inner(), strategy);
         let Terms { dtype, device, .. } = &view.terms;
-        let below = || self.attach.session.below(self.reads, device, strategy);
+        let below = || {
+            self.attach
+                .session
+                .clock(device, strategy)
+                .below(self.reads)
+        };
         let Entry { path, shape, .. } = entry;
         let placeholder = placeholder(path, shape, *dtype, device, strategy, below);
         self.views.add(id, Arc::new(view));

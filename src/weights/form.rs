@@ -23,9 +23,11 @@ pub(crate) struct FusedForm<M> {
     pub(crate) module: M,
     /// The ordinary module, with placeholders for the trainable values.
     hollow: M,
-    inventory: Inventory,
-    views: Arc<Views>,
-    layout: Arc<Layout>,
+    pub(crate) inventory: Inventory,
+    pub(crate) views: Arc<Views>,
+    pub(crate) layout: Arc<Layout>,
+    /// Whether copies come and go with the runs of blocks.
+    pub(crate) brings: bool,
     /// The frozen parameters that wait on the host, and whether each carries an adapter.
     frozen: HashMap<ParamId, bool>,
     /// Of the last pass with blocks.
@@ -34,7 +36,7 @@ pub(crate) struct FusedForm<M> {
 
 /// `module` without the values of the parameters that are ordinary leaves.
 fn without_leaves<M: Module>(module: M, views: &Views) -> M {
-    match views.leaves() {
+    match &views.leaves[..] {
         [] => module,
         leaves => taken(module, |id| leaves.contains(&id), |device| device).0,
     }
@@ -113,6 +115,7 @@ impl<M: Module> FusedForm<M> {
             hollow,
             inventory,
             views: Arc::new(views),
+            brings: layout.brings(),
             layout,
             frozen,
             course: None,
@@ -202,7 +205,7 @@ impl<M: Module> FusedForm<M> {
 
     /// Gives its leaves the values that their homes have now.
     pub(crate) fn renew_leaves(&mut self) {
-        let leaves = self.views.leaves();
+        let leaves = &self.views.leaves;
         if leaves.is_empty() {
             return;
         }
@@ -213,15 +216,15 @@ impl<M: Module> FusedForm<M> {
         );
     }
 
-    /// What sees to the copies that blocks read, if some come and go.
-    pub(crate) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
-        if !self.layout.brings() {
-            return None;
-        }
+    /// What sees to the copies that blocks read.
+    pub(crate) fn foresight(&self) -> Arc<dyn Foresight> {
         let placement = self.layout.placement_of_blocks();
         let course = self.course.clone().unwrap_or_default();
-        let ahead = FetchAhead::new(self.views.clone(), placement.cloned(), course);
-        Some(Arc::new(ahead))
+        Arc::new(FetchAhead::new(
+            self.views.clone(),
+            placement.cloned(),
+            course,
+        ))
     }
 
     /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.
@@ -242,23 +245,6 @@ impl<M: Module> FusedForm<M> {
     #[cfg(feature = "train")]
     pub(crate) fn hollow(&self) -> M {
         self.hollow.clone()
-    }
-
-    pub(crate) fn layout(&self) -> &Arc<Layout> {
-        &self.layout
-    }
-
-    pub(crate) fn inventory(&self) -> &Inventory {
-        &self.inventory
-    }
-
-    pub(crate) fn views(&self) -> &Arc<Views> {
-        &self.views
-    }
-
-    /// The number of parameters in training.
-    pub(crate) fn trained(&self) -> usize {
-        self.views.len()
     }
 
     /// The paths of the parameters in training.

@@ -120,7 +120,8 @@ impl<const D: usize> Home<D> {
     ///
     /// If it is gone.
     pub(super) fn value(&self) -> Tensor<D> {
-        self.find().unwrap_or_else(|| panic!("{}", self.is_gone()))
+        let value = self.state.lock().value.clone();
+        value.unwrap_or_else(|| panic!("{}", self.is_gone()))
     }
 
     /// Why there is no value.

@@ -8,7 +8,8 @@ use super::arrival::Arrival;
 use super::frozen::refuse_outside_of_a_block;
 use super::stage;
 use super::view::{Keeps, View};
-use crate::pass::{Graph, Pass, Place, Scope, Stage};
+use crate::layout::Holding;
+use crate::pass::{Blocks, Graph, Pass, Place, Scope, Stage};
 use crate::policy::Goal;
 use crate::tap::tap;
 
@@ -22,7 +23,7 @@ impl<const D: usize> View<D> {
             pass.is_some_and(|pass| pass.plan.goal == Goal::Update)
         };
         let has_answered = matches!(state.stage, stage::Stage::Answered { .. });
-        if has_answered && self.terms.layout.among_others().is_some() && may_change() {
+        if has_answered && self.terms.rank.is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
@@ -43,7 +44,9 @@ impl<const D: usize> View<D> {
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self) -> Tensor<D> {
-        self.check_base();
+        if let Some(base) = &self.terms.waiting_base {
+            refuse_outside_of_a_block(base);
+        }
         if let Some(scope) = Scope::current()
             && let Place::Unrecorded(readers) = &scope.place
             && self
@@ -75,15 +78,21 @@ impl<const D: usize> View<D> {
                 self.path()
             )
         });
-        pass.show_life();
+        if let Some(among) = &pass.among {
+            among.show_life();
+        }
         let place = self.place(&pass);
         match &place {
             Place::Recorded(graph) => {
-                self.check_base();
-                self.have_brought(Some(graph));
+                if let Some(base) = &self.terms.waiting_base {
+                    refuse_outside_of_a_block(base);
+                }
+                if self.terms.waits {
+                    self.have_brought(Some(graph));
+                }
             }
-            Place::Unrecorded(_) => self.have_brought(None),
-            Place::Hook(_) => {}
+            Place::Unrecorded(_) if self.terms.waits => self.have_brought(None),
+            Place::Unrecorded(_) | Place::Hook(_) => {}
         }
         match place {
             Place::Recorded(graph) => self.tapped(&pass, &graph),
@@ -93,7 +102,7 @@ impl<const D: usize> View<D> {
                 drop(state);
                 drop(self.terms.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
-                pass.blocks.sweep(&self.terms.device);
+                pass.blocks().sweep(&self.terms.device);
                 self.constant_of(self.plain(Keeps::ForRun))
             }
             Place::Hook(called_for) => panic!(
@@ -106,33 +115,26 @@ impl<const D: usize> View<D> {
         }
     }
 
-    /// As [`refuse_outside_of_a_block`], if this adapts a base that waits.
-    fn check_base(&self) {
-        if let Some(base) = &self.terms.waiting_base {
-            refuse_outside_of_a_block(base);
-        }
-    }
-
     fn place(&self, pass: &Arc<Pass>) -> Place {
         let current = Scope::current();
-        if let (Some(scope), Some(member)) = (&current, self.terms.layout.member())
-            && let Some(other) = &scope.pass.membership
-            && Arc::ptr_eq(&other.group, &member.group)
-            && other.rank != member.rank
+        if let (Some(scope), Some(member)) = (&current, &self.terms.rank)
+            && let Some(among) = &scope.pass.among
+            && Arc::ptr_eq(&among.member.group, &member.group)
+            && among.member.rank != member.rank
         {
             panic!(
                 "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
                  and a hook with what it is given",
                 self.path(),
                 member.rank,
-                other.rank
+                among.member.rank
             );
         }
         let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));
         match here {
             Some(scope) => scope.place,
             None if pass.is_in_hook() => Place::Hook("another".into()),
-            None if pass.blocks.is_running() => panic!(
+            None if pass.blocks.get().is_some_and(Blocks::is_running) => panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",
                 self.path()
@@ -149,26 +151,34 @@ impl<const D: usize> View<D> {
         {
             return tapped.clone();
         }
-        if let Stage::Over = *pass.stage() {
+        if let Stage::Over = *pass.stage.lock() {
             panic!(
                 "parameter `{}` was read after the step it belongs to",
                 self.path()
             );
         }
-        if Arc::ptr_eq(graph, &pass.graph) {
+        if self.terms.waits && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
-        let value = self.here(&mut state, Keeps::Nothing);
+        let value = match self.terms.holding {
+            Holding::Shared => self.home.value(),
+            _ => self.here(&mut state, Keeps::Nothing),
+        };
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
-        let tick = self.session.tick(read, &value.device(), self.home.strategy);
+        let mut clock = self.session.clock(&value.device(), self.home.strategy);
+        let tick = clock.tick(read);
+        drop(clock);
         let arrival = Arrival {
             view: self.clone(),
             pass: pass.clone(),
             owed,
-            _gathered: self.terms.count_gathered(),
+            _gathered: match &self.terms.rank {
+                Some(_) => self.terms.count_gathered(),
+                None => None,
+            },
         };
-        let census = self.session.census();
+        let census = pass.census.clone();
         let tapped = tap(value, self.home.strategy, tick, Arc::new(arrival), census);
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped

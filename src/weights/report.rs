@@ -13,13 +13,11 @@ pub(crate) struct ParameterReport {
 }
 
 impl ParameterReport {
-    /// What happened to it on two ranks together.
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            received: self.received || other.received,
-            updated: self.updated || other.updated,
-            copied: self.copied.or(other.copied),
-            vetoed: self.vetoed || other.vetoed,
-        }
+    /// What happened to it on another rank, too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.received |= other.received;
+        self.updated |= other.updated;
+        self.copied = self.copied.or(other.copied);
+        self.vetoed |= other.vetoed;
     }
 }

@@ -41,7 +41,7 @@ pub(super) enum Stage<const D: usize> {
 }
 
 /// A gradient that is not complete.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Expecting<const D: usize> {
     /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
     pub(super) tapped: Option<(Arc<Graph>, Tensor<D>)>,
@@ -56,16 +56,6 @@ impl<const D: usize> Expecting<D> {
     pub(super) fn is_tapped_in(&self, graph: &Arc<Graph>) -> bool {
         let tapped = self.tapped.as_ref();
         tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
-    }
-}
-
-impl<const D: usize> Default for Expecting<D> {
-    fn default() -> Self {
-        Self {
-            tapped: None,
-            debt: Debt::default(),
-            partial: None,
-        }
     }
 }
 

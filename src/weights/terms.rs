@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device};
 
 use super::home::Home;
 use crate::layout::{Holding, Layout};
-use crate::replica::Hold;
+use crate::offload::Placement;
+use crate::replica::{Hold, Membership};
 
 /// On which terms a rank has a parameter, whatever the rank of its tensor.
 #[derive(Debug)]
@@ -27,7 +28,11 @@ pub(crate) struct Terms {
     /// The path of the frozen parameter that this one adapts, if that waits on the host.
     pub(super) waiting_base: Option<Arc<str>>,
     /// What the layout gives it.
-    holding: Holding,
+    pub(super) holding: Holding,
+    /// Which of several ranks it is that of.
+    pub(super) rank: Option<Membership>,
+    /// If something waits on the host.
+    pub(super) placement: Option<Arc<Placement>>,
     /// Whether a copy that would come for a read stays from now on.
     stays: AtomicBool,
 }
@@ -49,6 +54,8 @@ impl Terms {
             device,
             waits: home.site().is_host,
             is_leaf: false,
+            rank: layout.among_others().cloned(),
+            placement: layout.placement().cloned(),
             waiting_base: None,
             layout,
             stays: AtomicBool::new(false),
@@ -115,7 +122,7 @@ impl Terms {
 
     /// Counts the value as held by this rank, if it is gathered from its owner for every read.
     pub(super) fn count_gathered(&self) -> Option<Hold> {
-        let member = self.layout.among_others()?;
+        let member = self.rank.as_ref()?;
         let hold = || member.group.ledger.hold(member.rank, self.bytes());
         (!self.layout.replicates(self.id)).then(hold)
     }

@@ -51,7 +51,12 @@ impl<const D: usize> Home<D> {
             _ => first,
         };
         let sum = gradients.fold(first, policy::add);
-        self.spend(pass, in_type(sum, self.dtype));
+        let sum = if sum.dtype() == self.dtype {
+            sum
+        } else {
+            in_type(sum, self.dtype)
+        };
+        self.spend(pass, sum);
     }
 
     /// Uses what was accumulated for a parameter that has no gradient in this pass.
@@ -99,13 +104,15 @@ impl<const D: usize> Home<D> {
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
     fn spend(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
-        // Nothing is locked that a hook could wait for.
-        let value = self.value();
-        let called = pass.call_hook(&self.path, || {
-            let hooks = &pass.plan.hooks;
-            hooks.call(&self.path, self.id, &value, gradient)
-        });
-        drop(value);
+        let called = match &pass.plan.hooks {
+            None => Ok(Some(gradient)),
+            Some(hooks) => {
+                // Nothing is locked that a hook could wait for.
+                let value = self.value();
+                let call = || hooks.call(&self.path, self.id, &value, gradient);
+                pass.call_hooks(&self.path, call)
+            }
+        };
         match called {
             Ok(Some(gradient)) if pass.plan.goal == Goal::Update => self.step(pass, gradient),
             Ok(Some(_measured)) => self.end_with(Outcome::Measured),
@@ -128,7 +135,9 @@ impl<const D: usize> Home<D> {
         let value = state.value.take();
         let value = value.unwrap_or_else(|| panic!("{}", self.is_gone()));
         let (value, copied) = self.tell_copy(value);
-        memory::enter_update(&self.path);
+        if pass.is_recorded {
+            memory::enter_update(&self.path);
+        }
         let more_to_come = pass.plan.goes_on;
         let averaging = state.averaging.as_ref().filter(|_| !more_to_come);
         let stepped = session.update().step_averaging(
@@ -139,10 +148,12 @@ impl<const D: usize> Home<D> {
             more_to_come,
             averaging,
         );
-        if let Some(value) = &stepped.value {
-            memory::show(Category::Parameter, value);
+        if pass.is_recorded {
+            if let Some(value) = &stepped.value {
+                memory::show(Category::Parameter, value);
+            }
+            memory::enter(memory::Phase::Backward);
         }
-        memory::enter(memory::Phase::Backward);
         state.value = stepped.value;
         match (&stepped.result, more_to_come) {
             (Ok(()), true) => state.outcome = Some(Outcome::Began),

@@ -16,7 +16,7 @@ use crate::pass::{Course, Pass};
 pub(crate) struct Views {
     of: HashMap<ParamId, Arc<dyn AnyView>>,
     /// The parameters that are ordinary leaves, in module order.
-    leaves: Vec<ParamId>,
+    pub(crate) leaves: Vec<ParamId>,
 }
 
 impl Views {
@@ -39,7 +39,7 @@ impl Views {
         self.of.values()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.of.len()
     }
 
@@ -61,11 +61,6 @@ impl Views {
     pub(super) fn of_rank<const D: usize>(&self, id: ParamId) -> Arc<View<D>> {
         let view = self.get(id).clone().into_any().downcast::<View<D>>();
         view.expect("a parameter has the same rank everywhere")
-    }
-
-    /// The parameters that are ordinary leaves, in module order.
-    pub(crate) fn leaves(&self) -> &[ParamId] {
-        &self.leaves
     }
 
     /// The views of the others.
@@ -107,7 +102,11 @@ impl Views {
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
-        self.released().for_each(|view| view.flush(pass));
+        for (id, view) in &self.of {
+            if !self.leaves.contains(id) {
+                view.flush(pass);
+            }
+        }
     }
 
     /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.

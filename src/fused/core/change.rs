@@ -79,7 +79,7 @@ impl<M: Module> Core<M> {
             Some(devices) => self.shared(devices, &config)?,
         };
         if let Some((ranks, statistics)) = changed {
-            let sums = !policies.in_state() && self.has_accumulated();
+            let sums = !policies.in_state && self.has_accumulated();
             let views = self.ranks.views().clone();
             self.go_on_with(ranks);
             statistics.forget(Reads::InTime);
@@ -101,7 +101,7 @@ impl<M: Module> Core<M> {
     fn configured(&self, config: &FusedConfig) -> Result<Policies, FusedError> {
         let policies = config.policies(&self.policies)?;
         // What is in the state of the optimizer was freed from its scale.
-        let sums = !self.policies.in_state() && self.has_accumulated();
+        let sums = !self.policies.in_state && self.has_accumulated();
         if sums && !self.policies.scales_as(&policies) {
             return Err(FusedError::Combination {
                 reason: "the accumulated gradients have the scale of the loss under which they came, and can't be used under \
@@ -121,6 +121,7 @@ impl<M: Module> Core<M> {
         let mut update = ranks.session().update();
         update.change(|optimizer| kept.go_on_with(policies, optimizer));
         drop(update);
+        self.choice = Arc::new(config.gradient_checkpointing.choice());
         self.config = config;
         self.restore_kept();
         self.average();
@@ -133,7 +134,7 @@ impl<M: Module> Core<M> {
         device: Option<&Device>,
     ) -> Result<Option<Changed<M>>, FusedError> {
         let form = self.ranks.form();
-        let before = form.layout();
+        let before = &form.layout;
         let here = before
             .device()
             .cloned()
@@ -182,16 +183,16 @@ impl<M: Module> Core<M> {
     /// Goes on with the ranks of a changed model.
     fn go_on_with(&mut self, ranks: Ranks<M>) {
         let (before, form) = (self.ranks.form(), ranks.form());
-        let gone = before.inventory().gone_from(form.inventory());
-        let is_here = |id| form.inventory().get(id).is_some();
+        let gone = before.inventory.gone_from(&form.inventory);
+        let is_here = |id| form.inventory.get(id).is_some();
         let averages = gone.iter().map(|id| average_id(*id));
         let departing = gone.iter().copied().chain(averages).collect();
         let through_a_record = ranks.session().update().depart(departing, is_here);
         if !through_a_record {
-            form.views().copy_groups(before.views());
+            form.views.copy_groups(&before.views);
         }
-        form.views()
-            .copy_averages(before.views(), |id| gone.contains(&id));
+        form.views
+            .copy_averages(&before.views, |id| gone.contains(&id));
         self.ranks = ranks;
         if through_a_record {
             let mut update = self.ranks.session().update();
@@ -214,12 +215,13 @@ impl<M: Module> Core<M> {
     pub(in crate::fused) fn again(&self) -> Result<Self, FusedError> {
         let session = Arc::new(Session::new(self.ranks.session().update().again()));
         session.set_census(self.ranks.session().census().map(|_| Arc::default()));
-        let layout = self.ranks.form().layout().again()?;
+        let layout = self.ranks.form().layout.again()?;
         let ranks = Ranks::alone(self.model(), &session, Arc::new(layout))?;
         let mut core = Self {
             ranks,
             policies: self.policies.split(),
             config: self.config.clone(),
+            choice: self.choice.clone(),
             reports: self.reports.clone(),
             statistics: self.statistics.split(),
             unconfirmed: Default::default(),

@@ -20,7 +20,7 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::caught;
 use crate::error::FusedError;
-use crate::pass::Session;
+use crate::pass::{BlockChoice, Session};
 use crate::policy::{Policies, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
@@ -36,6 +36,8 @@ pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     pub(super) config: FusedConfig,
+    /// What that says of blocks.
+    choice: Arc<BlockChoice>,
     reports: Reports,
     /// If they are averaged.
     statistics: AveragedStatistics,
@@ -93,6 +95,7 @@ impl<M: Module> Core<M> {
             ranks,
             policies,
             config: FusedConfig::default(),
+            choice: Arc::default(),
             reports: Reports::default(),
             statistics: AveragedStatistics::default(),
             unconfirmed: Unconfirmed::default(),
@@ -141,7 +144,7 @@ impl<M: Module> Core<M> {
 
     /// The number of parameters with this role, and of elements in them.
     pub(super) fn count(&self, role: Role) -> (usize, usize) {
-        self.ranks.form().inventory().count(role)
+        self.ranks.form().inventory.count(role)
     }
 
     pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
@@ -153,7 +156,7 @@ impl<M: Module> Core<M> {
 
     /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.
     pub(crate) fn is_read_late(&self) -> bool {
-        self.ranks.are_read_late()
+        self.ranks.read_late
     }
 
     /// The model, every parameter where it rests: what is on a CubeCL device is read when the record is saved, which has to
@@ -259,7 +262,7 @@ impl<M: Module> Core<M> {
     }
 
     fn restore_averages(&self) {
-        if self.policies.averages() {
+        if self.policies.averages {
             self.ranks.session().update().change(|mut optimizer| {
                 let homes = self.ranks.views().homes();
                 homes.for_each(|home| home.keep_average(&mut optimizer));

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::config::FusedConfig;
-use crate::device::{check_connected, hand_over, is_cubecl};
+use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::parameters::with_own_statistics;
@@ -27,6 +27,12 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) named: Option<Vec<Device>>,
     /// Where they compute.
     pub(in crate::fused) devices: Vec<Device>,
+    /// Whether what leaves these is read when somebody looks, and shows what was written in place by then.
+    pub(in crate::fused) read_late: bool,
+    /// Whether one of these is behind a server.
+    pub(in crate::fused) remote: bool,
+    /// How several share the model.
+    pub(in crate::fused) group: Option<Arc<Group>>,
     /// What every one of several has of its own.
     pub(in crate::fused) statistics: RunningStatistics,
 }
@@ -39,11 +45,14 @@ impl<M: Module> Ranks<M> {
         layout: Arc<Layout>,
     ) -> Result<Self, FusedError> {
         let form = FusedForm::new(model, session, layout)?;
-        let session = session.clone();
+        let (session, devices) = (session.clone(), form.module.devices());
         Ok(Self {
-            devices: form.module.devices(),
+            read_late: devices.iter().any(is_cubecl),
+            remote: devices.iter().any(is_remote),
+            devices,
             all: vec![Rank { form, session }],
             named: None,
+            group: None,
             statistics: RunningStatistics::default(),
         })
     }
@@ -107,7 +116,10 @@ impl<M: Module> Ranks<M> {
         Ok(Self {
             all,
             named: Some(devices),
+            read_late: group.devices().iter().any(is_cubecl),
+            remote: group.devices().iter().any(is_remote),
             devices: group.devices().to_vec(),
+            group: Some(group),
             statistics: other.unwrap_or_default(),
         })
     }
@@ -119,7 +131,7 @@ impl<M: Module> Ranks<M> {
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
         match &self.named {
-            None => Self::alone(model, self.session(), self.form().layout().clone()),
+            None => Self::alone(model, self.session(), self.form().layout.clone()),
             Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }
     }
@@ -136,21 +148,11 @@ impl<M: Module> Ranks<M> {
 
     /// What the first has of the parameters.
     pub(in crate::fused) fn views(&self) -> &Arc<Views> {
-        self.form().views()
+        &self.form().views
     }
 
     /// Where the first computes.
     pub(in crate::fused) fn device(&self) -> Device {
         self.devices.first().cloned().unwrap_or_default()
-    }
-
-    /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.
-    pub(in crate::fused) fn are_read_late(&self) -> bool {
-        self.devices.iter().any(is_cubecl)
-    }
-
-    /// Refuses devices that are lost.
-    pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
-        check_connected(|| self.devices.clone())
     }
 }

@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamId};
 
@@ -10,6 +10,8 @@ use crate::weights::{FusedForm, ParameterReport};
 pub(super) struct Reports {
     /// What the last one did.
     pub(super) last: StepReport,
+    /// Whether a parameter got a gradient in it.
+    pub(super) reached: bool,
     /// The parameters that the log has named for having got no gradient.
     told: HashSet<ParamId>,
 }
@@ -19,13 +21,13 @@ impl Reports {
     pub(super) fn tell<M: Module>(
         &mut self,
         form: &FusedForm<M>,
-        ended: Vec<(ParamId, ParameterReport)>,
+        ended: HashMap<ParamId, ParameterReport>,
         gradients_alive: Option<usize>,
     ) {
         let mut report = StepReport {
             copied: Some(0),
             gradients_alive,
-            without_gradient: form.trained(),
+            without_gradient: form.views.len(),
             ..StepReport::default()
         };
         for (id, of) in ended {
@@ -41,6 +43,7 @@ impl Reports {
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
         }
+        self.reached = report.without_gradient < form.views.len();
         self.last = report;
     }
 }

@@ -8,16 +8,15 @@ use burn::optim::GradientsParams;
 
 use super::ranks::{Rank, Ranks};
 use super::reports::Reports;
-use super::statistics::SharedStatistics;
-use crate::device::{Written, check_written};
+use crate::device::{Written, check_connected, check_written};
 use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::offload::Placement;
-use crate::pass::{BlockChoice, Closure, Pass, Rehearsal, Running, Session};
+use crate::pass::{BlockChoice, Closure, Failure, Pass, Rehearsal, Running, Scope};
 use crate::policy::{Goal, Plan};
-use crate::replica::Membership;
+use crate::replica::{Group, Membership};
 use crate::report::StepReport;
 use crate::weights::{ParameterReport, Views};
 
@@ -29,7 +28,7 @@ pub(super) struct Order<'a> {
     pub(super) rehearsal: Option<Arc<Rehearsal>>,
     /// What the closure of each rank does.
     pub(super) closures: &'a [Closure],
-    pub(super) choice: BlockChoice,
+    pub(super) choice: Arc<BlockChoice>,
 }
 
 /// What the closure of a rank gives, with the gradients of the parameters that are ordinary leaves.
@@ -49,110 +48,105 @@ impl<M: Module> Ranks<M> {
         order: Order<'_>,
         compute: impl FnOnce(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        if self.all.len() == 1 {
-            return self.pass_once(reports, order, compute);
-        }
-        let goal = order.plan.goal;
-        let statistics = SharedStatistics::before(self, order.rehearsal.is_some(), order.closures);
-        let ended = self.pass_once(reports, order, compute);
-        statistics.after(self, goal, ended)
-    }
-
-    fn pass_once<R>(
-        &mut self,
-        reports: &mut Reports,
-        order: Order<'_>,
-        compute: impl FnOnce(Vec<(RankPass, &M)>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
         reports.last = StepReport::default();
         let goal = order.plan.goal;
+        let group = self.group.as_deref();
 
         // Begin.
         let ranks = self.all.iter().zip(order.closures);
         let running: Vec<_> = ranks
             .map(|(rank, closure)| rank.begin(&order, *closure))
             .collect();
-        let mut ending = Ending(&mut self.all);
-        if memory::is_recording() {
-            ending.0[0]
-                .form
-                .views()
-                .homes()
-                .for_each(|home| home.show());
+        let mut ending = Ending {
+            ranks: &mut self.all,
+            is_recorded: running[0].pass.is_recorded,
+        };
+        if ending.is_recorded {
+            let homes = ending.ranks[0].form.views.homes();
+            homes.for_each(|home| home.show());
+            memory::enter(memory::Phase::Forward);
         }
 
         // Forward and backward, and what the backward pass has left.
-        memory::enter(memory::Phase::Forward);
-        let ranks = ending.0.iter().zip(&running);
-        let (output, gradients) =
-            compute(ranks.map(|(rank, running)| rank.part(running)).collect())?;
-        check(&running)?;
-        ending.deliver(goal, &running, gradients);
-        check(&running)?;
+        let ranks = ending.ranks.iter().zip(&running);
+        let ranks = ranks.map(|(rank, running)| rank.part(running, self.read_late));
+        let ranks = ranks.collect();
+        let (output, gradients) = compute(ranks)?;
+        check(&running, group)?;
+        if ending.has_leaves() {
+            ending.deliver(goal, &running, gradients);
+            check(&running, group)?;
+        }
 
         // Commit; whoever has left before has rolled back.
-        let reports_of = ending.well();
+        let ended = ending.well();
         for (rank, running) in self.all.iter_mut().zip(&running) {
-            rank.form.learn_course(running.pass.course());
+            if let Some(blocks) = running.pass.blocks.get() {
+                rank.form.learn_course(blocks.course.lock().clone());
+            }
         }
+        let census = running[0].pass.census.clone();
         drop(running);
-        let census = self.session().census();
-        reports.tell(self.form(), reports_of, census.map(|census| census.take()));
-        // What others have sent a rank since it was through.
-        self.check_connected()?;
-        if goal == Goal::Update {
+        let form = &self.all[0].form;
+        reports.tell(form, ended, census.map(|census| census.take()));
+
+        // What others have sent a rank since it was through, and what the devices say of the update.
+        if self.remote {
+            self.check_connected()?;
+        }
+        if goal == Goal::Update && self.read_late {
             self.check_written()?;
         }
         Ok(output)
     }
 
+    /// Refuses devices that are lost.
+    pub(super) fn check_connected(&self) -> Result<(), FusedError> {
+        check_connected(|| self.devices.clone())
+    }
+
     /// Refuses values that their device has not computed.
     fn check_written(&self) -> Result<(), FusedError> {
         let mut written = Written::new();
-        let views = self.all.iter().flat_map(|rank| rank.form.views().iter());
+        let views = self.all.iter().flat_map(|rank| rank.form.views.iter());
         views.for_each(|view| view.ask_written(&mut written));
         written.answer()
     }
 }
 
 /// Goes on with what has ended a pass, if something has: of several ranks with what was the first.
-fn check(running: &[Running]) -> Result<(), FusedError> {
-    let Some(Membership { group, .. }) = &running[0].pass.membership else {
-        return running[0].pass.check();
-    };
-    let passes = running.iter().map(|running| &running.pass).enumerate();
-    let failures = passes
-        .filter_map(|(rank, pass)| Some((rank, pass.rehearsal.is_some(), pass.take_failure()?)));
-    let first = group.flow.failed();
-    match failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank)) {
-        None => Ok(()),
-        Some((rank, repeated, failure)) => Err(failure.on_rank(rank, group.device(rank), repeated)),
+fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
+    let failures = running.iter().enumerate().filter_map(|(rank, running)| {
+        let failure = running.pass.take_failure()?;
+        Some((rank, running.pass.rehearsal.is_some(), failure))
+    });
+    let first = group.and_then(|group| group.flow.failed());
+    let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
+    match (first, group) {
+        (None, _) => Ok(()),
+        (Some((.., failure)), None) => failure.go_on(),
+        (Some((rank, repeated, failure)), Some(group)) => {
+            Err(failure.on_rank(rank, group.device(rank), repeated))
+        }
     }
 }
 
 impl<M: Module> Rank<M> {
     fn begin(&self, order: &Order<'_>, closure: Closure) -> Running {
-        let layout = self.form.layout();
-        let rehearsal = order.rehearsal.clone();
-        let blocks = self
-            .session
-            .blocks(order.choice.clone(), rehearsal.as_deref(), layout.rank());
-        let pass = Pass::new(
-            order.plan.clone(),
-            blocks,
-            closure,
-            rehearsal,
-            self.form.foresight(),
-        );
-        self.session.begin(pass.of_rank(layout.member()))
+        let (plan, rehearsal) = (order.plan.clone(), order.rehearsal.clone());
+        let choice = order.choice.clone();
+        let foresight = self.form.brings.then(|| self.form.foresight());
+        let member = self.form.layout.member.as_ref();
+        self.session
+            .begin(plan, closure, rehearsal, choice, foresight, member)
     }
 
-    fn part(&self, running: &Running) -> (RankPass, &M) {
+    fn part(&self, running: &Running, read_late: bool) -> (RankPass, &M) {
         let part = RankPass {
             pass: running.pass.clone(),
-            session: self.session.clone(),
-            views: self.form.views().clone(),
-            layout: self.form.layout().clone(),
+            views: self.form.views.clone(),
+            layout: self.form.layout.clone(),
+            read_late,
         };
         (part, &self.form.module)
     }
@@ -162,16 +156,17 @@ impl<M: Module> Rank<M> {
 #[derive(Clone)]
 pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
-    pub(in crate::fused) session: Arc<Session>,
     views: Arc<Views>,
     layout: Arc<Layout>,
+    /// Whether a device that has not computed something says so when it is asked.
+    read_late: bool,
 }
 
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
     pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.placement().map(|placement| InFlight(placement));
-        let _scope = self.pass.enter();
+        let in_flight = self.layout.placement.as_deref().map(InFlight);
+        let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         drop(in_flight);
         self.views.flush(&self.pass);
@@ -191,24 +186,30 @@ impl RankPass {
     ) -> Worked<L> {
         let loss = forward(model);
         // A backward pass inside of the closure has failed in a block, and gone on.
-        self.pass.check()?;
+        self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
         if !loss.has_graph() {
             return Err(FusedError::LossNotTracked);
         }
-        check_written(&loss.numbers()).map_err(|reason| FusedError::LossNotComputed { reason })?;
+        if self.read_late {
+            check_written(&loss.numbers())
+                .map_err(|reason| FusedError::LossNotComputed { reason })?;
+        }
         if let Some(rehearsal) = &self.pass.rehearsal
-            && !rehearsal.agrees(self.layout.rank(), &loss)
+            && !rehearsal.agrees(self.pass.rank(), &loss)
         {
             return Err(FusedError::other_passes());
         }
         self.pass.enter_backward();
-        let begins = self.pass.among_others().map(|Membership { group, rank }| {
+        let begins = self.pass.among.as_ref().map(|among| {
+            let Membership { group, rank } = among.member.clone();
             group.flow.ready(rank);
             Box::new(move || group.flow.begun(rank)) as Told
         });
-        memory::enter(memory::Phase::Backward);
+        if self.pass.is_recorded {
+            memory::enter(memory::Phase::Backward);
+        }
         let (loss, mut gradients) = loss.go_back(self.pass.plan.scale, begins);
-        let gradients = GradientsParams::from_params(&mut gradients, model, self.views.leaves());
+        let gradients = GradientsParams::from_params(&mut gradients, model, &self.views.leaves);
         Ok((loss, gradients))
     }
 }
@@ -224,38 +225,51 @@ impl Drop for InFlight<'_> {
 
 /// A pass under way. When dropped, it ends in every view and home as one that has not ended well, and the leaves of the
 /// modules have the values that their homes have then.
-struct Ending<'a, M: Module>(&'a mut [Rank<M>]);
+struct Ending<'a, M: Module> {
+    ranks: &'a mut [Rank<M>],
+    is_recorded: bool,
+}
 
 impl<M: Module> Ending<'_, M> {
+    fn has_leaves(&self) -> bool {
+        !self.ranks[0].form.views.leaves.is_empty()
+    }
+
     /// Uses the gradients of the parameters that are ordinary leaves, of every rank in its pass.
     fn deliver(&mut self, goal: Goal, running: &[Running], gradients: Vec<GradientsParams>) {
         if goal == Goal::Update {
-            self.0
-                .iter_mut()
-                .for_each(|rank| rank.form.let_go_of_leaves());
+            let ranks = self.ranks.iter_mut();
+            ranks.for_each(|rank| rank.form.let_go_of_leaves());
         }
-        for ((rank, running), gradients) in self.0.iter().zip(running).zip(gradients) {
+        for ((rank, running), gradients) in self.ranks.iter().zip(running).zip(gradients) {
             let pass = &running.pass;
-            pass.guarded_in_queue(|| rank.form.views().deliver(pass, gradients));
+            pass.guarded_in_queue(|| rank.form.views.deliver(pass, gradients));
         }
     }
 
     /// What has happened to each parameter, on all ranks together.
-    fn well(self) -> Vec<(ParamId, ParameterReport)> {
+    fn well(self) -> HashMap<ParamId, ParameterReport> {
         let mut reports = HashMap::<ParamId, ParameterReport>::new();
-        for (id, report) in self.0.iter().flat_map(|rank| rank.form.views().end(true)) {
-            let others = reports.remove(&id).unwrap_or_default();
-            reports.insert(id, others.and(report));
+        for (id, report) in self.ranks.iter().flat_map(|rank| rank.form.views.end(true)) {
+            let others = reports.entry(id);
+            let others = others.and_modify(|others| others.add(&report));
+            others.or_insert(report);
         }
-        reports.into_iter().collect()
+        reports
     }
 }
 
 impl<M: Module> Drop for Ending<'_, M> {
     fn drop(&mut self) {
-        let views = self.0.iter().map(|rank| rank.form.views());
+        let views = self.ranks.iter().map(|rank| &rank.form.views);
         views.for_each(|views| drop(views.end(false)));
-        self.0.iter_mut().for_each(|rank| rank.form.renew_leaves());
-        memory::enter(memory::Phase::Other);
+        if self.has_leaves() {
+            self.ranks
+                .iter_mut()
+                .for_each(|rank| rank.form.renew_leaves());
+        }
+        if self.is_recorded {
+            memory::enter(memory::Phase::Other);
+        }
     }
 }

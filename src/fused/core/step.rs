@@ -7,12 +7,13 @@ use burn::module::Module;
 
 use super::Core;
 use super::run::{Computed, Order, RankPass};
+use super::statistics::SharedStatistics;
 use crate::caught::{Caught, catch};
 use crate::error::FusedError;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Rehearsal};
-use crate::policy::{Goal, Plan};
+use crate::policy::{Adaptive, Goal, Plan};
 use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
@@ -25,10 +26,22 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        match learning_rate {
-            Some(learning_rate) => self.update(learning_rate, closures, compute),
-            None => self.add(closures, compute),
+        let Some(learning_rate) = learning_rate else {
+            return self.add(closures, compute);
+        };
+        self.ranks.session().update().learning_rate = learning_rate;
+        let ended = self.attempt(|core| match core.policies.measures_first() {
+            true => core.two_passes(closures, compute),
+            false => core.one_pass(false, closures, compute),
+        });
+        if matches!(ended, Ok(Ok(_))) && self.reports.last.updated > 0 {
+            let averaging = self.config.averaging.as_ref();
+            self.statistics.update(averaging, &self.ranks.form().module);
         }
+        if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
+            self.drop_accumulated_if_not_finite();
+        }
+        ended.unwrap_or_else(|panic| panic.resume())
     }
 
     /// Steps with the accumulated gradients alone.
@@ -41,7 +54,7 @@ impl<M: Module> Core<M> {
             return self.refuse(FusedError::NothingAccumulated);
         }
         let closures = vec![Closure::Nothing; self.ranks.all.len()];
-        self.update(learning_rate, &closures, compute)
+        self.step(Some(learning_rate), &closures, compute)
     }
 
     /// Forward and backward that change nothing.
@@ -73,34 +86,11 @@ impl<M: Module> Core<M> {
 
     /// Refuses a pass whose loss has reached no parameter, and that had nothing else to use.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let (report, parameters) = (&self.reports.last, self.ranks.form().trained());
-        match report.updated == 0 && report.without_gradient == parameters {
-            true => Err(FusedError::LossWithoutParameters { parameters }),
-            false => Ok(()),
+        let parameters = self.reports.last.without_gradient;
+        match self.reports.reached {
+            true => Ok(()),
+            false => Err(FusedError::LossWithoutParameters { parameters }),
         }
-    }
-
-    /// Updates the parameters in one pass or two, as the policies ask for.
-    fn update<R>(
-        &mut self,
-        learning_rate: ModuleLearningRate,
-        closures: &[Closure],
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
-        self.ranks.session().update().learning_rate = learning_rate;
-        let ended = self.attempt(|core| match core.policies.measures_first() {
-            true => core.two_passes(closures, compute),
-            false => core.one_pass(false, closures, compute),
-        });
-        if matches!(ended, Ok(Ok(_))) && self.reports.last.updated > 0 {
-            let module = &self.ranks.form().module;
-            self.statistics
-                .update(self.config.averaging.as_ref(), module);
-        }
-        if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
-            self.drop_accumulated_if_not_finite();
-        }
-        ended.unwrap_or_else(|panic| panic.resume())
     }
 
     /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
@@ -110,7 +100,7 @@ impl<M: Module> Core<M> {
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
         let ended = self.attempt(|core| {
-            if core.policies.in_state() {
+            if core.policies.in_state {
                 return core.one_pass(true, closures, compute);
             }
             let plan = core.policies.plan(Goal::Accumulate, None);
@@ -147,13 +137,15 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let coefficient = self.policies.lagged_coefficient();
-        let mut plan = self.policies.plan(Goal::Update, coefficient);
+        let adaptive = self.policies.adaptive.as_ref();
+        let clip = adaptive.and_then(Adaptive::lagged_coefficient);
+        let mut plan = self.policies.plan(Goal::Update, clip);
         plan.goes_on = goes_on;
         let output = self.pass(plan.clone(), None, closures, compute)?;
-        let norm = plan.norm()?.map(|norm| norm.value);
-        self.reports.last.overflowed = plan.overflowed();
-        self.end_step(&plan, coefficient, norm);
+        if self.policies.adaptive.is_some() {
+            let norm = plan.norm()?.map(|norm| norm.value);
+            self.adapt(&plan, clip, norm, plan.overflowed());
+        }
         Ok(output)
     }
 
@@ -169,9 +161,15 @@ impl<M: Module> Core<M> {
             plan,
             rehearsal,
             closures,
-            choice: self.config.gradient_checkpointing.choice(),
+            choice: self.choice.clone(),
         };
-        let output = self.ranks.pass(&mut self.reports, order, compute)?;
+        let statistics = (self.ranks.all.len() > 1)
+            .then(|| SharedStatistics::before(&self.ranks, order.rehearsal.is_some(), closures));
+        let mut ended = self.ranks.pass(&mut self.reports, order, compute);
+        if let Some(statistics) = statistics {
+            ended = statistics.after(&self.ranks, goal, ended);
+        }
+        let output = ended?;
         if goal != Goal::Measure && closures.contains(&Closure::Loss) {
             self.check_reached()?;
         }
@@ -179,12 +177,21 @@ impl<M: Module> Core<M> {
     }
 
     /// Reports what the policies did, and lets them learn from it.
-    pub(super) fn end_step(&mut self, plan: &Plan, coefficient: Option<f64>, norm: Option<f64>) {
-        let clips = self.policies.clipping().is_some();
+    pub(super) fn adapt(
+        &mut self,
+        plan: &Plan,
+        clip: Option<f64>,
+        norm: Option<f64>,
+        overflowed: bool,
+    ) {
+        let Some(adaptive) = &self.policies.adaptive else {
+            return;
+        };
         let report = &mut self.reports.last;
         report.gradient_norm = norm;
-        report.clipping = clips.then(|| coefficient.unwrap_or(1.0));
+        report.clipping = adaptive.clipping.map(|_| clip.unwrap_or(1.0));
         report.loss_scale = plan.scale;
-        self.policies.adapt(norm, report.overflowed);
+        report.overflowed = overflowed;
+        adaptive.adapt(norm, overflowed);
     }
 }

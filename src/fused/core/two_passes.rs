@@ -9,7 +9,7 @@ use super::run::{Computed, RankPass};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::pass::{Closure, Reads, Rehearsal};
-use crate::policy::{Goal, LossScaler};
+use crate::policy::{Adaptive, Goal};
 use crate::random::{Patience, Stream};
 use crate::tap::sweep;
 use crate::weights::KeptStatistics;
@@ -96,19 +96,17 @@ impl<M: Module> Core<M> {
         if !agree {
             return Err(FusedError::other_passes_before());
         }
+        let adaptive = self.policies.adaptive.as_ref();
         if let Some(path) = norm.not_finite {
-            let scaling = self.policies.scaling();
-            if !scaling.is_some_and(LossScaler::can_back_off) {
+            if !adaptive.is_some_and(Adaptive::can_back_off) {
                 let norm = norm.value;
                 return Err(FusedError::NormNotFinite { norm, path });
             }
             self.drop_accumulated();
-            self.reports.last.overflowed = true;
-            self.end_step(&plan, None, Some(norm.value));
+            self.adapt(&plan, None, Some(norm.value), true);
             return Ok(output);
         }
-        let clipping = self.policies.clipping();
-        let coefficient = clipping.and_then(|clipping| clipping.coefficient(norm.value));
+        let coefficient = adaptive.and_then(|adaptive| adaptive.coefficient(norm.value));
         let value = norm.value;
         let mut plan = self.policies.plan(Goal::Update, coefficient);
         if !rehearsal.reads() {
@@ -130,7 +128,7 @@ impl<M: Module> Core<M> {
         let output = output?;
         self.unconfirmed = rehearsal.unconfirmed();
         plan.leave(&mut self.unconfirmed);
-        self.end_step(&plan, coefficient, Some(value));
+        self.adapt(&plan, coefficient, Some(value), false);
         Ok(output)
     }
 }

@@ -1,15 +1,16 @@
 //! A training where the model is, or on one device.
 
-mod configure;
+mod device;
 mod full_precision;
 mod step;
 
-use std::fmt::{Debug, Display, Formatter};
+use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::ModuleOptimizer;
 
-use super::core::{Core, Door};
+use super::core::Core;
+use super::door::door;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -17,7 +18,6 @@ use crate::error::FusedError;
 use crate::memory;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::Policies;
-use crate::report::StepReport;
 use crate::weights::Role;
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
@@ -51,6 +51,8 @@ use crate::weights::Role;
 pub struct FusedOptimizer<M: Module> {
     core: Core<M>,
 }
+
+door!(FusedOptimizer);
 
 impl<M: Module> FusedOptimizer<M> {
     /// Fuses `optimizer` into the backward pass of `model`.
@@ -149,87 +151,8 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(fused)
     }
 
-    /// An ordinary Burn model with the current values: to save, to validate, to keep.
-    ///
-    /// The tensors are shared, not copied. If the model is kept across steps, each parameter is
-    /// copied once when it is next updated, and the model keeps the old values. The running
-    /// statistics of normalization layers are shared with the model in training, as in every clone
-    /// of a Burn model.
-    pub fn model(&self) -> M {
-        self.core.model()
-    }
-
-    /// The current model for inference, without autodiff: [`Module::valid`] of
-    /// [`model`](Self::model).
-    pub fn valid(&self) -> M {
-        self.core.valid()
-    }
-
-    /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
-    /// to save, to use.
-    ///
-    /// Parameters of which there is no average (none is asked for, they are frozen, or none of their values has counted yet)
-    /// have their current values. So have running statistics, which are shared with the model in training, unless they
-    /// [are averaged](crate::WeightAveragingConfig::running_statistics), too. Averages in bf16 are given in the type of the
-    /// parameter.
-    ///
-    /// # Panics
-    ///
-    /// If a device that has a part of it is lost.
-    pub fn averaged(&self) -> M {
-        self.core.averaged()
-    }
-
-    /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
-    ///
-    /// Gradients that were accumulated and not used are dropped.
-    pub fn into_parts(self) -> (M, ModuleOptimizer) {
-        self.core.into_parts()
-    }
-
-    /// The state of the optimizer as Burn records it, and as it is now: a record of Burn's from a CubeCL device is read
-    /// when it is saved, and shows what has been written in place by then.
-    ///
-    /// # Panics
-    ///
-    /// If such a device has failed and can't be read, with what it says.
-    pub fn to_record(&self) -> OptimizerRecord {
-        self.core.to_record()
-    }
-
-    /// Loads the state of the optimizer.
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
-    pub fn load_record(&mut self, record: OptimizerRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The fallible [`load_record`](Self::load_record).
-    ///
-    /// # Errors
-    ///
-    /// If the record was saved with another model: it holds a state for a parameter that the model
-    /// does not have, or of another shape. If it was saved by another optimizer, whose state this one
-    /// can't load. The state is unchanged then. (`Adam` and `AdamW` keep the same, and can't be told
-    /// apart.)
-    ///
-    /// Burn loads states in the default float type of its default device, so those of f64 parameters
-    /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
-    /// parameter with the next step; Burn's own panic then, if it is another.
-    pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        self.core.load_record(record)
-    }
-
-    /// What the last pass did.
-    pub fn last_step(&self) -> &StepReport {
-        self.core.last_step()
-    }
-
     /// Whether to count the parameter gradients alive at once
-    /// ([`StepReport::gradients_alive`]); off by default, since it takes time in the square of the
+    /// ([`StepReport::gradients_alive`](crate::StepReport::gradients_alive)); off by default, since it takes time in the square of the
     /// number of parameters.
     pub fn count_gradients(&mut self, count: bool) {
         let census = count.then(Default::default);
@@ -253,18 +176,6 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
-impl<M: Module> Door for FusedOptimizer<M> {
-    type Model = M;
-
-    fn core(&self) -> &Core<M> {
-        &self.core
-    }
-
-    fn core_mut(&mut self) -> &mut Core<M> {
-        &mut self.core
-    }
-}
-
 /// A second training from here: the same values, optimizer state, policies and accumulated gradients, in
 /// tensors that both share until one of them is updated. Hooks are shared for good, and so are the running
 /// statistics of normalization layers, as by all clones of a Burn model.
@@ -279,11 +190,5 @@ impl<M: Module> Clone for FusedOptimizer<M> {
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         Display::fmt(&self.core, f)
-    }
-}
-
-impl<M: Module> Debug for FusedOptimizer<M> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        Display::fmt(self, f)
     }
 }

@@ -152,14 +152,6 @@ impl<M: Module> FusedOptimizer<M> {
         })
     }
 
-    /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
-    ///
-    /// Those that are in the optimizer state already
-    /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
-    pub fn drop_accumulated(&mut self) {
-        self.core.drop_accumulated();
-    }
-
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
     /// a loop with Burn alone: for the gradients of tensors that are no parameters.
     ///

@@ -20,11 +20,11 @@ pub struct RankBytes {
 
 impl RankBytes {
     pub(super) fn of<M: Module>(form: &FusedForm<M>) -> Self {
-        let layout = form.layout();
-        let parameters = form.inventory().sizes(Role::Released);
+        let layout = &form.layout;
+        let parameters = form.inventory.sizes(Role::Released);
         let owned = parameters.filter(|size| layout.owns(size.id));
         let owned = owned.map(|size| size.bytes).sum();
-        let at_rest = form.views().bytes_at_rest();
+        let at_rest = form.views.bytes_at_rest();
         Self {
             owned,
             at_rest,

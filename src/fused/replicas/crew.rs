@@ -101,14 +101,20 @@ fn take_part<R>(
 ) -> Option<(R, GradientsParams)> {
     let Membership { group, rank } = part.member();
     let taken = group.flow.take_part(*rank);
+    let end_turn = || {
+        let among = part.pass.among.as_ref();
+        among.into_iter().for_each(|among| among.end_turn());
+    };
     let done = catch(|| {
         let output = part.compute(|| {
-            part.pass.begin_turn()?;
+            if let Some(among) = &part.pass.among {
+                among.begin_turn()?;
+            }
             if let Some(numbers) = numbers {
                 numbers.start();
             }
             let output = work()?;
-            part.pass.end_turn();
+            end_turn();
             Ok(output)
         })?;
         // Updates on behalf of others, too: where they fail, the step does.
@@ -116,7 +122,7 @@ fn take_part<R>(
         check_connected(|| vec![group.device(*rank).clone()])?;
         Ok(output)
     });
-    part.pass.end_turn();
+    end_turn();
     let output = settled(part, done)?;
     taken.well();
     Some(output)
@@ -134,9 +140,12 @@ fn settled<R>(part: &RankPass, done: Result<Result<R, FusedError>, Caught>) -> O
 
 /// Refuses a pass in the closure of another, which has the turn to draw random numbers.
 fn check_place(group: &Group) -> Result<(), FusedError> {
-    let outer = Scope::current().and_then(|scope| scope.pass.membership.clone());
-    let waits = |outer: &Membership| outer.group.takes_turns() && group.takes_turns();
-    match outer.as_ref().is_some_and(waits) {
+    let waits = |outer: Scope| {
+        let among = outer.pass.among.as_ref();
+        let takes_turns = among.is_some_and(|among| among.member.group.takes_turns());
+        takes_turns && group.takes_turns()
+    };
+    match Scope::current().is_some_and(waits) {
         false => Ok(()),
         true => Err(FusedError::Replicas {
             reason: "a step of replicas was called in the closure of another's, and each waits for the other to draw \
@@ -160,7 +169,7 @@ fn numbers(
     let numbers = || {
         Stream::new(devices, |device| match &first.pass.rehearsal {
             Some(rehearsal) => rehearsal.seed(),
-            None => first.session.next_seed(device),
+            None => first.pass.seeds.next(device),
         })
     };
     let numbers = caught(numbers).map_err(|reason| FusedError::DeviceLost {

@@ -1,24 +1,23 @@
 //! A model trained on several devices, each with a batch of its own.
 
 mod bytes;
-mod configure;
 mod crew;
 #[cfg(all(test, feature = "flex", feature = "ndarray"))]
 mod shuffled;
 mod step;
 
-use std::fmt::{Debug, Display, Formatter};
+use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
-use super::core::{Core, Door};
+use super::core::Core;
+use super::door::door;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::Policies;
-use crate::report::StepReport;
 use crate::weights::Role;
 pub use bytes::RankBytes;
 use crew::Crew;
@@ -78,6 +77,8 @@ pub struct FusedReplicas<M: Module> {
     core: Core<M>,
     crew: Crew,
 }
+
+door!(FusedReplicas);
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
@@ -190,68 +191,6 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Ok(fused)
     }
 
-    /// An ordinary Burn model with the current values, on the first device, or on the host if something waits there, as
-    /// [`FusedOptimizer::model`](crate::FusedOptimizer::model). With
-    /// [`Sharding::Full`](crate::Sharding::Full) all weights come to that device for it.
-    pub fn model(&self) -> M {
-        self.core.model()
-    }
-
-    /// The current model for inference, on the first device, as [`FusedOptimizer::valid`](crate::FusedOptimizer::valid).
-    pub fn valid(&self) -> M {
-        self.core.valid()
-    }
-
-    /// An ordinary Burn model with the averages of the weights, on the first device, as [`FusedOptimizer::averaged`](crate::FusedOptimizer::averaged).
-    ///
-    /// # Panics
-    ///
-    /// As that.
-    pub fn averaged(&self) -> M {
-        self.core.averaged()
-    }
-
-    /// Takes the fusion apart into an ordinary model on the first device, and Burn's optimizer with its state.
-    ///
-    /// Gradients that were accumulated and not used are dropped.
-    pub fn into_parts(self) -> (M, ModuleOptimizer) {
-        self.core.into_parts()
-    }
-
-    /// The state of the optimizer, as [`FusedOptimizer::to_record`](crate::FusedOptimizer::to_record): one record of all ranks, which any number of
-    /// devices goes on from, and stock Burn.
-    ///
-    /// # Panics
-    ///
-    /// As that.
-    pub fn to_record(&self) -> OptimizerRecord {
-        self.core.to_record()
-    }
-
-    /// Loads the state of the optimizer, as [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
-    pub fn load_record(&mut self, record: OptimizerRecord) {
-        self.try_load_record(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The fallible [`load_record`](Self::load_record).
-    ///
-    /// # Errors
-    ///
-    /// As [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
-    pub fn try_load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        self.core.load_record(record)
-    }
-
-    /// What the last pass did, on all ranks together.
-    pub fn last_step(&self) -> &StepReport {
-        self.core.last_step()
-    }
-
     /// The bytes of weights and gradients on each rank.
     pub fn bytes(&self) -> Vec<RankBytes> {
         let ranks = self.core.ranks.all.iter();
@@ -267,21 +206,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// The rank that owns the parameter of this path; none if there is no such parameter in training.
     pub fn owner(&self, path: &str) -> Option<usize> {
         let form = self.core.ranks.form();
-        let mut parameters = form.inventory().sizes(Role::Released);
+        let mut parameters = form.inventory.sizes(Role::Released);
         let found = parameters.find(|size| *size.path == *path)?;
-        Some(form.layout().owner(found.id))
-    }
-}
-
-impl<M: Module> Door for FusedReplicas<M> {
-    type Model = M;
-
-    fn core(&self) -> &Core<M> {
-        &self.core
-    }
-
-    fn core_mut(&mut self) -> &mut Core<M> {
-        &mut self.core
+        Some(form.layout.owner(found.id))
     }
 }
 
@@ -289,11 +216,5 @@ impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (self.core.ranks.all.len(), self.core.config.sharding);
         write!(f, "{} on {ranks} ranks (sharding: {sharding:?})", self.core)
-    }
-}
-
-impl<M: Module> Debug for FusedReplicas<M> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        Display::fmt(self, f)
     }
 }

@@ -22,16 +22,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Panics
     ///
     /// With the message of the error that [`try_step`](Self::try_step) returns.
-    pub fn step<B, L>(
+    pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L>
-    where
-        B: Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Vec<L> {
         self.try_step(learning_rate, batches, forward)
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -42,16 +38,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// As [`FusedOptimizer::try_step`](crate::FusedOptimizer::try_step); if there is no batch, or more than ranks. If a rank fails or panics, the step
     /// ends on all ranks with [`FusedError::Rank`] or [`FusedError::RankPanicked`].
-    pub fn try_step<B, L>(
+    pub fn try_step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Result<Vec<L>, FusedError>
-    where
-        B: Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Result<Vec<L>, FusedError> {
         self.core.check_runs_once()?;
         let mut batches = Some(self.dealt(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
@@ -65,16 +57,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Panics
     ///
     /// As [`step`](Self::step).
-    pub fn step_repeatable<B, L>(
+    pub fn step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L>
-    where
-        B: Clone + Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Vec<L> {
         self.try_step_repeatable(learning_rate, batches, forward)
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -84,16 +72,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// As [`try_step`](Self::try_step) and [`FusedOptimizer::try_step_repeatable`](crate::FusedOptimizer::try_step_repeatable).
-    pub fn try_step_repeatable<B, L>(
+    pub fn try_step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Result<Vec<L>, FusedError>
-    where
-        B: Clone + Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Result<Vec<L>, FusedError> {
         let batches = self.dealt(batches)?;
         self.pass_of_loss(Some(learning_rate.into()), || batches.clone(), forward)
     }
@@ -107,15 +91,11 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Panics
     ///
     /// As [`step`](Self::step).
-    pub fn accumulate<B, L>(
+    pub fn accumulate<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L>
-    where
-        B: Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Vec<L> {
         self.try_accumulate(batches, forward)
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -125,15 +105,11 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// As [`try_step`](Self::try_step).
-    pub fn try_accumulate<B, L>(
+    pub fn try_accumulate<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Result<Vec<L>, FusedError>
-    where
-        B: Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Result<Vec<L>, FusedError> {
         let mut batches = Some(self.dealt(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(None, batches, forward)
@@ -167,27 +143,18 @@ impl<M: Module + 'static> FusedReplicas<M> {
         })
     }
 
-    /// Drops the gradients that were accumulated since the last step, as [`FusedOptimizer::drop_accumulated`](crate::FusedOptimizer::drop_accumulated).
-    pub fn drop_accumulated(&mut self) {
-        self.core.drop_accumulated();
-    }
-
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
     /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
     ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
-    pub fn step_with_backward<B, R>(
+    pub fn step_with_backward<B: Clone + Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
-    ) -> Vec<R>
-    where
-        B: Clone + Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Vec<R> {
         self.try_step_with_backward(learning_rate, batches, train)
             .unwrap_or_else(|error| panic!("{error}"))
     }
@@ -197,16 +164,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// As [`FusedOptimizer::try_step_with_backward`](crate::FusedOptimizer::try_step_with_backward) and [`try_step`](Self::try_step).
-    pub fn try_step_with_backward<B, R>(
+    pub fn try_step_with_backward<B: Clone + Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
-    ) -> Result<Vec<R>, FusedError>
-    where
-        B: Clone + Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<Vec<R>, FusedError> {
         let batches = self.dealt(batches)?;
         let learning_rate = Some(learning_rate.into());
         let output = self.try_with_backward(learning_rate, || batches.clone(), train)?;
@@ -216,47 +179,35 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// A step, or without a learning rate an accumulation, which may reach no parameter. `batches` has one by rank
     /// for every pass.
-    pub(crate) fn try_with_backward<B, R>(
+    pub(crate) fn try_with_backward<B: Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         batches: impl FnMut() -> Vec<Option<B>>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
-    ) -> Result<Vec<R>, FusedError>
-    where
-        B: Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<Vec<R>, FusedError> {
         let work: Work<M, B, R> = Arc::new(move |model, _, batch| Ok(train(model, batch)));
         self.run(Closure::Backward, learning_rate, batches, work)
     }
 
-    fn pass_of_loss<B, L>(
+    fn pass_of_loss<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         batches: impl FnMut() -> Vec<Option<B>>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Result<Vec<L>, FusedError>
-    where
-        B: Send + 'static,
-        L: Loss + Send + 'static,
-    {
+    ) -> Result<Vec<L>, FusedError> {
         let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
             rank.there_and_back(model, |model| forward(model, batch))
         });
         self.run(Closure::Loss, learning_rate, batches, work)
     }
 
-    fn run<B, R>(
+    fn run<B: Send + 'static, R: Send + 'static>(
         &mut self,
         closure: Closure,
         learning_rate: Option<ModuleLearningRate>,
         mut batches: impl FnMut() -> Vec<Option<B>>,
         work: Work<M, B, R>,
-    ) -> Result<Vec<R>, FusedError>
-    where
-        B: Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<Vec<R>, FusedError> {
         let Self { core, crew } = self;
         let mut next = Some(batches());
         let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);

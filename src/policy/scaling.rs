@@ -1,5 +1,14 @@
-use burn::config::Config;
+//! Loss scaling: the loss is multiplied before the backward pass, so that small gradients don't
+//! vanish in f16, and the gradients are divided before the update.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::config::Config;
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::hook::{GradientFlow, GradientHook, HookedParameter};
+use super::measure::is_finite;
+use super::norm::widened;
 use crate::error::FusedError;
 
 /// Scaling of the loss ([Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740)), for
@@ -57,5 +66,55 @@ impl LossScalingConfig {
             return Err(FusedError::GrowthInterval);
         }
         Ok(())
+    }
+}
+
+/// Multiplies every gradient: clips it, frees it from the loss scale, or both at once.
+///
+/// Half types are multiplied in f32: a factor may be too small for f16.
+#[derive(Debug)]
+pub(crate) struct Scale(pub(crate) f64);
+
+impl GradientHook for Scale {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        let dtype = gradient.dtype();
+        GradientFlow::Continue(match dtype {
+            DType::F16 | DType::BF16 => {
+                let wide = widened(&gradient).mul_scalar(self.0);
+                wide.cast(FloatDType::from(dtype))
+            }
+            _ => gradient.mul_scalar(self.0),
+        })
+    }
+}
+
+/// Leaves parameters alone whose gradient is not finite.
+#[derive(Debug, Default)]
+pub(crate) struct LeaveNotFinite {
+    found: AtomicBool,
+}
+
+impl LeaveNotFinite {
+    /// Whether there was one.
+    pub(crate) fn found(&self) -> bool {
+        self.found.load(Ordering::Relaxed)
+    }
+}
+
+impl GradientHook for LeaveNotFinite {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if is_finite(&gradient) {
+            return GradientFlow::Continue(gradient);
+        }
+        self.found.store(true, Ordering::Relaxed);
+        GradientFlow::Veto
     }
 }

@@ -1,0 +1,217 @@
+//! What both doors offer alike.
+
+/// The methods that a door has for whatever does not call closures: all is the core's.
+macro_rules! door {
+    ($door:ident) => {
+        impl<M: burn::module::Module> $door<M> {
+            /// Trains as `config` says, where the model is.
+            ///
+            /// # Panics
+            ///
+            /// With the message of the error that [`try_set_config`](Self::try_set_config) returns.
+            #[must_use]
+            pub fn with_config(mut self, config: crate::FusedConfig) -> Self {
+                self.set_config(config);
+                self
+            }
+
+            /// How it trains.
+            pub fn config(&self) -> &crate::FusedConfig {
+                &self.core.config
+            }
+
+            /// Trains from the next step on as `config` says, where the model computes now, and with what was learned: the optimizer
+            /// state, accumulated gradients, the scale of the loss (but where it begins with another one now), the norm that
+            /// lagged clipping goes by. Accumulated gradients are dropped if several devices share the model otherwise now.
+            ///
+            /// # Panics
+            ///
+            /// With the message of the error that [`try_set_config`](Self::try_set_config) returns.
+            pub fn set_config(&mut self, config: crate::FusedConfig) {
+                self.try_set_config(config)
+                    .unwrap_or_else(|error| panic!("{error}"));
+            }
+
+            /// The fallible [`set_config`](Self::set_config).
+            ///
+            /// # Errors
+            ///
+            /// If an option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
+            /// one, or with an optimizer that accumulates in its state. If the scale of the loss begins with another one, or
+            /// ends, while there are accumulated gradients, which have the one of before. With offload: if the device
+            /// that computes is the host itself, is not there, this build has no backend for one of them, or the device can't
+            /// compute in a float type that the model needs. Nothing has changed then.
+            pub fn try_set_config(
+                &mut self,
+                config: crate::FusedConfig,
+            ) -> Result<(), crate::FusedError> {
+                self.core.configure(config, None)
+            }
+
+            /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
+            /// it. Of several devices it gets the sum of their gradients, on the thread of one of them, with the value where it rests.
+            #[must_use]
+            pub fn with_hook(
+                mut self,
+                group: burn::module::ParamGroup,
+                hook: impl crate::GradientHook,
+            ) -> Self {
+                self.core
+                    .policies
+                    .push_hook(group, std::sync::Arc::new(hook));
+                self
+            }
+
+            /// Changes the model between two steps: freeze or thaw parameters, load other weights, remove a layer. What is changed
+            /// is an ordinary [`model`](Self::model).
+            ///
+            /// ```
+            /// # use backburn::FusedOptimizer;
+            /// # use burn::{module::Module, module::ParamGroup, nn::LinearConfig, optim::SgdConfig, tensor::Device};
+            /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+            /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+            /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
+            /// ```
+            ///
+            /// The optimizer keeps the state of every parameter, frozen ones too; the states of those that are gone from the
+            /// model, or have another shape, are dropped. Accumulated gradients are dropped, but for those in the optimizer
+            /// state.
+            ///
+            /// A parameter that comes back under the id of one that was removed starts anew. The other states go through a record
+            /// then, as in [`try_load_record`](Self::try_load_record), and those that gradients were accumulated in begin a new
+            /// group.
+            ///
+            /// # Panics
+            ///
+            /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
+            pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
+                self.try_change_model(change)
+                    .unwrap_or_else(|error| panic!("{error}"));
+            }
+
+            /// The fallible [`change_model`](Self::change_model).
+            ///
+            /// # Errors
+            ///
+            /// As [`try_new`](Self::try_new) on the model that `change` returns; nothing has changed then.
+            pub fn try_change_model(
+                &mut self,
+                change: impl FnOnce(M) -> M,
+            ) -> Result<(), crate::FusedError> {
+                self.core.change_model(change)
+            }
+
+            /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
+            ///
+            /// Those that are in the optimizer state already
+            /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
+            pub fn drop_accumulated(&mut self) {
+                self.core.drop_accumulated();
+            }
+
+            /// An ordinary Burn model with the current values: to save, to validate, to keep. It is where the model computes, on the
+            /// first of several devices, or on the host if something waits there; with [`Sharding::Full`](crate::Sharding::Full) all weights
+            /// come to that device for it.
+            ///
+            /// The tensors are shared, not copied. If the model is kept across steps, each parameter is
+            /// copied once when it is next updated, and the model keeps the old values. The running
+            /// statistics of normalization layers are shared with the model in training, as in every clone
+            /// of a Burn model.
+            pub fn model(&self) -> M {
+                self.core.model()
+            }
+
+            /// The current model for inference, without autodiff: [`Module::valid`](burn::module::Module::valid) of
+            /// [`model`](Self::model).
+            pub fn valid(&self) -> M {
+                self.core.valid()
+            }
+
+            /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
+            /// to save, to use.
+            ///
+            /// Parameters of which there is no average (none is asked for, they are frozen, or none of their values has counted yet)
+            /// have their current values. So have running statistics, which are shared with the model in training, unless they
+            /// [are averaged](crate::WeightAveragingConfig::running_statistics), too. Averages in bf16 are given in the type of the
+            /// parameter.
+            ///
+            /// # Panics
+            ///
+            /// If a device that has a part of it is lost.
+            pub fn averaged(&self) -> M {
+                self.core.averaged()
+            }
+
+            /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
+            ///
+            /// Gradients that were accumulated and not used are dropped.
+            pub fn into_parts(self) -> (M, burn::optim::ModuleOptimizer) {
+                self.core.into_parts()
+            }
+
+            /// The state of the optimizer as Burn records it, one record whatever the number of devices, and as it is now: a record of Burn's from a CubeCL device is read
+            /// when it is saved, and shows what has been written in place by then.
+            ///
+            /// # Panics
+            ///
+            /// If such a device has failed and can't be read, with what it says.
+            pub fn to_record(&self) -> burn::optim::OptimizerRecord {
+                self.core.to_record()
+            }
+
+            /// Loads the state of the optimizer.
+            ///
+            /// # Panics
+            ///
+            /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
+            pub fn load_record(&mut self, record: burn::optim::OptimizerRecord) {
+                self.try_load_record(record)
+                    .unwrap_or_else(|error| panic!("{error}"));
+            }
+
+            /// The fallible [`load_record`](Self::load_record).
+            ///
+            /// # Errors
+            ///
+            /// If the record was saved with another model: it holds a state for a parameter that the model
+            /// does not have, or of another shape. If it was saved by another optimizer, whose state this one
+            /// can't load. The state is unchanged then. (`Adam` and `AdamW` keep the same, and can't be told
+            /// apart.)
+            ///
+            /// Burn loads states in the default float type of its default device, so those of f64 parameters
+            /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
+            /// parameter with the next step; Burn's own panic then, if it is another.
+            pub fn try_load_record(
+                &mut self,
+                record: burn::optim::OptimizerRecord,
+            ) -> Result<(), crate::FusedError> {
+                self.core.load_record(record)
+            }
+
+            /// What the last pass did, on all devices together.
+            pub fn last_step(&self) -> &crate::StepReport {
+                self.core.last_step()
+            }
+        }
+
+        impl<M: burn::module::Module> crate::fused::Door for $door<M> {
+            type Model = M;
+
+            fn core(&self) -> &crate::fused::core::Core<M> {
+                &self.core
+            }
+
+            fn core_mut(&mut self) -> &mut crate::fused::core::Core<M> {
+                &mut self.core
+            }
+        }
+
+        impl<M: burn::module::Module> std::fmt::Debug for $door<M> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+pub(super) use door;

@@ -1,0 +1,78 @@
+//! On which device a model is trained.
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::FusedOptimizer;
+use crate::config::FusedConfig;
+use crate::error::FusedError;
+
+impl<M: Module> FusedOptimizer<M> {
+    /// Trains as `config` says, and computes on `device`.
+    ///
+    /// With [offload](FusedConfig::offload) the model waits in host memory meanwhile. One that does not fit on the device is
+    /// created and loaded there, on `Device::flex().autodiff()`: a parameter goes over alone, if at all. Its frozen
+    /// parameters, running statistics and constants all go over.
+    ///
+    /// ```
+    /// # #[cfg(feature = "ndarray")] {
+    /// use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig};
+    /// use burn::{nn::LinearConfig, optim::AdamWConfig, tensor::{Device, Tensor}};
+    ///
+    /// let device = Device::ndarray(); // a GPU, in earnest
+    /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
+    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+    ///     .with_config_on(config, &device);
+    ///
+    /// let x = Tensor::<2>::ones([8, 64], &device.autodiff());
+    /// fused.step(1e-3, |model| model.forward(x).mean());
+    /// # }
+    /// ```
+    ///
+    /// The result is that of the same optimizer without: to the bit where the device computes the update as the
+    /// host does. Gradients that were [accumulated](Self::accumulate) wait on the host, too. [`model`](Self::model)
+    /// is then in host memory, [`valid`](Self::valid) computes on the device.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_set_config_on`](Self::try_set_config_on) returns.
+    #[must_use]
+    pub fn with_config_on(mut self, config: FusedConfig, device: &Device) -> Self {
+        self.try_set_config_on(config, device)
+            .unwrap_or_else(|error| panic!("{error}"));
+        self
+    }
+
+    /// The fallible [`with_config_on`](Self::with_config_on), in place.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_set_config`](Self::try_set_config) and, if the model moves,
+    /// [`try_change_model`](Self::try_change_model).
+    pub fn try_set_config_on(
+        &mut self,
+        config: FusedConfig,
+        device: &Device,
+    ) -> Result<(), FusedError> {
+        self.core.configure(config, Some(device))
+    }
+
+    /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state
+    /// follows at the next step.
+    ///
+    /// # Panics
+    ///
+    /// If this build does not cover the backend of `device`.
+    pub fn fork(&mut self, device: &Device) {
+        self.try_set_config_on(self.config().clone(), device)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// [`fork`](Self::fork) by value.
+    #[must_use]
+    pub fn to_device(mut self, device: &Device) -> Self {
+        self.fork(device);
+        self
+    }
+}

@@ -1,0 +1,115 @@
+use super::clip::GlobalNormClippingConfig;
+use super::keeper::Keeper;
+use super::scaling::{LossScalingConfig, Overflow};
+use super::state::{LossScale, PolicyState};
+use crate::error::FusedError;
+
+/// Policies that go by the gradients of whole steps, and learn from one for the next: clipping by the global norm, scaling of
+/// the loss, or both.
+#[derive(Clone, Debug)]
+pub(crate) struct Adaptive {
+    pub(crate) clipping: Option<GlobalNormClippingConfig>,
+    pub(super) scaling: Option<LossScalingConfig>,
+    pub(super) state: PolicyState,
+}
+
+/// A scale that halved to this finds gradients that are not finite without its doing.
+const SMALLEST: f64 = 1.0 / 65536.0;
+
+impl Adaptive {
+    /// None without any; refuses what makes no sense. What they learn goes into `state`.
+    pub(super) fn new(
+        clipping: Option<GlobalNormClippingConfig>,
+        scaling: Option<LossScalingConfig>,
+        state: PolicyState,
+    ) -> Result<Option<Self>, FusedError> {
+        clipping.map_or(Ok(()), GlobalNormClippingConfig::check)?;
+        scaling.map_or(Ok(()), LossScalingConfig::check)?;
+        let any = clipping.is_some() || scaling.is_some();
+        Ok(any.then_some(Self {
+            clipping,
+            scaling,
+            state,
+        }))
+    }
+
+    /// The same, which learn on their own from here.
+    pub(super) fn split(&self) -> Self {
+        Self {
+            state: self.state.split(),
+            ..*self
+        }
+    }
+
+    /// What keeps the state in the records of the optimizer, if there is any.
+    pub(super) fn keeper(&self) -> Option<Keeper> {
+        let kept = self.clips_lagged() || self.scaling.is_some();
+        kept.then(|| Keeper::new(self.state.clone()))
+    }
+
+    pub(super) fn clips_lagged(&self) -> bool {
+        matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)))
+    }
+
+    pub(super) fn clips_exactly(&self) -> bool {
+        matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)))
+    }
+
+    /// What becomes of a step whose gradients overflow under the scale of the loss.
+    pub(super) fn overflow(&self) -> Option<Overflow> {
+        Some(self.scaling?.overflow)
+    }
+
+    /// Whether all gradients are measured before the first is used.
+    pub(super) fn measures_first(&self) -> bool {
+        self.clips_exactly() || self.overflow() == Some(Overflow::SkipStep)
+    }
+
+    /// What gradients of this norm are multiplied by, if they are clipped.
+    pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
+        self.clipping?.coefficient(norm)
+    }
+
+    /// What lagged clipping multiplies the gradients of the next pass by.
+    pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
+        let norm = self.state.lock().gradient_norm;
+        self.coefficient(norm?)
+    }
+
+    /// The scale of the loss in the first step.
+    pub(super) fn initial_scale(&self) -> Option<LossScale> {
+        let scale = self.scaling?.initial_scale;
+        let good_steps = 0;
+        Some(LossScale { scale, good_steps })
+    }
+
+    /// And now.
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        let initial = self.initial_scale()?;
+        Some(self.state.lock().loss_scale.unwrap_or(initial))
+    }
+
+    /// Whether a smaller scale can help against an overflow.
+    pub(crate) fn can_back_off(&self) -> bool {
+        let is_static = |config: LossScalingConfig| config.growth_interval.is_none();
+        let is_large = || self.loss_scale().is_some_and(|it| it.scale > SMALLEST);
+        self.scaling
+            .is_some_and(|config| is_static(config) || is_large())
+    }
+
+    /// Lets them learn from a step.
+    pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
+        let scale = self.loss_scale();
+        let mut learned = self.state.lock();
+        learned.gradient_norm = norm.or(learned.gradient_norm);
+        let interval = self.scaling.and_then(|config| config.growth_interval);
+        if let (Some(LossScale { scale, good_steps }), Some(interval)) = (scale, interval) {
+            let (scale, good_steps) = match good_steps + 1 {
+                _ if overflowed => (scale / 2.0, 0),
+                steps if steps >= interval => (scale * 2.0, 0),
+                steps => (scale, steps),
+            };
+            learned.loss_scale = Some(LossScale { scale, good_steps });
+        }
+    }
+}

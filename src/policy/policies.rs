@@ -1,0 +1,215 @@
+use std::sync::Arc;
+
+use burn::module::ParamGroup;
+use burn::optim::ModuleOptimizer;
+
+use super::accumulation::Accumulation;
+use super::adaptive::Adaptive;
+use super::clip::GlobalNormClippingConfig;
+use super::hook::{AnyHook, Hooks};
+use super::keeper::{AverageKeeper, Keeper};
+use super::measure::Measure;
+use super::plan::{Goal, Plan};
+use super::scaling::{LeaveNotFinite, LossScalingConfig, Overflow, Scale};
+use crate::error::FusedError;
+use crate::optim::{AccumulateInState, InState, Ruled};
+
+/// The policies of a fused optimizer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Policies {
+    pub(crate) adaptive: Option<Adaptive>,
+    hooks: Hooks,
+    /// Whether gradients go into the optimizer state when they are accumulated.
+    pub(crate) in_state: bool,
+    accumulation: Accumulation,
+    /// Whether records of the optimizer hold averages of the weights.
+    pub(crate) averages: bool,
+}
+
+impl Policies {
+    /// The same, but for these; refuses what makes no sense.
+    pub(crate) fn configured(
+        &self,
+        clipping: Option<GlobalNormClippingConfig>,
+        scaling: Option<LossScalingConfig>,
+        accumulation: Accumulation,
+        averages: bool,
+    ) -> Result<Self, FusedError> {
+        let state = self
+            .adaptive
+            .as_ref()
+            .map(|adaptive| adaptive.state.clone());
+        let policies = Self {
+            adaptive: Adaptive::new(clipping, scaling, state.unwrap_or_default())?,
+            accumulation,
+            averages,
+            ..self.clone()
+        };
+        policies.check()?;
+        Ok(policies)
+    }
+
+    /// The policies of a training whose `optimizer` accumulates in its state.
+    pub(crate) fn in_state_of(
+        optimizer: Ruled<impl AccumulateInState>,
+    ) -> Result<(ModuleOptimizer, Self), FusedError> {
+        if let Some(reason) = optimizer.accumulation_refusal() {
+            return Err(FusedError::NotInState { reason });
+        }
+        let policies = Self {
+            in_state: true,
+            ..Self::default()
+        };
+        Ok((InState::new(optimizer).into(), policies))
+    }
+
+    /// Goes on with [`configured`](Self::configured) policies, and with what was learned: the scale of the loss, but
+    /// where it begins with another one now, and the norm that lagged clipping goes by. `optimizer` gets a place for what its
+    /// records hold from now on.
+    pub(crate) fn go_on_with(
+        &mut self,
+        configured: Self,
+        optimizer: ModuleOptimizer,
+    ) -> ModuleOptimizer {
+        let (was_kept, averaged) = (self.keeper().is_some(), self.averages);
+        let scales_as = self.scales_as(&configured);
+        let before = std::mem::replace(self, configured);
+        let now = self.adaptive.as_ref();
+        if let Some(adaptive) = now.or(before.adaptive.as_ref()) {
+            let mut learned = adaptive.state.lock();
+            if !scales_as {
+                learned.loss_scale = now.and_then(Adaptive::initial_scale);
+            }
+            if !now.is_some_and(Adaptive::clips_lagged) {
+                learned.gradient_norm = None;
+            }
+        }
+        // Each place stays there.
+        let optimizer = match self.keeper() {
+            Some(keeper) if !was_kept => keeper.join(optimizer),
+            _ => optimizer,
+        };
+        match averaged == self.averages {
+            true => optimizer,
+            false => AverageKeeper::join(optimizer),
+        }
+    }
+
+    /// `optimizer` with a place for what its records hold of the policies.
+    pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        let optimizer = match self.keeper() {
+            Some(keeper) => keeper.join(optimizer),
+            None => optimizer,
+        };
+        match self.averages {
+            true => AverageKeeper::join(optimizer),
+            false => optimizer,
+        }
+    }
+
+    /// Whether the scale of the loss stays what it is when `configured` takes over.
+    pub(crate) fn scales_as(&self, configured: &Self) -> bool {
+        let scale = |policies: &Self| policies.adaptive.as_ref().and_then(Adaptive::initial_scale);
+        scale(self) == scale(configured)
+    }
+
+    pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
+        self.hooks.push(group, hook);
+    }
+
+    /// The same policies, which learn on their own from here.
+    pub(crate) fn split(&self) -> Self {
+        Self {
+            adaptive: self.adaptive.as_ref().map(Adaptive::split),
+            ..self.clone()
+        }
+    }
+
+    /// Refuses what makes no sense together.
+    fn check(&self) -> Result<(), FusedError> {
+        let exact = self.adaptive.as_ref().is_some_and(Adaptive::clips_exactly);
+        let overflow = self.adaptive.as_ref().and_then(Adaptive::overflow);
+        let in_buffer = self.accumulation == Accumulation::InFullPrecision;
+        let reason = match (self.in_state, overflow) {
+            (true, _) if in_buffer => {
+                "gradients that go into the optimizer state are in no buffer whose precision could be \
+                 chosen: use one of the two"
+            }
+            (true, _) if exact => {
+                "exact clipping needs the norm of the summed gradients, and those that went into \
+                 the optimizer state are gone: use `GlobalNormClippingConfig::Lagged`, or accumulate in \
+                 a buffer"
+            }
+            (true, Some(Overflow::SkipStep)) => {
+                "a step can't be skipped when some of its gradients are in the optimizer state \
+                 already: use `Overflow::SkipParameter`, or accumulate in a buffer"
+            }
+            (_, Some(Overflow::SkipParameter)) if exact => {
+                "exact clipping measures all gradients before the first update, so the whole step \
+                 can be skipped: use `Overflow::SkipStep`"
+            }
+            _ => return Ok(()),
+        };
+        Err(FusedError::Combination { reason })
+    }
+
+    /// What keeps the state of the policies in the records of the optimizer, if they have one.
+    pub(crate) fn keeper(&self) -> Option<Keeper> {
+        self.adaptive.as_ref()?.keeper()
+    }
+
+    /// Whether all gradients are measured before the first is used.
+    pub(crate) fn measures_first(&self) -> bool {
+        self.adaptive.as_ref().is_some_and(Adaptive::measures_first)
+    }
+
+    /// Whether a step can go on with gradients that are not finite: it leaves their parameters out, or itself, and scales
+    /// the loss down.
+    pub(crate) fn bear_overflow(&self) -> bool {
+        let adaptive = self.adaptive.as_ref();
+        adaptive
+            .is_some_and(|it| it.overflow() == Some(Overflow::SkipParameter) || it.can_back_off())
+    }
+
+    /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
+    pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
+        let adaptive = self.adaptive.as_ref();
+        let mut plan = Plan {
+            goal,
+            scale: adaptive.and_then(|adaptive| Some(adaptive.loss_scale()?.scale)),
+            accumulation: self.accumulation,
+            ..Plan::default()
+        };
+        let mut hooks = Hooks::default();
+        let clips_lagged = adaptive.is_some_and(Adaptive::clips_lagged);
+        if goal == Goal::Measure || goal == Goal::Update && clips_lagged {
+            let measure = Arc::new(Measure::default());
+            hooks.push(ParamGroup::all(), measure.clone());
+            plan.measure = Some(measure);
+        }
+        if goal == Goal::Update {
+            if clip.is_some() || plan.scale.is_some() {
+                let factor = clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0);
+                hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
+            }
+            if adaptive.and_then(Adaptive::overflow) == Some(Overflow::SkipParameter) {
+                let overflow = Arc::new(LeaveNotFinite::default());
+                hooks.push(ParamGroup::all(), overflow.clone());
+                plan.overflow = Some(overflow);
+            }
+            hooks.0.extend_from_slice(&self.hooks.0);
+        }
+        plan.hooks = (!hooks.0.is_empty()).then(|| Arc::new(hooks));
+        plan
+    }
+
+    /// A pass that uses gradients for nothing, and measures them only if those of a step do: that takes memory.
+    pub(crate) fn dry_plan(&self) -> Plan {
+        let mut plan = self.plan(Goal::Measure, None);
+        let measures = |it: &Adaptive| it.measures_first() || it.clips_lagged();
+        if !self.adaptive.as_ref().is_some_and(measures) {
+            (plan.hooks, plan.measure) = (None, None);
+        }
+        plan
+    }
+}
