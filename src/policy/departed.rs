@@ -28,6 +28,11 @@ impl Departed {
         &self.before
     }
 
+    /// Gives something a place in the optimizer as it was before, too.
+    pub(super) fn make_place(&mut self, join: impl Fn(ModuleOptimizer) -> ModuleOptimizer) {
+        self.before = join(self.before.clone());
+    }
+
     /// `optimizer` without the states of `parameters`. Burn drops those of a group that another optimizer is added for,
     /// and no others.
     pub(super) fn leave(

@@ -64,46 +64,33 @@ impl Policies {
     }
 
     /// Goes on with [`configured`](Self::configured) policies, and with what was learned: the scale of the loss, but
-    /// where it begins with another one now, and the norm that lagged clipping goes by. `optimizer` gets a place for what its
-    /// records hold from now on.
+    /// where it begins with another one now, and the norm that lagged clipping goes by. What is returned gives an optimizer a
+    /// place for what its records hold from now on.
     pub(crate) fn go_on_with(
         &mut self,
         configured: Self,
-        optimizer: ModuleOptimizer,
-    ) -> ModuleOptimizer {
+    ) -> impl Fn(ModuleOptimizer) -> ModuleOptimizer + use<> {
         let (was_kept, averaged) = (self.keeper().is_some(), self.averages);
-        let scales_as = self.scales_as(&configured);
-        let before = std::mem::replace(self, configured);
-        let now = self.adaptive.as_ref();
-        if let Some(adaptive) = now.or(before.adaptive.as_ref()) {
-            let mut learned = adaptive.state.lock();
-            if !scales_as {
-                learned.loss_scale = now.and_then(Adaptive::initial_scale);
-            }
-            if !now.is_some_and(Adaptive::clips_lagged) {
-                learned.gradient_norm = None;
-            }
+        if !self.scales_as(&configured) {
+            self.state.set_loss_scale(configured.initial_scale());
         }
+        if !configured.clips_lagged() {
+            self.state.set_gradient_norm(None);
+        }
+        *self = configured;
         // Each place stays there.
-        let optimizer = match self.keeper() {
-            Some(keeper) if !was_kept => keeper.join(optimizer),
-            _ => optimizer,
-        };
-        match averaged == self.averages {
-            true => optimizer,
-            false => AverageKeeper::join(optimizer),
-        }
-    }
-
-    /// `optimizer` with a place for what its records hold of the policies.
-    pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        let optimizer = match self.keeper() {
-            Some(keeper) => keeper.join(optimizer),
-            None => optimizer,
-        };
-        match self.averages {
-            true => AverageKeeper::join(optimizer),
-            false => optimizer,
+        let keeper = self.keeper().filter(|_| !was_kept);
+        let changes = averaged != self.averages;
+        move |optimizer| {
+            let optimizer = match &keeper {
+                Some(keeper) => keeper.join(optimizer),
+                None => optimizer,
+            };
+            if changes {
+                AverageKeeper::join(optimizer)
+            } else {
+                optimizer
+            }
         }
     }
 

@@ -141,6 +141,14 @@ impl Update {
         self.optimizer = change(optimizer);
     }
 
+    /// Gives what no model has a place in the optimizer for good, whatever leaves the model or is loaded later on.
+    pub(crate) fn make_place(&mut self, join: impl Fn(ModuleOptimizer) -> ModuleOptimizer) {
+        self.change(&join);
+        if let Some(departed) = &mut self.departed {
+            departed.make_place(join);
+        }
+    }
+
     pub(crate) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer.to_record();
         if self.waiting.is_empty() {

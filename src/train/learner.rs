@@ -114,8 +114,8 @@ impl<M: LearnerModel> FusedLearner<M> {
         let policies = config.policies(&how.policies)?;
         // Burn loads a checkpoint into the optimizer before the training begins.
         let optimizer = loan::optimizer(&mut self.learner);
-        let optimizer = how.policies.go_on_with(policies, optimizer);
-        loan::set_optimizer(&mut self.learner, optimizer);
+        let join = how.policies.go_on_with(policies);
+        loan::set_optimizer(&mut self.learner, join(optimizer));
         how.config = config;
         how.repeat = Some(Clone::clone);
         Ok(())

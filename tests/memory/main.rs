@@ -17,8 +17,8 @@ use std::sync::Mutex;
 
 use backburn::optim::WeightFormat;
 use backburn::{
-    Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    WeightAverage, WeightAveragingConfig, gradient_checkpointing,
+    Checkpoint, Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    Progress, WeightAverage, WeightAveragingConfig, gradient_checkpointing,
 };
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
@@ -151,6 +151,34 @@ fn allocated_bytes_do_not_grow_when_parameters_are_read_and_not_used() {
         }
         model.layers[1].expand.forward(x).mean()
     });
+}
+
+/// What policies and averages keep has its place in the optimizer already.
+#[test]
+fn loading_a_checkpoint_adds_nothing_to_the_optimizer() {
+    let _alone = ALONE.lock();
+    let grown = |config: FusedConfig| {
+        let model = Mlp::init(3, 4, &device());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).with_config(config);
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::at(folder.path().join("run"));
+        fused.step(1e-3, |model| model.loss(x(4)));
+        checkpoint.save(&fused, &Progress::new(1)).unwrap();
+        let mut after = |loads: usize| {
+            for _ in 0..loads {
+                let _: Progress = checkpoint.load(&mut fused).unwrap();
+            }
+            BYTES.current_usage()
+        };
+        let start = after(10);
+        after(40) - start
+    };
+    let kept = FusedConfig::new()
+        .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
+        .with_averaging(Some(WeightAveragingConfig::new(WeightAverage::Uniform)));
+    let (plain, kept) = (grown(FusedConfig::new()), grown(kept));
+    // A group of parameters takes more.
+    assert!(kept < plain + 16 * 40, "{kept} bytes, and {plain} without");
 }
 
 /// The most bytes allocated during `train`, over those before.

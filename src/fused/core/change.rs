@@ -55,7 +55,7 @@ impl<M: Module> Core<M> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         // Straight to where the parameters rest, so that no device has to hold all.
         let model = load_same(self.ranks.form().at_home(), model).map_err(Unfit::Model)?;
-        let anew = self.policies.join(self.ranks.session().update().anew());
+        let anew = self.ranks.session().update().anew();
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.config);
         self.go_on_with(ranks.map_err(Unfit::Fused)?);
@@ -118,9 +118,8 @@ impl<M: Module> Core<M> {
             policies: kept,
             ..
         } = self;
-        let mut update = ranks.session().update();
-        update.change(|optimizer| kept.go_on_with(policies, optimizer));
-        drop(update);
+        let join = kept.go_on_with(policies);
+        ranks.session().update().make_place(join);
         self.choice = Arc::new(config.gradient_checkpointing.choice());
         self.config = config;
         self.restore_kept();
@@ -195,9 +194,6 @@ impl<M: Module> Core<M> {
             .copy_averages(&before.views, |id| gone.contains(&id));
         self.ranks = ranks;
         if through_a_record {
-            let mut update = self.ranks.session().update();
-            update.change(|optimizer| self.policies.join(optimizer));
-            drop(update);
             self.restore_kept();
         }
         self.average();
@@ -229,7 +225,7 @@ impl<M: Module> Core<M> {
         core.place_states(&core.config);
         core.ranks.views().copy_accumulated(self.ranks.views());
         if let Some(keeper) = core.policies.keeper() {
-            session.update().change(|optimizer| keeper.join(optimizer));
+            session.update().make_place(|it| keeper.join(it));
         }
         core.average();
         core.restore_kept();
