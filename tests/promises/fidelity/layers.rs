@@ -10,6 +10,7 @@ use burn::nn::{
     LstmConfig, Relu,
 };
 use burn::tensor::Bool;
+use burn::tensor::activation::softmax;
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -42,6 +43,74 @@ fn recurrent_weights_within_rounding(device: &Device) {
                 "`{path}`: {stock} and {fused}"
             );
         }
+    }
+}
+
+/// Experts that all see each token, weighted by a gate.
+#[derive(Module, Debug)]
+struct Experts {
+    gate: Linear,
+    experts: Vec<Linear>,
+}
+
+impl Experts {
+    fn init(device: &Device) -> Self {
+        let linear = |to| LinearConfig::new(8, to).with_bias(false).init(device);
+        Self {
+            gate: linear(4),
+            experts: (0..4).map(|_| linear(8)).collect(),
+        }
+    }
+
+    /// `read` gives the value of a weight.
+    fn forward(&self, x: Tensor<2>, mut read: impl FnMut(&Linear) -> Tensor<2>) -> Tensor<2> {
+        let weights = softmax(x.clone().matmul(read(&self.gate)), 1);
+        let experts = self.experts.iter().enumerate();
+        let outputs = experts.map(|(place, expert)| {
+            let output = Gelu::new().forward(x.clone().matmul(read(expert)));
+            output * weights.clone().narrow(1, place, 1)
+        });
+        outputs.reduce(|a, b| a + b).expect("there are experts")
+    }
+}
+
+/// Trains layers of experts both ways, each weight `deeper` on the tape by so many operations than the one before.
+fn train_experts(layers: usize, deeper: usize, device: &Device) -> [Vec<Experts>; 2] {
+    let x = random([16, 8], device);
+    let (_, stock, fused) = train_both(
+        || (0..layers).map(|_| Experts::init(device)).collect(),
+        |model: &Vec<Experts>, _| {
+            let mut depth = 0;
+            let mut read = |linear: &Linear| {
+                depth += deeper;
+                (0..depth).fold(linear.weight.val(), |weight, _| weight.mul_scalar(1.0))
+            };
+            let layers = model.iter();
+            square_mean(layers.fold(x.clone(), |x, layer| layer.forward(x, &mut read)))
+        },
+    );
+    [stock, fused]
+}
+
+/// The tokens have a gradient from the gate and from each expert. In stock Burn these have one depth, in the fused form that
+/// of the reads of their weights, so they are summed in another order.
+fn experts_side_by_side_within_rounding(device: &Device) {
+    let [stock, fused] = train_experts(3, 0, device);
+    for ((path, stock), (_, fused)) in weights(&stock).iter().zip(&weights(&fused)) {
+        for (stock, fused) in stock.iter::<f32>().zip(fused.iter::<f32>()) {
+            assert!(
+                (stock - fused).abs() <= 1e-6,
+                "`{path}`: {stock} and {fused}"
+            );
+        }
+    }
+}
+
+/// Nothing else differs: of tokens without a gradient, or where the depths are in the same order both ways.
+fn experts_summed_in_one_order(device: &Device) {
+    for (layers, deeper) in [(1, 0), (3, 32)] {
+        let [stock, fused] = train_experts(layers, deeper, device);
+        assert_equal_weights(&stock, &fused);
     }
 }
 
@@ -245,6 +314,8 @@ fn transformer_encoder(device: &Device) {
 
 on_every_backend!(
     recurrent_weights_within_rounding,
+    experts_side_by_side_within_rounding,
+    experts_summed_in_one_order,
     batch_norm_with_running_statistics,
     running_statistics_reach_the_validation_model,
     option_vec_array_tuple_enum_int_and_bool_fields,
