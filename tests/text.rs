@@ -9,6 +9,8 @@ mod checkpoint;
 #[path = "promises/compare.rs"]
 #[allow(dead_code)] // A part of other tests.
 mod compare;
+#[path = "../examples/text/fit.rs"]
+mod fit;
 #[allow(dead_code)] // From here on, parts of an example.
 #[path = "../examples/shared/formats.rs"]
 mod formats;
@@ -38,7 +40,11 @@ mod trainer;
 
 use std::path::Path;
 
-use backburn::{Checkpoint, GradientCheckpointingConfig, LoadError, Progress, load_from_store};
+use backburn::memory::RecordingAllocator;
+use backburn::optim::StateFormat;
+use backburn::{
+    Budget, Checkpoint, GradientCheckpointingConfig, LoadError, Progress, load_from_store,
+};
 use burn::module::Module;
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::{Device, FloatDType};
@@ -55,6 +61,10 @@ use text::{PAGES, Text};
 use tokens::Vocabulary;
 use train::{Course, HeldOut};
 use trainer::Trainer;
+
+/// A plan is made of what it counts.
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
 
 /// Installed nowhere: it counts nothing.
 static BYTES: PeakAlloc = PeakAlloc;
@@ -94,6 +104,7 @@ fn training(config: &LanguageModelConfig) -> Training {
         batch: 2,
         steps: 6,
         learning_rate: 1e-2,
+        plan: None,
     }
 }
 
@@ -197,6 +208,57 @@ fn a_training_by_muon_with_an_average_resumes_and_is_no_other() {
     ] {
         assert_refused(checkpoint::resume(&saved, new(), &training), &[option]);
     }
+}
+
+#[test]
+fn a_training_within_a_budget_goes_on_as_it_was_planned() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("saved");
+    let (initial, technique) = (initial(folder.path()), Technique::Chunked);
+    let (config, device) = (
+        technique.applied_to(&config()),
+        technique.device(Place::default()),
+    );
+    let batch = pages().batch(2, &device);
+    let enough = Budget::Bytes(1_000_000_000);
+    let mut plan = fit::plan(&config, enough, &batch, &device).unwrap();
+    // As one for fewer bytes would be.
+    (plan.batch, plan.accumulation) = (1, 2);
+    plan.optimizer = plan.optimizer.with_state_format(StateFormat::Bits8);
+    let start = |from: &Checkpoint| {
+        let trainer = technique.start_planned(&config, &plan, Place::default());
+        trainer.resume::<()>(from).unwrap().0
+    };
+    let mut whole = start(&initial);
+    run(technique, &mut whole, &mut pages(), course(0, 6));
+
+    let mut first = start(&initial);
+    run(technique, &mut first, &mut pages(), course(0, 3));
+    let training = Training {
+        plan: Some(plan.clone()),
+        ..training(&config)
+    };
+    checkpoint::save(&saved, &first, &training, 3).unwrap();
+    for budget in [None, Some(enough), Some(Budget::Machine)] {
+        let found = checkpoint::plan(&saved, budget).unwrap();
+        let found = found.unwrap();
+        assert_eq!(found.ladder, plan.ladder);
+        let again = technique.start_planned(&config, &found, Place::default());
+        let (mut again, done) = checkpoint::resume(&saved, again, &training).unwrap();
+        let mut text = pages();
+        text.skip(done, 2);
+        run(technique, &mut again, &mut text, course(done, 6));
+        assert_equal_weights(&whole.model(), &again.model());
+    }
+    assert_refused(
+        checkpoint::plan(&saved, Some(Budget::Bytes(plan.device_bytes - 1))),
+        &["saved", "was planned to take", "`--fit`"],
+    );
+    let unplanned = self::training(&config);
+    checkpoint::save(&saved, &first, &unplanned, 3).unwrap();
+    assert!(checkpoint::plan(&saved, None).unwrap().is_none());
+    let refused = checkpoint::plan(&saved, Some(enough));
+    assert_refused(refused, &["without a plan", "without `--fit`"]);
 }
 
 #[test]

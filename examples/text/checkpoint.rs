@@ -4,9 +4,11 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use backburn::{Checkpoint, Progress};
+use backburn::optim::AdamWConfig;
+use backburn::{Budget, Checkpoint, Plan, Progress};
 use serde::{Deserialize, Serialize};
 
+use crate::fit;
 use crate::formats::Formats;
 use crate::model::LanguageModelConfig;
 use crate::optimizer::Optimizer;
@@ -33,6 +35,19 @@ pub struct Training {
     /// Steps in all.
     pub steps: usize,
     pub learning_rate: f64,
+    /// How it is trained within a number of bytes, if it is.
+    pub plan: Option<Plan<AdamWConfig>>,
+}
+
+/// The plan of the training that was saved in `folder`, if it has one and that stays within `budget`.
+pub fn plan(folder: &Path, budget: Option<Budget>) -> Result<Option<Plan<AdamWConfig>>> {
+    let saved: Progress<Training> = Checkpoint::at(folder).progress()?;
+    let plan = fit::resumed(saved.plan.plan, budget);
+    plan.with_context(|| of(folder))
+}
+
+fn of(folder: &Path) -> String {
+    format!("the checkpoint in {}", folder.display())
 }
 
 /// Makes sure that a checkpoint can be saved in `folder`.
@@ -54,14 +69,13 @@ pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) 
 ///
 /// If there is none, or one of another training.
 pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(Trainer, usize)> {
-    let name = folder.display();
     let checkpoint = Checkpoint::at(folder);
     let saved: Progress<Training> = checkpoint.progress()?;
-    let of_which = || format!("the checkpoint in {name}");
-    saved.plan.check(training).with_context(of_which)?;
+    saved.plan.check(training).with_context(|| of(folder))?;
     ensure!(
         saved.step < training.steps as u64,
-        "the checkpoint in {name} has made all of its {} steps",
+        "{} has made all of its {} steps",
+        of(folder),
         saved.step
     );
     let (trainer, progress) = trainer.resume::<Training>(&checkpoint)?;

@@ -1,6 +1,6 @@
 //! How to train within a number of bytes.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use backburn::optim::AdamWConfig;
 use backburn::{Budget, Plan, Planner};
 use burn::prelude::*;
@@ -18,8 +18,24 @@ pub fn plan(
     let optimizer = AdamWConfig::new().with_weight_decay(0.01);
     let loss = |model: &LanguageModel, items| model.losses(batch.clone().narrow(0, 0, items)).total;
     let planner = Planner::new(|| config.init(device), optimizer).with_batch(pieces);
+    let planner = planner.with_progress(|tried| println!("trying: {tried}"));
     println!("planning for {budget}: passes over up to {pieces} pieces, none of them trained on");
     let measured = planner.measure(loss, budget)?;
     println!("{measured}");
     Ok(measured.choose(budget)?)
+}
+
+/// The plan of a training that goes on: as it was saved, if that stays within `budget`.
+pub fn resumed(
+    saved: Option<Plan<AdamWConfig>>,
+    budget: Option<Budget>,
+) -> Result<Option<Plan<AdamWConfig>>> {
+    match (saved, budget) {
+        (Some(plan), Some(Budget::Bytes(bytes))) if plan.device_bytes > bytes => bail!(
+            "was planned to take {} bytes, and `--fit` has {bytes}: give as many, or begin a training anew",
+            plan.device_bytes
+        ),
+        (None, Some(_)) => bail!("was trained without a plan: resume it without `--fit`"),
+        (saved, _) => Ok(saved),
+    }
 }

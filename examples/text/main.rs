@@ -72,14 +72,15 @@ fn main() -> Result<()> {
     let technique = options.technique;
     let device = technique.device(place);
     let mut course = options.course(&config);
-    let plan = match options.fit {
+    let plan = match (&options.resume, options.fit) {
+        (Some(folder), budget) => checkpoint::plan(folder, budget)?,
         // On a text of its own: the training begins with the first batch.
-        Some(budget) => {
+        (None, Some(budget)) => {
             let batch = cut()?.batch(course.batch, &device);
             let config = technique.applied_to(&config);
             Some(fit::plan(&config, budget, &batch, &device)?)
         }
-        None => None,
+        (None, None) => None,
     };
     device.seed(options.seed);
     let mut trainer = match &plan {
@@ -98,6 +99,7 @@ fn main() -> Result<()> {
         batch: course.batch,
         steps: course.steps,
         learning_rate: course.learning_rate,
+        plan,
     };
     if let Some(folder) = &options.resume {
         (trainer, course.done) = checkpoint::resume(folder, trainer, &training)?;
@@ -109,13 +111,16 @@ fn main() -> Result<()> {
         );
         text.skip(course.done, course.batch);
     }
-    if plan.is_none() {
+    if training.plan.is_none() {
         let optimizer = place.optimizer.init(place.formats);
         println!("{}", MemoryEstimate::new(&trainer.model(), &optimizer));
     }
     let (first, last) = train::train(&mut trainer, &mut text, course, &device, &BYTES)?;
     println!("loss {first:.3} at first, {last:.3} at last");
     println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
+    if let Some(plan) = &training.plan {
+        println!("planned {:.0} MB", plan.device_bytes as f64 / 1e6);
+    }
     if let Some(folder) = &options.save {
         ensure!(
             last.is_finite(),
@@ -127,7 +132,7 @@ fn main() -> Result<()> {
 
     let model = trainer.valid();
     let size = config.vocabulary;
-    let batch = plan.map_or(course.batch, |plan| plan.batch);
+    let batch = training.plan.map_or(course.batch, |plan| plan.batch);
     // No more than was trained on: of a large model each takes its time.
     let pieces = HeldOut::PIECES.min(course.stop * course.batch);
     println!("looking at {pieces} held-out pieces");

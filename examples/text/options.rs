@@ -99,11 +99,12 @@ pub struct Options {
     #[arg(long, value_enum, requires = "fine_tune")]
     pub base: Option<Base>,
 
-    /// Train within so many bytes (`6GB`, or `machine` for what there is), with no more techniques than that takes.
+    /// Train within so many bytes (`6GB`, or `machine` for what there is), with no more techniques than that takes. A training
+    /// that is resumed goes on as it was planned.
     #[arg(
         long,
         value_name = "BYTES",
-        conflicts_with_all = ["offload", "states", "weights", "optimizer", "ema", "save", "resume"]
+        conflicts_with_all = ["offload", "states", "weights", "optimizer", "ema"]
     )]
     pub fit: Option<Budget>,
 

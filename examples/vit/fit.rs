@@ -36,7 +36,8 @@ pub fn plan(
     let clipping = options.clip_norm.map(GlobalNormClippingConfig::Exact);
     let planner = Planner::new(|| config.init(&device), options.adamw())
         .with_batch(options.batch_size.into())
-        .with_config(FusedConfig::new().with_clipping(clipping));
+        .with_config(FusedConfig::new().with_clipping(clipping))
+        .with_progress(|tried| println!("trying: {tried}"));
     let measured = planner.measure(loss, budget)?;
     println!("{measured}");
     Ok(measured.choose(budget)?)

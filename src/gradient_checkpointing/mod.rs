@@ -166,6 +166,7 @@ where
         );
         return forward(block, input);
     };
+    memory::end_beyond_limit();
     let _turn = scope.pass.take_turn();
     let way = match scope.is_in_block() {
         true => Way::RunTwice { index: None },

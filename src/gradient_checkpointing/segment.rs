@@ -67,6 +67,7 @@ where
     /// Runs the block again, recorded, and back with the `gradients` of its outputs. Returns those of the
     /// tracked tensors that it computes with, as far as they have one: none if the pass has failed.
     pub(super) fn run(self, gradients: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
+        memory::end_beyond_limit();
         let pass = self.scope.pass.clone();
         if let Some(run) = self.run {
             memory::enter_second_run(run, &self.name, self.outputs.bytes());

@@ -5,6 +5,7 @@ use std::time::Instant;
 use burn::module::Module;
 use burn::tensor::Device;
 
+use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::FusedOptimizer;
@@ -20,19 +21,30 @@ const MANY: usize = 1 << 12;
 /// Bytes that the first pass takes at least for threads of the backend, activations and notes.
 pub(super) const AT_FIRST: usize = 1 << 19;
 
+/// Seconds from which on a pass is not run again only to know it better.
+const SLOW: f64 = 2.0;
+
+/// Seconds up to which a pass is run several times, to see how passes spread: so many tell it.
+const QUICK: f64 = 0.5;
+const TELLING: usize = 5;
+
+/// Bytes from which on the threads of the backend make passes that are alike differ.
+const LARGE: usize = 1 << 21;
+
 /// A model whose passes are measured.
 pub(super) struct Climber<'a, M: Module, F> {
     pub(super) fused: &'a mut FusedOptimizer<M>,
     pub(super) loss: &'a F,
     pub(super) device: &'a Device,
+    /// Bytes that a pass may take, with all that was there before.
+    pub(super) room: usize,
     /// Bytes of the largest gradient.
     pub(super) largest: usize,
     /// By which part one pass was larger than another over as many items: what threads compute at once is not always the same.
-    pub(super) spread: Option<f64>,
+    pub(super) spread: f64,
+    /// Is told of each pass.
+    pub(super) progress: fn(&str),
 }
-
-/// A pass of at least so many bytes is run again, to see how it spreads, if it takes no more than so many seconds.
-const TELLING: (usize, f64) = (1 << 21, 2.0);
 
 impl<M, L, F> Climber<'_, M, F>
 where
@@ -40,53 +52,48 @@ where
     L: Loss,
     F: Fn(&M, usize) -> L,
 {
-    /// Measures passes over each of `sizes`, the smallest first, as long as the next one is expected to take no more than
-    /// `room` bytes, with blocks that run twice and with blocks that don't.
-    pub(super) fn climb(&mut self, sizes: &[usize], room: usize) -> Result<Vec<Pass>, PlanError> {
+    /// Measures passes over each of `sizes`, the smallest first, as long as there is room for the next one, with blocks that run
+    /// twice and with blocks that don't.
+    pub(super) fn climb(&mut self, sizes: &[usize]) -> Result<Vec<Pass>, PlanError> {
+        let room = self.room;
         let mut passes: Vec<Pass> = Vec::new();
         // Nobody knows what the first pass takes beside gradients.
         if memory::live(self.device)? + 2 * self.largest + AT_FIRST > room {
             return Ok(passes);
         }
         for &items in sizes {
-            let twice = |pass: &Pass| {
-                let run = pass.twice.as_ref().map(|twice| twice.run);
-                run.or(pass.kept)
-            };
-            let (of_twice, of_kept) = (
-                self.expected(&passes, items, twice),
-                self.expected(&passes, items, |pass| pass.kept),
-            );
+            let of_twice = self.expected(&passes, items, |pass| pass.all_twice());
+            let of_kept = self.expected(&passes, items, |pass| pass.none_twice());
             let no_blocks = passes.first().is_some_and(|pass| pass.twice.is_none());
-            let mut pass = Pass {
-                items,
-                kept: None,
-                twice: None,
-                tried: Vec::new(),
-            };
-            if !no_blocks && of_twice.is_none_or(|bytes| bytes <= room) {
-                let (timeline, run) = self.passes(items, Vec::new())?;
-                pass.twice = Twice::of(timeline, run);
-                if pass.twice.is_none() {
-                    pass.kept = Some(run);
-                }
+            let mut pass = Pass::over(items);
+            if !no_blocks
+                && of_twice.is_none_or(|bytes| bytes <= room)
+                && let recorded = self.passes(items, Vec::new())?
+                && recorded.is_whole
+            {
+                pass.note_twice(recorded.timeline, recorded.run);
             }
             if let (Some(twice), Some(share)) = (&mut pass.twice, share(&passes)) {
                 twice.fear(share);
             }
             let fits = match (&pass.twice, of_kept) {
                 (Some(twice), of_kept) => {
-                    let of_blocks = with_margin(twice.run.start, twice.peak_of_all());
+                    let of_blocks = self.with_margin(twice.run.start, twice.peak_of_all());
                     of_kept.unwrap_or(0).max(of_blocks) <= room
                 }
-                (None, of_kept) => of_kept.is_some_and(|bytes| bytes <= room),
+                // Blocks that run twice are not always the smaller way.
+                (None, None) => passes.is_empty(),
+                (None, Some(bytes)) => bytes <= room,
             };
-            if pass.kept.is_none() && fits {
-                let keep = vec![true; pass.twice.as_ref().map_or(MANY, Twice::count)];
-                let (_, run) = self.passes(items, keep.clone())?;
-                pass.note(keep, run);
+            let keep = vec![true; pass.twice.as_ref().map_or(MANY, Twice::count)];
+            if pass.none_twice().is_none()
+                && fits
+                && let recorded = self.passes(items, keep.clone())?
+                && recorded.is_whole
+            {
+                pass.note(keep, recorded.run);
             }
-            if pass.kept.is_none() && pass.twice.is_none() {
+            if pass.none_twice().is_none() && pass.twice.is_none() {
                 break;
             }
             passes.push(pass);
@@ -99,36 +106,50 @@ where
         &self,
         passes: &[Pass],
         items: usize,
-        of: impl Fn(&Pass) -> Option<Run>,
+        of: impl Fn(&Pass) -> Option<Kept>,
     ) -> Option<usize> {
         let mut known = passes
             .iter()
-            .filter_map(|pass| of(pass).map(|run| (pass.items, run)));
+            .filter_map(|pass| of(pass).map(|kept| (pass.items, kept.run)));
         let (many, last) = known.next_back()?;
         // Of the gradients in it are no more for more items: one comes into being beside another.
         let in_backward = last.peak - last.forward.max(last.start);
         let fixed = in_backward.min(2 * self.largest);
-        let in_proportion = (last.peak - last.start - fixed) as f64 / many as f64;
+        let in_proportion = (last.in_pass() - fixed) as f64 / many as f64;
         // A line through two sizes would be less, and wrong where other sizes are computed in other ways.
         let grows = known.next_back().map_or(in_proportion, |(few, before)| {
-            let more = (last.peak - last.start).saturating_sub(before.peak - before.start);
+            let more = last.in_pass().saturating_sub(before.in_pass());
             in_proportion.max(more as f64 / (many - few) as f64)
         });
         let expected = last.peak + (grows * (items - many) as f64) as usize;
-        Some(with_margin(last.start, expected))
+        Some(self.with_margin(last.start, expected))
+    }
+
+    /// What a pass that begins with `start` bytes is feared to take, if `peak` is expected.
+    fn with_margin(&self, start: usize, peak: usize) -> usize {
+        let margin = 0.1 + self.spread;
+        peak + (peak.saturating_sub(start) as f64 * margin) as usize
     }
 
     /// Runs a pass with these blocks, and learns from it.
     pub(super) fn check(&mut self, pass: &mut Pass, kept: &Kept) -> Result<(), PlanError> {
-        let (_, run) = self.pass(pass.items, kept.keep.clone())?;
-        pass.note(kept.keep.clone(), run);
+        let recorded = self.passes(pass.items, kept.keep.clone())?;
+        pass.note(kept.keep.clone(), recorded.run);
         Ok(())
+    }
+
+    /// How many choices of blocks are tried: of a slow pass, one.
+    pub(super) fn tries(&self, passes: &[Pass]) -> usize {
+        let mut runs = passes.iter().filter_map(|pass| pass.all_twice());
+        let is_slow = runs.any(|twice| twice.run.seconds > SLOW);
+        if is_slow { 1 } else { 8 }
     }
 
     /// A pass over the batch as stock Burn does it.
     pub(super) fn stock(&mut self, items: usize) -> Result<Run, PlanError> {
+        (self.progress)(&format!("{items} items as stock Burn has it"));
         let model = self.fused.model();
-        let (_, run) = recorded(self.device, || {
+        let recorded = recorded(self.device, usize::MAX, || {
             let loss = (self.loss)(&model, items);
             if !loss.has_graph() {
                 return Err(FusedError::LossNotTracked);
@@ -136,34 +157,40 @@ where
             drop(loss.go_back(None, None));
             Ok(())
         })?;
-        Ok(run)
+        Ok(recorded.run)
     }
 
-    /// A pass whose blocks keep their activations as `keep` says; the first that is large, three times: then the largest.
-    fn passes(
-        &mut self,
-        items: usize,
-        keep: Vec<bool>,
-    ) -> Result<(MemoryTimeline, Run), PlanError> {
+    /// A pass whose blocks keep their activations as `keep` says: of several, the largest, if that takes no long time; else one, and
+    /// what others have taught.
+    fn passes(&mut self, items: usize, keep: Vec<bool>) -> Result<Recorded, PlanError> {
         let mut largest = self.pass(items, keep.clone())?;
-        let (bytes, seconds) = (largest.1.in_pass(), largest.1.seconds);
-        if self.spread.is_some() || bytes < TELLING.0 || seconds > TELLING.1 {
+        if !largest.is_whole || largest.run.in_pass() < LARGE || largest.run.seconds > QUICK {
+            let in_pass = largest.run.in_pass() as f64;
+            largest.run.peak += (in_pass * self.spread) as usize;
             return Ok(largest);
         }
-        let mut least = bytes;
-        for _ in 1..3 {
-            let again = self.pass(items, keep.clone())?;
-            least = least.min(again.1.in_pass());
-            if again.1.in_pass() > largest.1.in_pass() {
-                largest = again;
+        let mut least = largest.run.in_pass();
+        for _ in 1..TELLING {
+            let recorded = self.pass(items, keep.clone())?;
+            least = least.min(recorded.run.in_pass());
+            if recorded.run.in_pass() > largest.run.in_pass() {
+                largest = recorded;
             }
         }
-        self.spread = Some(largest.1.in_pass() as f64 / least as f64 - 1.0);
+        let spread = largest.run.in_pass() as f64 / least as f64 - 1.0;
+        self.spread = self.spread.max(spread);
         Ok(largest)
     }
 
-    /// A pass whose blocks keep their activations as `keep` says.
-    fn pass(&mut self, items: usize, keep: Vec<bool>) -> Result<(MemoryTimeline, Run), PlanError> {
+    /// A pass whose blocks keep their activations as `keep` says; warmed, if that takes no long time.
+    fn pass(&mut self, items: usize, keep: Vec<bool>) -> Result<Recorded, PlanError> {
+        let kept = keep.iter().filter(|keep| **keep).count();
+        let blocks = match kept {
+            0 => "all blocks run twice".to_string(),
+            _ if kept == keep.len() => "no block runs twice".to_string(),
+            _ => format!("{kept} of {} blocks run once", keep.len()),
+        };
+        (self.progress)(&format!("{items} items, {blocks}"));
         let config: FusedConfig = self.fused.config().clone();
         let blocks = config
             .gradient_checkpointing
@@ -172,40 +199,56 @@ where
         self.fused
             .try_set_config(config.with_gradient_checkpointing(blocks))?;
         let mut once = || {
-            recorded(self.device, || {
+            recorded(self.device, self.room, || {
                 self.fused
                     .try_dry_run(|model| (self.loss)(model, items))
                     .map(drop)
             })
         };
-        let (timeline, run) = once()?;
-        match run.warms_up(&timeline) {
-            true => once(),
-            false => Ok((timeline, run)),
+        let first = once()?;
+        if first.is_whole && first.run.warms_up(&first.timeline) && first.run.seconds < SLOW {
+            once()
+        } else {
+            Ok(first)
         }
     }
 }
 
+/// A pass, as it was recorded.
+struct Recorded {
+    timeline: MemoryTimeline,
+    run: Run,
+    /// Whether it came to its end: beyond a limit it has ended at a block.
+    is_whole: bool,
+}
+
 fn recorded(
     device: &Device,
+    limit: usize,
     pass: impl FnOnce() -> Result<(), FusedError>,
-) -> Result<(MemoryTimeline, Run), PlanError> {
-    let recorder = MemoryRecorder::start_peaks(device)?;
+) -> Result<Recorded, PlanError> {
+    let recorder = MemoryRecorder::start_peaks(device, limit)?;
     let begun = Instant::now();
-    recorder.forward(pass)?;
+    let ended = catch(|| recorder.forward(pass));
     let seconds = begun.elapsed().as_secs_f64();
     let timeline = recorder.finish()?;
     let run = Run::of(&timeline, seconds);
-    Ok((timeline, run))
-}
-
-/// What a pass that begins with `start` bytes is feared to take, if `peak` is expected.
-fn with_margin(start: usize, peak: usize) -> usize {
-    peak + peak.saturating_sub(start) / 10
+    let is_whole = ended.is_ok();
+    match ended {
+        Ok(ended) => ended?,
+        Err(_) if run.peak > limit => {}
+        Err(panic) => panic.resume(),
+    }
+    Ok(Recorded {
+        timeline,
+        run,
+        is_whole,
+    })
 }
 
 /// What has been learned of blocks that keep their activations.
 fn share(passes: &[Pass]) -> Option<f64> {
-    let last = passes.iter().rev().find(|pass| pass.kept.is_some())?;
+    let mut passes = passes.iter().rev();
+    let last = passes.find(|pass| pass.none_twice().is_some())?;
     last.twice.as_ref().map(Twice::share)
 }

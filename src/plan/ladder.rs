@@ -3,11 +3,6 @@ use std::fmt::{Display, Formatter};
 use burn::config::Config;
 use serde::{Deserialize, Serialize};
 
-use super::choice::{Choice, Level, in_micros};
-use super::measured::Measured;
-use super::optimizer::PlannedOptimizer;
-use super::technique::Technique;
-
 /// What a technique does to the result of a training, as a [`Rung`] tells.
 #[derive(Config, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fidelity {
@@ -15,6 +10,8 @@ pub enum Fidelity {
     Exact,
     /// The same but for rounding; batch normalization and dropout see parts of the batch.
     Rounding,
+    /// The optimizer's state takes the gradients of micro-batches one by one.
+    Approximation,
     /// Weights or states have fewer bits.
     Precision,
 }
@@ -51,99 +48,6 @@ pub struct Ladder {
     pub estimated: bool,
 }
 
-impl Ladder {
-    pub(super) fn new<O: PlannedOptimizer>(measured: &Measured<O>, budget: usize) -> Self {
-        let mut ladder = Self {
-            budget,
-            batch: measured.batch,
-            stock: measured.stock().map(|(device_bytes, seconds)| Rung {
-                name: "stock Burn".to_string(),
-                device_bytes,
-                host_bytes: 0,
-                seconds: in_micros(seconds),
-                fidelity: Fidelity::Exact,
-            }),
-            rungs: Vec::new(),
-            taken: None,
-            estimated: measured.apart,
-        };
-        for level in measured.levels() {
-            let fit = measured.choice(&level, budget);
-            let fits = fit.is_some() && ladder.taken.is_none();
-            // Beyond what was taken, a rung shows what it would bring.
-            let shown = match ladder.taken {
-                None => fit.or_else(|| measured.least(&level)),
-                Some(_) => next(measured, &level).or(fit),
-            };
-            let Some(choice) = shown else { continue };
-            let rung = Rung {
-                name: name(&level, &choice),
-                device_bytes: choice.device,
-                host_bytes: choice.host,
-                seconds: choice.seconds,
-                fidelity: fidelity(&level, &choice),
-            };
-            if ladder.rungs.iter().all(|other| other.name != rung.name) {
-                ladder.rungs.push(rung);
-                if fits {
-                    ladder.taken = Some(ladder.rungs.len() - 1);
-                }
-            }
-        }
-        ladder
-    }
-}
-
-/// What the technique that a level adds would bring at most.
-fn next<O: PlannedOptimizer>(measured: &Measured<O>, level: &Level) -> Option<Choice> {
-    match level.last? {
-        Technique::Blocks => {
-            let width = measured.widths.iter().position(|it| it.dtype.is_none())?;
-            let pass = measured.passes(level, width).into_iter().next()?;
-            measured.all_twice(level, width, pass)
-        }
-        Technique::MicroBatches => measured.least(level),
-        _ => None,
-    }
-}
-
-fn fidelity(level: &Level, choice: &Choice) -> Fidelity {
-    if level.states.is_some() || level.weights.is_some() {
-        Fidelity::Precision
-    } else if choice.accumulation > 1 {
-        Fidelity::Rounding
-    } else {
-        Fidelity::Exact
-    }
-}
-
-fn name(level: &Level, choice: &Choice) -> String {
-    let mut parts = Vec::new();
-    if let Some(weights) = level.weights {
-        parts.push(format!("weights in bf16 {weights:?}"));
-    }
-    if let Some(states) = level.states {
-        parts.push(format!("states in {states:?}"));
-    }
-    match level.waits {
-        Some(Technique::HostStates) => parts.push("states on the host".to_string()),
-        Some(_) => parts.push("updates on the host".to_string()),
-        None => {}
-    }
-    if choice.accumulation > 1 {
-        parts.push(format!("{} micro-batches", choice.accumulation));
-    }
-    let keep = &choice.kept.keep;
-    let twice = keep.iter().filter(|keep| !**keep).count();
-    if twice > 0 {
-        parts.push(format!("{twice} of {} blocks run twice", keep.len()));
-    }
-    match parts.is_empty() {
-        true => "fused".to_string(),
-        false => parts.join(", "),
-    }
-}
-
 impl Display for Ladder {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let mega = |bytes: usize| bytes as f64 / 1e6;
@@ -163,13 +67,15 @@ impl Display for Ladder {
         let rungs = self.rungs.iter().enumerate();
         for (place, rung) in stock.chain(rungs.map(|(place, rung)| (Some(place), rung))) {
             let is_taken = place.is_some() && place == self.taken;
-            let host = match has_host {
-                true => format!("{:.2}", mega(rung.host_bytes)),
-                false => String::new(),
+            let host = if has_host {
+                format!("{:.2}", mega(rung.host_bytes))
+            } else {
+                String::new()
             };
             let result = match rung.fidelity {
                 Fidelity::Exact => "the same",
                 Fidelity::Rounding => "the same but for rounding",
+                Fidelity::Approximation => "approximated",
                 Fidelity::Precision => "fewer bits",
             };
             let fits = match rung.device_bytes.checked_sub(self.budget) {

@@ -1,40 +1,34 @@
 use std::fmt::{Display, Formatter};
 
-use burn::tensor::FloatDType;
-
-use crate::config::FusedConfig;
-use crate::offload::{Offload, OffloadConfig};
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::optim::{StateFormat, WeightFormat};
 use crate::parameters::ModelKey;
 
 use super::budget::Budget;
-use super::choice::{Choice, Level};
+use super::choice::{Choice, Facts, Level, in_micros};
+use super::climb::AT_FIRST;
 use super::error::PlanError;
-use super::ladder::Ladder;
+use super::ladder::{Fidelity, Ladder, Rung};
 use super::optimizer::PlannedOptimizer;
-use super::pass::{Kept, Run};
+use super::pass::Kept;
 use super::plan::Plan;
 use super::technique::Technique;
-use super::width::{Formats, Width};
+use super::width::{Footing, Formats, Sums, Width};
 
 /// What a training of a model holds, as [`Planner::measure`](super::Planner::measure) has found it.
 ///
 /// Budgets can be tried without new runs. It prints as the ladder of the budget that was measured within.
 #[derive(Clone, Debug)]
 pub struct Measured<O> {
-    pub(super) key: ModelKey,
-    pub(super) batch: usize,
+    key: ModelKey,
     pub(super) budget: usize,
-    pub(super) order: Vec<Technique>,
-    pub(super) optimizer: O,
-    pub(super) config: FusedConfig,
+    order: Vec<Technique>,
+    optimizer: O,
     /// Whether the device has memory of its own, and tells of it now and then only.
-    pub(super) apart: bool,
-    /// What a pass is taken to hold, in parts of what was measured.
-    pub(super) margin: f64,
-    /// Bytes of the weights in bf16, and what was there before.
+    apart: bool,
+    pub(super) facts: Facts,
+    /// Bytes that the smallest weights would take, with what was there before.
     pub(super) least_of_weights: usize,
-    pub(super) widths: Vec<Width>,
     /// Why weights in bf16 can't be.
     refused_bf16: Option<String>,
 }
@@ -46,33 +40,33 @@ const AT_ONCE: f64 = 1.01;
 const APART: f64 = 1.25;
 
 impl<O: PlannedOptimizer> Measured<O> {
+    /// Nothing yet; of the techniques in `order`, those that `optimizer` and the device allow.
     pub(super) fn new(
         key: ModelKey,
-        batch: usize,
         budget: usize,
-        order: Vec<Technique>,
+        order: &[Technique],
         optimizer: O,
-        config: FusedConfig,
         apart: bool,
+        facts: Facts,
     ) -> Self {
-        let has_formats = optimizer
-            .formatted(Some(StateFormat::Bits8), Some(WeightFormat::Split24))
-            .is_some();
-        let can = |it: &Technique| {
-            let is_format = it.states().is_some() || it.weights().is_some();
-            (has_formats || !is_format) && (apart || !it.waits())
+        let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
+        let has_formats = optimizer.formatted(formats.0, formats.1).is_some();
+        let takes_sums = optimizer.in_state().is_ok();
+        let can = |it: &Technique| match it {
+            Technique::SumsInState => takes_sums,
+            it if it.waits().is_some() => apart,
+            it if it.states().is_some() || it.weights().is_some() => has_formats,
+            _ => true,
         };
+        let margin = if apart { APART } else { AT_ONCE };
         Self {
             key,
-            batch,
             budget,
-            order: order.into_iter().filter(can).collect(),
+            order: order.iter().copied().filter(can).collect(),
             optimizer,
-            config,
             apart,
-            margin: if apart { APART } else { AT_ONCE },
+            facts: Facts { margin, ..facts },
             least_of_weights: 0,
-            widths: Vec::new(),
             refused_bf16: None,
         }
     }
@@ -94,162 +88,205 @@ impl<O: PlannedOptimizer> Measured<O> {
             }
             budget => budget.bytes(&Default::default())?,
         };
-        let Some((level, choice)) = self.best(budget) else {
-            return Err(self.nothing_fits(budget));
+        match self.best(budget) {
+            Some((level, choice)) => Ok(self.plan(&level, &choice, budget)),
+            None => Err(self.nothing_fits(budget)),
+        }
+    }
+
+    fn plan(&self, level: &Level, choice: &Choice, budget: usize) -> Plan<O> {
+        let width = &self.facts.widths[choice.width];
+        let config = self.facts.config.clone();
+        let blocks = GradientCheckpointingConfig {
+            keep_activations: choice.kept.keep.clone(),
+            ..config.gradient_checkpointing.clone()
         };
-        Ok(Plan::new(self, &level, &choice, self.ladder(budget)))
+        let optimizer = self.optimizer.formatted(level.states, level.weights);
+        Plan {
+            config: config
+                .with_gradient_checkpointing(blocks)
+                .with_offload(level.offload()),
+            optimizer: optimizer.unwrap_or_else(|| self.optimizer.clone()),
+            weights: width.footing.dtype(),
+            batch: width.passes[choice.pass].items,
+            accumulation: choice.accumulation,
+            sums_in_state: level.sums_in_state(choice),
+            device_bytes: choice.device,
+            host_bytes: choice.host,
+            model: self.key,
+            ladder: self.ladder(budget),
+        }
     }
 
     /// The rungs, from fused training alone on, for `budget` bytes.
     pub fn ladder(&self, budget: usize) -> Ladder {
-        Ladder::new(self, budget)
+        let mut ladder = Ladder {
+            budget,
+            batch: self.facts.batch,
+            stock: self.stock(),
+            rungs: Vec::new(),
+            taken: None,
+            estimated: self.apart,
+        };
+        for level in self.levels() {
+            let fit = self.facts.choice(&level, budget);
+            let fits = fit.is_some() && ladder.taken.is_none();
+            // Beyond what was taken, a rung shows what it would bring.
+            let shown = match ladder.taken {
+                None => fit.or_else(|| self.facts.least(&level)),
+                Some(_) => self.facts.at_most(&level).or(fit),
+            };
+            let Some(choice) = shown else { continue };
+            let rung = Rung {
+                name: level.name(&choice),
+                device_bytes: choice.device,
+                host_bytes: choice.host,
+                seconds: choice.seconds,
+                fidelity: level.fidelity(&choice),
+            };
+            if ladder.rungs.iter().all(|other| other.name != rung.name) {
+                ladder.rungs.push(rung);
+                if fits {
+                    ladder.taken = Some(ladder.rungs.len() - 1);
+                }
+            }
+        }
+        ladder
+    }
+
+    /// A training with stock Burn, if it was measured.
+    fn stock(&self) -> Option<Rung> {
+        let width = self.facts.widths.first()?;
+        let (run, states) = (width.stock?, width.states_in((None, None))?);
+        let after = run.start + width.gradients() + states.update;
+        Some(Rung {
+            name: "stock Burn".to_string(),
+            device_bytes: run.peak.max(after) + states.sum(),
+            host_bytes: 0,
+            seconds: in_micros(run.seconds + states.seconds),
+            fidelity: Fidelity::Exact,
+        })
     }
 
     /// Learns from a step of `plan`, after which the device has reserved so many `bytes` (of `Device::memory_pool_usage`), or after which
     /// the peak of the process was so high: another [`choose`](Self::choose) reckons with it.
     pub fn have_seen(&mut self, plan: &Plan<O>, bytes: usize) {
         let planned = plan.device_bytes.max(1) as f64;
-        self.margin *= bytes as f64 / planned;
+        self.facts.margin *= bytes as f64 / planned;
         if !self.apart {
-            self.margin = self.margin.max(AT_ONCE);
+            self.facts.margin = self.facts.margin.max(AT_ONCE);
         }
     }
 
     /// The first level of which something fits, and what.
-    pub(super) fn best(&self, budget: usize) -> Option<(Level, Choice)> {
-        let mut levels = self.levels().into_iter();
-        levels.find_map(|level| Some((level.clone(), self.choice(&level, budget)?)))
+    fn best(&self, budget: usize) -> Option<(Level, Choice)> {
+        let mut levels = self.levels();
+        levels.find_map(|level| {
+            let choice = self.facts.choice(&level, budget)?;
+            Some((level, choice))
+        })
     }
 
     /// Fused training alone, and then with one technique more each time.
-    pub(super) fn levels(&self) -> Vec<Level> {
-        let count = self.order.len();
-        (0..=count)
-            .map(|count| Level::of(&self.order[..count]))
-            .collect()
+    fn levels(&self) -> impl Iterator<Item = Level> {
+        (0..=self.order.len()).map(|count| Level::of(&self.order[..count]))
     }
 
-    /// Passes that are alike differ by this part.
-    pub(super) fn have_spread(&mut self, spread: f64) {
-        let least = if self.apart { APART } else { AT_ONCE };
-        self.margin = self.margin.max(least + spread);
+    /// What the levels stand on, in their order.
+    pub(super) fn footings(&self) -> Vec<Footing> {
+        let mut footings = Vec::new();
+        for footing in self.levels().map(|level| level.footing()) {
+            if !footings.contains(&footing) {
+                footings.push(footing);
+            }
+        }
+        footings
+    }
+
+    /// What states and weights may be kept in on this footing.
+    pub(super) fn formats(&self, footing: Footing) -> Vec<Formats> {
+        let levels = self.levels().filter(|level| level.footing() == footing);
+        let mut formats: Vec<_> = levels.map(|level| level.formats()).collect();
+        formats.dedup();
+        formats
+    }
+
+    /// Bytes without which no pass with weights of this footing is tried.
+    fn begins(&self, width: &Width) -> usize {
+        width.left + 2 * width.largest() + AT_FIRST + self.least_beside(width)
+    }
+
+    /// The least that a training with weights of this footing holds beside a pass.
+    pub(super) fn least_beside(&self, width: &Width) -> usize {
+        let levels = self.levels().filter(|it| it.footing() == width.footing);
+        let beside = levels.filter_map(|level| {
+            let offload = level.offload();
+            width.beside(
+                level.formats(),
+                Sums::None,
+                &self.facts.config,
+                offload.as_ref(),
+            )
+        });
+        beside.map(|beside| beside.device).min().unwrap_or(0)
     }
 
     pub(super) fn fits(&self) -> bool {
         self.best(self.budget).is_some()
     }
 
-    pub(super) fn allows_bf16(&self) -> bool {
-        self.order.iter().any(|it| it.weights().is_some())
-    }
-
     pub(super) fn refuse_bf16(&mut self, reason: &str) {
         // What was measured until then is not to be trusted.
-        self.widths.retain(|width| width.dtype.is_none());
+        self.facts.widths.retain(|width| !width.footing.in_bf16);
         self.refused_bf16 = Some(reason.to_string());
     }
 
-    /// What states and weights of this type may be kept in.
-    pub(super) fn formats(&self, dtype: Option<FloatDType>) -> Vec<Formats> {
-        let states = self.order.iter().filter_map(|it| it.states());
-        let states: Vec<_> = [None].into_iter().chain(states.map(Some)).collect();
-        let weights: Vec<_> = match dtype {
-            None => vec![None],
-            Some(_) => self
-                .order
-                .iter()
-                .filter_map(|it| it.weights())
-                .map(Some)
-                .collect(),
-        };
-        let pairs = states
-            .iter()
-            .flat_map(|states| weights.iter().map(|weights| (*states, *weights)));
-        pairs.collect()
-    }
-
-    /// What waits on the host, as a step is configured.
-    pub(super) fn offload(&self, level: &Level) -> Option<OffloadConfig> {
-        let offload = match level.waits? {
-            Technique::HostStates => Offload::States,
-            _ => Offload::Updates,
-        };
-        Some(OffloadConfig::new(offload))
-    }
-
     /// A choice of blocks for the budget that no pass was run with: which pass, and the blocks.
-    pub(super) fn untried(&self, width: usize) -> Option<(usize, Kept)> {
-        const MOST: usize = 8;
+    pub(super) fn untried(&self, width: usize, most: usize) -> Option<(usize, Kept)> {
         let (_, choice) = self.best(self.budget)?;
-        let pass = &self.widths[choice.width].passes[choice.pass];
-        let keep = &choice.kept.keep;
-        let some = keep.iter().any(|keep| *keep);
-        let all = keep.iter().all(|keep| *keep);
-        let known = !some || all && pass.kept.is_some();
-        let is_new =
-            !known && pass.tried.iter().all(|it| it.keep != *keep) && pass.tried.len() < MOST;
-        (choice.width == width && is_new).then_some((choice.pass, choice.kept))
-    }
-
-    /// Measures a pass of stock Burn, if it stays within the budget.
-    pub(super) fn measure_stock(
-        &mut self,
-        width: usize,
-        measure: impl FnOnce(usize) -> Result<Run, PlanError>,
-    ) -> Result<(), PlanError> {
-        let width = &mut self.widths[width];
-        let pass = width.passes.iter().find(|pass| pass.items == self.batch);
-        let Some(kept) = pass.and_then(|pass| pass.kept) else {
-            return Ok(());
-        };
-        if width.dtype.is_none() && kept.peak + width.gradients() <= self.budget {
-            width.stock = Some(measure(self.batch)?);
-        }
-        Ok(())
-    }
-
-    /// The peak of a training with stock Burn, if it was measured.
-    pub(super) fn stock(&self) -> Option<(usize, f64)> {
-        let width = self.widths.iter().find(|width| width.dtype.is_none())?;
-        let (run, states) = (width.stock?, width.states_in((None, None))?);
-        let after = run.start + width.gradients() + states.update;
-        let peak = run.peak.max(after) + states.sum();
-        Some((peak, run.seconds + states.seconds))
+        let pass = &self.facts.widths[choice.width].passes[choice.pass];
+        let is_new = choice.width == width && !pass.knows(&choice.kept) && pass.tried() < most;
+        is_new.then_some((choice.pass, choice.kept))
     }
 
     fn nothing_fits(&self, budget: usize) -> PlanError {
-        let levels = self.levels();
-        let least = levels.iter().filter_map(|level| self.least(level));
+        let least = self.levels().filter_map(|level| self.facts.least(&level));
         let least = least.map(|choice| choice.device).min();
         // Of weights that were not measured, what a pass would begin with.
-        let begins = self.widths.iter().map(|width| width.begins()).min();
+        let widths = &self.facts.widths;
+        let begins = widths.iter().map(|width| self.begins(width)).min();
         let begins = begins.unwrap_or(self.least_of_weights);
-        let mut advice = Vec::new();
-        if self.allows_bf16() && !self.widths.iter().any(|width| width.dtype.is_some()) {
-            advice.push(match &self.refused_bf16 {
-                Some(reason) => format!("Weights in bf16 can't be: {reason}."),
-                None if self.least_of_weights > self.budget => String::new(),
-                None => "Weights in bf16 were not measured: measure with this budget.".to_string(),
-            });
-        }
-        let has = |technique| self.order.contains(&technique);
-        if self.batch == 1 {
-            advice.push("A batch of one item can't be split.".to_string());
-        } else if !has(Technique::MicroBatches) {
-            advice.push("Micro-batches are not allowed by the order.".to_string());
-        }
-        let mut passes = self.widths.iter().flat_map(|width| &width.passes);
-        let measured = self.widths.iter().any(|width| !width.passes.is_empty());
-        if measured && passes.all(|pass| pass.twice.is_none()) {
-            advice.push("No block of the model is under `gradient_checkpointing`.".to_string());
-        }
-        advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".to_string());
-        advice.retain(|sentence| !sentence.is_empty());
         PlanError::NothingFits {
             budget,
             least: least.unwrap_or(begins).max(budget + 1),
-            advice: advice.join(" "),
+            advice: self.advice(budget).join(" "),
         }
+    }
+
+    /// What would help if nothing fits.
+    fn advice(&self, budget: usize) -> Vec<String> {
+        let mut advice = Vec::new();
+        let widths = &self.facts.widths;
+        let in_bf16 = widths.iter().any(|width| width.footing.in_bf16);
+        if self.order.iter().any(|it| it.weights().is_some()) && !in_bf16 {
+            if let Some(reason) = &self.refused_bf16 {
+                advice.push(format!("Weights in bf16 can't be: {reason}."));
+            } else if budget < self.budget {
+                let not_measured = "Weights in bf16 were not measured: measure with this budget.";
+                advice.push(not_measured.to_string());
+            }
+        }
+        if self.facts.batch == 1 {
+            advice.push("A batch of one item can't be split.".to_string());
+        } else if !self.order.contains(&Technique::MicroBatches) {
+            advice.push("Micro-batches are not allowed by the order.".to_string());
+        }
+        let mut passes = widths.iter().flat_map(|width| &width.passes).peekable();
+        if passes.peek().is_some() && passes.all(|pass| pass.twice.is_none()) {
+            advice.push("No block of the model is under `gradient_checkpointing`.".to_string());
+        }
+        advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".to_string());
+        advice
     }
 }
 

@@ -1,8 +1,8 @@
 //! From a model and a number of bytes to a training that fits.
 //!
-//! [`planner`] measures: the states of an optimizer, as an estimate does, and how passes [`climb`] from one item to the batch, each a [`pass`] with
-//! blocks that run twice and without. What is known of weights of one type is a [`width`]; [`measured`] has all of them, [`choice`] takes
-//! what costs least, [`ladder`] shows the others beside it, and [`plan`] is what comes of it.
+//! [`planner`] measures: the states of an optimizer, as an estimate does, and how passes [`climb`] from one item to the batch, each a
+//! [`pass`] with blocks that run twice and without. What is known of weights of one type in one place is a [`width`], and [`choice`] tells from
+//! all of them which way costs least. [`measured`] makes of that a [`ladder`] that shows all ways, and a [`plan`] to train by.
 
 mod budget;
 mod choice;

@@ -1,9 +1,13 @@
 use burn::optim::ModuleOptimizer;
 
+use crate::error::FusedError;
 use crate::optim::{
     AdamConfig, AdamWConfig, LionConfig, MuonConfig, MuonWithAdamWConfig, SgdConfig, StateFormat,
     WeightFormat,
 };
+use crate::policy::Policies;
+
+pub(super) use sealed::Planned;
 
 /// An optimizer that can be planned with: the configs of [`backburn::optim`](crate::optim), whose formats a plan can set, and any
 /// [`ModuleOptimizer`], whose formats stay as they are (its plans can't be saved).
@@ -11,29 +15,44 @@ use crate::optim::{
     message = "`{Self}` can't be planned with",
     note = "use a config of `backburn::optim`, or `init()` of any other for a `ModuleOptimizer`"
 )]
-pub trait PlannedOptimizer: Clone + sealed::Sealed {
+pub trait PlannedOptimizer: Clone + Planned {
     /// The optimizer for a model.
     fn build(&self) -> ModuleOptimizer;
+}
 
-    /// The same with formats, if it has any; those that are not given stay.
-    #[doc(hidden)]
-    fn formatted(&self, states: Option<StateFormat>, weights: Option<WeightFormat>)
-    -> Option<Self>;
+mod sealed {
+    use super::*;
 
-    /// Whether what it holds for a parameter goes by its shape alone, wherever it is.
-    #[doc(hidden)]
-    const SHAPE_TELLS: bool;
+    /// What a plan can do with an optimizer.
+    #[allow(private_interfaces)] // Nobody outside can call it.
+    pub trait Planned: Sized {
+        /// Whether what it holds for a parameter goes by its shape alone, wherever it is.
+        const SHAPE_TELLS: bool;
+
+        /// The same with formats, if it has any; those that are not given stay.
+        fn formatted(
+            &self,
+            states: Option<StateFormat>,
+            weights: Option<WeightFormat>,
+        ) -> Option<Self>;
+
+        /// The optimizer that takes the gradients of micro-batches into its state, and the policies for that.
+        fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError>;
+    }
 }
 
 macro_rules! planned {
-    ($shape_tells:literal: $($config:ty)*) => {
+    ($($shape_tells:literal, $config:ty: |$it:ident| $in_state:expr;)*) => {
         $(
-            impl sealed::Sealed for $config {}
-
             impl PlannedOptimizer for $config {
                 fn build(&self) -> ModuleOptimizer {
                     self.init()
                 }
+            }
+
+            #[allow(private_interfaces)]
+            impl Planned for $config {
+                const SHAPE_TELLS: bool = $shape_tells;
 
                 fn formatted(
                     &self,
@@ -50,21 +69,39 @@ macro_rules! planned {
                     Some(formatted)
                 }
 
-                const SHAPE_TELLS: bool = $shape_tells;
+                fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError> {
+                    let $it = self;
+                    $in_state
+                }
             }
         )*
     };
 }
 
-planned!(true: AdamConfig AdamWConfig LionConfig SgdConfig);
-planned!(false: MuonConfig MuonWithAdamWConfig);
+planned! {
+    true, AdamConfig: |it| Policies::in_state_of(it.build());
+    true, AdamWConfig: |it| Policies::in_state_of(it.build());
+    true, SgdConfig: |it| Policies::in_state_of(it.build());
+    true, LionConfig: |_it| whole_gradient();
+    false, MuonConfig: |_it| whole_gradient();
+    false, MuonWithAdamWConfig: |_it| whole_gradient();
+}
 
-impl sealed::Sealed for ModuleOptimizer {}
+fn whole_gradient() -> Result<(ModuleOptimizer, Policies), FusedError> {
+    Err(FusedError::NotInState {
+        reason: "it looks at the whole gradient: use `AdamW`",
+    })
+}
 
 impl PlannedOptimizer for ModuleOptimizer {
     fn build(&self) -> ModuleOptimizer {
         self.clone()
     }
+}
+
+#[allow(private_interfaces)]
+impl Planned for ModuleOptimizer {
+    const SHAPE_TELLS: bool = false;
 
     fn formatted(
         &self,
@@ -74,9 +111,9 @@ impl PlannedOptimizer for ModuleOptimizer {
         (states.is_none() && weights.is_none()).then(|| self.clone())
     }
 
-    const SHAPE_TELLS: bool = false;
-}
-
-mod sealed {
-    pub trait Sealed {}
+    fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError> {
+        Err(FusedError::NotInState {
+            reason: "what a `ModuleOptimizer` holds is not known: plan with a config of `backburn::optim`",
+        })
+    }
 }

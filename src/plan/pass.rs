@@ -2,16 +2,14 @@
 
 use crate::memory::{MemoryTimeline, Phase, RecomputedBlock, Sample};
 
-/// A pass over so many items, as it was measured.
+/// Passes over so many items, as they were measured.
 #[derive(Clone, Debug)]
 pub(super) struct Pass {
     pub(super) items: usize,
-    /// With blocks that keep their activations, if that was tried.
-    pub(super) kept: Option<Run>,
-    /// With blocks that run twice, if there are any.
+    /// The one whose blocks all run twice, if there are any.
     pub(super) twice: Option<Twice>,
-    /// With some blocks of each kind.
-    pub(super) tried: Vec<Kept>,
+    /// The others.
+    runs: Vec<Kept>,
 }
 
 /// The most bytes in use in a pass, with all that was there before, and its time.
@@ -47,6 +45,11 @@ impl Kept {
     /// Number of blocks that keep their activations.
     fn count(&self) -> usize {
         self.keep.iter().filter(|keep| **keep).count()
+    }
+
+    /// Whether no block runs twice.
+    fn is_all(&self) -> bool {
+        self.keep.iter().all(|keep| *keep)
     }
 }
 
@@ -135,9 +138,10 @@ impl Twice {
         let (mut low, mut high) = (0.0, 4.0);
         for _ in 0..24 {
             let middle = f64::midpoint(low, high);
-            match self.peak(&keep, middle) < run.peak {
-                true => low = middle,
-                false => high = middle,
+            if self.peak(&keep, middle) < run.peak {
+                low = middle;
+            } else {
+                high = middle;
             }
         }
         self.share = high;
@@ -156,47 +160,21 @@ impl Twice {
 }
 
 impl Pass {
-    /// As few blocks that run twice as a pass of `budget` bytes takes.
-    pub(super) fn fewest_twice(&self, budget: usize) -> Option<Kept> {
-        let twice = self.twice.as_ref()?;
-        if twice.run.peak > budget {
-            return None;
+    /// None yet.
+    pub(super) fn over(items: usize) -> Self {
+        Self {
+            items,
+            twice: None,
+            runs: Vec::new(),
         }
-        let expected = self.expected(twice, budget);
-        let tried = self.tried.iter().filter(|tried| tried.run.peak <= budget);
-        let best = tried.max_by_key(|tried| tried.count());
-        let known = self.tried.iter().any(|tried| tried.keep == expected.keep);
-        Some(match best {
-            Some(best) if known || best.count() >= expected.count() => best.clone(),
-            None if known => Kept {
-                keep: vec![false; twice.count()],
-                run: twice.run,
-            },
-            _ => expected,
-        })
     }
 
-    /// The same as far as the recording of blocks that run twice tells.
-    fn expected(&self, twice: &Twice, budget: usize) -> Kept {
-        let mut keep = vec![false; twice.count()];
-        let mut run = twice.run;
-        // The last ones cost least: what a block keeps is needed until the backward pass has come back to it.
-        for index in (0..keep.len()).rev() {
-            keep[index] = true;
-            let peak = twice.peak(|block| keep[block], twice.share);
-            let all = keep.iter().all(|keep| *keep);
-            let too_many = all && self.kept.is_some_and(|kept| kept.peak > budget);
-            match peak <= budget && !too_many {
-                true => run.peak = run.peak.max(peak),
-                false => keep[index] = false,
-            }
+    /// Notes a pass whose blocks all run twice, or that has none.
+    pub(super) fn note_twice(&mut self, timeline: MemoryTimeline, run: Run) {
+        self.twice = Twice::of(timeline, run);
+        if self.twice.is_none() {
+            self.note(Vec::new(), run);
         }
-        let count = keep.iter().filter(|keep| **keep).count();
-        if let Some(kept) = self.kept {
-            let part = count as f64 / keep.len() as f64;
-            run.seconds += (kept.seconds - run.seconds) * part;
-        }
-        Kept { keep, run }
     }
 
     /// Notes a pass with these blocks.
@@ -205,25 +183,77 @@ impl Pass {
         // As if it had begun with the same.
         let run = Run {
             start,
-            peak: start + (run.peak - run.start),
+            peak: start + run.in_pass(),
             forward: start + run.forward.saturating_sub(run.start),
             ..run
         };
         if let Some(twice) = &mut self.twice {
             twice.learn(|block| keep.get(block).is_some_and(|keep| *keep), run);
         }
-        match keep.iter().all(|keep| *keep) {
-            true => self.kept = Some(run),
-            false => self.tried.push(Kept { keep, run }),
-        }
+        self.runs.push(Kept { keep, run });
+    }
+
+    /// Number of passes with some blocks of each kind.
+    pub(super) fn tried(&self) -> usize {
+        self.runs.iter().filter(|run| !run.is_all()).count()
+    }
+
+    /// Whether a pass was run with these blocks.
+    pub(super) fn knows(&self, kept: &Kept) -> bool {
+        kept.count() == 0 && !kept.is_all() || self.runs.iter().any(|run| run.keep == kept.keep)
     }
 
     /// A pass without a block that runs twice.
     pub(super) fn none_twice(&self) -> Option<Kept> {
-        let count = self.twice.as_ref().map_or(0, Twice::count);
-        self.kept.map(|run| Kept {
-            keep: vec![true; count],
-            run,
+        self.runs.iter().find(|run| run.is_all()).cloned()
+    }
+
+    /// A pass whose blocks all run twice.
+    pub(super) fn all_twice(&self) -> Option<Kept> {
+        self.twice.as_ref().map(|twice| Kept {
+            keep: vec![false; twice.count()],
+            run: twice.run,
         })
+    }
+
+    /// As few blocks that run twice as a pass of `budget` bytes takes.
+    pub(super) fn fewest_twice(&self, budget: usize) -> Option<Kept> {
+        let known = self.all_twice().into_iter().chain(self.runs.clone());
+        let known = known.filter(|known| known.run.peak <= budget);
+        let best = known.max_by_key(Kept::count);
+        match (&self.twice, best) {
+            (Some(twice), best) if twice.run.peak <= budget => {
+                let expected = self.expected(twice, budget);
+                best.filter(|best| self.knows(&expected) || best.count() >= expected.count())
+                    .or(Some(expected))
+            }
+            (_, best) => best,
+        }
+    }
+
+    /// The same as far as the recording of blocks that run twice tells.
+    fn expected(&self, twice: &Twice, budget: usize) -> Kept {
+        let keep = vec![false; twice.count()];
+        let mut expected = Kept {
+            keep,
+            run: twice.run,
+        };
+        let kept = self.none_twice().map(|kept| kept.run);
+        // The last ones cost least: what a block keeps is needed until the backward pass has come back to it.
+        for index in (0..expected.keep.len()).rev() {
+            expected.keep[index] = true;
+            let peak = twice.peak(|block| expected.keep[block], twice.share);
+            let too_many = expected.is_all() && kept.is_some_and(|kept| kept.peak > budget);
+            if peak <= budget && !too_many {
+                expected.run.peak = expected.run.peak.max(peak);
+            } else {
+                expected.keep[index] = false;
+            }
+        }
+        if let Some(kept) = kept {
+            let part = expected.count() as f64 / expected.keep.len() as f64;
+            expected.run.seconds += (kept.seconds - twice.run.seconds) * part;
+        }
+        expected
     }
 }

@@ -2,19 +2,18 @@ use std::fmt::{Display, Formatter};
 
 use burn::config::Config;
 use burn::module::Module;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use crate::cast::try_cast;
 use crate::config::FusedConfig;
 use crate::fused::FusedOptimizer;
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::parameters::ModelKey;
+use crate::policy::Policies;
 
-use super::choice::{Choice, Level};
 use super::error::PlanError;
 use super::ladder::Ladder;
-use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 
 /// How to train a model within a number of bytes: what [`Measured::choose`] has chosen.
@@ -58,6 +57,9 @@ pub struct Plan<O> {
     pub batch: usize,
     /// Micro-batches in a step. Their gradients are added up, so a loss that is a mean is divided by their number.
     pub accumulation: usize,
+    /// Whether the gradients of micro-batches go [straight into the states](FusedOptimizer::accumulating_in_state) of the optimizer.
+    #[serde(default)]
+    pub sums_in_state: bool,
     /// Bytes at the peak where the model computes; on a CPU, of the whole process.
     pub device_bytes: usize,
     /// Bytes on the host, if that is not where the model computes.
@@ -71,35 +73,6 @@ pub struct Plan<O> {
 impl<O: Config> Config for Plan<O> {}
 
 impl<O: PlannedOptimizer> Plan<O> {
-    pub(super) fn new(
-        measured: &Measured<O>,
-        level: &Level,
-        choice: &Choice,
-        ladder: Ladder,
-    ) -> Self {
-        let width = &measured.widths[choice.width];
-        let blocks = measured.config.gradient_checkpointing.clone();
-        let blocks = GradientCheckpointingConfig {
-            keep_activations: choice.kept.keep.clone(),
-            ..blocks
-        };
-        let config = measured.config.clone();
-        let optimizer = measured.optimizer.formatted(level.states, level.weights);
-        Self {
-            config: config
-                .with_gradient_checkpointing(blocks)
-                .with_offload(measured.offload(level)),
-            optimizer: optimizer.unwrap_or_else(|| measured.optimizer.clone()),
-            weights: width.dtype,
-            batch: width.passes[choice.pass].items,
-            accumulation: choice.accumulation,
-            device_bytes: choice.device,
-            host_bytes: choice.host,
-            model: measured.key,
-            ladder,
-        }
-    }
-
     /// The model that `init` makes, fused as planned.
     ///
     /// # Panics
@@ -120,7 +93,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         &self,
         init: impl FnOnce() -> M,
     ) -> Result<FusedOptimizer<M>, PlanError> {
-        let mut fused = FusedOptimizer::try_new(self.model(init)?, self.optimizer.build())?;
+        let mut fused = self.fused(init)?;
         fused.try_set_config(self.config.clone())?;
         Ok(fused)
     }
@@ -135,7 +108,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         init: impl FnOnce() -> M,
         device: &Device,
     ) -> Result<FusedOptimizer<M>, PlanError> {
-        let mut fused = FusedOptimizer::try_new(self.model(init)?, self.optimizer.build())?;
+        let mut fused = self.fused(init)?;
         fused.try_set_config_on(self.config.clone(), device)?;
         Ok(fused)
     }
@@ -176,10 +149,26 @@ impl<O: PlannedOptimizer> Plan<O> {
         M: burn::train::LearnerModel,
         <M as burn::train::TrainStep>::Input: Clone,
     {
-        let (model, optimizer) = (self.model(init)?, self.optimizer.build());
-        let mut learner = crate::train::FusedLearner::new(model, optimizer, lr_scheduler);
+        let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
+        let mut learner =
+            crate::train::FusedLearner::with_policies(model, optimizer, lr_scheduler, policies);
         learner.try_set_config(self.config.clone())?;
         Ok(learner)
+    }
+
+    fn fused<M: Module>(&self, init: impl FnOnce() -> M) -> Result<FusedOptimizer<M>, PlanError> {
+        let (optimizer, policies) = self.optimizer()?;
+        let fused = FusedOptimizer::with_policies(self.model(init)?, optimizer, policies);
+        Ok(fused?)
+    }
+
+    /// The optimizer, and what is done with gradients for its sake.
+    fn optimizer(&self) -> Result<(ModuleOptimizer, Policies), PlanError> {
+        if self.sums_in_state {
+            Ok(self.optimizer.in_state()?)
+        } else {
+            Ok((self.optimizer.build(), Policies::default()))
+        }
     }
 
     /// The model in the type of its weights, if it is the one that was planned for.

@@ -9,15 +9,16 @@ use crate::estimate::{self, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory;
-use crate::parameters::{ModelKey, list};
+use crate::parameters::{ModelKey, Parameter, list};
 
 use super::budget::Budget;
+use super::choice::Facts;
 use super::climb::{AT_FIRST, Climber};
 use super::error::PlanError;
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
-use super::width::Width;
+use super::width::{Footing, SLACK, Width};
 
 /// Finds the smallest change with which a training fits a number of bytes.
 ///
@@ -62,6 +63,7 @@ pub struct Planner<I, O> {
     order: Vec<Technique>,
     config: FusedConfig,
     device: Option<Device>,
+    progress: fn(&str),
 }
 
 impl<M, I, O> Planner<I, O>
@@ -80,6 +82,7 @@ where
             order: Technique::LEAST_COST.to_vec(),
             config: FusedConfig::new(),
             device: None,
+            progress: |_| {},
         }
     }
 
@@ -112,13 +115,20 @@ where
         self
     }
 
+    /// Is told what is tried, before each pass: for a model whose passes take their time.
+    #[must_use]
+    pub fn with_progress(mut self, progress: fn(&str)) -> Self {
+        self.progress = progress;
+        self
+    }
+
     /// Measures what passes of the model hold, over parts of the batch from one item on, as long as they stay within `budget`.
     /// `loss` computes the loss of so many items.
     ///
-    /// Every part is run with blocks that keep their activations, and with blocks that run twice; what fits the budget is
-    /// run once more as it was chosen. Weights in bf16 are tried if nothing fits in the type of the model. Nothing is trained, but random numbers
-    /// are drawn: seed the device afterwards. The memory that is measured is that of the whole process, or of the device: train nothing
-    /// beside it.
+    /// Every part is run with blocks that keep their activations, and with blocks that run twice; a pass that goes beyond the budget
+    /// ends at its next block; what fits is run once more as it was chosen. Weights in bf16, and on the host, are tried if nothing
+    /// fits without. Nothing is trained, but random numbers are drawn: seed the device afterwards. The memory that is measured is
+    /// that of the whole process, or of the device: train nothing beside it.
     ///
     /// # Errors
     ///
@@ -147,88 +157,146 @@ where
         check_device(&device, FloatDType::F32)?;
         let budget = budget.into().bytes(&device)?;
         let before = memory::live(&device)?;
-        let own = device.memory_pool_usage().is_some();
+        let facts = Facts {
+            batch: self.batch,
+            config: self.config.clone().with_offload(None),
+            margin: 1.0,
+            widths: Vec::new(),
+        };
         let mut measured = Measured::new(
             ModelKey::of(&model),
-            self.batch,
             budget,
-            self.order.clone(),
+            &self.order,
             self.optimizer.clone(),
-            self.config.clone().with_offload(None),
-            own,
+            device.memory_pool_usage().is_some(),
+            facts,
         );
-        let lazy = list(&model).into_iter().map(|it| it.param);
-        // What is in memory is counted already.
-        let lazy = lazy.filter(|param| !param.is_initialized());
-        let elements: Vec<usize> = lazy.map(|param| param.shape().num_elements()).collect();
-        let (all, largest) = (elements.iter().sum::<usize>(), elements.iter().max());
-        // One is drawn, and cast, beside the others; then a pass begins.
-        let beside = before + 8 * largest.unwrap_or(&0) + AT_FIRST;
-        let (whole, half) = (beside + 4 * all, beside + 2 * all);
+        let size = Size::of(&model);
         drop(model);
-        measured.least_of_weights = half;
-        if whole <= budget {
-            self.width(&mut measured, None, &device, &loss)?;
-        }
-        if measured.fits() || !measured.allows_bf16() || half > budget {
-            return Ok(measured);
-        }
-        match catch(|| self.width(&mut measured, Some(FloatDType::BF16), &device, &loss)) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => measured.refuse_bf16(&error.to_string()),
-            Err(panic) => measured.refuse_bf16(panic.text().unwrap_or("it panics")),
+        let footings = measured.footings();
+        let least = |footing: &Footing| before + self.least(*footing, &size);
+        measured.least_of_weights = footings.iter().map(least).min().unwrap_or(0);
+        for footing in footings {
+            if measured.fits() {
+                break;
+            }
+            if least(&footing) > budget {
+                continue;
+            }
+            if !footing.in_bf16 {
+                self.width(&mut measured, footing, &device, &loss)?;
+                continue;
+            }
+            match catch(|| self.width(&mut measured, footing, &device, &loss)) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => measured.refuse_bf16(&error.to_string()),
+                Err(panic) => measured.refuse_bf16(panic.text().unwrap_or("it panics")),
+            }
         }
         Ok(measured)
     }
 
-    /// Measures the model with weights of this type.
+    /// Bytes of the weights while they come into being, until a pass begins.
+    fn least(&self, footing: Footing, size: &Size) -> usize {
+        // They are made on the host, and stay there.
+        if footing.on_host && self.device.is_some() {
+            return AT_FIRST;
+        }
+        // One is drawn, and cast, beside the others.
+        let weights = match footing.in_bf16 {
+            true => 2 * size.all,
+            false => 4 * size.lazy,
+        };
+        weights + 8 * size.largest + AT_FIRST
+    }
+
+    /// Measures the model with weights of this footing.
     fn width<L: Loss>(
         &self,
         measured: &mut Measured<O>,
-        dtype: Option<FloatDType>,
+        footing: Footing,
         device: &Device,
         loss: &impl Fn(&M, usize) -> L,
     ) -> Result<(), PlanError> {
+        let before = memory::live(device)?;
+        (self.progress)(&format!("making the model, weights {footing}"));
         let model = (self.init)();
-        let model = match dtype {
+        let model = match footing.dtype() {
             Some(dtype) => try_cast(model, dtype)?,
             None => model,
         };
         let mut fused = FusedOptimizer::try_new(model, self.optimizer.build())?;
-        let config = measured.config.clone();
+        let config = measured.facts.config.clone();
+        let config = config.with_offload(footing.offload());
         match &self.device {
             Some(device) => fused.try_set_config_on(config, device)?,
             None => fused.try_set_config(config)?,
         }
         let parameters = parameters(&fused.model());
-        let mut width = Width::new(dtype, parameters);
-        for (states, weights) in measured.formats(dtype) {
+        let held = memory::live(device)?.saturating_sub(before);
+        let mut width = Width::new(footing, parameters, held);
+        for (states, weights) in measured.formats(footing) {
             if let Some(optimizer) = self.optimizer.formatted(states, weights) {
                 let optimizer = optimizer.build();
                 let held = estimate::measure(&optimizer, &width.parameters, O::SHAPE_TELLS);
                 width.states.push(((states, weights), held));
             }
         }
-        let room = measured.budget.saturating_sub(width.least_states());
+        let beside = measured.least_beside(&width) + SLACK;
+        let room = measured.budget.saturating_sub(beside);
         let mut climber = Climber {
             fused: &mut fused,
             loss,
             device,
+            room,
             largest: width.largest(),
-            spread: None,
+            spread: 0.0,
+            progress: self.progress,
         };
-        width.passes = climber.climb(&sizes(self.batch), room)?;
-        measured.have_spread(climber.spread.unwrap_or(0.0));
-        let place = measured.widths.len();
-        measured.widths.push(width);
+        width.passes = climber.climb(&sizes(self.batch))?;
+        let tries = climber.tries(&width.passes);
+        let place = measured.facts.widths.len();
+        measured.facts.widths.push(width);
         // What was chosen is tried, until that tells nothing new.
-        while let Some((place_of_pass, kept)) = measured.untried(place) {
-            let pass = &mut measured.widths[place].passes[place_of_pass];
+        while let Some((place_of_pass, kept)) = measured.untried(place, tries) {
+            let pass = &mut measured.facts.widths[place].passes[place_of_pass];
             climber.check(pass, &kept)?;
         }
-        measured.measure_stock(place, |items| climber.stock(items))?;
-        measured.widths[place].left = memory::live(device)?;
+        let width = &mut measured.facts.widths[place];
+        if width.room_for_stock(self.batch, measured.budget) {
+            width.stock = Some(climber.stock(self.batch)?);
+        }
+        width.left = memory::live(device)?;
         Ok(())
+    }
+}
+
+/// Numbers of elements of a model.
+struct Size {
+    /// Of all float parameters.
+    all: usize,
+    /// Of those that are not in memory yet; what is, is counted already.
+    lazy: usize,
+    /// Of the largest.
+    largest: usize,
+}
+
+impl Size {
+    fn of<M: Module>(model: &M) -> Self {
+        let mut size = Self {
+            all: 0,
+            lazy: 0,
+            largest: 0,
+        };
+        for Parameter { param, .. } in list(model) {
+            let elements = param.shape().num_elements();
+            size.all += elements;
+            size.largest = size.largest.max(elements);
+            if !param.is_initialized() {
+                size.lazy += elements;
+            }
+        }
+        size
     }
 }
 

@@ -1,5 +1,6 @@
 use burn::config::Config;
 
+use crate::offload::{Offload, WaitingBlocks};
 use crate::optim::{StateFormat, WeightFormat};
 
 /// A way to take less memory than fused training alone does.
@@ -21,10 +22,16 @@ pub enum Technique {
     Split24,
     /// Weights in bf16, [rounded at random](WeightFormat::Stochastic).
     Stochastic,
+    /// The gradients of micro-batches go [straight into the states](crate::FusedOptimizer::accumulating_in_state), without a buffer. For
+    /// optimizers whose states can take them, in full, and where nothing waits on the host. In no order by default: Adam's second
+    /// moment is another then.
+    SumsInState,
     /// Optimizer states [wait on the host](crate::Offload::States). For a device with memory of its own.
     HostStates,
     /// Updates are made [on the host](crate::Offload::Updates). For a device with memory of its own.
     HostUpdates,
+    /// The weights of blocks [wait on the host](crate::Offload::Weights), too. For a device with memory of its own.
+    HostWeights,
 }
 
 impl Technique {
@@ -38,6 +45,7 @@ impl Technique {
         Self::Split24,
         Self::States4,
         Self::Stochastic,
+        Self::HostWeights,
     ];
 
     /// What changes no result comes first, whatever time it takes.
@@ -45,6 +53,7 @@ impl Technique {
         Self::Blocks,
         Self::HostStates,
         Self::HostUpdates,
+        Self::HostWeights,
         Self::MicroBatches,
         Self::States8,
         Self::Split24,
@@ -62,6 +71,7 @@ impl Technique {
         Self::Stochastic,
         Self::HostStates,
         Self::HostUpdates,
+        Self::HostWeights,
     ];
 
     /// Weights and states stay as they are.
@@ -70,6 +80,7 @@ impl Technique {
         Self::MicroBatches,
         Self::HostStates,
         Self::HostUpdates,
+        Self::HostWeights,
     ];
 
     pub(super) fn states(self) -> Option<StateFormat> {
@@ -88,7 +99,12 @@ impl Technique {
         }
     }
 
-    pub(super) fn waits(self) -> bool {
-        matches!(self, Self::HostStates | Self::HostUpdates)
+    pub(super) fn waits(self) -> Option<Offload> {
+        match self {
+            Self::HostStates => Some(Offload::States),
+            Self::HostUpdates => Some(Offload::Updates),
+            Self::HostWeights => Some(Offload::Weights(WaitingBlocks::All)),
+            _ => None,
+        }
     }
 }

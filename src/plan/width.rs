@@ -1,27 +1,62 @@
-//! What is known of a training with weights of one type.
+//! What is known of a training with weights of one type in one place.
+
+use std::fmt::{Display, Formatter};
 
 use burn::tensor::FloatDType;
 
 use crate::config::FusedConfig;
 use crate::estimate::{Parameter, States};
-use crate::offload::OffloadConfig;
-use crate::optim::{StateFormat, WeightFormat};
+use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
+use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
 
-use super::climb::AT_FIRST;
 use super::pass::{Pass, Run};
 
 /// How states and weights are kept; none as the optimizer says.
 pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
 
 /// What threads keep for themselves differs from run to run by about so many bytes.
-const SLACK: usize = 1 << 17;
+pub(super) const SLACK: usize = 1 << 17;
 
-/// What was measured with weights of one type.
+/// In which type the weights are, and where: trainings that differ in these are measured each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Footing {
+    /// In bf16; else in the type of the model.
+    pub(super) in_bf16: bool,
+    /// Those of blocks wait on the host.
+    pub(super) on_host: bool,
+}
+
+impl Footing {
+    /// The type of the weights; none is that of the model.
+    pub(super) fn dtype(self) -> Option<FloatDType> {
+        self.in_bf16.then_some(FloatDType::BF16)
+    }
+
+    /// What waits on the host while it is measured.
+    pub(super) fn offload(self) -> Option<OffloadConfig> {
+        let weights = Offload::Weights(WaitingBlocks::All);
+        self.on_host.then(|| OffloadConfig::new(weights))
+    }
+}
+
+impl Display for Footing {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.in_bf16 {
+            "in bf16"
+        } else {
+            "in their type"
+        })?;
+        f.write_str(if self.on_host { ", on the host" } else { "" })
+    }
+}
+
+/// What was measured with weights of one footing.
 #[derive(Clone, Debug)]
 pub(super) struct Width {
-    /// None is that of the model.
-    pub(super) dtype: Option<FloatDType>,
+    pub(super) footing: Footing,
     pub(super) parameters: Vec<Parameter>,
+    /// Bytes of weights that somebody else holds, too: the first update makes a copy of each.
+    pub(super) shared: usize,
     pub(super) states: Vec<(Formats, States)>,
     /// Over more and more items.
     pub(super) passes: Vec<Pass>,
@@ -29,6 +64,17 @@ pub(super) struct Width {
     pub(super) stock: Option<Run>,
     /// Bytes in use after all passes.
     pub(super) left: usize,
+}
+
+/// Where the gradients of micro-batches are added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// In no buffer.
+    None,
+    /// In the type of the parameter.
+    AsParameter,
+    /// In f32, if that is more.
+    InFull,
 }
 
 /// Bytes of a training beside a pass.
@@ -43,10 +89,16 @@ pub(super) struct Beside {
 }
 
 impl Width {
-    pub(super) fn new(dtype: Option<FloatDType>, parameters: Vec<Parameter>) -> Self {
+    /// Nothing yet of `parameters`, for which so many bytes have come into being.
+    pub(super) fn new(footing: Footing, parameters: Vec<Parameter>, held: usize) -> Self {
+        let bytes: usize = parameters.iter().map(Parameter::bytes).sum();
+        let missing = bytes.saturating_sub(held);
+        // Weights on the host have no bytes where they are looked for.
+        let are_shared = !footing.on_host && missing > bytes / 64;
         Self {
-            dtype,
+            footing,
             parameters,
+            shared: if are_shared { missing } else { 0 },
             states: Vec::new(),
             passes: Vec::new(),
             stock: None,
@@ -54,24 +106,22 @@ impl Width {
         }
     }
 
+    /// Whether a pass of stock Burn over `batch` items stays within `budget`.
+    pub(super) fn room_for_stock(&self, batch: usize, budget: usize) -> bool {
+        let pass = self.passes.iter().find(|pass| pass.items == batch);
+        let kept = pass.and_then(|pass| pass.none_twice());
+        let is_plain = !self.footing.in_bf16 && !self.footing.on_host;
+        is_plain && kept.is_some_and(|kept| kept.run.peak + self.gradients() <= budget)
+    }
+
     /// Bytes in use before a pass. What larger passes have made the backend keep for itself stays; it may keep a little more.
     pub(super) fn floor(&self) -> usize {
         let runs = self.passes.iter().flat_map(|pass| {
-            let twice = pass.twice.as_ref().map(|twice| twice.run);
-            [twice, pass.kept].into_iter().flatten()
+            let runs = [pass.all_twice(), pass.none_twice()];
+            runs.into_iter().flatten()
         });
-        runs.map(|run| run.start).fold(self.left, usize::max) + SLACK
-    }
-
-    /// The bytes without which no pass is tried.
-    pub(super) fn begins(&self) -> usize {
-        self.left + 2 * self.largest() + AT_FIRST + self.least_states()
-    }
-
-    /// Bytes of the smallest states.
-    pub(super) fn least_states(&self) -> usize {
-        let sums = self.states.iter().map(|(_, states)| states.sum());
-        sums.min().unwrap_or(0)
+        let start = runs.map(|kept| kept.run.start).fold(self.left, usize::max);
+        start + self.shared + SLACK
     }
 
     pub(super) fn states_in(&self, formats: Formats) -> Option<&States> {
@@ -93,56 +143,70 @@ impl Width {
         trained.map(Parameter::bytes).sum()
     }
 
-    /// What is held beside a pass with states in `formats`, if so many micro-batches make a step, and what `offload`
-    /// says waits on the host.
+    /// What is held beside a pass with states in `formats` and these `sums`, and what `offload` says waits on the host.
     pub(super) fn beside(
         &self,
         formats: Formats,
-        accumulation: usize,
+        sums: Sums,
         config: &FusedConfig,
         offload: Option<&OffloadConfig>,
     ) -> Option<Beside> {
         let states = self.states_in(formats)?;
-        let sums = |parameter: &Parameter| match config.full_precision_accumulation {
-            _ if accumulation == 1 || !parameter.trained => 0,
-            true => parameter.elements() * parameter.dtype.size().max(4),
-            false => parameter.bytes(),
-        };
         let mut beside = Beside {
             device: 0,
             host: 0,
             seconds: states.seconds,
         };
         let mut on_the_way = states.update;
-        let state_waits = |it: &OffloadConfig, elements| {
-            it.states_wait_from().is_some_and(|from| elements >= from)
-        };
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
             let (elements, bytes) = (parameter.elements(), parameter.bytes());
-            // In f32, if it is not less.
-            let average = match config.averaging {
-                Some(_) if parameter.trained => 4 * elements,
-                _ => 0,
+            if !parameter.trained {
+                beside.host += match offload {
+                    Some(offload) if offload.frozen_waits(elements) => bytes,
+                    _ => 0,
+                };
+                continue;
+            }
+            let sum = match sums {
+                Sums::None => 0,
+                Sums::AsParameter => bytes,
+                Sums::InFull => bytes.max(4 * elements),
             };
-            let state = state + average;
-            match offload {
-                None => beside.device += state + sums(parameter),
-                Some(offload) => {
-                    beside.host += sums(parameter);
-                    if offload.rests_on_host(elements) && parameter.trained {
-                        beside.host += bytes + state;
-                        // One gradient leaves while the next comes into being, and the new weight comes back.
-                        on_the_way = on_the_way.max(2 * bytes);
-                    } else if state_waits(offload, elements) {
-                        beside.host += state;
-                        on_the_way = on_the_way.max(bytes + state);
-                    } else {
-                        beside.device += state;
-                    }
-                }
+            let averaging = config.averaging.as_ref();
+            let average = averaging.map_or(0, |it| average(it, parameter));
+            let Some(offload) = offload else {
+                beside.device += state + average + sum;
+                continue;
+            };
+            beside.host += sum;
+            let state_waits = offload.states_wait_from().is_some_and(|it| elements >= it);
+            if offload.rests_on_host(elements) {
+                beside.host += bytes + state + average;
+                // One gradient leaves while the next comes into being, and the new weight comes back.
+                on_the_way = on_the_way.max(2 * bytes);
+            } else if state_waits {
+                beside.host += state;
+                beside.device += average;
+                on_the_way = on_the_way.max(bytes + state);
+            } else {
+                beside.device += state + average;
             }
         }
         beside.device += on_the_way;
         Some(beside)
     }
+}
+
+/// Bytes of the average of `parameter`.
+fn average(averaging: &WeightAveragingConfig, parameter: &Parameter) -> usize {
+    /// Smaller ones are kept in full.
+    const SMALL: usize = 4096;
+    let elements = parameter.elements();
+    let of_one = match averaging.format {
+        _ if !averaging.covers(&parameter.path) => 0,
+        WeightFormat::Stochastic if elements >= SMALL => 2,
+        WeightFormat::Split24 if elements >= SMALL => 3,
+        _ => parameter.dtype.size().max(4),
+    };
+    of_one * elements
 }

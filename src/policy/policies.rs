@@ -71,13 +71,18 @@ impl Policies {
         configured: Self,
     ) -> impl Fn(ModuleOptimizer) -> ModuleOptimizer + use<> {
         let (was_kept, averaged) = (self.keeper().is_some(), self.averages);
-        if !self.scales_as(&configured) {
-            self.state.set_loss_scale(configured.initial_scale());
+        let scales_as = self.scales_as(&configured);
+        let before = std::mem::replace(self, configured);
+        let now = self.adaptive.as_ref();
+        if let Some(adaptive) = now.or(before.adaptive.as_ref()) {
+            let mut learned = adaptive.state.lock();
+            if !scales_as {
+                learned.loss_scale = now.and_then(Adaptive::initial_scale);
+            }
+            if !now.is_some_and(Adaptive::clips_lagged) {
+                learned.gradient_norm = None;
+            }
         }
-        if !configured.clips_lagged() {
-            self.state.set_gradient_norm(None);
-        }
-        *self = configured;
         // Each place stays there.
         let keeper = self.keeper().filter(|_| !was_kept);
         let changes = averaged != self.averages;

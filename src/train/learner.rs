@@ -71,6 +71,16 @@ impl<M: LearnerModel> FusedLearner<M> {
     ) -> Self {
         let (optimizer, policies) =
             Policies::in_state_of(optimizer).unwrap_or_else(|error| panic!("{error}"));
+        Self::with_policies(model, optimizer, lr_scheduler, policies)
+    }
+
+    /// A learner with policies that were put together elsewhere.
+    pub(crate) fn with_policies(
+        model: M,
+        optimizer: ModuleOptimizer,
+        lr_scheduler: impl Into<ModuleLrScheduler>,
+        policies: Policies,
+    ) -> Self {
         let mut learner = Self::new(model, optimizer, lr_scheduler);
         learner.how.policies = policies;
         learner

@@ -1,9 +1,15 @@
 //! What is chosen, in which order, and what becomes of a plan.
 
-use backburn::optim::{AdamWConfig, MuonWithAdamWConfig};
-use backburn::{Fidelity, FusedConfig, GlobalNormClippingConfig, Plan, Planner, Technique};
+use std::sync::Mutex;
+
+use backburn::optim::{AdamWConfig, LionConfig, MuonWithAdamWConfig};
+use backburn::{
+    Fidelity, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, Plan, PlanError,
+    Planner, Technique,
+};
 use burn::config::Config;
 
+use crate::compare::assert_equal_weights;
 use crate::models::*;
 use crate::{ENOUGH, alone, init, measured, planner, trained};
 
@@ -89,7 +95,9 @@ fn the_order_is_the_users() {
     let taken = |plan: &Plan<AdamWConfig>| plan.ladder.rungs[plan.ladder.taken.unwrap()].clone();
     assert_eq!(taken(&exact).fidelity, Fidelity::Exact);
 
-    let fast = measured(Technique::FAST_FIRST).choose(budget).unwrap();
+    let fast = measured(Technique::FAST_FIRST);
+    let budget = fast.ladder(ENOUGH).rungs[0].device_bytes - 100_000;
+    let fast = fast.choose(budget).unwrap();
     assert_eq!(taken(&fast).name, "states in Bits8");
     assert_eq!(taken(&fast).fidelity, Fidelity::Precision);
 
@@ -112,6 +120,70 @@ fn the_order_is_the_users() {
         .map(|rung| rung.name.clone())
         .collect();
     assert_eq!(names, ["fused", "states in Bits4"]);
+}
+
+#[test]
+fn gradients_that_go_into_the_states_need_no_buffer() {
+    let _alone = alone();
+    let order = [Technique::MicroBatches, Technique::SumsInState];
+    let measured = planner::<Bag>().with_order(&order);
+    let measured = measured.measure(Bag::loss, ENOUGH).unwrap();
+    let rungs = measured.ladder(1).rungs;
+    let names: Vec<_> = rungs.iter().map(|rung| rung.name.as_str()).collect();
+    // A buffer would take more than smaller passes save.
+    assert_eq!(names, ["fused", "32 micro-batches summed in states"]);
+    assert_eq!(rungs[1].fidelity, Fidelity::Approximation);
+    assert!(rungs[1].device_bytes < rungs[0].device_bytes, "{rungs:?}");
+
+    // As the door for it trains by hand.
+    let plan = Plan {
+        accumulation: 2,
+        batch: Bag::BATCH / 2,
+        sums_in_state: true,
+        ..measured.choose(ENOUGH).unwrap()
+    };
+    let model = init::<Bag>();
+    let optimizer = AdamWConfig::new().build();
+    let mut by_hand = FusedOptimizer::accumulating_in_state(model.clone(), optimizer);
+    let mut fused = plan.fuse(|| model);
+    for training in [&mut by_hand, &mut fused] {
+        for _ in 0..2 {
+            training.accumulate(|model| model.loss(plan.batch) / 2.0);
+            training.step(1e-3, |model| model.loss(plan.batch) / 2.0);
+        }
+    }
+    assert_equal_weights(&by_hand.model(), &fused.model());
+
+    // An optimizer whose state can't take them is planned without.
+    let lion = Planner::new(init::<Bag>, LionConfig::new()).with_batch(Bag::BATCH);
+    let lion = lion.with_order(&order).measure(Bag::loss, ENOUGH).unwrap();
+    assert_eq!(lion.ladder(1).rungs.len(), 1, "{lion}");
+    let mut plan = lion.choose(ENOUGH).unwrap();
+    plan.sums_in_state = true;
+    let refused = plan.try_fuse(init::<Bag>).map(drop);
+    assert!(
+        matches!(
+            refused,
+            Err(PlanError::Fused(FusedError::NotInState { .. }))
+        ),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_planner_says_what_it_tries() {
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let _alone = alone();
+    let planner = planner::<Mlp>().with_progress(|tried| TOLD.lock().unwrap().push(tried.into()));
+    planner.measure(Mlp::loss, ENOUGH).unwrap();
+    let told = TOLD.lock().unwrap();
+    assert!(told[0].starts_with("making the model"), "{told:?}");
+    for tried in [
+        "1 items, all blocks run twice",
+        "256 items, no block runs twice",
+    ] {
+        assert!(told.iter().any(|told| told == tried), "{told:?}");
+    }
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod compare;
 #[path = "../../benches/plan/models.rs"]
 mod models;
 
+#[cfg(feature = "wgpu")]
+mod apart;
 mod bad_input;
 mod choices;
 mod fidelity;

@@ -1,10 +1,11 @@
 //! The peaks are those that were planned.
 
-use backburn::PlanError;
+use backburn::optim::{AdamWConfig, WeightFormat};
+use backburn::{FusedConfig, PlanError, Planner, WeightAverage, WeightAveragingConfig};
 use burn::optim::GradientsParams;
 
 use crate::models::*;
-use crate::{ENOUGH, alone, init, measured, peak, trained};
+use crate::{ENOUGH, alone, init, measured, peak, planner, trained};
 
 /// Plans for budgets from what fused training takes down to half of the smallest rung, and trains each.
 fn hold<K: Kind>() {
@@ -72,6 +73,61 @@ hold! {
     plans_of_adapters_hold: Adapted,
     plans_of_adapters_on_codes_hold: InCodes,
     plans_of_adversarial_networks_hold: Adversarial,
+}
+
+#[test]
+fn averages_of_the_weights_are_reckoned_with() {
+    let _alone = alone();
+    for format in [
+        WeightFormat::Plain,
+        WeightFormat::Split24,
+        WeightFormat::Stochastic,
+    ] {
+        let averaging = WeightAveragingConfig::new(WeightAverage::Uniform).with_format(format);
+        let config = FusedConfig::new().with_averaging(Some(averaging));
+        let planner = planner::<Mlp>().with_config(config);
+        let plan = planner
+            .measure(Mlp::loss, ENOUGH)
+            .and_then(|it| it.choose(ENOUGH));
+        let plan = plan.unwrap();
+        let bytes = trained::<Mlp, _>(&plan);
+        let ratio = plan.device_bytes as f64 / bytes as f64;
+        assert!((0.99..=1.1).contains(&ratio), "{format:?}: {ratio:.3}");
+    }
+}
+
+/// The first update makes a copy of what the maker holds.
+#[test]
+fn weights_that_the_maker_holds_are_counted_twice() {
+    let _alone = alone();
+    let model = init::<Bag>();
+    let init = || model.clone();
+    let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
+    let measure = |budget| {
+        let (measured, of_planning) = peak(|| planner.measure(Bag::loss, budget).unwrap());
+        assert!(
+            of_planning <= budget,
+            "planning took {of_planning} of {budget}"
+        );
+        measured
+    };
+    let most = measure(ENOUGH).ladder(ENOUGH).rungs[0].device_bytes;
+    for budget in [most, most * 9 / 10, most * 85 / 100, most / 2] {
+        let Ok(plan) = measure(budget).choose(budget) else {
+            assert_eq!(budget, most / 2, "nothing fits");
+            continue;
+        };
+        let train = || {
+            let mut fused = plan.fuse(init);
+            for _ in 1..plan.accumulation {
+                fused.accumulate(|model| model.loss(plan.batch));
+            }
+            fused.step(1e-3, |model| model.loss(plan.batch));
+            fused.step(1e-3, |model| model.loss(plan.batch));
+        };
+        let bytes = peak(train).1;
+        assert!(bytes <= budget, "{bytes} of {budget}\n{plan}");
+    }
 }
 
 #[test]

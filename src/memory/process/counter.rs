@@ -33,6 +33,11 @@ pub(crate) fn take_peak() -> usize {
     PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed)
 }
 
+/// The same, and goes on counting.
+pub(super) fn peak() -> usize {
+    PEAK.load(Ordering::Relaxed)
+}
+
 /// Adds what this thread has kept to itself.
 pub(super) fn settle() {
     let change = PENDING.with(|pending| pending.replace(0));

@@ -14,11 +14,14 @@ pub(crate) struct PeakLog {
     samples: Vec<(f64, usize, usize)>,
     moments: BlockMoments,
     gradients: Vec<CompletedGradient>,
+    /// Beyond so many bytes nothing more is worth recording.
+    limit: usize,
 }
 
 impl PeakLog {
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(limit: usize) -> Self {
         let mut log = Self {
+            limit,
             start: Instant::now(),
             marks: Vec::with_capacity(8),
             samples: Vec::with_capacity(64),
@@ -69,6 +72,12 @@ impl PeakLog {
         self.samples.push((last.midpoint(seconds), mark, peak));
         self.samples.push((seconds, mark, now));
         (seconds, now)
+    }
+
+    /// Whether there were more bytes than the limit.
+    pub(crate) fn is_beyond(&self) -> bool {
+        let recorded = self.samples.iter().map(|(.., bytes)| *bytes);
+        recorded.fold(counter::peak(), usize::max) > self.limit
     }
 
     /// Ends the log.

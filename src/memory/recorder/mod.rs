@@ -14,8 +14,8 @@ use super::timeline::{MemoryTimeline, Phase};
 use recording::Log;
 
 pub(crate) use recording::{
-    enter, enter_block, enter_dry_run, enter_second_run, enter_update, is_recording,
-    leave_second_run, note_gradient, show,
+    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update,
+    is_recording, leave_second_run, note_gradient, show,
 };
 
 /// Bytes in use: in the pools of `device`, if it tells, else those of the process.
@@ -116,15 +116,16 @@ impl MemoryRecorder {
     }
 
     /// Starts recording the most bytes between two marks: those in the pools of `device`, if it tells, else those of the
-    /// process, without a log of events.
+    /// process, without a log of events. What is recorded ends with a panic at the next block after the process has had more
+    /// than `limit` bytes.
     ///
     /// # Errors
     ///
     /// Those of [`start`](Self::start).
-    pub(crate) fn start_peaks(device: &Device) -> Result<Self, MemoryError> {
+    pub(crate) fn start_peaks(device: &Device, limit: usize) -> Result<Self, MemoryError> {
         let log = match DeviceLog::start(device.clone()) {
             Some(log) => Log::Device(log),
-            None if process::is_counting() => Log::Peaks(PeakLog::start()),
+            None if process::is_counting() => Log::Peaks(PeakLog::start(limit)),
             None => return Err(MemoryError::NotInstalled),
         };
         recording::start(|| log)?;

@@ -1,3 +1,4 @@
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Tensor;
@@ -134,6 +135,23 @@ pub(crate) fn enter_update(path: &str) {
     if is_recording() {
         let parameter = Some(path.to_string());
         enter(Phase::Update { parameter });
+    }
+}
+
+/// Ends what is recorded, with a panic that says nothing to the terminal, if it has gone beyond the limit of the recording.
+pub(crate) fn end_beyond_limit() {
+    if !is_recording() {
+        return;
+    }
+    let is_beyond = match &*CURRENT.lock() {
+        Some(Recording {
+            log: Log::Peaks(log),
+            ..
+        }) => log.is_beyond(),
+        _ => false,
+    };
+    if is_beyond {
+        resume_unwind(Box::new("beyond the limit of the recording"));
     }
 }
 

@@ -1,0 +1,106 @@
+//! On a device that shows its pools and no allocations, and whose host can hold what waits.
+
+use backburn::optim::AdamWConfig;
+use backburn::{FusedError, Measured, Plan, PlanError, Planner, Technique};
+use burn::tensor::{Device, DeviceKind};
+
+use crate::models::*;
+use crate::{ENOUGH, alone};
+
+fn device() -> Device {
+    Device::wgpu(Default::default()).autodiff()
+}
+
+fn measured(order: &[Technique]) -> Measured<AdamWConfig> {
+    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new());
+    let planner = planner.with_batch(Mlp::BATCH).with_order(order);
+    planner.measure(Mlp::loss, ENOUGH).unwrap()
+}
+
+/// Bytes in use after a step, and those reserved.
+fn trained(plan: &Plan<AdamWConfig>) -> (usize, usize) {
+    let mut fused = plan.fuse(|| Mlp::init(&device()));
+    let parts = plan.accumulation as f32;
+    for _ in 0..2 {
+        for _ in 1..plan.accumulation {
+            fused.accumulate(|model| model.loss(plan.batch) / parts);
+        }
+        let loss = fused.step(1e-3, |model| model.loss(plan.batch) / parts);
+        assert!(loss.into_scalar::<f32>().is_finite());
+    }
+    let usage = device().inner().memory_pool_usage().unwrap();
+    (usage.bytes_in_use as usize, usage.bytes_reserved as usize)
+}
+
+#[test]
+fn a_plan_for_a_device_errs_on_the_safe_side_says_so_and_learns() {
+    let _alone = alone();
+    let mut measured = measured(Technique::LEAST_COST);
+    let plan = measured.choose(ENOUGH).unwrap();
+    assert!(plan.ladder.estimated);
+    assert!(plan.to_string().contains("with a margin"), "{plan}");
+    let (in_use, reserved) = trained(&plan);
+    assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
+    measured.have_seen(&plan, reserved);
+    let again = measured.choose(ENOUGH).unwrap();
+    let ratio = again.device_bytes as f64 / plan.device_bytes as f64;
+    let seen = reserved as f64 / plan.device_bytes as f64;
+    assert!(
+        (ratio > 1.0) == (seen > 1.0),
+        "{seen:.2} seen, {ratio:.2} reckoned with"
+    );
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused_by_its_number() {
+    let _alone = alone();
+    let absent = Device::wgpu(DeviceKind::DiscreteGpu(99));
+    // Named by its maker, and by the planner.
+    let made_there = Planner::new(|| Mlp::init(&absent.clone().autodiff()), AdamWConfig::new());
+    let refused = made_there.measure(Mlp::loss, ENOUGH).map(drop);
+    let is_refused = |refused| {
+        matches!(
+            refused,
+            Err(PlanError::Fused(FusedError::DeviceNotThere { .. }))
+        )
+    };
+    assert!(is_refused(refused));
+    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new()).with_device(&absent);
+    assert!(is_refused(planner.measure(Mlp::loss, ENOUGH).map(drop)));
+}
+
+#[test]
+fn what_the_device_has_is_the_users_to_say() {
+    let _alone = alone();
+    let measured = measured(&[]);
+    let refused = measured.choose(backburn::Budget::Machine).map(drop);
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("Budget::Bytes"), "{error}");
+}
+
+#[test]
+fn what_waits_on_the_host_leaves_the_device_and_trains() {
+    let _alone = alone();
+    let mut before = usize::MAX;
+    for waits in [
+        Technique::HostStates,
+        Technique::HostUpdates,
+        Technique::HostWeights,
+    ] {
+        let order = [Technique::Blocks, waits];
+        let whole = measured(&order);
+        let last = whole.ladder(1).rungs.pop().unwrap();
+        assert!(last.name.contains("on the host"), "{whole}");
+        assert!(last.host_bytes > 0, "{whole}");
+        assert!(last.device_bytes < before, "{whole}");
+        before = last.device_bytes;
+        let budget = last.device_bytes;
+        let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new());
+        let planner = planner.with_batch(Mlp::BATCH).with_order(&order);
+        let again = planner.measure(Mlp::loss, budget * 11 / 10).unwrap();
+        let plan = again.choose(budget * 11 / 10).unwrap();
+        assert!(plan.config.offload.is_some(), "{plan}");
+        let (in_use, _) = trained(&plan);
+        assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
+    }
+}
