@@ -11,6 +11,7 @@ use crate::error::FusedError;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryRecorder, MemoryTimeline};
+use crate::tap::sweep;
 
 use super::error::PlanError;
 use super::pass::{Kept, Pass, Run, Twice};
@@ -236,7 +237,8 @@ fn recorded(
     let is_whole = ended.is_ok();
     match ended {
         Ok(ended) => ended?,
-        Err(_) if run.peak > limit => {}
+        // Autodiff still has what the pass has kept until then.
+        Err(_) if run.peak > limit => sweep(device),
         Err(panic) => panic.resume(),
     }
     Ok(Recorded {
