@@ -73,6 +73,7 @@ hold! {
     estimates_of_embeddings_hold: Bag, 0.97, 1.07;
     estimates_of_a_loss_in_chunks_hold: Language, 0.97, 1.07;
     estimates_of_adapters_hold: Adapted, 0.97, 1.07;
+    estimates_of_adapters_on_codes_hold: InCodes, 0.97, 1.07;
     estimates_of_adversarial_networks_hold: Adversarial, 0.97, 1.07;
 }
 

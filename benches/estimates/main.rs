@@ -41,6 +41,7 @@ fn main() {
     rows::<Bag>();
     rows::<Language>();
     rows::<Adapted>();
+    rows::<InCodes>();
     rows::<Adversarial>();
 }
 
