@@ -33,7 +33,8 @@ fn no_more_logits_than_those_of_a_chunk_are_there_at_once() {
             });
         })
     };
-    let whole = step(true);
+    // The most of some: what other threads give back meanwhile is not there to be counted.
+    let whole = (0..4).map(|_| step(true)).max().unwrap();
     // The least of some: a thread of the backend allocates its buffer for matrix products when it first takes part.
     let chunked = (0..4).map(|_| step(false)).min().unwrap();
     assert!(
