@@ -27,7 +27,7 @@ const SLOW: f64 = 2.0;
 
 /// Seconds up to which a pass is run several times, to see how passes spread: so many tell it.
 const QUICK: f64 = 0.5;
-const TELLING: usize = 5;
+const TELLING: usize = 10;
 
 /// Bytes from which on the threads of the backend make passes that are alike differ.
 const LARGE: usize = 1 << 21;
