@@ -16,7 +16,7 @@ use super::error::PlanError;
 use super::ladder::Ladder;
 use super::optimizer::PlannedOptimizer;
 
-/// How to train a model within a number of bytes: what [`Measured::choose`] has chosen.
+/// How to train a model within a number of bytes: what [`Measured::choose`](crate::Measured::choose) has chosen.
 ///
 /// It is plain: what is in it can be looked at and changed. With a config of [`backburn::optim`](crate::optim) it is a [`Config`] of Burn's, which
 /// is saved as JSON and loaded. It prints as its ladder.
