@@ -158,6 +158,8 @@ mod book {
         FineTuning: "../docs/fine-tuning.md"
         Backends: "../docs/backends.md"
         Memory: "../docs/memory.md"
+        Limits: "../docs/limits.md"
         Faq: "../docs/faq.md"
+        Architecture: "../docs/architecture.md"
     }
 }

@@ -133,6 +133,27 @@ fn every_page_is_in_the_book_and_every_program_in_it_is_run() {
     }
 }
 
+/// What can be run or written right away: a program, commands, a manifest.
+fn begins_with_something_to_run(page: &str) -> bool {
+    let beginning: Vec<_> = page.lines().take(12).collect();
+    let fences = ["```rust", "```sh", "```toml"];
+    beginning
+        .iter()
+        .any(|line| fences.contains(line) || line.starts_with("```rust,no_run"))
+}
+
+#[test]
+fn every_page_begins_with_something_to_run() {
+    for name in book() {
+        let page = read_to_string(root().join("docs").join(&name)).unwrap();
+        let is_a_list = name == "promises.md";
+        assert!(is_a_list || begins_with_something_to_run(&page), "{name}");
+    }
+    assert!(!begins_with_something_to_run(
+        "# A page\n\nIt has none.\n```text\nHere.\n```\n"
+    ));
+}
+
 #[test]
 fn the_front_page_is_short() {
     let page = read_to_string(root().join("README.md")).unwrap();
