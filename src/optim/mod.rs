@@ -86,6 +86,7 @@ mod rule;
 mod ruled;
 mod sgd;
 mod state;
+mod vectorized;
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};

@@ -1,13 +1,12 @@
 //! Elements as they lie in memory, read as numbers and written again.
 
-use burn::tensor::{DType, Element, bf16, f16};
-use bytemuck::{Pod, cast_slice, cast_slice_mut};
-use pulp::{Arch, NullaryFnOnce};
-
+use super::super::vectorized::{Loop, vectorized};
 use super::dither::Dither;
 use super::root::{Coding, GROUP};
 use super::split;
 use super::weight::{WeightFormat, nearest};
+use burn::tensor::{DType, Element, bf16, f16};
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 /// How elements are kept.
 #[derive(Clone, Copy, Debug)]
@@ -126,14 +125,14 @@ impl<'a> Column<'a> {
     /// Reads all elements.
     pub(crate) fn read(&self, numbers: &mut [f32]) {
         if !self.floats.is_empty() {
-            Arch::new().dispatch(Read(self, numbers));
+            vectorized(Read(self, numbers));
         }
     }
 
     /// Writes these in the place of all elements: whole groups, filled up with zeros.
     pub(crate) fn write(&mut self, numbers: &[f32], dither: Dither<'_>) {
         if !self.floats.is_empty() {
-            Arch::new().dispatch(Write(self, numbers, dither));
+            vectorized(Write(self, numbers, dither));
         }
     }
 
@@ -160,7 +159,7 @@ impl<'a> Column<'a> {
 
 struct Read<'a, 'c>(&'a Column<'c>, &'a mut [f32]);
 
-impl NullaryFnOnce for Read<'_, '_> {
+impl Loop for Read<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -192,7 +191,7 @@ impl NullaryFnOnce for Read<'_, '_> {
 
 struct Write<'a, 'c>(&'a mut Column<'c>, &'a [f32], Dither<'a>);
 
-impl NullaryFnOnce for Write<'_, '_> {
+impl Loop for Write<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -249,7 +248,7 @@ pub(crate) struct Widen<'a>(
     pub(crate) &'a mut [f32],
 );
 
-impl NullaryFnOnce for Widen<'_> {
+impl Loop for Widen<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -274,3 +273,6 @@ impl NullaryFnOnce for Widen<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

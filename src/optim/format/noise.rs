@@ -1,7 +1,7 @@
 //! Random numbers without a state: a hash of where and when they are needed. So they are the same on every backend,
 //! in whatever order elements are computed, in stock and in fused training.
 
-use pulp::{Arch, NullaryFnOnce};
+use super::super::vectorized::{Loop, vectorized};
 
 /// The random numbers of one step of a parameter.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Noise {
 
     /// Those of the elements from the `start`-th on, which have these gradients.
     pub(crate) fn fill(self, start: usize, gradients: &[f32], bits: &mut [u32]) {
-        Arch::new().dispatch(Fill(self, start as u32, gradients, bits));
+        vectorized(Fill(self, start as u32, gradients, bits));
     }
 
     /// 32 more, from those before.
@@ -46,7 +46,7 @@ impl Noise {
 /// The loop over elements, compiled for what the processor can do.
 struct Fill<'a>(Noise, u32, &'a [f32], &'a mut [u32]);
 
-impl NullaryFnOnce for Fill<'_> {
+impl Loop for Fill<'_> {
     type Output = ();
 
     #[inline(always)]

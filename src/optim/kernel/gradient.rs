@@ -1,8 +1,8 @@
 use burn::tensor::{DType, Element, TensorData};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
-use pulp::Arch;
 
 use super::super::format::Widen;
+use super::super::vectorized::vectorized;
 use super::pass::BLOCK;
 
 /// A gradient as it lies in memory.
@@ -78,7 +78,7 @@ impl<'a> Gradient<'a> {
 
 /// Half types are computed in f32.
 fn widen<N: Pod>(dtype: DType, bytes: &[u8], numbers: &mut [N]) {
-    Arch::new().dispatch(Widen(dtype, bytes, cast_slice_mut(numbers)));
+    vectorized(Widen(dtype, bytes, cast_slice_mut(numbers)));
 }
 
 impl View<'_> {

@@ -5,10 +5,10 @@ use std::array::from_fn;
 
 use burn::tensor::Element;
 use bytemuck::{Pod, cast_slice};
-use pulp::{Arch, NullaryFnOnce};
 
 use super::super::format::{Column, Dither, GROUP, Noise};
 use super::super::rule::{Number, UpdateRule};
+use super::super::vectorized::{Loop, vectorized};
 use super::gradient::Gradient;
 
 /// Elements of a block, which stays in the first cache.
@@ -133,7 +133,7 @@ impl<const S: usize> Range<'_, S> {
             let (state, room) = states.next().expect("there are as many");
             &mut state.open(room)[..length]
         });
-        Arch::new().dispatch(Run(rule, weights, gradients, states));
+        vectorized(Run(rule, weights, gradients, states));
         for group in broken {
             // Lion takes a sign, and NaN has none.
             let end = length.min((group + 1) * GROUP);
@@ -151,7 +151,7 @@ impl<const S: usize> Range<'_, S> {
 /// The inner loop, compiled for what the processor can do.
 struct Run<'a, R, N, const S: usize>(&'a R, &'a mut [N], &'a [N], [&'a mut [N]; S]);
 
-impl<R: UpdateRule<S>, N: Number, const S: usize> NullaryFnOnce for Run<'_, R, N, S> {
+impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
     type Output = ();
 
     #[inline(always)]

@@ -1,0 +1,33 @@
+//! Loops, compiled for what the processor can do.
+
+use pulp::Arch;
+pub(super) use pulp::NullaryFnOnce as Loop;
+
+/// Runs a loop in the widest instructions that this processor has. It is compiled for all that its `call` inlines: plain
+/// loops, since closures are compiled for any processor.
+#[inline]
+pub(super) fn vectorized<L: Loop>(work: L) -> L::Output {
+    #[cfg(target_arch = "x86_64")]
+    if has_avx512() {
+        // SAFETY: the processor has all the features that the function is compiled for.
+        return unsafe { in_avx512(work) };
+    }
+    Arch::new().dispatch(work)
+}
+
+// `pulp` can do this itself, by a feature that would choose other kernels for the matrix products of Burn's backends, too.
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vbmi")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn in_avx512<L: Loop>(work: L) -> L::Output {
+    work.call()
+}
