@@ -77,17 +77,17 @@ pub struct FusedConfig {
     /// Which of several devices owns a parameter.
     #[config(default = "Ownership::ByParamId")]
     pub ownership: Ownership,
-    /// Bytes of gradients and weights that each device may have under way between where parameters rest and where they are computed
-    /// with, beside a single one; one that is larger goes alone.
+    /// The most bytes of gradients and weights that each device may have on their way at once, between where parameters are kept and
+    /// where they are computed with. A single one that is larger goes alone.
     ///
-    /// With [offload](Self::offload), gradients that have left the device and are not used yet, and weights that are brought
-    /// before the block that reads them runs: the backward pass waits for the former, and the latter come when they are read.
-    /// With several devices, gradients that one has sent more than the slowest: they wait at their owner, for N devices that read
-    /// parameters in the same order at most (N - 1) times so many bytes and those of one gradient. Devices that compute
-    /// gradients in another order, or have none for many parameters, let more of them wait; the slowest never does.
+    /// - With [offload](Self::offload) these are gradients that have left the device and are not used yet, for which the backward pass
+    ///   waits, and weights that are fetched before their block runs, which otherwise come when they are read.
+    /// - With several devices these are gradients that a device has sent more than the slowest: they wait at their owner. With N devices
+    ///   that read parameters in the same order at most (N - 1) times this number of bytes and one gradient wait there. Devices
+    ///   that compute gradients in another order, or have none for many parameters, let more of them wait.
     ///
-    /// By default a quarter more than the largest parameter has, so that one is used while the next is computed, and the
-    /// weights of one block.
+    /// By default a quarter more than the largest parameter has, and the weights of one block: so one gradient is used while the
+    /// next is computed.
     pub max_bytes_under_way: Option<usize>,
     /// Whether the closures of several devices may draw random numbers (dropout, noise). If so, their forward passes take
     /// turns at Burn's random generators, which are one a process; if not, they run at once.

@@ -54,8 +54,8 @@ pub enum FusedError {
 
     /// A device whose server does not answer any more.
     #[error(
-        "{device} does not answer: {reason}. What is on it is lost, the parameters of this step among it; go on from the \
-         last checkpoint. What the server says may tell more: it must be one of `backburn::remote_server`, of the same version"
+        "{device} does not answer: {reason}. What is on it is lost, with the parameters of this step; go on from the \
+         last checkpoint. The output of the server may tell more. It must be made by `backburn::remote_server`, of the same version"
     )]
     DeviceLost {
         /// The device.
@@ -151,7 +151,7 @@ pub enum FusedError {
 
     /// A parameter holds a tensor that autodiff has computed from others.
     #[error(
-        "parameter `{path}` is no leaf of the autodiff graph: its value was computed from other tracked \
+        "parameter `{path}` is not a leaf of the autodiff graph: its value was computed from other tracked \
          tensors. Detach it (`param.map(|value| value.detach())`), and let it require a gradient if it \
          is to be trained"
     )]
@@ -289,7 +289,7 @@ pub enum FusedError {
 
     /// A hook stopped the step at a gradient with an infinite element, or one that is not a number.
     #[error(
-        "the gradient of parameter `{path}` is not finite: it was not updated, nor were the \
+        "the gradient of parameter `{path}` is not finite: neither it was updated nor the \
          parameters that the forward pass read before it"
     )]
     GradientNotFinite {
@@ -386,8 +386,8 @@ pub enum FusedError {
 
     /// A weight that could not come over to the device, or a gradient that could not leave it.
     #[error(
-        "parameter `{path}` or its gradient could not go from one device to the other: {reason}. If a device has no \
-         memory left, offload more, or make the batch or the blocks smaller; with offload value and optimizer state are on \
+        "parameter `{path}` or its gradient could not be moved from one device to the other: {reason}. If a device has no \
+         memory left, offload more, or make the batch or the blocks smaller. With offload, its value and optimizer state are on \
          the host, as of the last update"
     )]
     Transfer {

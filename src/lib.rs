@@ -5,20 +5,52 @@
 //! place, and drops the gradient. The memory of the gradients is gone; the training result is the
 //! same, on CPU backends bit for bit.
 //!
-//! - In a custom loop, [`FusedOptimizer`] takes the model and the optimizer.
-//! - To train within a number of bytes, [`Planner`] finds what it takes.
+//! ```
+//! use backburn::{FusedOptimizer, optim::AdamWConfig};
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::{Device, Tensor};
+//!
+//! let device = Device::flex().autodiff();
+//! let model: Linear = LinearConfig::new(8, 1).init(&device);
+//! let batch = Tensor::<2>::ones([16, 8], &device);
+//!
+//! let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+//! let loss = fused.step(1e-3, |model| model.forward(batch).mean()); // forward, backward, update
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | train in a loop of your own | [`FusedOptimizer`], configured by a [`FusedConfig`]; [`Checkpoint`] |
 #![cfg_attr(
     feature = "train",
-    doc = "- With Burn's training, [`FusedLearner`](train::FusedLearner) takes the place of `Learner`."
+    doc = "| let Burn run the training | [`FusedLearner`](train::FusedLearner) instead of `Learner` |"
 )]
 #![cfg_attr(
     not(feature = "train"),
-    doc = "- With Burn's training, `FusedLearner` (feature `train`) takes the place of `Learner`."
+    doc = "| let Burn run the training | `FusedLearner` instead of `Learner` (feature `train`) |"
 )]
+//! | train within a number of bytes | [`Planner`] |
+//! | know the bytes before training | [`MemoryEstimate`], [`OffloadEstimate`] |
+//! | see where the bytes are | [`memory`] |
+//! | keep no activations | [`gradient_checkpointing()`], [`LinearCrossEntropyLoss`] |
+//! | keep weights and states in fewer bytes | [`optim`], [`QuantizedLora`] |
+//! | train a model that is larger than its device | [`OffloadConfig`] |
+//! | train on several devices | [`FusedReplicas`] |
+//!
+//! The book is in the folder `docs` of the project.
+//!
+//! # Features
+//!
+//! - Backends carry Burn's names: `flex` (the default), `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
+//!   `cuda`, `rocm`, `cpu`. Build with the feature of the backend that trains: releasing a gradient is an operation of that backend.
+//! - `fusion`, `autotune`, `train` and `tui` are as in Burn.
+//! - `plot` draws recorded memory.
+//! - `store` loads files of safetensors and of PyTorch.
+//! - `remote` trains on devices that a server hosts, and makes such a server.
 //!
 //! # The rooms
 //!
-//! Data walks down; no room imports from one above it.
+//! For those who change this crate: data walks down, and no room imports from one above it.
 //!
 //! | room | what it knows |
 //! |---|---|
@@ -43,13 +75,6 @@
 //! | `optimizer_record` | takes records of optimizer states apart, and puts them together |
 //! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
 //! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
-//!
-//! # Features
-//!
-//! Backends carry Burn's names (`flex`, the default, `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
-//! `cuda`, `rocm`, `cpu`), as do `fusion`, `autotune`, `train` and `tui`; `plot` draws recorded
-//! memory; `store` loads files of safetensors and of PyTorch; `remote` trains on devices that a server hosts, and makes such a server. The crate must be built
-//! with the feature of the backend that trains: the tap is an operation of that backend.
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

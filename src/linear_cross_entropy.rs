@@ -94,11 +94,12 @@ impl LinearCrossEntropyLossConfig {
 /// head are summed before its one update. In stock training and in validation the chunks are plain calls.
 ///
 /// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32: the mean over the
-/// tokens that count; NaN if none does (their gradients are zero then, as in Burn). Gradients differ by the order in which the chunks are summed up, in f32 some
-/// 1e-7 of their size.
-/// Logits are those of the head, in the type of the model; all that follows is in f32 (in f64, if the model is). In a model in bf16 the
-/// gradient of the head is summed over the chunks in bf16, where terms below a 256th of the sum are lost; in f32 with
-/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation).
+/// tokens that count, or NaN if none does (gradients are zero then, as in Burn). Gradients differ by the order in which the
+/// chunks are summed up, in f32 by some 1e-7 of their size.
+///
+/// The head computes logits in the type of the model, and all that follows is in f32 (in f64, if the model is). In a model in bf16 the
+/// gradient of the head is summed over the chunks in bf16, where terms below a 256th of the sum are lost. Set
+/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum them in f32.
 ///
 /// As in [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`), with the
 /// optimizer fused.

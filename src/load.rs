@@ -9,11 +9,11 @@ use crate::parameters::running_statistics;
 
 /// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
 ///
-/// They are read one after the other: beside what is loaded, there is never more than one of them, in the type of the
-/// record, or as it is drawn when the model is made (each is, as always). Burn's `load_record` keeps the type of the
-/// record, and [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that is in `dtype` already, of
-/// which each parameter is still there while the one in its place is read. Integers, booleans, what is quantized and the running
-/// statistics of normalization layers keep their types, as in [`cast`](crate::cast()).
+/// They are read one after the other: beside what is loaded, there is never more than one of them. Integers, booleans, what is quantized and
+/// the running statistics of normalization layers keep their types, as in [`cast`](crate::cast()).
+///
+/// Burn's `load_record` keeps the type of the record. Burn's [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that
+/// is in `dtype` already, and holds each old parameter while the new one is read.
 ///
 /// ```
 /// use backburn::load_record_in;

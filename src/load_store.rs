@@ -28,18 +28,19 @@ pub enum LoadError {
     },
 }
 
-/// `model` with the weights of the file at `path`, of safetensors or of PyTorch, each straight on the model's device and in `dtype`, one
-/// after the other.
+/// `model` with the weights of a file of safetensors or of PyTorch, in `dtype`.
 ///
-/// Beside those loaded before there is never more than one of them. Burn's stores hold that one twice for a moment, in the type of the
-/// file (a weight of a linear layer from PyTorch, which is turned, three times): if that is `dtype`, the peak is the loaded model and one tensor.
-/// With the feature `flex` the file may be in a type that the device lacks. A model that has just been made draws nothing.
-/// The file is opened as `store` says: names are mapped, and weights filtered, by Burn's
-/// [`SafetensorsStore`](burn::store::SafetensorsStore) or [`PytorchStore`](burn::store::PytorchStore) (Burn's features `safetensors` and
-/// `pytorch`), whose own `apply_to` keeps the types of the file.
-/// What the store leaves out (if it is told to allow a part, of several files, say) stays as it is, in `dtype`; the returned
-/// [`ApplyResult`] says what that is: of this file, so with several, a parameter is missing if all results say so. Tensors of the file that the model
-/// has no place for are `unused` there, and no error. Running statistics of normalization layers keep their type.
+/// Each tensor goes straight to the model's device, one after the other. So beside those loaded before there is never more than one, and if
+/// the file is in `dtype`, the peak is the loaded model and one tensor. (Burn's stores hold that tensor twice for a moment, three times where it must
+/// be transposed.) With the feature `flex` the file may be in a type that the device lacks. A model that has just been made draws no
+/// random weights. Running statistics of normalization layers keep their type.
+///
+/// `store` opens the file. Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or [`PytorchStore`](burn::store::PytorchStore) (Burn's
+/// features `safetensors` and `pytorch`) map names and filter weights there; their own `apply_to` keeps the types of the file.
+///
+/// What the store leaves out (if it is told to allow a part) stays as it is, in `dtype`, and is `missing` in the returned [`ApplyResult`]. Of a model
+/// in several files, a parameter is missing if all results say so. Tensors of the file that the model has no place for are `unused` there, and
+/// no error.
 ///
 /// ```
 /// use backburn::load_from_store;
@@ -81,8 +82,8 @@ where
     Ok((loaded.model, applied))
 }
 
-/// The same for adapters on a quantized base: each weight that `lora` adapts is coded as soon as it is loaded, so beside codes there is never more
-/// than one of them in floats. Then the model is frozen and adapted, as `lora` applied to the loaded model would do it.
+/// [`load_from_store`] for adapters on a quantized base: each weight that `lora` adapts is coded as soon as it is loaded, so beside codes there is
+/// never more than one weight in floats. Then the model is frozen and gets its adapters, as if `lora` were applied to the loaded model.
 ///
 /// Of a model in several files, each call codes and adapts what is in its file, and leaves what earlier ones have adapted.
 ///

@@ -15,8 +15,19 @@ use crate::optim::kernel::{SinglePass, UPDATE, run_update};
 /// [`backburn::optim`](crate::optim) on them: Burn's [`RemoteServer`], to be given an authorizer and to serve.
 ///
 /// A client computes on them as on its own, `Device::remote_options(&host).init()`, and trains with
-/// [`FusedOptimizer`](crate::FusedOptimizer) or [`FusedReplicas`](crate::FusedReplicas). Without this crate on the
-/// server's side its optimizers can't step there, Burn's can.
+/// [`FusedOptimizer`](crate::FusedOptimizer) or [`FusedReplicas`](crate::FusedReplicas). On a server without this crate
+/// only Burn's own optimizers can step.
+///
+/// ```no_run
+/// use burn::server::{TokenAuthorizer, WebSocketTransport};
+/// use burn::tensor::Device;
+///
+/// # let token = "..".to_string();
+/// let server = backburn::remote_server([Device::flex()])?.with_authorizer(TokenAuthorizer::new(token)?);
+/// let listener = std::net::TcpListener::bind("127.0.0.1:3000")?;
+/// server.serve(WebSocketTransport::from_listener(listener))?; // until the process ends
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Who may come
 ///

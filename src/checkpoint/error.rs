@@ -121,8 +121,8 @@ pub enum CheckpointError {
 
     /// Something can't be written, or removed.
     #[error(
-        "{file} can't be written: {reason}. The checkpoint that was there before, if any, is still there. Make room, or see to the \
-         rights of the folder, and save again, or name another folder",
+        "{file} can't be written: {reason}. The checkpoint that was there before, if any, is still there. Make room, or change the \
+         permissions of the folder, and save again, or name another folder",
         file = file.display()
     )]
     Write {

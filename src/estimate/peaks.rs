@@ -21,17 +21,16 @@ pub struct PeakEstimate {
 }
 
 impl MemoryEstimate {
-    /// The peaks of training, given the recording of [dry runs](crate::FusedOptimizer::dry_run) of the model, in which all blocks ran twice.
+    /// The peaks of training, from a recording of [dry runs](crate::FusedOptimizer::dry_run) of the model, in which all blocks ran twice.
     ///
-    /// The recording tells what a pass holds beside the parameters, what each block would keep if it did not run twice, and when gradients are
-    /// complete: stock Burn keeps them. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as
-    /// what they are: activations. What the optimizer holds, and takes for an update, comes on top, and what the process keeps for the
-    /// parameters beside tensors. What else it holds is not among them, as what the backend keeps for itself.
+    /// The recording tells what a pass holds beside the parameters, what each block would keep if it did not run twice, and when each gradient is
+    /// complete. To that are added what the optimizer holds and takes for an update, and what the process keeps for each parameter beside tensors.
+    /// What the backend keeps for itself, and what the process held before, is not counted. Layers that are not under
+    /// [`gradient_checkpointing`](crate::gradient_checkpointing()) count as activations.
     ///
-    /// Calls of the same block one after the other are taken to be side by side, as the chunks of a
-    /// [loss](crate::LinearCrossEntropyLoss) are: if they keep their activations, all go back at once.
-    /// Of a [device](crate::memory#on-a-device) the recording tells what its pools held when blocks and gradients came and went; what
-    /// lived between two of these moments is not in it, so there the estimate is a lower bound.
+    /// If the same block is called several times in a row, the calls are taken to be side by side, like the chunks of a
+    /// [loss](crate::LinearCrossEntropyLoss). The recording of a [device](crate::memory#on-a-device) has its pools at the moments at which blocks
+    /// and gradients come and go, and nothing in between: there the estimate is a lower bound.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};

@@ -20,9 +20,11 @@ macro_rules! door {
                 &self.core.config
             }
 
-            /// Trains from the next step on as `config` says, where the model computes now, and with what was learned: the optimizer
-            /// state, accumulated gradients, the scale of the loss (but where it begins with another one now), the norm that
-            /// lagged clipping goes by. Accumulated gradients are dropped if several devices share the model otherwise now.
+            /// Trains as `config` says from the next step on, on the same devices.
+            ///
+            /// What was learned is kept: the optimizer state, accumulated gradients, the norm that lagged clipping goes by, and the
+            /// scale of the loss, unless `config` begins with another one. Accumulated gradients are dropped if several devices
+            /// share the model in another way from now on.
             ///
             /// # Panics
             ///
@@ -36,11 +38,13 @@ macro_rules! door {
             ///
             /// # Errors
             ///
-            /// If an option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
-            /// one, or with an optimizer that accumulates in its state. If the scale of the loss begins with another one, or
-            /// ends, while there are accumulated gradients, which have the one of before. With offload: if the device
-            /// that computes is the host itself, is not there, this build has no backend for one of them, or the device can't
-            /// compute in a float type that the model needs. Nothing has changed then.
+            /// Nothing has changed after an error.
+            ///
+            /// - An option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
+            ///   one, or with an optimizer that accumulates in its state.
+            /// - The scale of the loss begins with another one, or ends, while there are accumulated gradients that came with the old one.
+            /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
+            ///   or the device can't compute in a float type that the model needs.
             pub fn try_set_config(
                 &mut self,
                 config: crate::FusedConfig,

@@ -42,7 +42,7 @@ use crate::weights::{SeenStates, is_in_training, outside_of_form, with_constants
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
 /// The block runs without recording, and once more, recorded, when the backward pass reaches it; its
-/// parameters are finished there. Used inside the `forward` of a model, which works everywhere: outside
+/// parameters are stepped there. Use it inside the `forward` of a model: outside
 /// of a fused step (stock training, validation, inference) `forward` is simply called.
 ///
 /// ```
@@ -75,9 +75,11 @@ use crate::weights::{SeenStates, is_in_training, outside_of_form, with_constants
 /// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are [`Activations`]: tensors,
 /// and what is made of them. Blocks may share weights and nest. Running statistics are updated once.
 ///
-/// A closure may capture what is [`Copy`], as numbers and flags are. Tensors are not, since their graph is locked when the
-/// block runs again: the compiler refuses one that is captured, with "the trait bound `burn::Tensor<2>: Copy` is not satisfied in"
-/// the closure, or, of a closure without `move`, that it may outlive what it borrows.
+/// # What a closure may capture
+///
+/// Whatever is [`Copy`], such as numbers and flags. Tensors are not, since their graph is locked when the
+/// block runs again. The compiler refuses a tensor that is captured with "the trait bound `burn::Tensor<2>: Copy` is not
+/// satisfied in" the closure, or, without `move`, by saying that the closure may outlive what it borrows.
 ///
 /// ```compile_fail,E0277
 /// # use backburn::gradient_checkpointing;
@@ -87,7 +89,7 @@ use crate::weights::{SeenStates, is_in_training, outside_of_form, with_constants
 /// gradient_checkpointing(&block, x, move |block: &Linear, x| block.forward(x) + residual.clone());
 /// ```
 ///
-/// Pass it as an input. What is no tensor and not `Copy` goes along as a [`Constant`], and a layer that several blocks share
+/// Pass it as an input. Pass what is no tensor and not `Copy` as a [`Constant`], and a layer that several blocks share
 /// as a part of each block:
 ///
 /// ```
@@ -105,41 +107,44 @@ use crate::weights::{SeenStates, is_in_training, outside_of_form, with_constants
 /// );
 /// ```
 ///
-/// Both runs see a running state as it was before the first, and it is updated once. How a state of the block's own is
-/// read (with `RunningState::value`, or in time with `RunningState::value_sync`, as batch normalization does) shows where
-/// the runs are compared; a model reads all its own in one of the ways. On
-/// CubeCL devices nothing is compared, and a block runs again on the thread of the backward pass: there a state that its
-/// own block reads, and statistics of blocks on threads of the program's own, can differ from those of stock.
+/// # Running states
 ///
-/// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once
-/// a step from the generator of its device. All threads share that generator: where another one draws from it
-/// during a run (a worker of a data loader may), the block runs again, with pauses for about two seconds, and if that
-/// does not help, the step ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). So with dropout a run differs from one
-/// that simply calls its blocks as one seed from another, and equals one whose blocks all [keep their
-/// activations](GradientCheckpointingConfig::keep_activations).
+/// Both runs see a running state as it was before the first, and it is updated once. A model must read all states of its own in one
+/// way: with `RunningState::value`, or with `RunningState::value_sync`, as batch normalization does. On CubeCL devices a
+/// state that its own block reads, and statistics of blocks on threads of the program's own, can differ from those of stock.
 ///
-/// CubeCL devices would have to be waited for. There one seed is drawn for all steps, in the first that needs one, so that
-/// seeding the device again later changes only what is drawn outside of blocks; that another thread has drawn is not noticed.
+/// # Random numbers
 ///
-/// A tracked input that the block leaves unused, or whose outputs the loss does, gets a gradient of zeros, with which an
-/// optimizer with momentum moves on; the log says so once. Where there should be none, detach it before the block. A
+/// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once a step. So with dropout a
+/// training differs from one that simply calls its blocks as one seed from another. It equals one whose blocks all [keep
+/// their activations](GradientCheckpointingConfig::keep_activations).
+///
+/// All threads share Burn's generator. If another thread draws from it during a run (a worker of a data loader may), the block
+/// runs again, with pauses for about two seconds. If that does not help, the step ends with
+/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). On CubeCL devices, which would have to be waited for,
+/// this is not noticed; and one seed is drawn for all steps, so seeding the device again later changes only what is drawn outside of blocks.
+///
+/// # Gradients
+///
+/// The gradients are those of the block without checkpointing, to the bit. Only where a tensor has three uses or more, some inside and some
+/// outside of the block, autodiff sums their terms in another order.
+///
+/// A tracked input that the block does not use, or from which nothing reaches the loss, gets a gradient of zeros, with which an
+/// optimizer with momentum moves on; the log says so once. If it should get none, detach it before the block. A
 /// parameter of the block that is read and not used gets none.
-///
-/// The gradients are those of the block without checkpointing, to the bit where a tensor that has uses both
-/// inside and outside of the block (an input that goes around it, an output that it computes with) has two in
-/// all; with more, autodiff sums their terms in another order.
 ///
 /// PyTorch knows it as [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html); it was proposed by
 /// [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
 ///
 /// # Panics
 ///
-/// If `forward` returns a tensor that depends on a trainable tensor that is no input, where the compiler does not see it (in a
-/// [`Constant`], in a field of the block that is no parameter, in a `static`); if it is called
-/// on a thread without the [`StepContext`](crate::StepContext) of the closure. In the backward pass, if the second run returns
-/// tensors of another shape or dtype. The message of a panic in `forward` is passed on with the name of the block. Parameters
-/// whose gradient had not arrived are unchanged then. A block that computes with such a tensor and detaches what comes of it
-/// is not noticed, and waits for ever in its second run: make it an input.
+/// - If `forward` returns a tensor that depends on a trainable tensor that is no input, and that the compiler does not see: in a
+///   [`Constant`], in a field of the block that is no parameter, in a `static`. (If the block detaches what it computes with such a
+///   tensor, nobody notices, and the second run waits for ever: make it an input.)
+/// - If it is called on a thread without the [`StepContext`](crate::StepContext) of the closure.
+/// - In the backward pass, if the second run returns tensors of another shape or dtype.
+///
+/// A panic in `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are unchanged then.
 pub fn gradient_checkpointing<B, X, Y>(
     block: &B,
     input: X,

@@ -4,9 +4,20 @@ use super::{Activations, gradient_checkpointing};
 
 /// [`gradient_checkpointing`]s the blocks of a stack in segments of equal length.
 ///
-/// With `segments` segments of `n` blocks, their inputs are kept, and the activations of one segment at a
-/// time: without a number, it is the root of `n`, rounded up, which keeps least
-/// ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
+/// The inputs of all segments are kept, and the activations of one segment at a time. Without a number of `segments` it is the root of the
+/// number of blocks, rounded up, which keeps least ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
+///
+/// ```
+/// use backburn::gradient_checkpointing_sequential;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor};
+///
+/// # let device = Device::flex().autodiff();
+/// let blocks: Vec<Linear> = (0..9).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
+/// let x = Tensor::<2>::ones([3, 8], &device);
+/// let y = gradient_checkpointing_sequential(&blocks, x, None, |block, x| block.forward(x).tanh());
+/// # assert_eq!(y.dims(), [3, 8]);
+/// ```
 ///
 /// # Panics
 ///

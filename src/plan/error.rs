@@ -19,7 +19,7 @@ pub enum PlanError {
 
     /// The memory of the machine, or of a device, is not known.
     #[error(
-        "nobody tells how much memory there is: {reason}. Give the number with `Budget::Bytes`"
+        "it is not known how much memory there is: {reason}. Give the number with `Budget::Bytes`"
     )]
     UnknownMachine {
         /// Why.

@@ -89,7 +89,7 @@ impl<M: Module> Core<M> {
                 self.ranks.views().copy_accumulated(&views);
             } else if sums {
                 log::warn!(
-                    "the accumulated gradients are dropped: the ranks share the model otherwise from now on"
+                    "the accumulated gradients are dropped: the ranks share the model in another way from now on"
                 );
             }
         }

@@ -208,7 +208,9 @@ impl<M: Module> Core<M> {
         self.restore_kept();
         self.average();
         if self.has_accumulated() {
-            log::warn!("the accumulated gradients are dropped: they belong to the state of before");
+            log::warn!(
+                "the accumulated gradients are dropped: they belong to the optimizer state before this one"
+            );
         }
         let homes = self.ranks.views().homes();
         homes.for_each(|home| home.forget_group());

@@ -60,15 +60,15 @@ impl<M: Module> FusedOptimizer<M> {
     /// [skipping a step](crate::Overflow::SkipStep) need. Without them, it runs once.
     ///
     /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
-    /// drawn from the generator of the device before the first. Burn's generators are shared by all
-    /// threads: where another one draws from them meanwhile, both runs are repeated, with pauses for about two
-    /// seconds, and if that does not help, the step ends with [`FusedError::RandomNumbers`], which says what has not
-    /// moved. Running statistics are updated once. The output of the second run is returned.
+    /// drawn from the generator of the device before the first. Running statistics are updated once. The output of the
+    /// second run is returned.
     ///
-    /// CubeCL devices would have to be waited for. There the seeds of all steps come from the first, and
-    /// whether both runs saw the same numbers is known when the next step waits for the norm of its gradients:
-    /// that step ends with the error then and updates nothing, while the one before has used gradients that were
-    /// clipped by the norm of others. The last step of a training is not looked at.
+    /// Burn's generators are shared by all threads. If another thread draws from them meanwhile, both runs are repeated, with pauses for
+    /// about two seconds. If that does not help, the step ends with [`FusedError::RandomNumbers`], which says what has not moved.
+    ///
+    /// On CubeCL devices, which would have to be waited for, the seeds of all steps come from the first one, and only the next
+    /// step finds out that another thread has drawn: it ends with the error and updates nothing. The step before has been made by then, clipped by
+    /// the norm of other gradients. The last step of a training is not checked.
     ///
     /// # Panics
     ///

@@ -54,13 +54,12 @@ use crew::Crew;
 /// # What is shared, and what is not
 ///
 /// - Policies and hooks see a gradient once, as the sum over all ranks.
-/// - Every rank draws random numbers of its own in its forward pass and in blocks, which come from one seed a step
-///   and do not depend on what the others draw: Burn's generators are one a process, so the ranks' forward passes
-///   and the second runs of blocks take turns at them, and a closure must not wait for another rank, nor for a step of other
-///   replicas on another thread, which ends with an error after a minute. What is
-///   drawn later (in hooks, after the first gradient of a closure that runs the backward pass itself) comes from
-///   where the generator is by then. [`draws_random_numbers`](crate::FusedConfig::draws_random_numbers) lets them run at
-///   once where nothing is drawn.
+/// - Every rank draws random numbers of its own in its forward pass and in blocks. They come from one seed a step
+///   and do not depend on what the others draw. A process has one random generator of Burn's, so the ranks' forward passes
+///   and the second runs of blocks take turns at it. So a closure must not wait for another rank, nor for a step of other
+///   replicas on another thread: that ends with an error after a minute. If nothing is drawn,
+///   [`draws_random_numbers`](crate::FusedConfig::draws_random_numbers) lets all run at once. What is drawn later (in
+///   hooks, or after the first gradient of a closure that runs the backward pass itself) is not repeatable.
 /// - Running statistics are the mean over the ranks that have updated them after every step, as in Burn's own
 ///   multi-device training on one device.
 /// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped by their
@@ -70,9 +69,9 @@ use crew::Crew;
 /// # Faults
 ///
 /// If a rank fails, the step ends on all ranks with an error that names it. Parameters whose gradients had come from
-/// all ranks by then are updated, the others unchanged; weights and optimizer states stay readable, but for those
-/// on a device that is gone: with [`Sharding::State`](crate::Sharding::State) it takes along the states it owns, with [`Sharding::Full`](crate::Sharding::Full), and in the
-/// first step, the weights, too. What waits on the host stays.
+/// all ranks by then are updated, the others unchanged. Weights and optimizer states stay readable, unless their device is gone: it takes
+/// along the states that it owns, and, with [`Sharding::Full`](crate::Sharding::Full) or in the first step, the weights, too.
+/// What waits on the host stays.
 pub struct FusedReplicas<M: Module> {
     core: Core<M>,
     crew: Crew,
