@@ -27,7 +27,7 @@ pub(crate) use momentum::Momentum;
 pub use number::Number;
 pub(crate) use sgd::Sgd;
 pub use step::Step;
-#[cfg(feature = "cubecl")]
+#[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
