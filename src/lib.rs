@@ -134,7 +134,9 @@ pub use gradient_checkpointing::{
     Activations, Constant, FloatMap, GradientCheckpointingConfig, gradient_checkpointing,
     gradient_checkpointing_sequential,
 };
-pub use linear_cross_entropy::{Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig};
+pub use linear_cross_entropy::{
+    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossDirection,
+};
 pub use load::load_record_in;
 #[cfg(feature = "store")]
 pub use load_store::{LoadError, load_from_store, load_quantized_from_store};

@@ -1,6 +1,7 @@
 //! The rows of the table.
 
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
+use backburn::{LinearCrossEntropyLossConfig, LossDirection};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, FloatDType};
 
@@ -12,7 +13,8 @@ pub struct Way {
     pub name: &'static str,
     pub fused: bool,
     pub blocks: bool,
-    pub chunked: bool,
+    /// The loss in pieces.
+    pub chunked: Option<LossDirection>,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,
 }
@@ -21,7 +23,7 @@ pub const STOCK: Way = Way {
     name: "stock",
     fused: false,
     blocks: false,
-    chunked: false,
+    chunked: None,
     weights: None,
     states: StateFormat::Full,
 };
@@ -37,11 +39,11 @@ pub const BLOCKS: Way = Way {
 };
 const CHUNKED: Way = Way {
     name: "chunked",
-    chunked: true,
+    chunked: Some(LossDirection::Tokens),
     ..BLOCKS
 };
 
-pub const WAYS: [Way; 8] = [
+pub const WAYS: [Way; 9] = [
     STOCK,
     FUSED,
     BLOCKS,
@@ -69,6 +71,13 @@ pub const WAYS: [Way; 8] = [
         states: StateFormat::Bits4,
         ..CHUNKED
     },
+    Way {
+        name: "tiled-stochastic-4",
+        chunked: Some(LossDirection::Classes),
+        weights: Some(WeightFormat::Stochastic),
+        states: StateFormat::Bits4,
+        ..CHUNKED
+    },
 ];
 
 impl Way {
@@ -83,9 +92,11 @@ impl Way {
     }
 
     pub fn config(&self, config: LanguageModelConfig) -> LanguageModelConfig {
+        let pieces = LinearCrossEntropyLossConfig::new();
+        let loss = |direction| pieces.with_direction(Some(direction));
         config
             .with_recompute_layers(self.blocks)
-            .with_chunk_size(self.chunked.then_some(256))
+            .with_loss(self.chunked.map(loss))
     }
 
     pub fn model(&self, config: &LanguageModelConfig, device: &Device) -> LanguageModel {

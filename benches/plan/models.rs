@@ -1,6 +1,8 @@
 //! A dozen kinds of models, small ones, each with a loss of so many items.
 
-use backburn::{BaseFormat, LinearCrossEntropyLossConfig, QuantizedLora, gradient_checkpointing};
+use backburn::{
+    BaseFormat, LinearCrossEntropyLossConfig, LossDirection, QuantizedLora, gradient_checkpointing,
+};
 use burn::module::{Initializer, Lora, Module, ParamGroup};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{
@@ -418,6 +420,7 @@ impl Kind for Language {
         let layers = self.layers.iter();
         let hidden = layers.fold(hidden, |x, layer| gradient_checkpointing(layer, x, run));
         let loss = LinearCrossEntropyLossConfig::new()
+            .with_direction(Some(LossDirection::Tokens))
             .with_chunk_size(64)
             .init();
         let targets = tokens.reshape([items * 32]);

@@ -90,7 +90,7 @@ impl Training {
             .config
             .clone()
             .with_recompute_layers(asked.config.recompute_layers)
-            .with_chunk_size(asked.config.chunk_size);
+            .with_loss(asked.config.loss.clone());
         let same = |option: &str, saved: &dyn Debug, asked: &dyn Debug| {
             let (saved, asked) = (format!("{saved:?}"), format!("{asked:?}"));
             ensure!(

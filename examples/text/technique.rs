@@ -2,7 +2,8 @@
 
 use backburn::optim as ours;
 use backburn::{
-    FusedConfig, GradientCheckpointingConfig, Plan, WeightAverage, WeightAveragingConfig,
+    FusedConfig, GradientCheckpointingConfig, LinearCrossEntropyLossConfig, Plan, WeightAverage,
+    WeightAveragingConfig,
 };
 use burn::prelude::*;
 use clap::ValueEnum;
@@ -28,9 +29,6 @@ pub enum Technique {
     /// So, with the loss in chunks of tokens.
     Chunked,
 }
-
-/// Tokens whose logits exist at once.
-const CHUNK: usize = 256;
 
 /// Where the model computes, what waits in host memory meanwhile, what all is kept in, what steps it, and the decay of an average
 /// beside it.
@@ -76,7 +74,7 @@ impl Technique {
         config
             .clone()
             .with_recompute_layers(matches!(self, Self::Block | Self::Chunked))
-            .with_chunk_size((self == Self::Chunked).then_some(CHUNK))
+            .with_loss((self == Self::Chunked).then(LinearCrossEntropyLossConfig::new))
     }
 
     /// Starts a training of the model of `config`.

@@ -5,6 +5,7 @@ mod exchange;
 mod key;
 mod list;
 mod load;
+mod part;
 mod statistics;
 
 pub(crate) use any::{AnyParam, AnyTensor};
@@ -12,4 +13,5 @@ pub(crate) use exchange::{exchange, taken};
 pub use key::ModelKey;
 pub(crate) use list::{Parameter, list, values};
 pub(crate) use load::load_same;
+pub(crate) use part::Part;
 pub(crate) use statistics::{merge_pending, running_statistics, with_own_statistics};

@@ -1,6 +1,7 @@
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::device::{in_type, sent};
+use crate::parameters::Part;
 
 /// The float type in which gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,26 @@ impl<const D: usize> PartialSum<D> {
     pub(crate) fn with(self, gradient: Tensor<D>, accumulation: Accumulation) -> Self {
         let sum = add(accumulation.begin(self.sum), gradient);
         Self { sum, ..self }
+    }
+
+    /// The same with the gradient of a part of the parameter, which is of this `shape` as a whole.
+    pub(crate) fn with_part(
+        sum: Option<Self>,
+        shape: [usize; D],
+        gradient: Tensor<D>,
+        part: &Part,
+        accumulation: Accumulation,
+    ) -> Self {
+        let none = || {
+            let options = (&gradient.device(), gradient.dtype());
+            // `zeros` take twice their bytes on `flex` while they are made.
+            Self::of(Tensor::full(shape, 0.0, options))
+        };
+        let Self { sum, dtype } = sum.unwrap_or_else(none);
+        let sum = accumulation.begin(sum);
+        let gradient = in_type(gradient, sum.dtype());
+        let sum = part.add_to(sum, gradient);
+        Self { sum, dtype }
     }
 
     pub(crate) fn whole(self) -> Tensor<D> {

@@ -10,6 +10,7 @@ use crate::device;
 use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::memory::{self, Category};
+use crate::parameters::Part;
 use crate::pass::{self, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
@@ -20,6 +21,8 @@ use crate::tap::{self, GradientSink, Passed};
 pub(super) struct Arrival<const D: usize> {
     pub(super) view: Arc<View<D>>,
     pub(super) pass: Arc<Pass>,
+    /// What of the parameter was read, if not all.
+    pub(super) part: Option<Part>,
     pub(super) owed: Owed,
     /// Counts a value that was gathered from its owner, as long as the graph has it.
     pub(super) _gathered: Option<Hold>,
@@ -47,15 +50,15 @@ impl<const D: usize> GradientSink for Arrival<D> {
             memory::show(Category::Gradient, &gradient);
         }
         self.owed.settle();
-        let arrive = || self.view.arrive(&self.pass, gradient);
+        let arrive = || self.view.arrive(&self.pass, gradient, self.part.as_ref());
         self.pass.guarded(arrive);
         Passed::default()
     }
 }
 
 impl<const D: usize> View<D> {
-    /// Adds a gradient to those that have come, and uses their sum if nothing else is to come.
-    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    /// Adds a gradient, of the whole or of a part, to those that have come, and uses their sum if nothing else is to come.
+    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: Tensor<D>, part: Option<&Part>) {
         let mut state = self.state.lock();
         let Stage::Expecting(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
@@ -64,11 +67,19 @@ impl<const D: usize> View<D> {
         expecting.tapped = None;
         let is_settled = expecting.debt.is_settled();
         let gradient = match expecting.partial.take() {
-            None if is_settled => gradient,
+            None if is_settled && part.is_none() => gradient,
             partial => {
-                let partial = match partial {
-                    Some(partial) => partial.with(gradient, pass.plan.accumulation),
-                    None => PartialSum::of(gradient),
+                let accumulation = pass.plan.accumulation;
+                let partial = match (partial, part) {
+                    (sum, Some(part)) => PartialSum::with_part(
+                        sum.map(|sum| *sum),
+                        self.home.shape,
+                        gradient,
+                        part,
+                        accumulation,
+                    ),
+                    (Some(partial), None) => partial.with(gradient, accumulation),
+                    (None, None) => PartialSum::of(gradient),
                 };
                 if !is_settled {
                     expecting.partial = Some(Box::new(partial));

@@ -23,7 +23,7 @@ pub(crate) struct Home<const D: usize> {
     pub(super) path: Arc<str>,
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) ground: Arc<Ground>,
-    shape: [usize; D],
+    pub(super) shape: [usize; D],
     /// In which the value rests.
     pub(super) dtype: DType,
     /// That of the rank which owns the parameter.

@@ -39,6 +39,7 @@ pub(crate) use any_home::Left;
 pub(crate) use averaged::{Look, RunningStatistics};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
+pub(crate) use handle::{has_parts, read_part};
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;

@@ -9,13 +9,14 @@ use super::frozen::refuse_outside_of_a_block;
 use super::stage;
 use super::view::{Keeps, View};
 use crate::layout::Holding;
+use crate::parameters::Part;
 use crate::pass::{Blocks, Graph, Pass, Place, Scope, Stage};
 use crate::policy::Goal;
 use crate::tap::tap;
 
 impl<const D: usize> View<D> {
-    /// The current value without autodiff, as the model computes with it.
-    pub(super) fn plain(&self, keeps: Keeps) -> Tensor<D> {
+    /// The current value without autodiff, as the model computes with it, or a part of it.
+    pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> Tensor<D> {
         self.wait_for_update();
         let mut state = self.state.lock();
         let may_change = || {
@@ -30,7 +31,7 @@ impl<const D: usize> View<D> {
                 self.path()
             );
         }
-        self.here(&mut state, keeps)
+        self.here(&mut state, keeps, part)
     }
 
     /// Waits for an update that is under way, so that what is read does not depend on how far it is.
@@ -43,7 +44,7 @@ impl<const D: usize> View<D> {
 
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
-    pub(super) fn read_untrained(&self) -> Tensor<D> {
+    pub(super) fn read_untrained(&self, part: Option<&Part>) -> Tensor<D> {
         if let Some(base) = &self.terms.waiting_base {
             refuse_outside_of_a_block(base);
         }
@@ -59,18 +60,18 @@ impl<const D: usize> View<D> {
                 readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
             }
             drop(state);
-            return self.plain(Keeps::ForRun);
+            return self.plain(Keeps::ForRun, part);
         }
-        self.plain(Keeps::Nothing)
+        self.plain(Keeps::Nothing, part)
     }
 
-    /// The value as the pass under way needs it: with its gradient tapped, or as a constant where
+    /// The value, or a part of it, as the pass under way needs it: with its gradient tapped, or as a constant where
     /// operations are not recorded.
     ///
     /// # Panics
     ///
     /// Outside of a pass, in a hook, and after the gradient has arrived.
-    pub(crate) fn read(self: &Arc<Self>) -> Tensor<D> {
+    pub(crate) fn read(self: &Arc<Self>, part: Option<&Part>) -> Tensor<D> {
         let pass = self.session.pass().unwrap_or_else(|| {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
@@ -95,7 +96,7 @@ impl<const D: usize> View<D> {
             Place::Unrecorded(_) | Place::Hook(_) => {}
         }
         match place {
-            Place::Recorded(graph) => self.tapped(&pass, &graph),
+            Place::Recorded(graph) => self.tapped(&pass, &graph, part),
             Place::Unrecorded(readers) => {
                 let mut state = self.state.lock();
                 readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
@@ -103,7 +104,7 @@ impl<const D: usize> View<D> {
                 drop(self.terms.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks().sweep(&self.terms.device);
-                self.constant_of(self.plain(Keeps::ForRun))
+                self.constant_of(self.plain(Keeps::ForRun, part))
             }
             Place::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
@@ -143,10 +144,20 @@ impl<const D: usize> View<D> {
         }
     }
 
-    fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> Tensor<D> {
+    /// A part has a tap of its own, but in the graph of the step, where Burn cuts it out of the whole.
+    fn tapped(
+        self: &Arc<Self>,
+        pass: &Arc<Pass>,
+        graph: &Arc<Graph>,
+        part: Option<&Part>,
+    ) -> Tensor<D> {
+        if part.is_some() && Arc::ptr_eq(graph, &pass.graph) {
+            return Part::or_whole(part, self.tapped(pass, graph, None));
+        }
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
-        if let Some((read_in, tapped)) = &expecting.tapped
+        if part.is_none()
+            && let Some((read_in, tapped)) = &expecting.tapped
             && Arc::ptr_eq(read_in, graph)
         {
             return tapped.clone();
@@ -161,8 +172,8 @@ impl<const D: usize> View<D> {
             self.stay();
         }
         let value = match self.terms.holding {
-            Holding::Shared => self.home.value(),
-            _ => self.here(&mut state, Keeps::Nothing),
+            Holding::Shared => Part::or_whole(part, self.home.value()),
+            _ => self.here(&mut state, Keeps::Nothing, part),
         };
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
@@ -172,6 +183,7 @@ impl<const D: usize> View<D> {
         let arrival = Arrival {
             view: self.clone(),
             pass: pass.clone(),
+            part: part.cloned(),
             owed,
             _gathered: match &self.terms.rank {
                 Some(_) => self.terms.count_gathered(),
@@ -180,7 +192,9 @@ impl<const D: usize> View<D> {
         };
         let census = pass.census.clone();
         let tapped = tap(value, self.home.strategy, tick, Arc::new(arrival), census);
-        expecting.tapped = Some((graph.clone(), tapped.clone()));
+        if part.is_none() {
+            expecting.tapped = Some((graph.clone(), tapped.clone()));
+        }
         tapped
     }
 

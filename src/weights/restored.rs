@@ -41,7 +41,7 @@ impl<const D: usize> View<D> {
                 value.unwrap_or_else(|error| panic!("{error}"))
             }
             Which::Computes if self.terms.comes_over() => self.home.value(),
-            Which::Computes => self.plain(Keeps::Nothing),
+            Which::Computes => self.plain(Keeps::Nothing, None),
             Which::Averaged(None) => self.home.averaged(),
             Which::Averaged(Some(device)) => self.averaged_on(device, self.home.dtype),
             Which::AveragedComputes if self.terms.comes_over() => self.home.averaged(),

@@ -8,6 +8,7 @@ use super::terms::Terms;
 use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::lock::{Level, Leveled};
+use crate::parameters::Part;
 use crate::pass::{Graph, Session};
 use crate::tap::lift;
 
@@ -85,9 +86,10 @@ impl<const D: usize> View<D> {
         self.carried(self.home.value(), device, self.home.dtype)
     }
 
-    /// The value as the model computes with it.
-    fn come_over(&self) -> Result<Tensor<D>, FusedError> {
-        self.carried(self.home.value(), &self.terms.device, self.terms.dtype)
+    /// The value, or a part of it, as the model computes with it.
+    fn come_over(&self, part: Option<&Part>) -> Result<Tensor<D>, FusedError> {
+        let value = Part::or_whole(part, self.home.value());
+        self.carried(value, &self.terms.device, self.terms.dtype)
     }
 
     pub(super) fn carried(
@@ -99,15 +101,20 @@ impl<const D: usize> View<D> {
         self.terms.layout.carried(self.path(), value, device, dtype)
     }
 
-    /// The value as the model computes with it.
+    /// The value, or a part of it, as the model computes with it. A part comes over alone where the whole would not stay.
     ///
     /// # Panics
     ///
     /// If it can't come over to the device.
-    pub(super) fn here(&self, state: &mut State<D>, keeps: Keeps) -> Tensor<D> {
+    pub(super) fn here(
+        &self,
+        state: &mut State<D>,
+        keeps: Keeps,
+        part: Option<&Part>,
+    ) -> Tensor<D> {
         let holding = self.terms.holding();
         if holding == Holding::Shared {
-            return self.home.value();
+            return Part::or_whole(part, self.home.value());
         }
         let version = self.home.version();
         let copy = state.copy.take();
@@ -115,8 +122,13 @@ impl<const D: usize> View<D> {
         let value = match copy {
             Some(copy) => copy.value,
             None => {
-                let value = self.come_over();
-                value.unwrap_or_else(|error| panic!("{error}"))
+                let alone = part.filter(|_| holding != Holding::Kept);
+                let value = self.come_over(alone);
+                let value = value.unwrap_or_else(|error| panic!("{error}"));
+                if alone.is_some() {
+                    return value;
+                }
+                value
             }
         };
         let stays = match holding {
@@ -127,7 +139,7 @@ impl<const D: usize> View<D> {
         if stays {
             state.copy = Some(Copy::of(value.clone(), version));
         }
-        value
+        Part::or_whole(part, value)
     }
 
     /// Brings a copy before it is read.
@@ -141,7 +153,7 @@ impl<const D: usize> View<D> {
         }
         let version = self.home.version();
         // If it fails, the read that needs it says so.
-        if let Ok(value) = self.come_over() {
+        if let Ok(value) = self.come_over(None) {
             state.copy = Some(Copy::of(value, version));
         }
     }
@@ -183,7 +195,7 @@ impl<const D: usize> View<D> {
             state.copy = None;
         }
         let version = self.home.version();
-        let value = self.come_over()?;
+        let value = self.come_over(None)?;
         state.copy = Some(Copy::of(value, version));
         Ok(())
     }

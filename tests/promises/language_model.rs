@@ -4,7 +4,7 @@
 #[path = "../../examples/text/model/mod.rs"]
 mod model;
 
-use backburn::FusedOptimizer;
+use backburn::{FusedOptimizer, LinearCrossEntropyLossConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
@@ -75,9 +75,8 @@ fn fused_equals_stock_with_experts_without_tokens(device: &Device) {
 }
 
 fn recomputed_layers_and_a_chunked_loss_equal_stock(device: &Device) {
-    let config = config()
-        .with_recompute_layers(true)
-        .with_chunk_size(Some(3));
+    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(3);
+    let config = config().with_recompute_layers(true).with_loss(Some(loss));
     let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
     let [_, stock, fused] = both(&config, &texts, device);
     assert_equal_weights(&stock, &fused);

@@ -2,7 +2,7 @@
 
 use backburn::{
     FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Head, LinearCrossEntropyLoss,
-    LinearCrossEntropyLossConfig, cast,
+    LinearCrossEntropyLossConfig, LossDirection, cast,
 };
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -150,6 +150,14 @@ fn kinds() -> impl Strategy<Value = HeadKind> {
     ]
 }
 
+fn directions() -> impl Strategy<Value = Option<LossDirection>> {
+    prop_oneof![
+        Just(None),
+        Just(Some(LossDirection::Tokens)),
+        Just(Some(LossDirection::Classes))
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -158,6 +166,8 @@ proptest! {
         kind in kinds(),
         length in 1usize..40,
         chunk_size in 1usize..50,
+        tile_size in 1usize..CLASSES + 2,
+        direction in directions(),
         pads in proptest::option::of(proptest::collection::vec(0..CLASSES as i64, 0..3)),
         smoothing in proptest::option::of(0.0f32..=1.0),
         soft_cap in proptest::option::of(0.5f64..30.0),
@@ -167,6 +177,8 @@ proptest! {
         let text = text(length, &device);
         let config = LinearCrossEntropyLossConfig::new()
             .with_chunk_size(chunk_size)
+            .with_tile_size(tile_size)
+            .with_direction(direction)
             .with_pad_tokens(pads)
             .with_smoothing(smoothing)
             .with_soft_cap(soft_cap);
@@ -393,6 +405,7 @@ fn bad_options_are_refused_by_name() {
     let config = LinearCrossEntropyLossConfig::new;
     for (config, name) in [
         (config().with_chunk_size(0), "`chunk_size` is 0"),
+        (config().with_tile_size(0), "`tile_size` is 0"),
         (config().with_smoothing(Some(1.5)), "`smoothing` is 1.5"),
         (config().with_soft_cap(Some(0.0)), "`soft_cap` is 0"),
         (config().with_soft_cap(Some(f64::NAN)), "`soft_cap` is NaN"),

@@ -19,6 +19,7 @@ mod in_types_of;
 mod language_model;
 mod learner;
 mod linear_cross_entropy;
+mod linear_cross_entropy_in_tiles;
 mod list;
 mod misuse;
 mod muon;

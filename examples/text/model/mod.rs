@@ -5,7 +5,9 @@ mod experts;
 mod layer;
 mod preset;
 
-use backburn::{Head, LinearCrossEntropyLossConfig, gradient_checkpointing};
+use backburn::{
+    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, gradient_checkpointing,
+};
 use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -56,8 +58,8 @@ pub struct LanguageModelConfig {
     /// Whether fused training keeps the input of each layer only and runs it again.
     #[config(default = false)]
     pub recompute_layers: bool,
-    /// Tokens whose logits exist at once; all of them if it is not given.
-    pub chunk_size: Option<usize>,
+    /// How the loss goes over the logits, piece by piece; over all at once if it is not given.
+    pub loss: Option<LinearCrossEntropyLossConfig>,
 }
 
 /// The weight of the load-balancing loss, as in the [Switch Transformer](https://arxiv.org/abs/2101.03961).
@@ -84,7 +86,7 @@ impl LanguageModelConfig {
             head: (!self.tied).then(|| head.init(device)),
             window: self.window,
             recompute_layers: self.recompute_layers,
-            chunk_size: self.chunk_size,
+            loss: self.loss.as_ref().map(LinearCrossEntropyLossConfig::init),
         }
     }
 }
@@ -102,7 +104,7 @@ pub struct LanguageModel {
     #[module(skip)]
     recompute_layers: bool,
     #[module(skip)]
-    chunk_size: Option<usize>,
+    loss: Option<LinearCrossEntropyLoss>,
 }
 
 /// What a training step reduces, and what it tells.
@@ -176,23 +178,20 @@ impl LanguageModel {
     /// The mean cross entropy of the tokens `next`, `[tokens]`, given the states `hidden`, `[tokens, dim]`.
     fn cross_entropy(&self, hidden: Tensor<2>, next: Tensor<1, Int>) -> Tensor<1> {
         match &self.head {
-            Some(head) => cross_entropy(head, self.chunk_size, hidden, next),
-            None => cross_entropy(&self.embedding, self.chunk_size, hidden, next),
+            Some(head) => cross_entropy(head, self.loss.as_ref(), hidden, next),
+            None => cross_entropy(&self.embedding, self.loss.as_ref(), hidden, next),
         }
     }
 }
 
 fn cross_entropy<H: Head>(
     head: &H,
-    chunk_size: Option<usize>,
+    loss: Option<&LinearCrossEntropyLoss>,
     hidden: Tensor<2>,
     next: Tensor<1, Int>,
 ) -> Tensor<1> {
-    match chunk_size {
-        Some(size) => {
-            let config = LinearCrossEntropyLossConfig::new().with_chunk_size(size);
-            config.init().forward(head, hidden, next)
-        }
+    match loss {
+        Some(loss) => loss.forward(head, hidden, next),
         // In f32, whatever the weights are in: probabilities need it.
         None => CrossEntropyLossConfig::new()
             .init(&hidden.device())

@@ -1,46 +1,41 @@
+//! Head and loss of a large vocabulary.
+
+mod head;
+mod tiles;
+
 use burn::config::Config;
-use burn::module::Module;
-use burn::nn::{Embedding, Linear};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Tensor};
+
+pub use head::Head;
 
 use crate::device::{is_cubecl, is_remote};
 use crate::gradient_checkpointing;
 
-/// The layer that turns hidden states into logits, one for each class.
-///
-/// Of Burn's layers it is [`Linear`], and, tied to the input, [`Embedding`]. A head of your own (with adapters in other places, with a
-/// norm before it) is a module that implements it.
-pub trait Head: Module + 'static {
-    /// The logits of every class for every token, without soft cap.
-    ///
-    /// # Shapes
-    ///
-    /// - hidden: `[tokens, d_model]`
-    /// - output: `[tokens, classes]`
-    fn logits(&self, hidden: Tensor<2>) -> Tensor<2>;
-}
-
-impl Head for Linear {
-    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        self.forward(hidden)
-    }
-}
-
-/// A tied head: the logit of a token is the product of its embedding with the hidden state.
-impl Head for Embedding {
-    fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        hidden.matmul(self.weight.val().transpose())
-    }
+/// What [`LinearCrossEntropyLoss`] goes over, piece by piece.
+#[derive(Config, Copy, Debug, PartialEq, Eq)]
+pub enum LossDirection {
+    /// Chunks of tokens, each with all classes. The value has the order of sums that Burn's loss has; the gradient of the head is
+    /// there twice, that of a chunk and the sum.
+    Tokens,
+    /// Tiles of classes, each with all tokens. The gradient of the head is there once, put together from those of the tiles; it has
+    /// the order of sums that it has without chunks. That of the hidden states is a sum over the tiles, in f32 at least.
+    Classes,
 }
 
 /// Configuration to create a [`LinearCrossEntropyLoss`] using the [init function](LinearCrossEntropyLossConfig::init).
-#[derive(Config, Debug)]
+#[derive(Config, Debug, PartialEq)]
 pub struct LinearCrossEntropyLossConfig {
-    /// Tokens whose logits exist at once. In the backward pass there are up to six times `chunk_size * classes` numbers
-    /// of 4 bytes.
+    /// Which way the loss goes; without one, that which takes less memory ([`LinearCrossEntropyLoss::direction`]).
+    pub direction: Option<LossDirection>,
+    /// Tokens whose logits exist at once, in chunks of tokens. In the backward pass there are up to six times
+    /// `chunk_size * classes` numbers of 4 bytes.
     #[config(default = 256)]
     pub chunk_size: usize,
+    /// Classes whose logits exist at once, in tiles of classes. In the backward pass there are up to six times
+    /// `tokens * tile_size` numbers of 4 bytes.
+    #[config(default = 1024)]
+    pub tile_size: usize,
     /// Targets that count for nothing, neither in the sum nor in the number of tokens. Unlike those of Burn's
     /// [`CrossEntropyLossConfig`](burn::nn::loss::CrossEntropyLossConfig), they may lie outside of the vocabulary: PyTorch's
     /// `ignore_index` is -100. Targets of a type without a sign are never negative: `u64::MAX` is not the padding -1, but no
@@ -58,11 +53,15 @@ impl LinearCrossEntropyLossConfig {
     ///
     /// # Panics
     ///
-    /// If `chunk_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number.
+    /// If `chunk_size` or `tile_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number.
     pub fn init(&self) -> LinearCrossEntropyLoss {
         assert!(
             self.chunk_size > 0,
             "`chunk_size` is 0: there must be at least one token at once"
+        );
+        assert!(
+            self.tile_size > 0,
+            "`tile_size` is 0: there must be at least one class at once"
         );
         if let Some(smoothing) = self.smoothing {
             assert!(
@@ -77,7 +76,9 @@ impl LinearCrossEntropyLossConfig {
             );
         }
         LinearCrossEntropyLoss {
+            direction: self.direction,
             chunk_size: self.chunk_size,
+            tile_size: self.tile_size,
             pad_tokens: self.pad_tokens.clone().unwrap_or_default(),
             smoothing: self.smoothing,
             soft_cap: self.soft_cap,
@@ -85,21 +86,23 @@ impl LinearCrossEntropyLossConfig {
     }
 }
 
-/// Head and cross entropy in chunks of tokens, so that the logits never exist whole.
+/// Head and cross entropy piece by piece, so that the logits never exist whole.
 ///
 /// With a vocabulary of 50,257 the logits of 2,048 tokens are 412 MB, several times over with softmax and gradient: more
-/// than all other activations of a model whose blocks run twice. Here each chunk is a block under
-/// [`gradient_checkpointing`]: in a fused step its logits are computed, reduced to a loss for
-/// each token, dropped, and computed again when the backward pass starts with them. The gradients that the chunks have for the
-/// head are summed before its one update. In stock training and in validation the chunks are plain calls.
+/// than all other activations of a model whose blocks run twice. Here they come in chunks of tokens, or in tiles of classes, whichever
+/// takes less memory ([`LossDirection`]; [`direction`](Self::direction) says which). Each is a block under
+/// [`gradient_checkpointing`]: in a fused step its logits are computed, reduced to one or two numbers for
+/// each token, dropped, and computed again when the backward pass starts with them. The head is updated once. In stock training
+/// and in validation the pieces are plain calls.
 ///
 /// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32: the mean over the
-/// tokens that count, or NaN if none does (gradients are zero then, as in Burn). Gradients differ by the order in which the
-/// chunks are summed up, in f32 by some 1e-7 of their size.
+/// tokens that count, or NaN if none does (gradients are zero then, as in Burn). In chunks of tokens it has the same order of sums, in
+/// tiles another, in f32 some 1e-7 away. Gradients differ by the order of the sums over the pieces, in f32 by some 1e-7 of their size.
 ///
 /// The head computes logits in the type of the model, and all that follows is in f32 (in f64, if the model is). In a model in bf16 the
-/// gradient of the head is summed over the chunks in bf16, where terms below a 256th of the sum are lost. Set
-/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum them in f32.
+/// gradient of the head is summed over chunks in bf16, where terms below a 256th of the sum are lost. Set
+/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum them in f32. Over tiles there
+/// is no such sum.
 ///
 /// As in [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`), with the
 /// optimizer fused.
@@ -134,7 +137,9 @@ impl LinearCrossEntropyLossConfig {
 /// ```
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropyLoss {
+    direction: Option<LossDirection>,
     chunk_size: usize,
+    tile_size: usize,
     pad_tokens: Vec<i64>,
     smoothing: Option<f32>,
     soft_cap: Option<f64>,
@@ -174,6 +179,52 @@ impl LinearCrossEntropyLoss {
             // Any class: what it gives is not used.
             Some(padding) => targets.mask_fill(padding.clone(), 0),
         };
+        let log_likelihoods = match (self.direction(head, hidden.dims()), head.classes()) {
+            (LossDirection::Classes, Some(classes)) => {
+                self.over_tiles(head, hidden, targets, classes)
+            }
+            _ => self.over_chunks(head, hidden, targets),
+        };
+        match padding {
+            None => log_likelihoods.mean().neg(),
+            Some(padding) => {
+                let precision = precision(log_likelihoods.dtype());
+                // In a type that can count them, whatever the default of the device is.
+                let counted = padding.clone().bool_not().int().cast(precision).sum();
+                log_likelihoods.mask_fill(padding, 0).sum().neg() / counted
+            }
+        }
+    }
+
+    /// Which way the loss goes with `head` over hidden states of shape `[tokens, d_model]`: the one that was asked for, or that
+    /// which takes less memory in a backward pass. A head that can't compute some of its [classes](Head::classes) alone has
+    /// chunks of tokens.
+    pub fn direction<H: Head>(&self, head: &H, [tokens, d_model]: [usize; 2]) -> LossDirection {
+        let Some(classes) = head.classes() else {
+            return LossDirection::Tokens;
+        };
+        if let Some(direction) = self.direction {
+            return direction;
+        }
+        let (chunk, tile) = (self.chunk_size.min(tokens), self.tile_size.min(classes));
+        // Of logits, head and hidden states. One chunk is no sum.
+        let of_heads = if chunk < tokens { 2 } else { 1 };
+        let chunks = 6 * chunk * classes + of_heads * d_model * classes;
+        let tiles = 6 * tokens * tile + d_model * classes + 3 * tokens * d_model;
+        match tiles < chunks {
+            true => LossDirection::Classes,
+            false => LossDirection::Tokens,
+        }
+    }
+
+    /// The logarithm of the probability of each target. Shapes: `[tokens, d_model]`, `[tokens]`, `[tokens]`.
+    fn over_chunks<H: Head>(
+        &self,
+        head: &H,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+    ) -> Tensor<1> {
+        let [tokens, _] = hidden.dims();
         let (smoothing, soft_cap) = (self.smoothing, self.soft_cap);
         let chunks = (0..tokens).step_by(self.chunk_size).map(|start| {
             let chunk = start..tokens.min(start + self.chunk_size);
@@ -185,16 +236,7 @@ impl LinearCrossEntropyLoss {
                 log_likelihoods(head.logits(hidden), targets, smoothing, soft_cap)
             })
         });
-        let log_likelihoods = Tensor::cat(chunks.collect(), 0);
-        match padding {
-            None => log_likelihoods.mean().neg(),
-            Some(padding) => {
-                let precision = precision(log_likelihoods.dtype());
-                // In a type that can count them, whatever the default of the device is.
-                let counted = padding.clone().bool_not().int().cast(precision).sum();
-                log_likelihoods.mask_fill(padding, 0).sum().neg() / counted
-            }
-        }
+        Tensor::cat(chunks.collect(), 0)
     }
 
     /// Which targets, that were `given` in this type, count for nothing.
@@ -222,13 +264,7 @@ fn log_likelihoods(
     let [tokens, classes] = logits.dims();
     let outside = outside(&targets, classes);
     let targets = targets.mask_fill(outside.clone(), 0);
-    let precision = precision(logits.dtype());
-    let logits = logits.cast(precision);
-    let logits = match soft_cap {
-        None => logits,
-        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
-    };
-    let all = log_softmax(logits, 1);
+    let all = log_softmax(capped(logits, soft_cap), 1);
     let index = targets.reshape([tokens, 1]);
     let of_targets = all.clone().gather(1, index).reshape([tokens]);
     let mixed = match smoothing {
@@ -239,6 +275,16 @@ fn log_likelihoods(
         }
     };
     mixed.mask_fill(outside, f32::NAN)
+}
+
+/// `logits` in the type for probabilities, within the soft cap.
+fn capped(logits: Tensor<2>, soft_cap: Option<f64>) -> Tensor<2> {
+    let precision = precision(logits.dtype());
+    let logits = logits.cast(precision);
+    match soft_cap {
+        None => logits,
+        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+    }
 }
 
 /// `targets` in a type that has negative numbers, and all classes.
