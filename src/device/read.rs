@@ -16,6 +16,17 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
     TensorData::from_bytes(bytes, data.shape(), data.dtype())
 }
 
+/// Waits until `tensor` has what it was made of.
+pub(crate) fn look<const D: usize>(tensor: &Tensor<D>) {
+    let elements = tensor.shape().num_elements();
+    let tensor = tensor.clone();
+    let data = match tensor.dtype() {
+        DType::QFloat(_) => tensor.into_data(),
+        _ => tensor.reshape([elements]).slice([0..elements.min(1)]).into_data(),
+    };
+    data.as_bytes();
+}
+
 /// `tensor`, which has no autodiff, on `device`: what it holds now. The rank in its type doesn't matter.
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();

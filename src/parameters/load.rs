@@ -2,7 +2,10 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
-/// `module` with the values and ids of `record`, in the types that it has.
+use crate::device::look;
+
+/// `module` with the values and ids of `record`, in the types that it has. Nothing of it is in a file any more: Burn reads
+/// what is in one when somebody looks, and another may be in its place by then.
 ///
 /// Burn compares the shape of a recorded parameter with that of one that has a value as it is kept, and a linear layer in
 /// columns keeps another than it records. So the record is loaded into parameters without values.
@@ -110,6 +113,7 @@ impl<Mapper: ModuleMapper> ModuleMapper for Load<'_, Mapper> {
         if !loaded.is_initialized() {
             return param;
         }
+        look(&loaded.base());
         let (expected, found) = (param.base().dtype(), loaded.base().dtype());
         if found != expected {
             let path = self.names.join(".");
@@ -121,14 +125,18 @@ impl<Mapper: ModuleMapper> ModuleMapper for Load<'_, Mapper> {
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        self.mapper.map_int(param)
+        let loaded = self.mapper.map_int(param);
+        loaded.base().into_data().as_bytes();
+        loaded
     }
 
     fn map_bool<const D: usize>(
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        self.mapper.map_bool(param)
+        let loaded = self.mapper.map_bool(param);
+        loaded.base().into_data().as_bytes();
+        loaded
     }
 
     fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {

@@ -280,8 +280,32 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
     assert_equal_weights(&twin.model(), &fused.model());
 }
 
+/// Burn reads what is in a file when somebody looks at it.
+fn a_loaded_training_needs_the_files_no_more(device: &Device) {
+    let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
+    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init());
+    let mut fused = start();
+    plain(&mut fused, 0.1.into(), &x);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    checkpoint.save(&fused, &Progress::new(1)).unwrap();
+    let mut resumed = start();
+    checkpoint.load::<()>(&mut resumed).unwrap();
+    // Those of another training are in their place then, and none at last.
+    for _ in 0..2 {
+        checkpoint.save(&start(), &Progress::new(1)).unwrap();
+    }
+    drop(folder);
+    assert_equal_weights(&fused.model(), &resumed.model());
+    for fused in [&mut fused, &mut resumed] {
+        plain(fused, 0.1.into(), &x);
+    }
+    assert_equal_weights(&fused.model(), &resumed.model());
+}
+
 on_every_backend!(
     a_resumed_training_equals_one_that_was_not_interrupted,
+    a_loaded_training_needs_the_files_no_more,
     a_load_that_fails_changes_nothing,
 );
 
