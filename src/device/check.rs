@@ -1,5 +1,6 @@
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 use burn::backend::DispatchDevice;
+use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
@@ -50,7 +51,7 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     }
     let (device, dtype) = (&key.0, key.1);
     check_has(device, dtype)?;
-    if !is_cubecl(device) {
+    if !is_cubecl(device) || matches!(dtype, DType::QFloat(_)) {
         return Ok(());
     }
     if !is_trusted() {
@@ -65,11 +66,22 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     Ok(())
 }
 
-/// Refuses a type that `device` does not have for all computations, by its own word.
+/// Whether `device` has a type, by its own word: for all computations, or to keep what is quantized.
+pub(crate) fn has(device: &Device, dtype: DType) -> bool {
+    match dtype {
+        DType::QFloat(_) => {
+            let usage = Dispatch::dtype_usage(device.as_dispatch(), dtype);
+            usage.contains(DTypeUsage::Storage)
+        }
+        _ => device.supports_dtype(dtype),
+    }
+}
+
+/// Refuses a type that `device` does not [have](has).
 pub(crate) fn check_has(device: &Device, dtype: DType) -> Result<(), FusedError> {
     let device = device.clone().inner();
     is_there(&device)?;
-    match device.supports_dtype(dtype) {
+    match has(&device, dtype) {
         true => Ok(()),
         false => Err(FusedError::FloatTypeNotSupported {
             dtype: format!("{dtype:?}"),

@@ -22,7 +22,7 @@ mod written;
 use burn::tensor::{Device, Tensor};
 
 pub use check::check_device;
-pub(crate) use check::{caught, check, check_all_there, check_has};
+pub(crate) use check::{caught, check, check_all_there, check_has, has};
 pub(crate) use read::{look, moved, read};
 pub(crate) use servers::{check_connected, forked, is_remote, sent};
 pub(crate) use transfer::{in_type, transferred};

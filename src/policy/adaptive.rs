@@ -47,7 +47,7 @@ impl Adaptive {
         kept.then(|| Keeper::new(self.state.clone()))
     }
 
-    pub(super) fn clips_lagged(&self) -> bool {
+    pub(crate) fn clips_lagged(&self) -> bool {
         matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)))
     }
 

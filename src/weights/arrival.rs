@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::answers::Held;
 use super::stage::Stage;
@@ -186,11 +186,14 @@ impl<const D: usize> View<D> {
     /// A gradient where the value rests: in its float type, unless the sum is to be rounded once.
     fn bring_home(&self, pass: &Pass, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
         let home = &self.home;
+        let device = &home.site().device;
         let dtype = match pass.plan.accumulation {
             Accumulation::AsParameter => home.dtype,
-            Accumulation::InFullPrecision => gradient.dtype(),
+            Accumulation::InFullPrecision if device::has(device, gradient.dtype()) => {
+                gradient.dtype()
+            }
+            Accumulation::InFullPrecision => DType::F32,
         };
-        let device = &home.site().device;
         let gradient = self
             .terms
             .layout

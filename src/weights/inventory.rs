@@ -263,7 +263,7 @@ impl Found {
             path, dtype, role, ..
         } = &self.entry;
         let host = placement.host();
-        let reason = if !host.supports_dtype(*dtype) {
+        let reason = if !device::has(host, *dtype) {
             format!(
                 "parameter `{path}` is {dtype:?}, which the host {host:?} does not have: use `OffloadHost::Flex`"
             )
