@@ -22,7 +22,10 @@ pub(crate) fn look<const D: usize>(tensor: &Tensor<D>) {
     let tensor = tensor.clone();
     let data = match tensor.dtype() {
         DType::QFloat(_) => tensor.into_data(),
-        _ => tensor.reshape([elements]).slice([0..elements.min(1)]).into_data(),
+        _ => tensor
+            .reshape([elements])
+            .slice([0..elements.min(1)])
+            .into_data(),
     };
     data.as_bytes();
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::answers::Held;
 use super::stage::Stage;
@@ -183,17 +183,15 @@ impl<const D: usize> View<D> {
         }
     }
 
-    /// A gradient where the value rests: in its float type, unless the sum is to be rounded once.
+    /// A gradient where the value rests: in its float type, or in a wider one if the sum is to be rounded once.
     fn bring_home(&self, pass: &Pass, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
         let home = &self.home;
-        let device = &home.site().device;
+        let is_wider = gradient.dtype().size() > home.dtype.size();
         let dtype = match pass.plan.accumulation {
-            Accumulation::AsParameter => home.dtype,
-            Accumulation::InFullPrecision if device::has(device, gradient.dtype()) => {
-                gradient.dtype()
-            }
-            Accumulation::InFullPrecision => DType::F32,
+            Accumulation::InFullPrecision if is_wider => gradient.dtype(),
+            _ => home.dtype,
         };
+        let device = &home.site().device;
         let gradient = self
             .terms
             .layout

@@ -12,7 +12,7 @@ use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantiz
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::{ModuleSnapshot, SafetensorsStore};
-use burn::tensor::quantization::Calibration;
+use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 
 use crate::compare::*;
@@ -231,6 +231,56 @@ fn codes_wait_on_the_host_and_come_over_wherever_they_are_read() {
             let base = model.layers[0].weight.base();
             assert!(matches!(base.dtype(), DType::QFloat(_)));
             assert_equal_factors(&expected, &model);
+        }
+    }
+}
+
+/// Codes are kept where nothing is computed in their type.
+#[test]
+fn codes_go_to_any_host_and_back_when_the_training_changes() {
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    let places = [
+        (Device::flex(), OffloadHost::NdArray),
+        (Device::ndarray(), OffloadHost::Flex),
+    ];
+    let of_burn = {
+        let scheme = Device::flex().settings().quantization.scheme;
+        let quantizer = Quantizer::new(Calibration::MinMax, scheme.with_value(QuantValue::Q8S));
+        Stack::dense().apply_qlora(QLora::new(lora(), quantizer))
+    };
+    for initial in [quantized(BaseFormat::Bits4), of_burn] {
+        for (device, host) in places.clone() {
+            let x = Tensor::<2>::ones([4, 16], &device.clone().autodiff());
+            let train = |offload: Option<Offload>| {
+                let waits = |offload| {
+                    OffloadConfig::new(offload)
+                        .with_host(host)
+                        .with_min_elements(1)
+                };
+                let config = FusedConfig::new().with_offload(offload.map(waits));
+                let mut fused =
+                    FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
+                        .with_config_on(config, &device);
+                let step = |fused: &mut FusedOptimizer<Stack>| {
+                    fused.step(RATE, |model| model.loss_in_blocks(x.clone()));
+                };
+                step(&mut fused);
+                fused.change_model(|model| model);
+                step(&mut fused);
+                fused
+                    .try_set_config_on(FusedConfig::new(), &device)
+                    .unwrap();
+                step(&mut fused);
+                fused.to_device(&Device::flex()).model()
+            };
+            let expected = train(None);
+            for offload in [
+                Offload::States,
+                Offload::Updates,
+                Offload::Weights(WaitingBlocks::All),
+            ] {
+                assert_equal_factors(&expected, &train(Some(offload)));
+            }
         }
     }
 }

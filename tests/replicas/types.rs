@@ -163,6 +163,35 @@ fn sums_in_full_precision_are_rounded_once() {
     assert_eq!(noting.0.lock().unwrap().take().unwrap().1, expected);
 }
 
+/// Nor does a host need the type in which the model computes.
+#[test]
+fn full_precision_takes_none_from_sums_in_the_wider_type_of_the_weights() {
+    let _alone = alone();
+    let initial = Network::init(&device());
+    let batches = tokens(&device(), &[2, 4, 2]);
+    let train = |config: FusedConfig, in_full_precision: bool| {
+        let model = copy(&initial, || Network::init(&device()));
+        let config = config
+            .with_compute_dtype(Some(FloatDType::F16))
+            .with_full_precision_accumulation(in_full_precision);
+        let mut fused = FusedReplicas::new(model, adamw(), flex(3)).with_config(config);
+        for _ in 0..3 {
+            fused.accumulate(batches.clone(), Network::loss);
+            fused.step(RATE, batches.clone(), Network::loss);
+            fused.step(RATE, batches.clone(), Network::loss);
+        }
+        fused.model()
+    };
+    let expected = train(FusedConfig::new(), false);
+    for config in [
+        FusedConfig::new(),
+        offloaded(Offload::States),
+        offloaded(Offload::Updates),
+    ] {
+        assert_equal_weights(&expected, &train(config, true));
+    }
+}
+
 const WIDTHS: [usize; 2] = [192, 384];
 
 /// How `bytes` grow with the width, in multiples of the layers in f32.

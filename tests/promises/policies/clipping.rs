@@ -1,7 +1,9 @@
 //! Clipping by the global norm equals clipping before a stock update. (Dropout under it is in
 //! `tests/random.rs`.)
 
-use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+};
 use burn::module::{Lora, Module};
 use burn::nn::LinearConfig;
 use burn::optim::*;
@@ -73,13 +75,17 @@ fn lagged_clipping_uses_the_norm_of_the_step_before(device: &Device) {
         _ => 1.0,
     };
     let (stock, told) = train_reference(copy(), &groups, clip);
-    let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5))));
-    for (group, told) in groups.iter().zip(told) {
-        fused.step(LEARNING_RATE, |model| model.loss(group[0].clone()));
-        assert_told(&fused, told);
+    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5)));
+    // The latter measures the gradients of each step before it uses them.
+    for scaling in [None, Some(LossScalingConfig::new())] {
+        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+            .with_config(config.clone().with_loss_scaling(scaling));
+        for (group, told) in groups.iter().zip(&told) {
+            fused.step_repeatable(LEARNING_RATE, |model| model.loss(group[0].clone()));
+            assert_told(&fused, *told);
+        }
+        assert_equal_weights(&stock, &fused.model());
     }
-    assert_equal_weights(&stock, &fused.model());
 }
 
 fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
