@@ -158,4 +158,7 @@ fn every_page_begins_with_something_to_run() {
 fn the_front_page_is_short() {
     let page = read_to_string(root().join("README.md")).unwrap();
     assert!(page.lines().count() <= 130);
+    // A host shows the lines that a book hides.
+    let hashes = page.lines().filter(|line| line.starts_with("# "));
+    assert_eq!(hashes.count(), 1, "the title, and no hidden line");
 }
