@@ -24,7 +24,7 @@ pub(crate) fn look<const D: usize>(tensor: &Tensor<D>) {
         DType::QFloat(_) => tensor.into_data(),
         _ => tensor
             .reshape([elements])
-            .slice([0..elements.min(1)])
+            .slice(0..elements.min(1))
             .into_data(),
     };
     data.as_bytes();
