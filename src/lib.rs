@@ -131,8 +131,8 @@ pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};
 pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
-    Activations, Constant, FloatMap, GradientCheckpointingConfig, gradient_checkpointing,
-    gradient_checkpointing_sequential,
+    Activations, Constant, FloatMap, GradientCheckpointingConfig, Sequence, Whole,
+    gradient_checkpointing, gradient_checkpointing_sequential, gradient_checkpointing_tiled,
 };
 pub use linear_cross_entropy::{
     Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossDirection,

@@ -4,6 +4,7 @@
 //! cargo bench --bench language_model                   # both vocabularies; hours on two cores
 //! cargo bench --bench language_model -- 50257 chunked  # the rows with all of these words
 //! cargo bench --bench language_model -- estimate 50257 # what is known of the peaks before the first step
+//! cargo bench --bench language_model -- context      # the longest context within 300 MB, whole and in tiles
 //! cargo bench --bench language_model -- check          # what estimates from fewer layers are worth, at a smaller size
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! for are estimated (*): each needs as much more for a layer as it needs for the fourth and the fifth beside three. With a vocabulary
 //! of 30,000 the rarer tokens are folded into it.
 
+mod context;
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/text/model/mod.rs"]
 mod model;
@@ -56,7 +58,12 @@ fn main() {
                 _ => training::dry_run(&way, &config),
             }
         }
+        ["in-context", context, tile] => {
+            let [context, tile] = [context, tile].map(|text| text.parse().expect("a number"));
+            context::train(context, tile);
+        }
         ["check"] => check(),
+        ["context"] => context::longest(),
         ["estimate", words @ ..] => estimates(words),
         words => table(words),
     }
@@ -78,13 +85,18 @@ fn numbers<const N: usize>(
     depth: usize,
     way: &Way,
 ) -> [f64; N] {
+    let (vocabulary, depth) = (vocabulary.to_string(), depth.to_string());
+    printed(&[task, preset, &vocabulary, &depth, way.name])
+}
+
+/// The numbers that a process with these arguments prints.
+fn printed<const N: usize>(arguments: &[&str]) -> [f64; N] {
     let output = Command::new(std::env::current_exe().expect("a program"))
-        .args([task, preset, &vocabulary.to_string(), &depth.to_string()])
-        .arg(way.name)
+        .args(arguments)
         .output()
         .expect("it runs");
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {errors}", way.name);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
     let output = String::from_utf8(output.stdout).expect("numbers");
     let numbers = output
         .split_whitespace()

@@ -11,8 +11,10 @@ mod keep;
 mod name;
 mod outputs;
 mod segment;
+mod sequence;
 mod sequential;
 mod thread;
+mod tiled;
 
 use std::any::type_name;
 use std::sync::Arc;
@@ -30,8 +32,10 @@ use keep::{Devices, Keep, Lift};
 use name::{located, name};
 use outputs::{Forms, Tapped};
 use segment::Segment;
+pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 use thread::thread;
+pub use tiled::gradient_checkpointing_tiled;
 
 use crate::device::is_cubecl;
 use crate::memory;

@@ -1,8 +1,8 @@
 //! What recomputed blocks leave in Burn's graph.
 
-use backburn::{FusedOptimizer, gradient_checkpointing};
-use burn::nn::{Lstm, LstmConfig};
-use burn::optim::{AdamConfig, GradientsParams};
+use backburn::{FusedOptimizer, gradient_checkpointing, gradient_checkpointing_tiled};
+use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
+use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Distribution, Tensor};
 
 use crate::{ALONE, BYTES, device, peak};
@@ -62,4 +62,30 @@ fn a_recurrent_layer_in_a_block_takes_less_than_stock() {
         (first_runs as f64) < 0.1 * stock as f64,
         "{first_runs} bytes are left after the first runs, {stock} in stock"
     );
+}
+
+#[test]
+fn the_activations_of_one_tile_are_there_at_a_time() {
+    let _alone = ALONE.lock();
+    const TOKENS: usize = 1024;
+    const WIDE: usize = 1024;
+    let least = |tile: usize| {
+        let linear = |from, to| LinearConfig::new(from, to).init(&device());
+        let mlp: (Linear, Linear) = (linear(8, WIDE), linear(WIDE, 8));
+        let mut fused = FusedOptimizer::new(mlp, SgdConfig::new().init());
+        let x = Tensor::<3>::ones([1, TOKENS, 8], &device());
+        let run =
+            |(expand, contract): &(Linear, Linear), x| contract.forward(expand.forward(x).tanh());
+        let mut step = || {
+            fused.step(0.1, |mlp| {
+                gradient_checkpointing_tiled(mlp, x.clone(), 1, tile, run).mean()
+            });
+        };
+        (0..4).map(|_| peak(&mut step)).min().unwrap()
+    };
+    let [whole, tiled] = [TOKENS, TOKENS / 16].map(least);
+    let activation = 4 * TOKENS * WIDE;
+    assert!(whole > 2 * activation, "{whole} bytes at once");
+    // Some eight of a tile, and what goes in and comes out.
+    assert!(tiled < activation / 2, "{tiled} bytes in tiles");
 }

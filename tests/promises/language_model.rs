@@ -82,6 +82,15 @@ fn recomputed_layers_and_a_chunked_loss_equal_stock(device: &Device) {
     assert_equal_weights(&stock, &fused);
 }
 
+fn a_model_in_tiles_equals_stock(device: &Device) {
+    let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
+    for layers in [false, true] {
+        let config = config().with_tile(Some(3)).with_recompute_layers(layers);
+        let [_, stock, fused] = both(&config, &texts, device);
+        assert_equal_weights(&stock, &fused);
+    }
+}
+
 /// Paths of the parameters that training has changed.
 fn changed(before: &LanguageModel, after: &LanguageModel) -> Vec<String> {
     let pairs = weights(before).into_iter().zip(weights(after));
@@ -93,7 +102,24 @@ on_every_backend!(
     fused_equals_stock,
     fused_equals_stock_with_experts_without_tokens,
     recomputed_layers_and_a_chunked_loss_equal_stock,
+    a_model_in_tiles_equals_stock,
 );
+
+#[test]
+fn a_model_in_tiles_computes_what_it_does_whole() {
+    let device = Device::flex().autodiff();
+    let text = text(&device, 6);
+    let initial = config().init(&device);
+    let loss = |tile| {
+        let model = copy(&initial, || config().with_tile(tile).init(&device));
+        model.losses(text.clone()).total.into_scalar::<f32>()
+    };
+    let whole = loss(None);
+    for tile in [1, 4, 6, 100] {
+        let tiled = loss(Some(tile));
+        assert!((whole - tiled).abs() < 1e-5, "{whole} and {tiled}");
+    }
+}
 
 #[test]
 fn a_token_sees_its_window_and_nothing_after_it() {

@@ -1,3 +1,4 @@
+use backburn::{Whole, gradient_checkpointing_tiled};
 use burn::nn::{Linear, LinearConfig, RotaryEncoding, RotaryEncodingConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
@@ -46,27 +47,54 @@ impl Attention {
         }
     }
 
+    /// Up to `tile` tokens look back at a time.
+    ///
     /// # Shapes
     ///
     /// - x: `[batch, length, dim]`
     /// - masked: `[length, length]`
     /// - output: `[batch, length, dim]`
-    pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>, tile: Option<usize>) -> Tensor<3> {
         let [batch, length, dim] = x.dims();
         let query = self.turned(split(self.query.forward(x.clone()), self.heads));
         let key = self.turned(split(self.key.forward(x.clone()), self.key_value_heads));
         let value = split(self.value.forward(x), self.key_value_heads);
-        let masked = masked
-            .unsqueeze::<4>()
-            .expand([batch, self.heads, length, length]);
+        let seen = Whole((self.repeated(key), self.repeated(value)));
+        let input = (query, masked.unsqueeze::<4>(), seen);
+        let looked = |attention: &Self, (query, masked, Whole((key, value)))| {
+            attention.looked(query, masked, key, value)
+        };
+        let mixed = match tile {
+            Some(tile) => gradient_checkpointing_tiled(self, input, 2, tile, looked),
+            None => looked(self, input),
+        };
+        let mixed = mixed.swap_dims(1, 2).reshape([batch, length, dim]);
+        self.output.forward(mixed)
+    }
+
+    /// What queries have of the values.
+    ///
+    /// # Shapes
+    ///
+    /// - query: `[batch, heads, tokens, of_head]`
+    /// - masked: `[1, 1, tokens, length]`
+    /// - key, value: `[batch, heads, length, of_head]`
+    /// - output: `[batch, heads, tokens, of_head]`
+    fn looked(
+        &self,
+        query: Tensor<4>,
+        masked: Tensor<4, Bool>,
+        key: Tensor<4>,
+        value: Tensor<4>,
+    ) -> Tensor<4> {
+        let [batch, heads, tokens, _] = query.dims();
+        let [_, _, _, length] = masked.dims();
+        let masked = masked.expand([batch, heads, tokens, length]);
         let options = AttentionModuleOptions {
             softcap: Some(self.soft_cap),
             ..Default::default()
         };
-        let (key, value) = (self.repeated(key), self.repeated(value));
-        let mixed = attention(query, key, value, Some(masked), None, options);
-        let mixed = mixed.swap_dims(1, 2).reshape([batch, length, dim]);
-        self.output.forward(mixed)
+        attention(query, key, value, Some(masked), None, options)
     }
 
     /// With their positions, in f32, as the table of the rotations is.

@@ -1,3 +1,4 @@
+use backburn::gradient_checkpointing_tiled;
 use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
@@ -49,21 +50,29 @@ impl Experts {
         }
     }
 
-    /// What the experts make of the tokens, and the load-balancing loss.
+    /// What the experts make of the tokens, up to `tile` of them at a time, and the load-balancing loss.
     ///
     /// # Shapes
     ///
     /// - x: `[tokens, dim]`
     /// - output: `[tokens, dim]`, `[1]`
-    pub fn forward(&self, x: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
+    pub fn forward(&self, x: Tensor<2>, tile: Option<usize>) -> (Tensor<2>, Tensor<1>) {
+        let mixed = |experts: &Self, x| experts.mixed(x);
+        let (mixed, probabilities) = match tile {
+            Some(tile) => gradient_checkpointing_tiled(self, x, 0, tile, mixed),
+            None => mixed(self, x),
+        };
+        let balance = balance(&self.routes(self.chosen(&probabilities)), probabilities);
+        (mixed, balance)
+    }
+
+    /// What the experts make of the tokens, and with which probabilities they are chosen: `[tokens, dim]`, `[tokens, experts]`.
+    fn mixed(&self, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         let [tokens, _] = x.dims();
         let device = x.device();
         // In f32: near probabilities are told apart.
         let probabilities = softmax(self.router.forward(x.clone()).cast(FloatDType::F32), 1);
-        let (_, chosen) = probabilities
-            .clone()
-            .detach()
-            .topk_with_indices(self.per_token, 1);
+        let chosen = self.chosen(&probabilities);
         let weights = probabilities.clone().gather(1, chosen.clone());
         let weights = weights.clone() / weights.sum_dim(1);
         let weights = weights.cast(x.dtype()).reshape([tokens * self.per_token]);
@@ -79,7 +88,13 @@ impl Experts {
             let output = expert.forward(x.clone().select(0, of.clone())) * weight;
             mixed = mixed.select_assign(0, of, output, IndexingUpdateOp::Add);
         }
-        (mixed, balance(&routes, probabilities))
+        (mixed, probabilities)
+    }
+
+    /// The experts of each token: `[tokens, per_token]`.
+    fn chosen(&self, probabilities: &Tensor<2>) -> Tensor<2, Int> {
+        let probabilities = probabilities.clone().detach();
+        probabilities.topk_with_indices(self.per_token, 1).1
     }
 
     /// Whom each expert works for, as the tokens have `chosen`: `[tokens, per_token]`.

@@ -25,22 +25,27 @@ impl Layer {
         }
     }
 
-    /// The stream behind the layer, and its load-balancing loss.
+    /// The stream behind the layer, which computes up to `tile` tokens at a time, and its load-balancing loss.
     ///
     /// # Shapes
     ///
     /// - x: `[batch, length, dim]`
     /// - masked: `[length, length]`
     /// - output: `[batch, length, dim]`, `[1]`
-    pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>) -> (Tensor<3>, Tensor<1>) {
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        masked: Tensor<2, Bool>,
+        tile: Option<usize>,
+    ) -> (Tensor<3>, Tensor<1>) {
         let x = x.clone()
             + self
                 .attention
-                .forward(self.attention_norm.forward(x), masked);
+                .forward(self.attention_norm.forward(x), masked, tile);
         let [batch, length, dim] = x.dims();
         let tokens = self.experts_norm.forward(x.clone());
         let tokens = tokens.reshape([batch * length, dim]);
-        let (mixed, balance) = self.experts.forward(tokens);
+        let (mixed, balance) = self.experts.forward(tokens, tile);
         (x + mixed.reshape([batch, length, dim]), balance)
     }
 }

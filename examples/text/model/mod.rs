@@ -60,6 +60,8 @@ pub struct LanguageModelConfig {
     pub recompute_layers: bool,
     /// How the loss goes over the logits, piece by piece; over all at once if it is not given.
     pub loss: Option<LinearCrossEntropyLossConfig>,
+    /// Tokens that a layer computes at a time, each of which needs the others as keys and values only; all if it is not given.
+    pub tile: Option<usize>,
 }
 
 /// The weight of the load-balancing loss, as in the [Switch Transformer](https://arxiv.org/abs/2101.03961).
@@ -87,6 +89,7 @@ impl LanguageModelConfig {
             window: self.window,
             recompute_layers: self.recompute_layers,
             loss: self.loss.as_ref().map(LinearCrossEntropyLossConfig::init),
+            tile: self.tile,
         }
     }
 }
@@ -105,6 +108,8 @@ pub struct LanguageModel {
     recompute_layers: bool,
     #[module(skip)]
     loss: Option<LinearCrossEntropyLoss>,
+    #[module(skip)]
+    tile: Option<usize>,
 }
 
 /// What a training step reduces, and what it tells.
@@ -150,7 +155,8 @@ impl LanguageModel {
     fn hidden(&self, text: Tensor<2, Int>) -> (Tensor<3>, Tensor<1>) {
         let [_, length] = text.dims();
         let masked = self.masked(length, &text.device());
-        let run = |layer: &Layer, (x, masked)| layer.forward(x, masked);
+        let tile = self.tile;
+        let run = move |layer: &Layer, (x, masked)| layer.forward(x, masked, tile);
         let mut balance = Tensor::zeros([1], &text.device());
         let mut x = self.embedding.forward(text);
         for layer in &self.layers {

@@ -7,6 +7,7 @@ mod joint;
 mod misuse;
 mod policies;
 mod statistics;
+mod tiled;
 mod unet;
 
 use backburn::{

@@ -1,0 +1,61 @@
+//! The longest context that trains within a number of bytes.
+
+use backburn::LinearCrossEntropyLossConfig;
+
+use crate::model::Preset;
+use crate::way::BLOCKS;
+use crate::{printed, training};
+
+const BUDGET: f64 = 300e6;
+/// Contexts are multiples of it.
+const STEP: usize = 256;
+/// Tokens of a tile; all of them at once without one.
+const TILES: [usize; 2] = [0, 256];
+
+/// Prints the longest context of the preset `small` on bytes, one piece in a step, with layers that run twice: whole, and in tiles.
+pub fn longest() {
+    println!(
+        "{:<12}{:>12}{:>10}{:>12}",
+        "tile", "context", "MB", "s a step"
+    );
+    for tile in TILES {
+        let measured = |steps: usize| -> [f64; 5] {
+            let (context, tile) = ((steps * STEP).to_string(), tile.to_string());
+            printed(&["in-context", &context, &tile])
+        };
+        let fits = |steps: usize| measured(steps)[1] <= BUDGET;
+        let mut beyond = 2;
+        while fits(beyond) {
+            beyond *= 2;
+        }
+        let mut within = beyond / 2;
+        while beyond - within > 1 {
+            let between = (within + beyond) / 2;
+            match fits(between) {
+                true => within = between,
+                false => beyond = between,
+            }
+        }
+        let [_, peak, seconds, ..] = measured(within);
+        let name = if tile == 0 {
+            "whole".into()
+        } else {
+            tile.to_string()
+        };
+        println!(
+            "{name:<12}{:>12}{:>10.0}{seconds:>12.1}",
+            within * STEP,
+            peak / 1e6
+        );
+    }
+}
+
+/// Two steps, as a row of the table prints them.
+pub fn train(context: usize, tile: usize) {
+    let config = Preset::Small.config(256).with_context(context);
+    let config = config
+        .with_recompute_layers(true)
+        .with_loss(Some(LinearCrossEntropyLossConfig::new()))
+        .with_tile((tile > 0).then_some(tile));
+    training::train(&BLOCKS, &config);
+}
