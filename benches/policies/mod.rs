@@ -23,6 +23,8 @@ pub enum Policy {
     Accumulation,
     InState,
     Exact,
+    /// In one pass, whose gradients wait in the buffer.
+    ExactInBuffer,
     Lagged,
     SkipStep,
     SkipParameter,
@@ -30,11 +32,12 @@ pub enum Policy {
 }
 
 impl Policy {
-    pub const ALL: [(Self, &'static str); 8] = [
+    pub const ALL: [(Self, &'static str); 9] = [
         (Self::Plain, "plain"),
         (Self::Accumulation, "accumulation of 4"),
         (Self::InState, "accumulation of 4, in state"),
         (Self::Exact, "clipping, exact"),
+        (Self::ExactInBuffer, "clipping, exact, buffer"),
         (Self::Lagged, "clipping, lagged"),
         (Self::SkipStep, "loss scaling, skip step"),
         (Self::SkipParameter, "loss scaling, one pass"),
@@ -59,7 +62,9 @@ impl Policy {
         let scaling = LossScalingConfig::new().with_initial_scale(LOSS_SCALE);
         let one_pass = scaling.with_overflow(Overflow::SkipParameter);
         let config = match self {
-            Self::Exact => config.with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM))),
+            Self::Exact | Self::ExactInBuffer => {
+                config.with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM)))
+            }
             Self::Lagged => config.with_clipping(Some(GlobalNormClippingConfig::Lagged(MAX_NORM))),
             Self::SkipStep => config.with_loss_scaling(Some(scaling)),
             Self::SkipParameter => config.with_loss_scaling(Some(one_pass)),
@@ -76,7 +81,13 @@ impl Policy {
                     fused.accumulate(|model| model.loss(input.clone()));
                 }
             }
-            fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
+            let loss = |model: &M| model.loss(input.clone());
+            if self == Self::ExactInBuffer {
+                fused.accumulate(loss);
+                fused.step_accumulated(LEARNING_RATE);
+            } else {
+                fused.step_repeatable(LEARNING_RATE, loss);
+            }
             fused.last_step().gradients_alive
         }
     }
@@ -106,11 +117,11 @@ impl Policy {
                     }
                     accumulator.grads()
                 }
-                Self::Exact | Self::Lagged => {
+                Self::Exact | Self::ExactInBuffer | Self::Lagged => {
                     let mut gradients = gradients(None);
                     let norm = Each::measure(&current, &mut gradients);
                     let norm = match self {
-                        Self::Exact => norm,
+                        Self::Exact | Self::ExactInBuffer => norm,
                         _ => std::mem::replace(&mut last_norm, norm),
                     };
                     if norm > MAX_NORM {
