@@ -1,0 +1,158 @@
+//! A training by hand, with Burn alone: sums, scaling, clipping and averages by formula.
+
+use std::collections::HashSet;
+
+use backburn::{FusedOptimizer, WeightAveragingConfig};
+use burn::module::{Module, ParamGroup, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer};
+use burn::tensor::Tensor;
+
+use crate::compare::copy;
+use crate::in_state::{Given, in_state};
+use crate::mean::Means;
+use crate::model::{Batch, Model};
+use crate::options::{Devices, Options};
+use crate::policy::Policy;
+use crate::rows::{Gradients, Rows, known};
+use crate::sums::summed;
+
+pub const RATE: f64 = 0.02;
+
+/// Who steps parameters.
+enum Update {
+    Stock(Box<ModuleOptimizer>),
+    /// A fused training that accumulates in its state, whose gradients are given, and the parameters of which it has some.
+    InState(Box<FusedOptimizer<Model>>, Given, HashSet<ParamId>),
+}
+
+pub struct ByHand {
+    options: Options,
+    pub model: Model,
+    update: Update,
+    sum: Gradients,
+    pub policy: Policy,
+    means: Means,
+    pub devices: Devices,
+}
+
+impl ByHand {
+    pub fn new(options: Options, model: Model) -> Self {
+        let update = if options.in_state() {
+            let given = Given::default();
+            let fused = in_state(&options, copy(&model, || Model::init(&options)));
+            let fused = fused.unwrap().with_hook(ParamGroup::all(), given.clone());
+            Update::InState(Box::new(fused), given, HashSet::new())
+        } else {
+            Update::Stock(Box::new(options.optimizer()))
+        };
+        Self {
+            update,
+            sum: Gradients::new(),
+            policy: Policy::new(options),
+            means: Means::new(options.averaging()),
+            devices: options.devices,
+            options,
+            model,
+        }
+    }
+
+    /// A micro-batch that is not the last. `told` is the norm that the fused pass reports.
+    pub fn add(&mut self, batches: &[Batch], told: Option<f64>) {
+        if self.options.in_state() {
+            self.pass(batches, false, told);
+        } else {
+            self.sum = self.summed(batches, true);
+        }
+    }
+
+    /// The last micro-batch, and the update.
+    pub fn step(&mut self, batches: &[Batch], told: Option<f64>) {
+        self.pass(batches, true, told);
+    }
+
+    fn pass(&mut self, batches: &[Batch], is_last: bool, told: Option<f64>) {
+        let statistics = self.model.statistics();
+        let mut gradients = self.summed(batches, false);
+        self.sum.clear();
+        let factor = self.policy.factor(&gradients, told);
+        if let Some(factor) = factor {
+            let known = known(&self.model);
+            self.policy.change(&mut gradients, &known, factor);
+        }
+        self.policy
+            .adapt(batches.iter().any(|batch| batch.overflows));
+        if factor.is_none() {
+            // A skipped step changes nothing.
+            return self.model.set_statistics(&statistics);
+        }
+        let updated = self.use_gradients(gradients, is_last);
+        self.means.take(&self.model, &updated);
+    }
+
+    /// Gives gradients to the optimizer, and returns which parameters it has updated.
+    fn use_gradients(&mut self, gradients: Gradients, is_last: bool) -> Vec<ParamId> {
+        let these: Vec<ParamId> = gradients.keys().copied().collect();
+        match &mut self.update {
+            Update::Stock(optimizer) => {
+                let mut rows = Rows(gradients, GradientsParams::new());
+                self.model.visit(&mut rows);
+                self.model = optimizer.step(RATE, self.model.clone(), rows.1);
+                these
+            }
+            Update::InState(fused, given, begun) => {
+                begun.extend(these);
+                given.give(gradients, is_last);
+                // It reads all parameters.
+                let all = Batch::of_rows(2);
+                if is_last {
+                    fused.step(RATE, |model| model.loss(&all, false));
+                } else {
+                    fused.accumulate(|model| model.loss(&all, false));
+                }
+                let statistics = self.model.statistics();
+                let record = fused.model().into_record();
+                self.model = self.model.clone().load_record(record);
+                self.model.set_statistics(&statistics);
+                if is_last {
+                    begun.drain().collect()
+                } else {
+                    Vec::new()
+                }
+            }
+        }
+    }
+
+    fn summed(&self, batches: &[Batch], more: bool) -> Gradients {
+        let (before, scale) = (self.sum.clone(), self.policy.scale());
+        summed(
+            &self.options,
+            self.devices,
+            &self.model,
+            before,
+            scale,
+            (batches, more),
+        )
+    }
+
+    pub fn drop_sum(&mut self) {
+        self.sum.clear();
+    }
+
+    pub fn change_model(&mut self, change: impl Fn(Model) -> Model) {
+        self.model = change(self.model.clone());
+        if let Update::InState(fused, ..) = &mut self.update {
+            fused.change_model(change);
+        }
+        self.drop_sum();
+    }
+
+    /// Averages begin as `config` says, or end.
+    pub fn average(&mut self, config: Option<WeightAveragingConfig>) {
+        self.means = Means::new(config);
+    }
+
+    /// The model with the averages, and its running statistics.
+    pub fn averaged(&self) -> (Model, Vec<Tensor<1>>) {
+        self.means.put_in(&self.model)
+    }
+}

@@ -1,0 +1,190 @@
+//! Some steps of a training, with an event in the middle, beside the same by hand.
+
+use backburn::FusedError;
+use burn::tensor::TensorData;
+
+use crate::by_hand::ByHand;
+use crate::compare::{assert_equal_weights, copy, weights};
+use crate::model::{Batch, Model, batches, device};
+use crate::options::{Averages, Blocks, Event, Moment, Options, Stepped, Waiting};
+use crate::refusals::refusals;
+use crate::training::Training;
+
+/// How a training has ended.
+#[derive(Debug)]
+pub enum Ended {
+    Well,
+    Refused,
+}
+
+const UPDATES: usize = 3;
+
+/// Trains, and panics where it is not as by hand.
+pub fn run(options: &Options) -> Ended {
+    device().seed(7);
+    let initial = Model::init(options);
+    let twin = || copy(&initial, || Model::init(options));
+    let refusals = refusals(options);
+    match Training::try_new(options, twin()) {
+        Ok(training) if refusals.is_empty() => Course::new(options, training, twin()).run(),
+        Ok(_) => panic!("not refused: {refusals:?}"),
+        Err(error) => {
+            let error = error.to_string();
+            let is_expected = refusals.iter().any(|says| error.contains(says));
+            assert!(is_expected, "refused ({refusals:?}): {error}");
+            Ended::Refused
+        }
+    }
+}
+
+pub struct Course {
+    pub options: Options,
+    pub training: Training,
+    pub by_hand: ByHand,
+    batches: std::vec::IntoIter<Batch>,
+    pub in_blocks: bool,
+    pub kept: Option<(Model, Vec<(String, TensorData)>)>,
+    pub elsewhere: bool,
+}
+
+impl Course {
+    fn new(options: &Options, training: Training, model: Model) -> Self {
+        Self {
+            options: *options,
+            training,
+            by_hand: ByHand::new(*options, model),
+            batches: batches(80).into_iter(),
+            in_blocks: options.blocks != Blocks::None,
+            kept: None,
+            elsewhere: false,
+        }
+    }
+
+    pub fn batch(&mut self) -> Vec<Batch> {
+        let ranks = self.options.devices.ranks();
+        self.batches.by_ref().take(ranks).collect()
+    }
+
+    fn run(mut self) -> Ended {
+        if self.is_near() {
+            self.by_hand.policy.tolerance = 1e-2;
+        }
+        for update in 0..UPDATES {
+            let at = |moment| update == 1 && self.options.moment == moment;
+            let (between, within) = (at(Moment::Between), at(Moment::Within));
+            if between && !self.event() {
+                return Ended::Refused;
+            }
+            if update == 2 && self.options.event == Event::Freeze && !self.thaws() {
+                return Ended::Refused;
+            }
+            for _ in 1..self.options.micro_batches() {
+                self.add();
+            }
+            if within && !self.event() {
+                return Ended::Refused;
+            }
+            self.step();
+            self.compare();
+        }
+        if let Some((model, values)) = &self.kept {
+            assert_eq!(values_of(model), *values, "a kept clone has changed");
+        }
+        Ended::Well
+    }
+
+    pub fn told(&self) -> Option<f64> {
+        self.training.report().gradient_norm
+    }
+
+    fn add(&mut self) {
+        let batch = self.batch();
+        self.training.add(&batch, self.in_blocks).unwrap();
+        self.by_hand.add(&batch, self.told());
+    }
+
+    fn step(&mut self) {
+        let batch = self.batch();
+        self.step_with(&batch).unwrap();
+        self.by_hand.step(&batch, self.told());
+    }
+
+    pub fn step_with(&mut self, batch: &[Batch]) -> Result<(), FusedError> {
+        let in_blocks = self.in_blocks;
+        match self.elsewhere {
+            true => self
+                .training
+                .elsewhere(|training| training.step(batch, in_blocks)),
+            false => self.training.step(batch, in_blocks),
+        }
+    }
+
+    fn compare(&self) {
+        let (stock, fused) = (&self.by_hand.model, self.training.model());
+        let bits = |model: &Model| -> Vec<_> {
+            model
+                .statistics()
+                .into_iter()
+                .map(|it| it.into_data())
+                .collect()
+        };
+        let (of_stock, of_fused) = (bits(stock), bits(&fused));
+        assert!(
+            self.is_near() || of_stock == of_fused,
+            "running statistics: {of_stock:?}, fused {of_fused:?}"
+        );
+        self.assert_equal(stock, &fused);
+        let (averaged, statistics) = self.by_hand.averaged();
+        let fused = self.training.averaged();
+        let of_stock: Vec<_> = statistics.into_iter().map(|it| it.into_data()).collect();
+        let of_fused = bits(&fused);
+        assert!(
+            self.is_near() || of_stock == of_fused,
+            "averaged statistics: {of_stock:?}, fused {of_fused:?}"
+        );
+        let current = stock.statistics();
+        averaged.set_statistics(&fused.statistics());
+        match self.options.averages {
+            Averages::Split24 => assert_near(&averaged, &fused, self.options.rounding()),
+            _ => self.assert_equal(&averaged, &fused),
+        }
+        // Which it shares with the model.
+        stock.set_statistics(&current);
+    }
+
+    /// Whether another backend computes what it rounds otherwise.
+    fn is_near(&self) -> bool {
+        let on_host = matches!(
+            self.options.waiting,
+            Waiting::Updates | Waiting::Weights | Waiting::HalfOfWeights
+        );
+        let sums = matches!(self.options.stepped, Stepped::Muon | Stepped::Groups);
+        sums && (on_host || self.options.event == Event::Offload)
+    }
+
+    fn assert_equal(&self, stock: &Model, fused: &Model) {
+        if self.is_near() {
+            assert_near(stock, fused, 1e-2);
+        } else {
+            assert_equal_weights(stock, fused);
+        }
+    }
+}
+
+/// All but running statistics, which clones of a model share.
+pub fn values_of(model: &Model) -> Vec<(String, TensorData)> {
+    let mut values = weights(model);
+    values.retain(|(path, _)| !path.contains("running"));
+    values
+}
+
+fn assert_near(stock: &Model, fused: &Model, tolerance: f64) {
+    for ((path, stock), (_, fused)) in weights(stock).iter().zip(&weights(fused)) {
+        let near = |(a, b): (f64, f64)| (a - b).abs() <= tolerance * (1.0 + a.abs());
+        let mut pairs = stock.iter::<f64>().zip(fused.iter::<f64>());
+        assert!(
+            pairs.all(near),
+            "`{path}` differs: stock {stock}, fused {fused}"
+        );
+    }
+}

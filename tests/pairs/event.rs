@@ -1,0 +1,163 @@
+//! What happens between two steps, or between two micro-batches.
+
+use backburn::FusedError;
+
+use crate::course::{Course, values_of};
+use crate::model::Model;
+use crate::options::{Averages, Clipping, Devices, Event, Moment, Options, Scaling};
+use crate::training::{Training, freeze, thaw};
+
+impl Course {
+    /// What happens in the middle. Returns whether training goes on.
+    pub fn event(&mut self) -> bool {
+        let options = self.options;
+        let within = options.moment == Moment::Within;
+        let amid_group = within && options.micro_batches() > 1;
+        let adapts = options.scaling != Scaling::None || options.clipping == Clipping::Lagged;
+        let averages = options.averages != Averages::None;
+        match options.event {
+            Event::None => {}
+            Event::Freeze if amid_group && options.in_state() => {}
+            Event::Freeze => return self.change(freeze),
+            Event::Record if !amid_group && options.loads() => {
+                self.replace(|training| training.recorded(&options));
+            }
+            Event::Checkpoint if !amid_group && options.loads() => {
+                self.replace(|training| training.saved(&options));
+            }
+            Event::Record | Event::Checkpoint => {}
+            Event::Panic => {
+                let batch = self.batch();
+                self.training.panic(&batch);
+            }
+            Event::NotFinite if options.trains_all() => self.overflow(amid_group),
+            Event::NotFinite => {}
+            Event::Keep => {
+                let model = self.training.model();
+                let values = values_of(&model);
+                self.kept = Some((model, values));
+            }
+            Event::DryRun => {
+                let batch = self.batch();
+                self.training.dry_run(&batch, self.in_blocks);
+            }
+            Event::Clone => {
+                let (batch, in_blocks) = (self.batch(), self.in_blocks);
+                self.replace(|training| training.cloned(&batch, in_blocks));
+            }
+            Event::Parts if !amid_group && !adapts && !averages && !options.in_state() => {
+                self.replace(|training| training.parts(&options));
+            }
+            Event::Parts => {}
+            Event::Thread => self.elsewhere = true,
+            Event::Change if amid_group && options.in_state() => {}
+            Event::Change => return self.change(|model| model),
+            Event::Drop => {
+                self.training.drop_accumulated();
+                self.by_hand.drop_sum();
+            }
+            Event::Offload if options.in_state() && amid_group => {}
+            Event::Offload => {
+                let changed = self.training.offload();
+                if changed.is_ok() && options.devices != Devices::One {
+                    self.by_hand.drop_sum();
+                }
+                let lacks = options.averages == Averages::Split24 || options.lacks_a_host();
+                assert_eq!(changed.is_err(), lacks, "{changed:?}");
+            }
+            Event::Share if options.devices.ranks() == 2 && !(options.in_state() && amid_group) => {
+                let devices = match options.devices {
+                    Devices::Two => Devices::TwoOneOwner,
+                    _ => Devices::Two,
+                };
+                self.by_hand.drop_sum();
+                self.training.share(devices).unwrap();
+                self.by_hand.devices = devices;
+            }
+            Event::Share => {}
+            Event::Clip => {
+                let clipping = match options.clipping {
+                    Clipping::None
+                        if !options.in_state() && options.scaling != Scaling::SkipParameter =>
+                    {
+                        Clipping::Exact
+                    }
+                    Clipping::None | Clipping::Exact => Clipping::Lagged,
+                    Clipping::Lagged => Clipping::None,
+                };
+                let config = self.training.config().with_clipping(clipping.config());
+                self.training.configure(config).unwrap();
+                self.by_hand.policy.clip_as(clipping);
+            }
+            Event::Average => {
+                let other = Options {
+                    averages: Averages::Uniform,
+                    ..options
+                };
+                let config = self.training.config();
+                let averaging = match config.averaging {
+                    None => other.averaging(),
+                    Some(_) => None,
+                };
+                self.training
+                    .configure(config.with_averaging(averaging.clone()))
+                    .unwrap();
+                self.by_hand.average(averaging);
+            }
+        }
+        true
+    }
+
+    fn replace(&mut self, next: impl FnOnce(Training) -> Training) {
+        let plain = Options::of(&vec![0; Options::KINDS.len()]);
+        let nothing = Training::try_new(&plain, Model::init(&plain)).unwrap();
+        self.training = next(std::mem::replace(&mut self.training, nothing));
+    }
+
+    /// A frozen parameter of another type than the model computes in is refused.
+    fn change(&mut self, change: fn(Model) -> Model) -> bool {
+        let freezes = self.options.event == Event::Freeze;
+        let changed = self.training.change_model(change);
+        if freezes && self.options.compute_dtype().is_some() {
+            assert!(
+                matches!(changed, Err(FusedError::ComputeDtype { .. })),
+                "{changed:?}"
+            );
+            return false;
+        }
+        changed.unwrap();
+        self.by_hand.change_model(change);
+        true
+    }
+
+    pub fn thaws(&mut self) -> bool {
+        let frozen = self.options.moment == Moment::Between || !self.options.in_state();
+        if frozen { self.change(thaw) } else { true }
+    }
+
+    /// A step whose gradients overflow, beside the others.
+    fn overflow(&mut self, amid_group: bool) {
+        let mut batch = self.batch();
+        if let Some(last) = batch.pop() {
+            batch.push(last.overflowing());
+        }
+        match (self.options.scaling, self.options.clipping) {
+            (Scaling::None, Clipping::Exact) => {
+                let ended = self.step_with(&batch);
+                let says = |error: &FusedError| matches!(error, FusedError::NormNotFinite { .. });
+                assert!(ended.as_ref().is_err_and(says), "{ended:?}");
+            }
+            (Scaling::None, _) => {}
+            _ if self.options.in_state() && amid_group => {}
+            _ => {
+                let skips = self.options.scaling != Scaling::SkipParameter;
+                self.step_with(&batch).unwrap();
+                assert!(self.training.report().overflowed);
+                self.by_hand.step(&batch, self.told());
+                if skips {
+                    self.by_hand.drop_sum();
+                }
+            }
+        }
+    }
+}

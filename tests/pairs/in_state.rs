@@ -1,0 +1,56 @@
+//! Accumulation in the state, for which there is no optimizer by hand: a fused training whose gradients are given.
+
+use std::sync::{Arc, Mutex};
+
+use backburn::{FusedError, FusedOptimizer, GradientFlow, GradientHook, HookedParameter};
+use burn::module::ParamId;
+use burn::tensor::Tensor;
+
+use crate::model::Model;
+use crate::options::{Options, Stepped};
+use crate::rows::Gradients;
+
+/// A fused training that accumulates in its state.
+pub fn in_state(options: &Options, model: Model) -> Result<FusedOptimizer<Model>, FusedError> {
+    match options.stepped {
+        Stepped::AdamW | Stepped::AdamW8 | Stepped::AdamW4 => {
+            FusedOptimizer::try_accumulating_in_state(model, options.adamw().build())
+        }
+        _ => FusedOptimizer::try_accumulating_in_state(model, options.sgd().build()),
+    }
+}
+
+/// Gradients that take the place of those that have come.
+#[derive(Clone, Default)]
+pub struct Given(Arc<Mutex<(Gradients, Vec<ParamId>, bool)>>);
+
+impl Given {
+    pub fn give(&self, gradients: Gradients, last: bool) {
+        let mut given = self.0.lock().unwrap();
+        (given.0, given.2) = (gradients, last);
+    }
+}
+
+impl GradientHook for Given {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        let mut given = self.0.lock().unwrap();
+        let (gradients, begun, last) = &mut *given;
+        let (id, last) = (parameter.id, *last);
+        let had_begun = begun.contains(&id);
+        begun.retain(|other| !(last && *other == id));
+        match gradients.remove(&id) {
+            Some(row) => {
+                if !last && !had_begun {
+                    begun.push(id);
+                }
+                GradientFlow::Continue(row.reshape(gradient.shape()))
+            }
+            None if last && had_begun => GradientFlow::Continue(gradient.zeros_like()),
+            None => GradientFlow::Veto,
+        }
+    }
+}

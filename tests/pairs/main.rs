@@ -1,0 +1,116 @@
+//! Everything that a training may be made of, with everything else: each pair of options at least once, trained fused and
+//! by hand to the same bits. `PAIRS_CASES=1000` draws as many trainings beyond the pairs, from `PAIRS_SEED` on.
+
+mod by_hand;
+#[allow(dead_code)] // A part of other tests.
+#[path = "../promises/compare.rs"]
+mod compare;
+mod config;
+mod course;
+mod event;
+mod in_state;
+mod mean;
+mod model;
+mod options;
+mod policy;
+mod refusals;
+mod rows;
+mod sums;
+mod table;
+mod training;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use options::Options;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// Whether a training ended as by hand, and else what was wrong.
+fn ends_well(drawn: &[usize]) -> Result<course::Ended, String> {
+    let options = Options::of(drawn);
+    catch_unwind(AssertUnwindSafe(|| course::run(&options))).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+            .unwrap_or_default()
+    })
+}
+
+/// The plainest training near `drawn` that goes wrong, too.
+fn least(mut drawn: Vec<usize>) -> (Options, String) {
+    loop {
+        let plainer = (0..drawn.len())
+            .filter(|kind| drawn[*kind] > 0)
+            .map(|kind| {
+                let mut plainer = drawn.clone();
+                plainer[kind] = 0;
+                plainer
+            });
+        match plainer
+            .into_iter()
+            .find(|plainer| ends_well(plainer).is_err())
+        {
+            Some(plainer) => drawn = plainer,
+            None => {
+                let what = ends_well(&drawn).expect_err("it goes wrong");
+                return (Options::of(&drawn), what);
+            }
+        }
+    }
+}
+
+/// For how many reasons a training is refused.
+fn refused(drawn: &[usize]) -> usize {
+    refusals::refusals(&Options::of(drawn)).len()
+}
+
+/// Runs all of these, and tells of each that goes wrong the plainest that does.
+fn run(trainings: impl Iterator<Item = Vec<usize>>) {
+    let (mut well, mut refused, mut wrong) = (0, 0, Vec::new());
+    for (index, drawn) in trainings.enumerate() {
+        println!("{index}: {:?}", Options::of(&drawn));
+        match ends_well(&drawn) {
+            Ok(course::Ended::Well) => well += 1,
+            Ok(course::Ended::Refused) => refused += 1,
+            Err(what) => {
+                println!("    wrong: {what}");
+                let (least, what) = least(drawn);
+                println!("    plainest: {least:?}: {what}");
+                wrong.push(format!("{least:?}: {what}"));
+            }
+        }
+    }
+    println!("{well} ended as by hand, {refused} were refused as they must");
+    assert!(
+        wrong.is_empty(),
+        "{} went wrong:\n{}",
+        wrong.len(),
+        wrong.join("\n\n")
+    );
+}
+
+#[test]
+fn every_pair_trains_as_by_hand_or_is_refused_by_name() {
+    run(table::pairs(Options::KINDS, refused).into_iter());
+}
+
+#[test]
+fn any_training_is_that_by_hand_or_refused_by_name() {
+    let of_env = |name: &str, default| {
+        let value = std::env::var(name).ok();
+        value.map_or(default, |value| value.parse().unwrap())
+    };
+    let (cases, seed) = (of_env("PAIRS_CASES", 10), of_env("PAIRS_SEED", 1));
+    let mut random = StdRng::seed_from_u64(seed);
+    let draw = |_| {
+        let kinds = Options::KINDS.iter();
+        // A third of them are as plain as can be.
+        let drawn = kinds.map(|options| match random.random_bool(0.33) {
+            true => 0,
+            false => random.random_range(0..*options),
+        });
+        let mut drawn = drawn.collect();
+        table::made_plainer(&mut drawn, |_| true, refused);
+        drawn
+    };
+    run((0..cases).map(draw));
+}

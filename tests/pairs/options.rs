@@ -1,0 +1,159 @@
+//! What a training is made of: an option of every kind.
+
+use burn::tensor::FloatDType::{self, BF16, F16, F32, F64};
+
+/// An enum of options, the first of which is the plainest, with all of them in a list.
+macro_rules! options {
+    ($($kind:ident { $($option:ident),+ $(,)? })+) => {
+        $(
+            #[derive(Clone, Copy, Debug, PartialEq)]
+            pub enum $kind { $($option),+ }
+
+            impl $kind {
+                const ALL: &[Self] = &[$(Self::$option),+];
+            }
+        )+
+    };
+}
+
+options! {
+    Weights { Plain, Adapters, TrainedBase, BaseInBytes, BaseInCodes }
+    Statistics { None, Normed }
+    Numbers { F32, F32InBf16, F32InF16, Bf16, Bf16InF32, F64, F16 }
+    Stepped { Sgd, BurnAdam, AdamW, AdamW8, AdamW4, Muon, Groups, BurnSgd }
+    Low { Plain, Stochastic, Split24, Split32 }
+    Blocks { None, Twice, SomeKept, InputsOffloaded }
+    Group { One, Three, ThreeInFull, ThreeInState }
+    Clipping { None, Exact, Lagged }
+    Scaling { None, Static, SkipStep, SkipParameter }
+    Hooks { None, Halving, Veto, Both }
+    Waiting { None, States, Updates, Weights, HalfOfWeights }
+    Devices { One, Two, ThreeInFull, TwoOneOwner, ThreeBySize }
+    Averages { None, Exponential, Uniform, WithStatistics, Some, Split24 }
+    Event {
+        None, Freeze, Record, Checkpoint, Panic, NotFinite, Keep, DryRun, Clone, Parts, Thread, Change, Drop,
+        Offload, Share, Clip, Average,
+    }
+    Moment { Between, Within }
+    Limit { None, Byte, Some }
+}
+
+macro_rules! training {
+    ($($field:ident: $kind:ident),+) => {
+        /// A training: an option of each kind.
+        #[derive(Clone, Copy, Debug)]
+        pub struct Options { $(pub $field: $kind),+ }
+
+        impl Options {
+            /// How many options each kind has.
+            pub const KINDS: &[usize] = &[$($kind::ALL.len()),+];
+
+            /// Those of these numbers.
+            pub fn of(drawn: &[usize]) -> Self {
+                let mut drawn = drawn.iter();
+                Self { $($field: $kind::ALL[*drawn.next().unwrap()]),+ }.fitting()
+            }
+        }
+    };
+}
+
+training! {
+    weights: Weights, statistics: Statistics, numbers: Numbers, stepped: Stepped, low: Low, blocks: Blocks,
+    group: Group, clipping: Clipping, scaling: Scaling, hooks: Hooks, waiting: Waiting, devices: Devices,
+    averages: Averages, event: Event, moment: Moment, limit: Limit
+}
+
+impl Devices {
+    pub fn ranks(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Two | Self::TwoOneOwner => 2,
+            Self::ThreeInFull | Self::ThreeBySize => 3,
+        }
+    }
+}
+
+impl Options {
+    /// The same with what must go along, as the pages say: an adapter of a base that waits is read in blocks, states in few bits
+    /// are of numbers in 32 bits at most.
+    fn fitting(mut self) -> Self {
+        let weights_wait = matches!(self.waiting, Waiting::Weights | Waiting::HalfOfWeights);
+        if weights_wait && self.has_adapters() && self.blocks == Blocks::None {
+            self.blocks = Blocks::Twice;
+        }
+        if self.numbers == Numbers::F64 && matches!(self.stepped, Stepped::AdamW8 | Stepped::AdamW4)
+        {
+            self.stepped = Stepped::AdamW;
+        }
+        self
+    }
+
+    pub fn in_state(&self) -> bool {
+        self.group == Group::ThreeInState
+    }
+
+    pub fn micro_batches(&self) -> usize {
+        if self.group == Group::One { 1 } else { 3 }
+    }
+
+    /// In which the weights rest.
+    pub fn dtype(&self) -> FloatDType {
+        match self.numbers {
+            Numbers::F32 | Numbers::F32InBf16 | Numbers::F32InF16 => F32,
+            Numbers::Bf16 | Numbers::Bf16InF32 => BF16,
+            Numbers::F64 => F64,
+            Numbers::F16 => F16,
+        }
+    }
+
+    pub fn compute_dtype(&self) -> Option<FloatDType> {
+        match self.numbers {
+            Numbers::F32InBf16 => Some(BF16),
+            Numbers::F32InF16 => Some(F16),
+            Numbers::Bf16InF32 => Some(F32),
+            _ => None,
+        }
+    }
+
+    /// Whether the base of adapters is frozen, or something else is beside the taps.
+    pub fn has_adapters(&self) -> bool {
+        self.weights != Weights::Plain
+    }
+
+    /// Whether a hook halves the gradients of a parameter.
+    pub fn halves(&self, path: &str) -> bool {
+        matches!(self.hooks, Hooks::Halving | Hooks::Both) && path.contains("layers")
+    }
+
+    /// Whether a hook keeps a parameter from its updates.
+    pub fn vetoes(&self, path: &str) -> bool {
+        matches!(self.hooks, Hooks::Veto | Hooks::Both) && path.contains("bias")
+    }
+
+    /// Whether `ndarray` can't keep its weights.
+    pub fn lacks_a_host(&self) -> bool {
+        matches!(
+            self.numbers,
+            Numbers::Bf16 | Numbers::Bf16InF32 | Numbers::F16
+        )
+    }
+
+    /// Whether the scale is trained, whose gradient overflows.
+    pub fn trains_all(&self) -> bool {
+        matches!(self.weights, Weights::Plain | Weights::TrainedBase)
+    }
+
+    /// Whether its optimizer states come back from a record in their type: Burn loads its own in the default one.
+    pub fn loads(&self) -> bool {
+        let of_burn = matches!(self.stepped, Stepped::BurnAdam | Stepped::Groups);
+        !(of_burn && self.dtype() != FloatDType::F32) && self.numbers != Numbers::F64
+    }
+
+    /// How far what is rounded to the type of the weights may be apart.
+    pub fn rounding(&self) -> f64 {
+        match self.dtype() {
+            BF16 | F16 => 1e-2,
+            _ => 1e-4,
+        }
+    }
+}

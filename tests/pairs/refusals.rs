@@ -1,0 +1,58 @@
+//! What is refused.
+
+use crate::options::{
+    Averages, Clipping, Group, Numbers, Options, Scaling, Statistics, Stepped, Waiting,
+};
+
+/// Why the pages of the options refuse each other, if they do.
+pub fn refusals(options: &Options) -> Vec<&'static str> {
+    let Options {
+        group,
+        clipping,
+        scaling,
+        waiting,
+        numbers,
+        averages,
+        stepped,
+        ..
+    } = *options;
+    let exact = clipping == Clipping::Exact;
+    let skips_step = matches!(scaling, Scaling::Static | Scaling::SkipStep);
+    let in_state = group == Group::ThreeInState;
+    let in_few_bits = matches!(stepped, Stepped::AdamW8 | Stepped::AdamW4);
+    let has_statistics = options.statistics == Statistics::Normed && numbers == Numbers::F32InBf16;
+    let offloads = waiting != Waiting::None;
+    let reasons = [
+        (in_state && in_few_bits, "can't accumulate in its state"),
+        (in_state && exact, "exact clipping needs the norm"),
+        (in_state && skips_step, "a step can't be skipped"),
+        (
+            exact && scaling == Scaling::SkipParameter,
+            "exact clipping measures all",
+        ),
+        (
+            in_state && waiting == Waiting::States,
+            "a state that waits is a record",
+        ),
+        (
+            options.compute_dtype().is_some() && (options.has_adapters() || has_statistics),
+            "compute_dtype",
+        ),
+        (
+            offloads && options.lacks_a_host(),
+            "which the host Device<NdArray(Cpu)> does not have",
+        ),
+        (
+            offloads && averages == Averages::Split24,
+            "does not have bf16, in which",
+        ),
+        (
+            waiting == Waiting::States && numbers == Numbers::F64,
+            "wait in f32",
+        ),
+    ];
+    let reasons = reasons.into_iter();
+    reasons
+        .filter_map(|(refuses, says)| refuses.then_some(says))
+        .collect()
+}

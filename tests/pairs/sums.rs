@@ -1,0 +1,124 @@
+//! The gradients of all ranks, added up in the order that the docs name.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use backburn::cast;
+use burn::module::{Module, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::model::{Batch, Model};
+use crate::options::{Devices, Group, Options};
+use crate::policy::is_half;
+use crate::rows::{Collected, Gradients, Known, known};
+
+/// The gradients of a micro-batch, a batch a rank, added to the `sum` of those before. With `more` to come they stay as they are
+/// added up, else they are in the type of the parameter.
+pub fn summed(
+    options: &Options,
+    devices: Devices,
+    model: &Model,
+    mut sum: Gradients,
+    scale: f64,
+    (batches, more): (&[Batch], bool),
+) -> Gradients {
+    let in_full = options.group == Group::ThreeInFull;
+    let parameters = known(model);
+    let owners = owners(devices, &parameters);
+    let of_ranks = computed(options, model, &parameters, batches, scale);
+    for Known { id, dtype, .. } in &parameters {
+        let ranks = of_ranks.len();
+        let owner = owners.get(id).copied().unwrap_or(0);
+        let from_owner = (0..ranks).map(|next| (owner + next) % ranks);
+        // The first from the owner on, then the others in their order.
+        let first = from_owner
+            .into_iter()
+            .find(|rank| of_ranks[*rank].contains_key(id));
+        let others = (0..ranks).filter(|rank| Some(*rank) != first);
+        for rank in first.into_iter().chain(others) {
+            let Some(gradient) = of_ranks[rank].get(id).cloned() else {
+                continue;
+            };
+            let next = match sum.remove(id) {
+                Some(sum) => {
+                    let dtype = FloatDType::from(sum.dtype());
+                    sum.add(gradient.cast(dtype))
+                }
+                None if in_full && more && is_half(gradient.dtype()) => {
+                    gradient.cast(FloatDType::F32)
+                }
+                None => gradient,
+            };
+            sum.insert(*id, next);
+        }
+        if !more && let Some(whole) = sum.remove(id) {
+            sum.insert(*id, whole.cast(FloatDType::from(*dtype)));
+        }
+    }
+    sum
+}
+
+/// The gradients of each rank: in the type of the parameter, or in a wider one if their sum is rounded once. Running statistics
+/// become the mean of those of all ranks.
+fn computed(
+    options: &Options,
+    model: &Model,
+    parameters: &[Known],
+    batches: &[Batch],
+    scale: f64,
+) -> Vec<Gradients> {
+    let before = model.statistics();
+    let mut statistics = Vec::<Vec<Tensor<1>>>::new();
+    let of_rank = |batch: &Batch| {
+        model.set_statistics(&before);
+        let computing = match options.compute_dtype() {
+            None => model.clone(),
+            Some(dtype) => cast(model.clone(), dtype),
+        };
+        let loss = computing.loss(batch, false).mul_scalar(scale);
+        let gradients = GradientsParams::from_grads(loss.backward(), &computing);
+        let mut collected = Collected(gradients, HashMap::new());
+        computing.visit(&mut collected);
+        for Known { id, dtype, .. } in parameters {
+            if let Some(gradient) = collected.1.get_mut(id)
+                && (options.group != Group::ThreeInFull || gradient.dtype().size() < dtype.size())
+            {
+                *gradient = gradient.clone().cast(FloatDType::from(*dtype));
+            }
+        }
+        statistics.push(model.statistics());
+        collected.1
+    };
+    let all: Vec<_> = batches.iter().map(of_rank).collect();
+    if batches.len() > 1 {
+        let added = |sums: Vec<Tensor<1>>, next: Vec<Tensor<1>>| {
+            sums.into_iter().zip(next).map(|(a, b)| a.add(b)).collect()
+        };
+        let sums = statistics.into_iter().reduce(added).unwrap_or_default();
+        let means = sums
+            .into_iter()
+            .map(|sum| sum.div_scalar(batches.len() as f64));
+        model.set_statistics(&means.collect::<Vec<_>>());
+    }
+    all
+}
+
+/// Which rank owns a parameter, by the rules of `Ownership`.
+fn owners(devices: Devices, parameters: &[Known]) -> HashMap<ParamId, usize> {
+    let ranks = devices.ranks();
+    let mut trained: Vec<_> = parameters.iter().filter(|known| known.is_trained).collect();
+    trained.sort_by_key(|known| (Reverse(known.elements), &known.path));
+    let mut owned = vec![0; ranks];
+    let owner = |known: &Known| {
+        let least = (0..ranks).min_by_key(|rank| owned[*rank]).unwrap();
+        owned[least] += known.elements;
+        let owner = match devices {
+            Devices::One | Devices::TwoOneOwner => 0,
+            Devices::Two | Devices::ThreeInFull => (known.id.val() % ranks as u64) as usize,
+            Devices::ThreeBySize => least,
+        };
+        (known.id, owner)
+    };
+    trained.into_iter().map(owner).collect()
+}

@@ -1,0 +1,255 @@
+//! The same training, fused, and what happens in between.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backburn::{
+    Checkpoint, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
+    HookedParameter, Offload, OffloadConfig, OffloadHost, Progress, StepReport,
+};
+use burn::module::{Module, ParamGroup};
+use burn::tensor::Tensor;
+
+use crate::by_hand::RATE;
+use crate::compare::copy;
+use crate::in_state::in_state;
+use crate::model::{Batch, Model, device};
+use crate::options::{Devices, Options, Stepped};
+
+/// A training through one of the doors.
+pub enum Training {
+    One(Box<FusedOptimizer<Model>>),
+    Several(Box<FusedReplicas<Model>>),
+}
+
+/// Either of the doors.
+macro_rules! either {
+    ($training:expr, $door:ident => $work:expr) => {
+        match $training {
+            Training::One($door) => $work,
+            Training::Several($door) => $work,
+        }
+    };
+}
+
+/// The hooks of a training.
+struct Hook(Options);
+
+impl GradientHook for Hook {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if self.0.vetoes(parameter.path) {
+            return GradientFlow::Veto;
+        }
+        GradientFlow::Continue(match self.0.halves(parameter.path) {
+            true => gradient.mul_scalar(0.5),
+            false => gradient,
+        })
+    }
+}
+
+impl Training {
+    pub fn try_new(options: &Options, model: Model) -> Result<Self, FusedError> {
+        let (hook, all) = (Hook(*options), ParamGroup::all());
+        let ranks = options.devices.ranks();
+        let mut training = if ranks == 1 {
+            let fused = match options.in_state() {
+                true => in_state(options, model)?,
+                false => FusedOptimizer::try_new(model, options.optimizer())?,
+            };
+            Self::One(Box::new(fused.with_hook(all, hook)))
+        } else {
+            let devices = vec![device(); ranks];
+            let fused = match (options.in_state(), options.stepped) {
+                (false, _) => FusedReplicas::try_new(model, options.optimizer(), devices)?,
+                (true, Stepped::AdamW | Stepped::AdamW8 | Stepped::AdamW4) => {
+                    FusedReplicas::try_accumulating_in_state(
+                        model,
+                        options.adamw().build(),
+                        devices,
+                    )?
+                }
+                (true, _) => {
+                    FusedReplicas::try_accumulating_in_state(model, options.sgd().build(), devices)?
+                }
+            };
+            Self::Several(Box::new(fused.with_hook(all, hook)))
+        };
+        training.configure(options.config())?;
+        Ok(training)
+    }
+
+    pub fn configure(&mut self, config: FusedConfig) -> Result<(), FusedError> {
+        either!(self, fused => fused.try_set_config(config))
+    }
+
+    pub fn config(&self) -> FusedConfig {
+        either!(self, fused => fused.config().clone())
+    }
+
+    pub fn model(&self) -> Model {
+        either!(self, fused => fused.model())
+    }
+
+    pub fn averaged(&self) -> Model {
+        either!(self, fused => fused.averaged())
+    }
+
+    pub fn report(&self) -> StepReport {
+        either!(self, fused => fused.last_step().clone())
+    }
+
+    pub fn drop_accumulated(&mut self) {
+        either!(self, fused => fused.drop_accumulated());
+    }
+
+    pub fn change_model(&mut self, change: impl FnOnce(Model) -> Model) -> Result<(), FusedError> {
+        either!(self, fused => fused.try_change_model(change))
+    }
+
+    pub fn add(&mut self, batches: &[Batch], in_blocks: bool) -> Result<(), FusedError> {
+        match self {
+            Self::One(fused) => fused
+                .try_accumulate(|model| model.loss(&batches[0], in_blocks))
+                .map(drop),
+            Self::Several(fused) => fused
+                .try_accumulate(batches.to_vec(), move |model, batch| {
+                    model.loss(&batch, in_blocks)
+                })
+                .map(drop),
+        }
+    }
+
+    pub fn step(&mut self, batches: &[Batch], in_blocks: bool) -> Result<(), FusedError> {
+        match self {
+            Self::One(fused) => fused
+                .try_step_repeatable(RATE, |model| model.loss(&batches[0], in_blocks))
+                .map(drop),
+            Self::Several(fused) => fused
+                .try_step_repeatable(RATE, batches.to_vec(), move |model, batch| {
+                    model.loss(&batch, in_blocks)
+                })
+                .map(drop),
+        }
+    }
+
+    /// A step whose closure panics.
+    pub fn panic(&mut self, batches: &[Batch]) {
+        let panics = |batch: &Batch| -> Tensor<1> { panic!("in the closure, with {batch:?}") };
+        let ended = match self {
+            Self::One(fused) => catch_unwind(AssertUnwindSafe(|| {
+                fused.step_repeatable(RATE, |_| panics(&batches[0]));
+            }))
+            .is_err(),
+            Self::Several(fused) => {
+                let ended = fused
+                    .try_step_repeatable(RATE, batches.to_vec(), move |_, batch| panics(&batch));
+                ended.is_err()
+            }
+        };
+        assert!(ended, "a panic in the closure ends the step");
+    }
+
+    /// Another training that goes on from a record of this one.
+    pub fn recorded(self, options: &Options) -> Self {
+        let model = copy(&self.model(), || Model::init(options));
+        let mut next = Self::try_new(options, model).unwrap();
+        next.configure(self.config()).unwrap();
+        let record = either!(&self, fused => fused.to_record());
+        either!(&mut next, fused => fused.load_record(record));
+        next
+    }
+
+    /// The same through a checkpoint.
+    pub fn saved(self, options: &Options) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::at(folder.path());
+        let progress = Progress::new(3);
+        either!(&self, fused => checkpoint.save(&**fused, &progress)).unwrap();
+        let mut next = Self::try_new(options, Model::init(options)).unwrap();
+        next.configure(self.config()).unwrap();
+        let loaded: Progress = either!(&mut next, fused => checkpoint.load(&mut **fused)).unwrap();
+        assert_eq!(loaded.step, 3);
+        next
+    }
+
+    /// A second training from here, after the first has gone another way.
+    pub fn cloned(self, other: &[Batch], in_blocks: bool) -> Self {
+        match self {
+            Self::One(fused) => {
+                let clone = FusedOptimizer::clone(&fused);
+                let statistics = fused.model().statistics();
+                let mut before = Self::One(fused);
+                before.step(other, in_blocks).unwrap();
+                before.model().set_statistics(&statistics);
+                Self::One(Box::new(clone))
+            }
+            several => several,
+        }
+    }
+
+    /// Apart, and together again.
+    pub fn parts(self, options: &Options) -> Self {
+        let config = self.config();
+        let hook = (ParamGroup::all(), Hook(*options));
+        match self {
+            Self::One(fused) => {
+                let (model, optimizer) = fused.into_parts();
+                let fused = FusedOptimizer::new(model, optimizer);
+                Self::One(Box::new(
+                    fused
+                        .with_hook(hook.0, hook.1)
+                        .with_config_on(config, &device()),
+                ))
+            }
+            Self::Several(fused) => {
+                let (model, optimizer) = fused.into_parts();
+                let devices = vec![device(); options.devices.ranks()];
+                let fused = FusedReplicas::new(model, optimizer, devices);
+                let fused = fused.with_hook(hook.0, hook.1).with_config(config);
+                Self::Several(Box::new(fused))
+            }
+        }
+    }
+
+    /// Offload begins, or ends.
+    pub fn offload(&mut self) -> Result<(), FusedError> {
+        let config = self.config();
+        let offload = match config.offload {
+            None => Some(OffloadConfig::new(Offload::Updates).with_host(OffloadHost::NdArray)),
+            Some(_) => None,
+        };
+        self.configure(config.with_offload(offload))
+    }
+
+    pub fn share(&mut self, devices: Devices) -> Result<(), FusedError> {
+        self.configure(devices.share(self.config()))
+    }
+
+    pub fn dry_run(&mut self, batches: &[Batch], in_blocks: bool) {
+        if let Self::One(fused) = self {
+            fused.dry_run(|model| model.loss(&batches[0], in_blocks));
+        }
+    }
+
+    /// Does `work` on another thread. Burn keeps the last update of running statistics aside for it, until it reads them.
+    pub fn elsewhere<R: Send>(&mut self, work: impl FnOnce(&mut Self) -> R + Send) -> R {
+        self.model().statistics();
+        let work = || {
+            let done = work(self);
+            self.model().statistics();
+            done
+        };
+        std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+    }
+}
+
+pub fn freeze(model: Model) -> Model {
+    model.freeze_group(ParamGroup::from_predicate("seldom"))
+}
+
+pub fn thaw(model: Model) -> Model {
+    model.unfreeze_group(ParamGroup::from_predicate("seldom"))
+}
