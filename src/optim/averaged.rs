@@ -153,7 +153,7 @@ impl<const D: usize> Weight<D> {
             full => full,
         };
         let noise = Noise::of_step(count);
-        kernel::step(rule, self, in_type(value, full), Vec::new(), noise).0
+        kernel::update(rule, self, in_type(value, full), Vec::new(), noise).0
     }
 }
 

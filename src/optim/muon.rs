@@ -8,8 +8,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
 use super::element_wise::{ElementState, ElementWise};
-use super::format::{Formats, Noise, StateFormat, Weight, WeightFormat};
-use super::kernel::{self, Rule, update_in_format};
+use super::format::{Formats, Noise, StateFormat, WeightFormat};
+use super::kernel::{self, Rule};
 use super::newton_schulz::NewtonSchulz;
 use super::rule::{self, Step};
 use super::ruled::{MicroBatch, Ruled};
@@ -206,18 +206,12 @@ impl Optimizer for Muon {
             decay: penalty.map_or(1.0, |decay| 1.0 - lr * f64::from(decay.penalty)),
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });
-        if is_plain {
-            let (parameter, _) = kernel::update(rule, parameter, direction, Vec::new());
-            return (parameter, Some(MuonState(state)));
-        }
         let weight = formats.weight(parameter, low_bits);
-        let noise = Noise::of_step(time);
-        let (weight, _) = update_in_format(rule, weight, direction, Vec::new(), noise);
-        let Weight {
-            value, low_bits, ..
-        } = weight;
-        (state.time, state.low_bits) = (time, low_bits);
-        (value, Some(MuonState(state)))
+        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), Noise::of_step(time));
+        if !is_plain {
+            (state.time, state.low_bits) = (time, weight.low_bits);
+        }
+        (weight.value, Some(MuonState(state)))
     }
 
     fn to_device<const D: usize>(state: MuonState<D>, device: &Device) -> MuonState<D> {

@@ -103,7 +103,7 @@ impl<R: ElementWise> Ruled<R> {
         });
         let before = before.collect();
         let weight = self.formats.weight(parameter, state.low_bits.take());
-        let (weight, after) = kernel::step(rule, weight, gradient, before, Noise::of_step(time));
+        let (weight, after) = kernel::update(rule, weight, gradient, before, Noise::of_step(time));
         let counts = R::TIME.is_some() || !is_plain;
         state.time = if counts { time } else { 0 };
         state.low_bits = weight.low_bits;

@@ -9,8 +9,7 @@ use super::super::format::{
     WeightFormat,
 };
 use super::super::rule::Set;
-use super::group_step::GroupStep;
-use super::{Rule, group_extension, host};
+use super::{Rule, Update, join, on_host, pass, pass_by};
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
@@ -69,10 +68,10 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
     }
 }
 
-fn step(rule: Rule) -> GroupStep {
-    GroupStep {
+fn update(rule: Rule, format: WeightFormat) -> Update {
+    Update {
         rule,
-        noise: Noise::of_step(3),
+        formats: Some((format, Noise::of_step(3))),
     }
 }
 
@@ -166,15 +165,15 @@ fn check(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
     });
     let states: Vec<_> = states.collect();
     let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
-    let step = step(rule);
+    let update = update(rule, WeightFormat::Plain);
     let on_device = on_wgpu(&states);
-    let (found, found_states) = group_extension::update(
-        step.clone(),
+    let (found, found_states) = pass(
+        update.clone(),
         there(&whole(weight.clone())),
         gradient.clone().to_device(&wgpu()),
         on_device,
     );
-    let (expected, expected_states) = host::update(step, whole(weight), gradient, states);
+    let (expected, expected_states) = pass_by(on_host, update, whole(weight), gradient, states);
     assert_near(&in_full(back(found)), &in_full(expected), 1e-5, &context);
     for (found, expected) in found_states.into_iter().zip(expected_states) {
         assert_same_state(found.on_device(&Device::flex()), expected, &context);
@@ -217,20 +216,20 @@ fn bits(numbers: Vec<f32>) -> Vec<u32> {
 
 #[test]
 fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
-    let set = step(Rule::new::<0>(Set));
     for shape in SHAPES {
         for format in [WeightFormat::Stochastic, SPLITS[0], SPLITS[1]] {
+            let set = update(Rule::new::<0>(Set), format);
             let weight = in_format(shape, format);
             let numbers = hostile(shape);
-            let (found, _) = group_extension::update(
+            let (found, _) = pass(
                 set.clone(),
                 there(&weight),
                 numbers.clone().to_device(&wgpu()),
                 Vec::new(),
             );
-            let (expected, _) = host::update(set.clone(), weight, numbers, Vec::new());
+            let (expected, _) = pass_by(on_host, set, weight, numbers, Vec::new());
             let on_device = found.low_bits.clone().map(|low| {
-                let joined = group_extension::joined(found.value.clone(), low);
+                let joined = join::joined(found.value.clone(), low);
                 elements(joined)
             });
             let expected = bits(in_full(expected));
@@ -254,17 +253,17 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
                 state(*root, coding, shape, index as u32)
             });
             let states: Vec<_> = states.collect();
-            let step = step(rule);
+            let update = update(rule, format);
             let gradient = numbers(shape, 8);
             let on_device = on_wgpu(&states);
             let there = there(&weight);
-            let (found, _) = group_extension::update(
-                step.clone(),
+            let (found, _) = pass(
+                update.clone(),
                 there,
                 gradient.clone().to_device(&wgpu()),
                 on_device,
             );
-            let (expected, _) = host::update(step, weight, gradient, states);
+            let (expected, _) = pass_by(on_host, update, weight, gradient, states);
             let (found, expected) = (in_full(back(found)), in_full(expected));
             // The last of 24 bits may be another, from a number that is a trace larger.
             let part = match format {
@@ -287,11 +286,11 @@ fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
         gradient[GROUP * 3 + 5] = f32::NAN;
         let gradient = TensorData::new(gradient, shape);
         let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
-        let step = step(rule);
+        let update = update(rule, WeightFormat::Plain);
         let weight = whole(numbers(shape, 1).to_device(&wgpu()));
-        let (weight, state) = group_extension::update(step.clone(), weight, gradient, vec![state]);
+        let (weight, state) = pass(update.clone(), weight, gradient, vec![state]);
         let gradient = numbers(shape, 4).to_device(&wgpu());
-        let (weight, _) = group_extension::update(step, weight, gradient, state);
+        let (weight, _) = pass(update, weight, gradient, state);
         for (index, value) in in_full(back(weight)).into_iter().enumerate() {
             assert_eq!(
                 value.is_nan(),

@@ -185,7 +185,7 @@ pub(in crate::optim) fn check_step<const D: usize>(
         return misfit("optimizer state", format!("{:?}", found.as_slice()));
     }
     if formats.are_plain_for(parameter) {
-        return Ok(());
+        return check(parameter, gradient, []);
     }
     if format != WeightFormat::Plain {
         let what = format!("`WeightFormat::{format:?}`");

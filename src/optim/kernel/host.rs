@@ -1,129 +1,40 @@
-//! A step on the processor.
+//! A step on the processor, of tensors of any backend.
 
-#[cfg(feature = "flex")]
-use burn::backend::flex::FlexTensor;
-use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor, TensorData};
+use burn::backend::tensor::Device;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{Bytes, DType, Shape, TensorData, read_sync};
 
-use super::super::format::{
-    Coding, Column, Kept, LowBits, Noise, PackedState, StateTensor, Weight, WeightFormat,
-};
+use super::super::format::{Column, Kept, Noise, WeightFormat};
 use super::gradient::Gradient;
-use super::group_step::GroupStep;
+use super::operands::{Operands, Stored};
 use super::pass::Pass;
-use super::rule::Rule;
+use super::single_pass::Update;
 
-/// Opens the operands, passes over them, and closes them again: in place on `flex` where a buffer has one owner.
-pub(super) fn update<const D: usize>(
-    step: GroupStep,
-    weight: Weight<D>,
-    gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let (format, device) = (weight.format, weight.value.device());
-    let dtype = weight.value.dtype();
-    let shape = weight.value.shape();
-    let kept = match (dtype, format) {
-        (_, WeightFormat::Plain) | (DType::F32 | DType::F16, _) => Kept::Floats(dtype),
-        _ => Kept::Weights(format),
-    };
-    let words = weight.low_bits.map(|low| low.words);
-    let mut open = Open::of(weight.value, words, kept);
-    let states = states.into_iter().map(|state| match state {
-        StateTensor::Full(state) => {
-            let dtype = state.dtype();
-            Open::of(state, None, Kept::Floats(dtype))
-        }
-        StateTensor::Packed(packed) => {
-            let kept = Kept::Codes(packed.coding);
-            Open::of(packed.scales, Some(packed.codes), kept)
-        }
-    });
-    let mut states: Vec<Open> = states.collect();
-    with_gradient(gradient, |gradient| {
-        run(&step.rule, &mut open, &mut states, gradient, step.noise);
-    });
-    let (value, words) = open.closed(&device);
-    let low_bits = words.map(|words| LowBits {
-        words,
-        format,
-        elements: shape.num_elements(),
-        is_loaded: false,
-    });
-    let states = states.into_iter().map(|state| match state.kept {
-        Kept::Codes(coding) => packed(state, coding, &shape, &device),
-        _ => StateTensor::Full(state.closed(&device).0),
-    });
-    let states = states.collect();
-    let weight = Weight {
-        value,
-        format,
-        low_bits,
-    };
-    (weight, states)
-}
-
-fn packed<const D: usize>(
-    state: Open,
-    coding: Coding,
-    shape: &Shape,
-    device: &Device,
-) -> StateTensor<D> {
-    let (scales, codes) = state.closed(device);
-    StateTensor::Packed(PackedState {
-        codes: codes.expect("it was opened with codes"),
-        scales,
-        coding,
-        shape: shape.clone(),
-    })
-}
-
-/// The same without formats, of tensors of one type.
-#[cfg(feature = "flex")]
-pub(super) fn update_on_flex(
-    rule: &Rule,
-    parameter: FlexTensor,
-    gradient: FlexTensor,
-    states: Vec<FlexTensor>,
-) -> (FlexTensor, Vec<FlexTensor>) {
-    let open = |tensor: FlexTensor| {
-        let kept = Kept::Floats(tensor.dtype());
-        Open::of_data(tensor.into_data(), None, kept)
-    };
-    let mut parameter = open(parameter);
-    let mut states: Vec<Open> = states.into_iter().map(open).collect();
-    let gradient = Gradient::of_flex(&gradient);
-    run(
-        rule,
-        &mut parameter,
-        &mut states,
-        gradient,
-        Noise::of_step(0),
-    );
-    let closed = |open: Open| FlexTensor::from_data(open.floats.closed());
-    (closed(parameter), states.into_iter().map(closed).collect())
-}
-
-fn run(rule: &Rule, weight: &mut Open, states: &mut [Open], gradient: Gradient<'_>, noise: Noise) {
-    rule.run(Pass {
+/// Opens the operands, passes over them, and closes them again: where a buffer has one owner and the backend's tensors are
+/// in the memory of this process, in place.
+pub(super) fn update<B: Backend>(
+    update: Update,
+    gradient: Gradient<'_>,
+    operands: Operands<B>,
+) -> Operands<B> {
+    let (weight, states) = operands.into_parts();
+    let (format, noise) = update
+        .formats
+        .unwrap_or((WeightFormat::Plain, Noise::of_step(0)));
+    let (device, mut weight) = Open::of(weight, format);
+    let states = states.into_iter();
+    let mut states: Vec<Open> = states
+        .map(|state| Open::of(state, WeightFormat::Plain).1)
+        .collect();
+    update.rule.run(Pass {
         length: weight.floats.shape.num_elements(),
         weight: weight.column(),
         states: states.iter_mut().map(Open::column).collect(),
         gradient,
         noise,
     });
-}
-
-/// As it lies in memory: on `flex` a view is not copied.
-fn with_gradient<const D: usize>(gradient: Tensor<D>, run: impl FnOnce(Gradient<'_>)) {
-    #[cfg(feature = "flex")]
-    {
-        use burn::backend::{BackendTensor, DispatchTensorKind};
-        let kind = gradient.clone().into_dispatch().kind;
-        if let DispatchTensorKind::Flex(BackendTensor::Float(gradient)) = kind {
-            return run(Gradient::of_flex(&gradient));
-        }
-    }
-    run(Gradient::of_data(&gradient.into_data()));
+    let states = states.into_iter().map(|state| state.closed(&device));
+    Operands::new(weight.closed(&device), states)
 }
 
 /// An operand that can be written.
@@ -140,17 +51,31 @@ struct OpenData {
 }
 
 impl Open {
-    fn of<const D: usize>(floats: Tensor<D>, words: Option<Tensor<1, Int>>, kept: Kept) -> Self {
-        let words = words.map(Tensor::into_data);
-        Self::of_data(floats.into_data(), words, kept)
-    }
-
-    fn of_data(floats: TensorData, words: Option<TensorData>, kept: Kept) -> Self {
-        Self {
+    /// With its device; `format` is that of a weight.
+    fn of<B: Backend>(stored: Stored<B>, format: WeightFormat) -> (Device<B>, Self) {
+        let (floats, words, kept) = match stored {
+            Stored::Floats(floats)
+                if format == WeightFormat::Stochastic && floats.dtype() == DType::BF16 =>
+            {
+                (floats, None, Kept::Weights(format))
+            }
+            Stored::Floats(floats) => {
+                let dtype = floats.dtype();
+                (floats, None, Kept::Floats(dtype))
+            }
+            Stored::Split(floats, words) => (floats, Some(words), Kept::Weights(format)),
+            Stored::Codes(floats, words, coding) => (floats, Some(words), Kept::Codes(coding)),
+            Stored::Nothing => unreachable!("an operand is there"),
+        };
+        let device = floats.device();
+        let read =
+            |data: Result<TensorData, _>| OpenData::of(data.expect("an operand can be read"));
+        let open = Self {
             kept,
-            floats: OpenData::of(floats),
-            words: words.map(OpenData::of),
-        }
+            floats: read(read_sync(B::float_into_data(floats))),
+            words: words.map(|words| read(read_sync(B::int_into_data(words)))),
+        };
+        (device, open)
     }
 
     fn column(&mut self) -> Column<'_> {
@@ -159,12 +84,18 @@ impl Open {
         Column::new(self.kept, &mut self.floats.bytes, words.unwrap_or_default())
     }
 
-    fn closed<const D: usize>(self, device: &Device) -> (Tensor<D>, Option<Tensor<1, Int>>) {
-        let dtype = self.floats.dtype;
-        let floats = Tensor::from_data(self.floats.closed(), (device, dtype));
-        let words = self.words.map(OpenData::closed);
-        let words = words.map(|words| Tensor::from_data(words, (device, DType::U32)));
-        (floats, words)
+    fn closed<B: Backend>(self, device: &Device<B>) -> Stored<B> {
+        let floats = B::float_from_data(self.floats.closed(), device);
+        match (self.words, self.kept) {
+            (None, _) => Stored::Floats(floats),
+            (Some(words), kept) => {
+                let words = B::int_from_data(words.closed(), device);
+                match kept {
+                    Kept::Codes(coding) => Stored::Codes(floats, words, coding),
+                    _ => Stored::Split(floats, words),
+                }
+            }
+        }
     }
 }
 

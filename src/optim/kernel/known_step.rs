@@ -1,23 +1,28 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{LowBits, Noise, Root, StateFormat, StateTensor, Weight, WeightFormat};
-use super::super::rule::{AdamW, Moments, UpdateRule};
-use super::group_step::GroupStep;
-use super::{Rule, covers, formatted, host, in_full, update};
+use super::super::rule::{AdamW, Moments};
+use super::{Rule, Update, has_kernel, on_host, pass, pass_by};
 
 /// A step of AdamW by the kernels of `device`, in full and in formats, and by what uses the device for storage alone.
 /// Returns what a kernel has computed where it is another.
 pub(crate) fn try_kernels(device: &Device, dtype: FloatDType) -> Result<(), String> {
     let nothing = Tensor::<1>::empty([0], (device, DType::from(dtype)));
-    if !covers(&nothing) {
+    if !has_kernel(&nothing, true) {
         return Ok(());
     }
-    try_full(device, dtype)?;
-    match dtype {
-        FloatDType::F64 => Ok(()),
-        _ => try_groups(device, dtype),
-    }
+    try_step(device, dtype, None)?;
+    let format = match dtype {
+        FloatDType::F64 => return Ok(()),
+        FloatDType::BF16 => WeightFormat::Split24,
+        _ => WeightFormat::Plain,
+    };
+    try_step(device, dtype, Some(format))
 }
+
+/// What takes a step.
+type Pass =
+    fn(Update, Weight<1>, Tensor<1>, Vec<StateTensor<1>>) -> (Weight<1>, Vec<StateTensor<1>>);
 
 fn known_rule() -> AdamW<false> {
     AdamW {
@@ -35,68 +40,50 @@ fn known_rule() -> AdamW<false> {
     }
 }
 
-/// Four elements, with full states.
-fn try_full(device: &Device, dtype: FloatDType) -> Result<(), String> {
-    let tensor = |elements: [f64; 4]| -> Tensor<1> {
-        Tensor::from_data(elements, (device, DType::from(dtype)))
-    };
-    let parameter = [0.5, -1.0, 2.0, 0.25];
-    let gradient = [1.0, -0.5, 0.25, 2.0];
-    let states = [[0.25, 0.5, -0.5, 1.0], [1.0, 0.25, 0.0625, 4.0]];
-    let (mut expected, mut expected_states) = (parameter, states);
-    UpdateRule::<2>::update_lanes(
-        &known_rule(),
-        &mut expected,
-        &gradient,
-        &mut expected_states,
-    );
-    let expected = std::iter::once(expected).chain(expected_states).map(tensor);
-    let rule = Rule::new::<2>(known_rule());
-    let states = states.map(tensor).to_vec();
-    let found = update(rule, tensor(parameter), tensor(gradient), states);
-    compare("", std::iter::once(found.0).chain(found.1), expected)
-}
-
-/// Two groups, of which one is not filled up, with states in 8 bits, and low bits where the weight is in bf16.
-fn try_groups(device: &Device, dtype: FloatDType) -> Result<(), String> {
+/// Two groups, of which one is not filled up; in a format, with states in 8 bits.
+fn try_step(
+    device: &Device,
+    dtype: FloatDType,
+    format: Option<WeightFormat>,
+) -> Result<(), String> {
     const ELEMENTS: usize = 70;
-    let tensor = |step: f32| -> Tensor<1> {
-        let element = |index| ((index % 8) as f32 - 3.5) * step;
+    let tensor = |step: f32, shift: f32| -> Tensor<1> {
+        let element = |index| ((index % 8) as f32 - shift) * step;
         let elements: Vec<f32> = (0..ELEMENTS).map(element).collect();
         Tensor::from_data(&elements[..], (device, DType::from(dtype)))
     };
-    let format = match dtype {
-        FloatDType::BF16 => WeightFormat::Split24,
-        _ => WeightFormat::Plain,
+    let state = |root, step, shift| {
+        let full = StateTensor::Full(tensor(step, shift));
+        let coding = StateFormat::Bits8.coding(root, usize::MAX);
+        full.conformed(coding.filter(|_| format.is_some()))
     };
-    let operands = || {
+    let results = |pass: Pass| {
+        let update = Update {
+            rule: Rule::new::<2>(known_rule()),
+            formats: format.map(|format| (format, Noise::of_step(1))),
+        };
+        let format = format.unwrap_or(WeightFormat::Plain);
         let weight = Weight {
-            value: tensor(0.5),
+            value: tensor(0.5, 3.5),
             format,
             low_bits: LowBits::none(format, ELEMENTS, device),
         };
-        let state = |root| {
-            let coding = StateFormat::Bits8.coding(root, usize::MAX);
-            StateTensor::blank(&weight.value, coding.expect("it is not small"))
-        };
-        let states = [Root::Signed, Root::Positive].map(state).to_vec();
-        (weight, tensor(0.25), states)
+        let moments = [
+            state(Root::Signed, 0.25, 4.0),
+            state(Root::Positive, 0.125, -1.0),
+        ];
+        let gradient = tensor(0.25, 3.5);
+        let (weight, states) = pass(update, weight, gradient, moments.to_vec());
+        let value = weight
+            .low_bits
+            .map_or(weight.value.clone(), |low| low.joined(weight.value));
+        let states = states.into_iter().map(StateTensor::full);
+        std::iter::once(value).chain(states)
     };
-    let step = GroupStep {
-        rule: Rule::new::<2>(known_rule()),
-        noise: Noise::of_step(1),
-    };
-    let (weight, gradient, states) = operands();
-    let (weight, states) = host::update(step.clone(), weight, gradient, states);
-    let weight = match weight.low_bits {
-        Some(low) => low.joined(weight.value),
-        None => weight.value,
-    };
-    let expected = std::iter::once(weight).chain(states.into_iter().map(StateTensor::full));
-    let (weight, gradient, states) = operands();
-    let (weight, states) = formatted::update_groups(step, weight, gradient, states);
-    let found = std::iter::once(in_full(&weight)).chain(states.into_iter().map(StateTensor::full));
-    compare(" in formats", found, expected)
+    let what = if format.is_some() { " in formats" } else { "" };
+    let expected =
+        |update, weight, gradient, states| pass_by(on_host, update, weight, gradient, states);
+    compare(what, results(pass), results(expected))
 }
 
 fn compare(

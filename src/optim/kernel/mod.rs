@@ -2,113 +2,91 @@
 
 #[cfg(feature = "cubecl")]
 mod cube;
-mod extension;
 mod fit;
-mod formatted;
 mod gradient;
-#[cfg(feature = "cubecl")]
-mod group_extension;
-#[cfg(feature = "cubecl")]
-mod group_operands;
-mod group_step;
 mod host;
+#[cfg(feature = "cubecl")]
+mod join;
 mod known_step;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
+mod operands;
 mod operations;
 mod pass;
 #[cfg(feature = "remote")]
 mod remote;
 mod rule;
+mod single_pass;
 
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor, read_sync};
 
 use super::call::{self, Carried};
 use super::format::{Noise, StateTensor, Weight, WeightFormat};
-use extension::Operands;
-pub(crate) use extension::SinglePass;
+use super::rule::Set;
+use gradient::Gradient;
+use operands::Operands;
+use single_pass::Update;
 
 pub(super) use fit::{check_around, check_step};
-pub(super) use formatted::{in_full, set_in_format, update_in_format};
 pub(crate) use known_step::try_kernels;
 #[cfg(feature = "remote")]
 pub(crate) use remote::{UPDATE, run_update};
 pub use rule::Rule;
+pub(crate) use single_pass::SinglePass;
 
-/// Whether [`update`] has a fast kernel for the backend of `tensor`.
-fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
-    #[allow(unreachable_patterns)] // What is there depends on the backends that are built.
-    match tensor.clone().into_dispatch().kind {
-        #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(BackendTensor::Float(_)) => true,
-        #[cfg(feature = "flex")]
-        DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
-        #[cfg(feature = "remote")]
-        DispatchTensorKind::Remote(BackendTensor::Float(_)) => true,
-        _ => false,
-    }
-}
-
-/// Applies `rule` to the elements of a weight and of its states, and returns them. Where all are in floats of one type, and
-/// the weight is in no format, it is computed in that, or in f32 if it is half of it; else in f32 whatever they are stored
-/// in, in one pass over memory.
-pub(super) fn step<const D: usize>(
-    rule: Rule,
-    weight: Weight<D>,
-    gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-    noise: Noise,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let dtype = weight.value.dtype();
-    let is_alike =
-        |state: &StateTensor<D>| matches!(state, StateTensor::Full(full) if full.dtype() == dtype);
-    if weight.format != WeightFormat::Plain || !states.iter().all(is_alike) {
-        return update_in_format(rule, weight, gradient, states, noise);
-    }
-    let states = states.into_iter().map(StateTensor::full).collect();
-    let (value, states) = update(rule, weight.value, gradient, states);
-    let states = states.into_iter().map(StateTensor::Full).collect();
-    (Weight { value, ..weight }, states)
-}
-
-/// Applies `rule` to the elements of `parameter` and of its `states`, and returns them. A buffer with
-/// one owner is written in place, others are copied.
+/// Applies `rule` to the elements of a weight and of its states, and returns them. A buffer with one owner is written in
+/// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
+/// else in f32 whatever they are stored in, a group at a time.
+///
+/// Devices of CubeCL, `flex` and servers (without formats) have kernels for it. For all others the processor does it, or
+/// operations on whole tensors, as in Burn's own optimizers, where there are no formats.
 ///
 /// # Panics
 ///
-/// If the gradient or a state does not fit the parameter; nothing is written then.
+/// Without formats, if the gradient or a state does not fit the parameter; nothing is written then. (With formats, they
+/// have been [checked](check_step).)
 pub(super) fn update<const D: usize>(
     rule: Rule,
-    parameter: Tensor<D>,
+    weight: Weight<D>,
     gradient: Tensor<D>,
-    states: Vec<Tensor<D>>,
-) -> (Tensor<D>, Vec<Tensor<D>>) {
-    fit::check(&parameter, &gradient, &states).unwrap_or_else(|error| panic!("{error}"));
-    if !covers(&parameter) {
-        return operations::update(rule.traced(), parameter, gradient, states);
+    mut states: Vec<StateTensor<D>>,
+    noise: Noise,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let dtype = weight.value.dtype();
+    let full = states.iter().map_while(|state| match state {
+        StateTensor::Full(full) if full.dtype() == dtype => Some(full),
+        _ => None,
+    });
+    let are_alike = gradient.dtype() == dtype && full.clone().count() == states.len();
+    if weight.format != WeightFormat::Plain || !are_alike {
+        let formats = Some((weight.format, noise));
+        return written(Update { rule, formats }, weight, gradient, states);
     }
-    let (rule, carried) = carrying(rule, &parameter);
+    fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
+    if !has_kernel(&weight.value, true) {
+        let states = states.into_iter().map(StateTensor::full).collect();
+        let (value, states) = operations::update(rule.traced(), weight.value, gradient, states);
+        let states = states.into_iter().map(StateTensor::Full).collect();
+        return (Weight { value, ..weight }, states);
+    }
+    let (rule, carried) = carrying(rule, &weight.value);
     let (average, mean) = carried.map(|it| (it.average, it.mean)).unzip();
-    call::give_up_reserve();
-    let states = states.into_iter().chain(mean);
-    let states = states.map(Tensor::into_dispatch).collect();
-    let operands = Operands::new(parameter.into_dispatch(), states);
-    let updated = Dispatch::update(gradient.into_dispatch(), operands, rule);
-    let (parameter, states) = updated.into_parts();
-    let mut states: Vec<_> = states.into_iter().map(Tensor::from_dispatch).collect();
-    let parameter = Tensor::from_dispatch(parameter);
-    call::renew_reserve(&parameter);
+    states.extend(mean.map(StateTensor::Full));
+    let formats = None;
+    let (weight, mut states) = written(Update { rule, formats }, weight, gradient, states);
     if let Some(average) = average {
-        let mean = states.pop().expect("it is the last of them");
+        let mean = states.pop().expect("it is the last of them").full();
         call::give_average(Carried {
             average,
             mean,
             is_done: true,
         });
     }
-    (parameter, states)
+    (weight, states)
 }
 
 /// `rule` with the average of `parameter` that the caller has, if one pass can do both.
@@ -116,7 +94,7 @@ fn carrying<const D: usize>(rule: Rule, parameter: &Tensor<D>) -> (Rule, Option<
     let Some(carried) = call::average::<D>() else {
         return (rule, None);
     };
-    let fits = fit::check(parameter, &carried.mean, &[]).is_ok();
+    let fits = fit::check(parameter, &carried.mean, []).is_ok();
     match rule.averaging(carried.average).filter(|_| fits) {
         Some(rule) => (rule, Some(carried)),
         None => {
@@ -124,4 +102,102 @@ fn carrying<const D: usize>(rule: Rule, parameter: &Tensor<D>) -> (Rule, Option<
             (rule, None)
         }
     }
+}
+
+/// Takes a step that does not fail any more.
+fn written<const D: usize>(
+    update: Update,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    call::give_up_reserve();
+    let (weight, states) = pass(update, weight, gradient, states);
+    call::renew_reserve(&weight.value);
+    (weight, states)
+}
+
+/// The weight with these numbers, in f32, in its format.
+pub(super) fn set_in_format<const D: usize>(
+    weight: Weight<D>,
+    numbers: Tensor<D>,
+    noise: Noise,
+) -> Weight<D> {
+    let update = Update {
+        rule: Rule::new::<0>(Set),
+        formats: Some((weight.format, noise)),
+    };
+    pass(update, weight, numbers, Vec::new()).0
+}
+
+/// The trained weight, in f32.
+pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
+    let value = weight.value.clone();
+    match weight.low_bits.clone() {
+        None => value.cast(FloatDType::F32),
+        #[cfg(feature = "cubecl")]
+        Some(low_bits) if !low_bits.is_loaded && join::covers(&value) => {
+            join::joined(value, low_bits)
+        }
+        Some(low_bits) => low_bits.joined(value),
+    }
+}
+
+/// Whether the backend of `tensor` has a kernel, `without_formats` or with.
+#[allow(unused_variables)] // What is there depends on the build.
+fn has_kernel<const D: usize>(tensor: &Tensor<D>, without_formats: bool) -> bool {
+    #[allow(unreachable_patterns)]
+    match tensor.clone().into_dispatch().kind {
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(BackendTensor::Float(_)) => true,
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
+        #[cfg(feature = "remote")]
+        DispatchTensorKind::Remote(BackendTensor::Float(_)) => without_formats,
+        _ => false,
+    }
+}
+
+/// Takes the step where the operands are, or on the processor.
+fn pass<const D: usize>(
+    update: Update,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    if !has_kernel(&weight.value, update.formats.is_none()) {
+        return pass_by(on_host, update, weight, gradient, states);
+    }
+    #[cfg(feature = "cubecl")]
+    let weight = if join::covers(&weight.value) {
+        weight.into_split()
+    } else {
+        weight
+    };
+    pass_by(Dispatch::update, update, weight, gradient, states)
+}
+
+/// A [`SinglePass::update`].
+type Step = fn(FloatTensor<Dispatch>, Operands<Dispatch>, Update) -> Operands<Dispatch>;
+
+fn pass_by<const D: usize>(
+    step: Step,
+    update: Update,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let format = weight.format;
+    let operands = Operands::of(weight, states);
+    step(gradient.into_dispatch(), operands, update).into_tensors(format)
+}
+
+fn on_host(
+    gradient: FloatTensor<Dispatch>,
+    operands: Operands<Dispatch>,
+    update: Update,
+) -> Operands<Dispatch> {
+    let gradient = read_sync(Dispatch::float_into_data(gradient));
+    let gradient = gradient.expect("a gradient can be read");
+    host::update(update, Gradient::of_data(&gradient), operands)
 }

@@ -7,16 +7,21 @@ use burn::remote::CustomOpClient;
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
 use super::super::rule::Traced;
-use super::extension::{Operands, SinglePass};
 use super::fit::check_sent;
+use super::operands::Operands;
 use super::rule::Rule;
+use super::single_pass::{SinglePass, Update};
 
 /// The name of the operation. Client and server of different versions could mean something else by the same numbers.
 pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
 
 impl SinglePass for Remote {
-    fn update(gradient: FloatTensor<Self>, operands: Operands<Self>, rule: Rule) -> Operands<Self> {
-        let (parameter, states) = operands.into_parts();
+    fn update(
+        gradient: FloatTensor<Self>,
+        operands: Operands<Self>,
+        update: Update,
+    ) -> Operands<Self> {
+        let (parameter, states) = operands.into_floats();
         let client = CustomOpClient::new(&parameter.device());
         let written = [&parameter].into_iter().chain(&states);
         let outputs: Vec<TensorIr> = written
@@ -26,10 +31,10 @@ impl SinglePass for Remote {
             .collect();
         let inputs = [gradient, parameter].into_iter().chain(states);
         let inputs: Vec<TensorIr> = inputs.map(|tensor| tensor.into_ir()).collect();
-        let operation = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars(&rule));
+        let operation = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars(&update.rule));
         let mut updated = client.register(operation).into_iter();
         let parameter = updated.next().expect("the operation has this output");
-        Operands::new(parameter, updated.collect())
+        Operands::of_floats(parameter, updated.collect())
     }
 }
 
@@ -54,8 +59,10 @@ pub(crate) fn run_update<B: BackendIr + SinglePass>(
         states,
     } = Sent::<B>::receive(handles, operation)
         .unwrap_or_else(|reason| panic!("an update that a client has sent is refused: {reason}"));
-    let (parameter, states) =
-        B::update(gradient, Operands::new(parameter, states), rule).into_parts();
+    let operands = Operands::of_floats(parameter, states);
+    let formats = None;
+    let updated = B::update(gradient, operands, Update { rule, formats });
+    let (parameter, states) = updated.into_floats();
     let updated = [parameter].into_iter().chain(states);
     for (output, tensor) in operation.outputs.iter().zip(updated) {
         handles.register_float_tensor::<B>(&output.id, tensor);

@@ -11,28 +11,28 @@ use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::calculate_cube_count_elemwise;
-use cubecl::client::Client;
-use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Traced;
-pub(super) use groups::{join as join_groups, update as update_groups};
+use super::operands::Operands;
+use super::single_pass::Update;
+pub(super) use groups::join;
 
-/// Applies `rule` to every element.
-pub(super) fn update(
-    rule: Traced,
-    parameter: CubeTensor,
-    gradient: CubeTensor,
-    states: Vec<CubeTensor>,
-) -> (CubeTensor, Vec<CubeTensor>) {
-    if parameter.meta.num_elements() == 0 {
-        return (parameter, states);
-    }
-    let parameter = writable(parameter);
-    let states: Vec<_> = states.into_iter().map(writable).collect();
-    Elements::new(&parameter, gradient, &states).start(rule);
-    (parameter, states)
+type CubeOperands = Operands<burn_cubecl::CubeBackend>;
+
+/// Takes a step with every element, or with every group of elements in formats.
+pub(super) fn update(update: Update, gradient: CubeTensor, operands: CubeOperands) -> CubeOperands {
+    let Some((format, noise)) = update.formats else {
+        let (parameter, states) = operands.into_floats();
+        let parameter = writable(parameter);
+        let states: Vec<_> = states.into_iter().map(writable).collect();
+        if parameter.meta.num_elements() > 0 {
+            each(update.rule.traced(), &parameter, gradient, &states);
+        }
+        return Operands::of_floats(parameter, states);
+    };
+    groups::update(update.rule.traced(), format, noise, gradient, operands)
 }
 
 /// `tensor` in dense rows and a buffer with one owner: itself, or a copy.
@@ -70,75 +70,44 @@ fn is_divided_by(tensor: &CubeTensor, size: VectorSize) -> bool {
         && rows.into_iter().all(|stride| stride.is_multiple_of(size))
 }
 
-/// What the kernel for all elements is launched with.
-struct Elements<'a> {
-    client: Client,
-    cube_count: CubeCount,
-    cube_dim: CubeDim,
-    address_type: AddressType,
-    vector_size: VectorSize,
-    /// The types of the elements as they are stored and as they are computed with.
-    types: [ElemType; 2],
-    parameter: &'a CubeTensor,
-    gradient: CubeTensor,
-    states: &'a [CubeTensor],
-}
-
-impl<'a> Elements<'a> {
-    fn new(parameter: &'a CubeTensor, gradient: CubeTensor, states: &'a [CubeTensor]) -> Self {
-        let client = parameter.client.clone();
-        let length = parameter.meta.num_elements();
-        let tensors = || [parameter, &gradient].into_iter().chain(states);
-        // Where they lie otherwise, element by element.
-        let sizes = client.io_optimized_vector_sizes(parameter.dtype.size());
-        let sizes = sizes.filter(|size| tensors().all(|tensor| is_divided_by(tensor, *size)));
-        let vector_size = sizes.max().unwrap_or(1);
-        let units = length / vector_size;
-        let cube_dim = CubeDim::new(&client, units);
-        let cube_count = calculate_cube_count_elemwise(&client, units, cube_dim);
-        let address_type = tensors().map(CubeTensor::required_address_type).max();
-        // Half types are computed in f32.
-        let computed = match parameter.dtype {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
-        Self {
+/// Updates every element of these, which are writable.
+fn each(rule: Traced, parameter: &CubeTensor, gradient: CubeTensor, states: &[CubeTensor]) {
+    let client = &parameter.client;
+    let tensors = || [parameter, &gradient].into_iter().chain(states);
+    // Where they lie otherwise, element by element.
+    let sizes = client.io_optimized_vector_sizes(parameter.dtype.size());
+    let sizes = sizes.filter(|size| tensors().all(|tensor| is_divided_by(tensor, *size)));
+    let vector_size = sizes.max().unwrap_or(1);
+    let units = parameter.meta.num_elements() / vector_size;
+    let cube_dim = CubeDim::new(client, units);
+    let cube_count = calculate_cube_count_elemwise(client, units, cube_dim);
+    let address_type = tensors().map(CubeTensor::required_address_type).max();
+    // Half types are computed in f32.
+    let computed = match parameter.dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    // As they are stored and as they are computed with.
+    let types = [parameter.dtype, computed].map(dtype_to_storage_type);
+    let numbers = rule.numbers.into_iter();
+    let numbers = numbers.map(|number| InputScalar::new(number, types[1]));
+    let states = states.iter().map(|state| state.clone().into_linear_view());
+    // SAFETY: the tensors have one shape, and each is read and written through a view of its own strides, in
+    // vectors that divide its rows; those written have dense rows that don't overlap, and one owner; every
+    // unit ends before it touches an element that is not there.
+    unsafe {
+        kernel::update::launch_unchecked(
             client,
             cube_count,
             cube_dim,
-            address_type: address_type.unwrap_or_default(),
+            address_type.unwrap_or_default(),
             vector_size,
-            types: [parameter.dtype, computed].map(dtype_to_storage_type),
-            parameter,
-            gradient,
-            states,
-        }
-    }
-
-    fn start(self, rule: Traced) {
-        let numbers = rule.numbers.into_iter();
-        let numbers = numbers.map(|number| InputScalar::new(number, self.types[1]));
-        let states = self
-            .states
-            .iter()
-            .map(|state| state.clone().into_linear_view());
-        // SAFETY: the tensors have one shape, and each is read and written through a view of its own strides, in
-        // vectors that divide its rows; those written have dense rows that don't overlap, and one owner; every
-        // unit ends before it touches an element that is not there.
-        unsafe {
-            kernel::update::launch_unchecked(
-                &self.client,
-                self.cube_count,
-                self.cube_dim,
-                self.address_type,
-                self.vector_size,
-                self.gradient.into_linear_view(),
-                self.parameter.clone().into_linear_view(),
-                states.collect(),
-                numbers.collect(),
-                rule.program,
-                self.types,
-            );
-        }
+            gradient.into_linear_view(),
+            parameter.clone().into_linear_view(),
+            states.collect(),
+            numbers.collect(),
+            rule.program,
+            types,
+        );
     }
 }

@@ -16,54 +16,68 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::super::group_operands::{GroupOperands, GroupState, GroupWeight};
-use super::super::group_step::GroupStep;
-use super::{is_divided_by, writable};
-use crate::optim::format::{GROUP, WeightFormat};
+use super::super::operands::Stored;
+use super::{CubeOperands, is_divided_by, writable};
+use crate::optim::format::{GROUP, Noise, WeightFormat};
+use crate::optim::rule::Traced;
 use block::{BLOCK, BLOCKS};
 use kernel::Units;
 use state::PackedLaunch;
 use weight::LowLaunch;
 
-type Operands = GroupOperands<CubeBackend>;
-type State = GroupState<CubeBackend>;
+type Operand = Stored<CubeBackend>;
 
 /// Takes a step with every group.
-pub(in crate::optim::kernel) fn update(
-    step: GroupStep,
+pub(super) fn update(
+    rule: Traced,
     format: WeightFormat,
+    noise: Noise,
     gradient: CubeTensor,
-    operands: Operands,
-) -> Operands {
+    operands: CubeOperands,
+) -> CubeOperands {
     let (weight, states) = operands.into_parts();
-    let (weight, low) = match weight {
-        GroupWeight::Whole(weight) => (weight, None),
-        GroupWeight::Split(weight, low) => (weight, Some(writable(low))),
+    let weight = writable_operand(weight);
+    let states: Vec<Operand> = states.into_iter().map(writable_operand).collect();
+    let (value, low) = match &weight {
+        Stored::Floats(value) => (value, None),
+        Stored::Split(value, low) => (value, Some(low)),
+        Stored::Nothing | Stored::Codes(..) => unreachable!("a weight has its elements"),
     };
-    let weight = writable(weight);
-    let states: Vec<State> = states.into_iter().map(writable_state).collect();
-    if weight.meta.num_elements() > 0 {
-        let launch = Groups {
-            grid: Grid::of(
-                &weight,
-                [&gradient]
-                    .into_iter()
-                    .chain(states.iter().filter_map(full)),
-            ),
-            step,
-            format,
-            weight: &weight,
-            low: low.as_ref(),
-            gradient,
-            states: &states,
-        };
-        launch.start();
+    if value.meta.num_elements() > 0 {
+        let others = [&gradient]
+            .into_iter()
+            .chain(states.iter().filter_map(full));
+        let grid = Grid::of(value, others);
+        let number = |number| InputScalar::new(number, dtype_to_storage_type(DType::F32));
+        let low = low.map(|low| LowLaunch::new(low.clone().into_linear_view(), format));
+        let full = states.iter().filter_map(full);
+        let types = [value.dtype, gradient.dtype].map(dtype_to_storage_type);
+        // SAFETY: weight, gradient and full states have one shape, codes, scales and low bits a place for every
+        // group; each is read and written through a view of its own strides, in vectors that divide its rows, and
+        // within its bounds; those written have dense rows that don't overlap, and one owner. All units of a cube
+        // come to the same barriers: what decides is known when the kernel is compiled.
+        unsafe {
+            kernel::update_groups::launch_unchecked(
+                &value.client,
+                grid.cube_count,
+                grid.cube_dim,
+                grid.address_type,
+                grid.vector_size,
+                gradient.into_linear_view(),
+                value.clone().into_linear_view(),
+                low.into_iter().collect(),
+                states.iter().filter_map(packed).collect(),
+                full.map(|state| state.clone().into_linear_view()).collect(),
+                rule.numbers.into_iter().map(number).collect(),
+                rule.program,
+                noise.salt(),
+                format,
+                grid.units,
+                types,
+            );
+        }
     }
-    let weight = match low {
-        None => GroupWeight::Whole(weight),
-        Some(low) => GroupWeight::Split(weight, low),
-    };
-    Operands::new(weight, states)
+    CubeOperands::new(weight, states)
 }
 
 /// The trained weights, in f32.
@@ -108,17 +122,6 @@ struct Grid {
     units: Units,
 }
 
-/// What the kernel that updates groups is launched with.
-struct Groups<'a> {
-    grid: Grid,
-    step: GroupStep,
-    format: WeightFormat,
-    weight: &'a CubeTensor,
-    low: Option<&'a CubeTensor>,
-    gradient: CubeTensor,
-    states: &'a [State],
-}
-
 impl Grid {
     /// For a weight with others of its shape.
     fn of<'t>(
@@ -160,75 +163,31 @@ fn units(client: &Client, groups: usize) -> (Units, CubeDim) {
     (units, cube_dim)
 }
 
-fn writable_state(state: State) -> State {
-    match state {
-        State::Full(state) => State::Full(writable(state)),
-        State::Packed {
-            codes,
-            scales,
-            coding,
-        } => State::Packed {
-            codes: writable(codes),
-            scales: writable(scales),
-            coding,
-        },
+fn writable_operand(operand: Operand) -> Operand {
+    match operand {
+        Stored::Nothing => Stored::Nothing,
+        Stored::Floats(floats) => Stored::Floats(writable(floats)),
+        Stored::Split(floats, words) => Stored::Split(writable(floats), writable(words)),
+        Stored::Codes(scales, codes, coding) => {
+            Stored::Codes(writable(scales), writable(codes), coding)
+        }
     }
 }
 
-fn full(state: &State) -> Option<&CubeTensor> {
+fn full(state: &Operand) -> Option<&CubeTensor> {
     match state {
-        State::Full(state) => Some(state),
-        State::Packed { .. } => None,
+        Stored::Floats(state) => Some(state),
+        _ => None,
     }
 }
 
-fn packed(state: &State) -> Option<PackedLaunch> {
+fn packed(state: &Operand) -> Option<PackedLaunch> {
     match state {
-        State::Full(_) => None,
-        State::Packed {
-            codes,
-            scales,
-            coding,
-        } => Some(PackedLaunch::new(
+        Stored::Codes(scales, codes, coding) => Some(PackedLaunch::new(
             codes.clone().into_linear_view(),
             scales.clone().into_linear_view(),
             *coding,
         )),
-    }
-}
-
-impl Groups<'_> {
-    fn start(self) {
-        let rule = self.step.rule.traced();
-        let number = |number| InputScalar::new(number, dtype_to_storage_type(DType::F32));
-        let format = self.format;
-        let low = self.low.cloned();
-        let low = low.map(|low| LowLaunch::new(low.into_linear_view(), format));
-        let full = self.states.iter().filter_map(full);
-        let types = [self.weight.dtype, self.gradient.dtype].map(dtype_to_storage_type);
-        // SAFETY: weight, gradient and full states have one shape, codes, scales and low bits a place for every
-        // group; each is read and written through a view of its own strides, in vectors that divide its rows, and
-        // within its bounds; those written have dense rows that don't overlap, and one owner. All units of a cube
-        // come to the same barriers: what decides is known when the kernel is compiled.
-        unsafe {
-            kernel::update_groups::launch_unchecked(
-                &self.weight.client,
-                self.grid.cube_count,
-                self.grid.cube_dim,
-                self.grid.address_type,
-                self.grid.vector_size,
-                self.gradient.into_linear_view(),
-                self.weight.clone().into_linear_view(),
-                low.into_iter().collect(),
-                self.states.iter().filter_map(packed).collect(),
-                full.map(|state| state.clone().into_linear_view()).collect(),
-                rule.numbers.into_iter().map(number).collect(),
-                rule.program,
-                self.step.noise.salt(),
-                format,
-                self.grid.units,
-                types,
-            );
-        }
+        _ => None,
     }
 }
