@@ -20,7 +20,7 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::weight::ComposedWeight;
-use crate::tap::lift;
+use crate::tap::{lift, primitive};
 
 /// The weight of factors that may be in training.
 ///
@@ -122,7 +122,10 @@ where
 {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         let [a, b] = [self.a, self.b].map(|id| tensor::<B>(states.get_state(&id)));
-        states.save(out_node, primitive::<B>(self.weight.composed(a, b)));
+        states.save(
+            out_node,
+            primitive::<B>(self.weight.composed(a, b).into_dispatch()),
+        );
     }
 }
 
@@ -148,7 +151,7 @@ where
         let of_factors = weight.gradients(gradient, a, b);
         for (parent, gradient) in ops.parents.into_iter().zip(of_factors) {
             if let Some(parent) = parent {
-                gradients.register::<B>(parent.id, primitive::<B>(gradient));
+                gradients.register::<B>(parent.id, primitive::<B>(gradient.into_dispatch()));
             }
         }
     }
@@ -162,16 +165,4 @@ where
     Tensor::from_dispatch(DispatchTensor::from_backend(BackendTensor::Float(
         primitive,
     )))
-}
-
-fn primitive<B>(tensor: Tensor<2>) -> FloatTensor<B>
-where
-    B: Backend,
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    let tensor = DispatchTensor::try_into_backend(tensor.into_dispatch());
-    let Ok(BackendTensor::Float(primitive)) = tensor else {
-        unreachable!("a weight stays where its factors are")
-    };
-    primitive
 }

@@ -134,15 +134,16 @@ where
     }
 }
 
-fn primitive<B>(gradient: DispatchTensor) -> FloatTensor<B>
+/// The tensor as the backend `B` has it, which it is of.
+pub(crate) fn primitive<B>(tensor: DispatchTensor) -> FloatTensor<B>
 where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    let gradient = DispatchTensor::try_into_backend(gradient);
-    let gradient = gradient.expect("the sink stays on the backend of the gradient");
-    let BackendTensor::Float(gradient) = gradient else {
-        unreachable!("the gradient of a float tensor is one")
+    let tensor = DispatchTensor::try_into_backend(tensor);
+    let tensor = tensor.expect("a tensor stays on its backend");
+    let BackendTensor::Float(tensor) = tensor else {
+        unreachable!("a float tensor stays one")
     };
-    gradient
+    tensor
 }

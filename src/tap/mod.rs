@@ -15,7 +15,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub(crate) use census::Census;
 pub(crate) use clock::Clock;
-pub(crate) use extension::{GradientSink, Passed};
+pub(crate) use extension::{GradientSink, Passed, primitive};
 pub(crate) use litter::Litter;
 pub(crate) use node::node;
 
