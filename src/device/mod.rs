@@ -12,6 +12,7 @@ mod check;
 mod driver;
 mod read;
 mod servers;
+mod threads;
 mod transfer;
 mod trial;
 #[cfg(not(feature = "cubecl"))]
@@ -25,6 +26,7 @@ pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there, check_has, has};
 pub(crate) use read::{look, moved, read};
 pub(crate) use servers::{check_connected, forked, is_remote, sent};
+pub(crate) use threads::warm_threads;
 pub(crate) use transfer::{in_type, transferred};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;

@@ -8,6 +8,7 @@ use std::fmt::{Display, Formatter};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 
+use crate::device::warm_threads;
 use crate::parameters::ModelKey;
 
 use bookkeeping::Bookkeeping;
@@ -58,6 +59,9 @@ impl MemoryEstimate {
     /// If the optimizer refuses a parameter, as Muon does unless it is of rank 2.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
         let parameters = parameters(model);
+        if let Some(parameter) = parameters.first() {
+            warm_threads(&parameter.device);
+        }
         let states = measure(optimizer, &parameters, false);
         let trained = || parameters.iter().filter(|it| it.trained);
         let gradients: usize = trained().map(Parameter::bytes).sum();

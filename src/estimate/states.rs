@@ -11,6 +11,7 @@ use crate::memory;
 use crate::optimizer_record::{compact_records, read, written};
 use crate::parameters::list;
 use crate::policy::Update;
+use crate::replica::Size;
 
 /// Elements of a slice of a parameter, at least.
 const SLICE: usize = 1 << 14;
@@ -23,7 +24,7 @@ const GROUP: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Parameter {
     pub(crate) path: String,
-    id: ParamId,
+    pub(crate) id: ParamId,
     pub(super) device: Device,
     shape: Vec<usize>,
     pub(crate) dtype: DType,
@@ -37,6 +38,15 @@ impl Parameter {
 
     pub(crate) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        Size {
+            id: self.id,
+            path: self.path.as_str().into(),
+            elements: self.elements(),
+            bytes: self.bytes(),
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig};
 use crate::optim::{StateFormat, WeightFormat};
 
-use super::ladder::Fidelity;
-use super::pass::{Kept, Run};
+use super::ladder::{Fidelity, Rung, in_micros};
+use super::pass::{Kept, Pass, Run};
 use super::technique::Technique;
 use super::width::{Beside, Footing, Formats, Sums, Width};
 
@@ -19,19 +19,29 @@ pub(super) struct Level {
     pub(super) waits: Option<Offload>,
     blocks: bool,
     parts: bool,
-    /// Whether more micro-batches come before blocks that run twice.
+    /// Ranks at most.
+    pub(super) ranks: usize,
+    /// Whether smaller parts of the batch come before blocks that run twice.
     parts_first: bool,
     /// Whether the optimizer's state takes the gradients of micro-batches.
     in_state: bool,
 }
 
+/// Which pass a rank goes through, again and again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) width: usize,
+    pub(super) pass: usize,
+    pub(super) ranks: usize,
+    /// How often in a step.
+    pub(super) accumulation: usize,
+}
+
 /// A way to train.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
-    pub(super) width: usize,
-    pub(super) pass: usize,
+    pub(super) part: Part,
     pub(super) kept: Kept,
-    pub(super) accumulation: usize,
     /// Bytes at the peak where the model computes, and on the host if that is not the same.
     pub(super) device: usize,
     pub(super) host: usize,
@@ -52,9 +62,12 @@ pub(super) struct Facts {
 }
 
 impl Level {
-    pub(super) fn of(techniques: &[Technique]) -> Self {
+    /// The level with these techniques, where there are so many ranks.
+    pub(super) fn of(techniques: &[Technique], ranks: usize) -> Self {
         let place = |technique| techniques.iter().position(|it| *it == technique);
         let (blocks, parts) = (place(Technique::Blocks), place(Technique::MicroBatches));
+        let on_ranks = place(Technique::Ranks);
+        let first = [parts, on_ranks].into_iter().flatten().min();
         let waits = techniques.iter().filter_map(|it| it.waits()).next_back();
         let states = techniques.iter().filter_map(|it| it.states()).next_back();
         let takes_sums = place(Technique::SumsInState).is_some();
@@ -65,7 +78,8 @@ impl Level {
             waits,
             blocks: blocks.is_some(),
             parts: parts.is_some(),
-            parts_first: parts.is_some_and(|parts| blocks.is_none_or(|blocks| parts < blocks)),
+            ranks: on_ranks.map_or(1, |_| ranks),
+            parts_first: first.is_some_and(|first| blocks.is_none_or(|blocks| first < blocks)),
             // States in few bits can't take them, and those that wait are records.
             in_state: takes_sums && states.is_none() && waits.is_none(),
         }
@@ -86,26 +100,47 @@ impl Level {
         self.waits.map(OffloadConfig::new)
     }
 
-    /// Whether `choice` adds gradients up in the optimizer's state.
-    pub(super) fn sums_in_state(&self, choice: &Choice) -> bool {
-        self.in_state && choice.accumulation > 1
+    /// Whether this part adds gradients up in the optimizer's state.
+    pub(super) fn sums_in_state(&self, part: Part) -> bool {
+        self.in_state && part.accumulation > 1
     }
 
     /// What comes of the result.
-    pub(super) fn fidelity(&self, choice: &Choice) -> Fidelity {
+    fn fidelity(&self, part: Part) -> Fidelity {
         if self.states.is_some() || self.weights.is_some() {
             Fidelity::Precision
-        } else if self.sums_in_state(choice) {
+        } else if self.sums_in_state(part) {
             Fidelity::Approximation
-        } else if choice.accumulation > 1 {
+        } else if part.accumulation * part.ranks > 1 {
             Fidelity::Rounding
         } else {
             Fidelity::Exact
         }
     }
 
-    /// What `choice` does, in words.
-    pub(super) fn name(&self, choice: &Choice) -> String {
+    pub(super) fn rung(&self, choice: &Choice) -> Rung {
+        Rung {
+            name: self.name(choice.part, &choice.kept.keep),
+            device_bytes: choice.device,
+            host_bytes: choice.host,
+            seconds: choice.seconds,
+            fidelity: self.fidelity(choice.part),
+        }
+    }
+
+    /// One of which no pass was run, since so many bytes are needed before.
+    pub(super) fn unmeasured(&self, bytes: usize) -> Rung {
+        Rung {
+            name: format!("{}, before a pass", self.name(Part::WHOLE, &[])),
+            device_bytes: bytes,
+            host_bytes: 0,
+            seconds: 0.0,
+            fidelity: self.fidelity(Part::WHOLE),
+        }
+    }
+
+    /// What is done, in words.
+    fn name(&self, part: Part, keep: &[bool]) -> String {
         let mut parts = Vec::new();
         if let Some(weights) = self.weights {
             parts.push(format!("weights in bf16 {weights:?}"));
@@ -113,23 +148,23 @@ impl Level {
         if let Some(states) = self.states {
             parts.push(format!("states in {states:?}"));
         }
-        parts.extend(self.waits.map(|waits| {
-            let what = match waits {
-                Offload::States => "states",
-                Offload::Updates => "updates",
-                Offload::Weights(_) => "weights",
-            };
-            format!("{what} on the host")
-        }));
-        if choice.accumulation > 1 {
+        match self.waits {
+            Some(Offload::States) => parts.push("states on the host".into()),
+            Some(Offload::Updates) => parts.push("updates on the host".into()),
+            Some(Offload::Weights(_)) => parts.push("weights on the host".into()),
+            None => {}
+        }
+        if part.ranks > 1 {
+            parts.push(format!("{} ranks", part.ranks));
+        }
+        if part.accumulation > 1 {
             let sums = if self.in_state {
                 " summed in states"
             } else {
                 ""
             };
-            parts.push(format!("{} micro-batches{sums}", choice.accumulation));
+            parts.push(format!("{} micro-batches{sums}", part.accumulation));
         }
-        let keep = &choice.kept.keep;
         let twice = keep.iter().filter(|keep| !**keep).count();
         if twice > 0 {
             parts.push(format!("{twice} of {} blocks run twice", keep.len()));
@@ -142,14 +177,23 @@ impl Level {
     }
 }
 
+impl Part {
+    /// The batch as it is.
+    const WHOLE: Self = Self {
+        width: 0,
+        pass: 0,
+        ranks: 1,
+        accumulation: 1,
+    };
+}
+
 impl Facts {
     /// The way on this rung that costs least and fits.
     pub(super) fn choice(&self, level: &Level, budget: usize) -> Option<Choice> {
-        let place = self.place(level.footing())?;
-        let passes = self.passes(level, place);
+        let parts = self.parts(level);
         let first = |blocks| {
-            let mut passes = passes.iter();
-            passes.find_map(|pass| self.way(level, place, *pass, blocks, budget))
+            let mut parts = parts.iter();
+            parts.find_map(|part| self.way(level, *part, blocks, budget))
         };
         let without = level.parts_first.then(|| first(false)).flatten();
         without.or_else(|| first(level.blocks))
@@ -157,11 +201,11 @@ impl Facts {
 
     /// The way on this rung that takes least.
     pub(super) fn least(&self, level: &Level) -> Option<Choice> {
-        let place = self.place(level.footing())?;
-        let all = self.passes(level, place).into_iter().flat_map(|pass| {
-            let none = self.widths[place].passes[pass].none_twice();
-            let none = none.and_then(|kept| self.of(level, place, pass, kept));
-            [none, self.all_twice(level, place, pass)]
+        let parts = self.parts(level).into_iter();
+        let all = parts.flat_map(|part| {
+            let none = self.pass(part).none_twice();
+            let none = none.and_then(|kept| self.of(level, part, kept));
+            [none, self.all_twice(level, part)]
         });
         all.flatten().min_by_key(|choice| choice.device)
     }
@@ -169,73 +213,60 @@ impl Facts {
     /// What the technique that `level` adds would bring at most.
     pub(super) fn at_most(&self, level: &Level) -> Option<Choice> {
         match level.last? {
-            Technique::Blocks => {
-                let place = self.place(level.footing())?;
-                let pass = self.passes(level, place).into_iter().next()?;
-                self.all_twice(level, place, pass)
-            }
-            Technique::MicroBatches => self.least(level),
+            Technique::Blocks => self.all_twice(level, *self.parts(level).first()?),
+            Technique::MicroBatches | Technique::Ranks => self.least(level),
             _ => None,
         }
     }
 
     /// All blocks of this pass run twice.
-    fn all_twice(&self, level: &Level, width: usize, pass: usize) -> Option<Choice> {
-        let kept = self.widths[width].passes[pass].all_twice();
-        self.of(level, width, pass, kept.filter(|_| level.blocks)?)
+    fn all_twice(&self, level: &Level, part: Part) -> Option<Choice> {
+        let kept = self.pass(part).all_twice();
+        self.of(level, part, kept.filter(|_| level.blocks)?)
     }
 
     /// No block of this pass runs twice, or as few as fits.
-    fn way(
-        &self,
-        level: &Level,
-        width: usize,
-        pass: usize,
-        blocks: bool,
-        budget: usize,
-    ) -> Option<Choice> {
-        let measured = &self.widths[width].passes[pass];
-        let kept = if blocks && let Some(twice) = &measured.twice {
-            let (beside, _) = self.beside(level, width, pass)?;
+    fn way(&self, level: &Level, part: Part, blocks: bool, budget: usize) -> Option<Choice> {
+        let pass = self.pass(part);
+        let kept = if blocks && let Some(twice) = &pass.twice {
             // What is there when the pass begins is known.
-            let known = beside.device + self.widths[width].floor();
+            let known = self.beside(level, part)?.device + self.widths[part.width].floor();
             let room = budget.checked_sub(known)? as f64 / self.margin;
-            measured.fewest_twice(twice.run.start + room as usize)
+            pass.fewest_twice(twice.run.start + room as usize)
         } else {
-            measured.none_twice()
+            pass.none_twice()
         };
-        let choice = self.of(level, width, pass, kept?)?;
+        let choice = self.of(level, part, kept?)?;
         (choice.device <= budget).then_some(choice)
     }
 
-    fn of(&self, level: &Level, width: usize, pass: usize, kept: Kept) -> Option<Choice> {
-        let (beside, accumulation) = self.beside(level, width, pass)?;
+    fn of(&self, level: &Level, part: Part, kept: Kept) -> Option<Choice> {
+        let beside = self.beside(level, part)?;
         let Run { seconds, .. } = kept.run;
         let in_a_pass = kept.run.in_pass() as f64 * self.margin;
         Some(Choice {
-            width,
-            pass,
-            accumulation,
-            device: self.widths[width].floor() + in_a_pass.ceil() as usize + beside.device,
+            part,
+            device: self.widths[part.width].floor() + in_a_pass.ceil() as usize + beside.device,
             host: beside.host,
-            seconds: in_micros(accumulation as f64 * seconds + beside.seconds),
+            seconds: in_micros(part.accumulation as f64 * seconds + beside.seconds),
             kept,
         })
     }
 
-    fn beside(&self, level: &Level, width: usize, pass: usize) -> Option<(Beside, usize)> {
-        let width = &self.widths[width];
-        let accumulation = self.batch / width.passes[pass].items;
-        let sums = if accumulation == 1 || level.in_state {
+    fn beside(&self, level: &Level, part: Part) -> Option<Beside> {
+        let sums = if part.accumulation == 1 || level.in_state {
             Sums::None
         } else if self.config.full_precision_accumulation {
             Sums::InFull
         } else {
             Sums::AsParameter
         };
-        let offload = level.offload();
-        let beside = width.beside(level.formats(), sums, &self.config, offload.as_ref())?;
-        Some((beside, accumulation))
+        let (formats, offload) = (level.formats(), level.offload());
+        self.widths[part.width].beside(formats, sums, &self.config, offload.as_ref(), part.ranks)
+    }
+
+    pub(super) fn pass(&self, part: Part) -> &Pass {
+        &self.widths[part.width].passes[part.pass]
     }
 
     /// What was measured so.
@@ -243,15 +274,26 @@ impl Facts {
         self.widths.iter().position(|it| it.footing == footing)
     }
 
-    /// The passes that a rung may use, the largest first.
-    fn passes(&self, level: &Level, width: usize) -> Vec<usize> {
+    /// The parts of the batch that a rung may use, the largest first, each on as many ranks as there are for it.
+    fn parts(&self, level: &Level) -> Vec<Part> {
+        let Some(width) = self.place(level.footing()) else {
+            return Vec::new();
+        };
         let passes = self.widths[width].passes.iter().enumerate().rev();
-        let allowed = passes.filter(|(_, pass)| level.parts || pass.items == self.batch);
-        allowed.map(|(place, _)| place).collect()
+        let parts = passes.filter_map(|(pass, measured)| {
+            let count = self.batch / measured.items;
+            let ranks = (1..=level.ranks)
+                .rev()
+                .find(|ranks| count.is_multiple_of(*ranks))?;
+            let accumulation = count / ranks;
+            let part = Part {
+                width,
+                pass,
+                ranks,
+                accumulation,
+            };
+            (level.parts || accumulation == 1).then_some(part)
+        });
+        parts.collect()
     }
-}
-
-/// Whole microseconds, so that JSON reads back what was written.
-pub(super) fn in_micros(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e6
 }

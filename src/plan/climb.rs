@@ -53,16 +53,16 @@ where
     L: Loss,
     F: Fn(&M, usize) -> L,
 {
-    /// Measures passes over each of `sizes`, the smallest first, as long as there is room for the next one, with blocks that run
+    /// Measures passes over more and more items of a batch, as long as there is room for the next one, with blocks that run
     /// twice and with blocks that don't.
-    pub(super) fn climb(&mut self, sizes: &[usize]) -> Result<Vec<Pass>, PlanError> {
+    pub(super) fn climb(&mut self, batch: usize) -> Result<Vec<Pass>, PlanError> {
         let room = self.room;
         let mut passes: Vec<Pass> = Vec::new();
         // Nobody knows what the first pass takes beside gradients.
         if memory::live(self.device)? + 2 * self.largest + AT_FIRST > room {
             return Ok(passes);
         }
-        for &items in sizes {
+        for items in sizes(batch) {
             let of_twice = self.expected(&passes, items, |pass| pass.all_twice());
             let of_kept = self.expected(&passes, items, |pass| pass.none_twice());
             let no_blocks = passes.first().is_some_and(|pass| pass.twice.is_none());
@@ -253,4 +253,32 @@ fn share(passes: &[Pass]) -> Option<f64> {
     let mut passes = passes.iter().rev();
     let last = passes.find(|pass| pass.none_twice().is_some())?;
     last.twice.as_ref().map(Twice::share)
+}
+
+/// Parts of a batch, the smallest first: each at most half of the next, and dividing it.
+fn sizes(batch: usize) -> Vec<usize> {
+    let mut sizes = vec![batch];
+    let mut last = batch;
+    while last > 1 {
+        last = (1..=last / 2)
+            .rev()
+            .find(|part| last.is_multiple_of(*part))
+            .unwrap_or(1);
+        sizes.push(last);
+    }
+    sizes.reverse();
+    sizes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_batch_divide_it() {
+        assert_eq!(sizes(1), [1]);
+        assert_eq!(sizes(7), [1, 7]);
+        assert_eq!(sizes(32), [1, 2, 4, 8, 16, 32]);
+        assert_eq!(sizes(60), [1, 5, 15, 30, 60]);
+    }
 }

@@ -32,13 +32,13 @@ pub enum PlanError {
 
     /// No technique that is allowed brings the training below the budget.
     #[error(
-        "the training does not fit {budget} bytes: what was measured takes at least {least}, {missing} more. {advice}",
+        "the training does not fit {budget} bytes: it takes at least {least}, {missing} more. {advice}",
         missing = least.saturating_sub(*budget)
     )]
     NothingFits {
         /// The bytes there are.
         budget: usize,
-        /// The peak of the smallest way to train, in bytes; if not even the weights fit, what they and their states take.
+        /// The peak of the smallest way to train, in bytes; of one whose weights do not fit, what is needed before a pass.
         least: usize,
         /// What would help.
         advice: String,

@@ -103,3 +103,8 @@ impl Display for Ladder {
         Ok(())
     }
 }
+
+/// Whole microseconds, so that JSON reads back what was written.
+pub(super) fn in_micros(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
+}

@@ -1,19 +1,22 @@
 use std::fmt::{Display, Formatter};
 
+use burn::tensor::Device;
+
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::optim::{StateFormat, WeightFormat};
 use crate::parameters::ModelKey;
+use crate::replica::Ownership;
 
 use super::budget::Budget;
-use super::choice::{Choice, Facts, Level, in_micros};
+use super::choice::{Choice, Facts, Level, Part};
 use super::climb::AT_FIRST;
 use super::error::PlanError;
-use super::ladder::{Fidelity, Ladder, Rung};
+use super::ladder::{Fidelity, Ladder, Rung, in_micros};
 use super::optimizer::PlannedOptimizer;
 use super::pass::Kept;
 use super::plan::Plan;
 use super::technique::Technique;
-use super::width::{Footing, Formats, Sums, Width};
+use super::width::{Beside, Footing, Formats, Sums, Width};
 
 /// What a training of a model holds, as [`Planner::measure`](super::Planner::measure) has found it.
 ///
@@ -24,11 +27,14 @@ pub struct Measured<O> {
     pub(super) budget: usize,
     order: Vec<Technique>,
     optimizer: O,
+    device: Device,
     /// Whether the device has memory of its own, and tells of it now and then only.
     apart: bool,
+    /// Number of devices.
+    ranks: usize,
     pub(super) facts: Facts,
-    /// Bytes that the smallest weights would take, with what was there before.
-    pub(super) least_of_weights: usize,
+    /// Weights that did not fit, and the bytes that they would have taken, with what was there before.
+    pub(super) too_large: Vec<(Footing, usize)>,
     /// Why weights in bf16 can't be.
     refused_bf16: Option<String>,
 }
@@ -46,14 +52,18 @@ impl<O: PlannedOptimizer> Measured<O> {
         budget: usize,
         order: &[Technique],
         optimizer: O,
-        apart: bool,
+        device: Device,
+        ranks: usize,
         facts: Facts,
     ) -> Self {
+        let apart = device.memory_pool_usage().is_some();
         let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
         let has_formats = optimizer.formatted(formats.0, formats.1).is_some();
         let takes_sums = optimizer.in_state().is_ok();
         let can = |it: &Technique| match it {
             Technique::SumsInState => takes_sums,
+            // Those of one memory take as much as one.
+            Technique::Ranks => apart && ranks > 1,
             it if it.waits().is_some() => apart,
             it if it.states().is_some() || it.weights().is_some() => has_formats,
             _ => true,
@@ -64,9 +74,11 @@ impl<O: PlannedOptimizer> Measured<O> {
             budget,
             order: order.iter().copied().filter(can).collect(),
             optimizer,
+            device,
             apart,
+            ranks,
             facts: Facts { margin, ..facts },
-            least_of_weights: 0,
+            too_large: Vec::new(),
             refused_bf16: None,
         }
     }
@@ -80,14 +92,7 @@ impl<O: PlannedOptimizer> Measured<O> {
     ///
     /// If the budget is zero or not known, or nothing fits: the error says by how many bytes, and what would help.
     pub fn choose(&self, budget: impl Into<Budget>) -> Result<Plan<O>, PlanError> {
-        let budget = match budget.into() {
-            Budget::Machine if self.apart => {
-                return Err(PlanError::UnknownMachine {
-                    reason: "the device tells what it uses, and not what it has".to_string(),
-                });
-            }
-            budget => budget.bytes(&Default::default())?,
-        };
+        let budget = budget.into().bytes(&self.device)?;
         match self.best(budget) {
             Some((level, choice)) => Ok(self.plan(&level, &choice, budget)),
             None => Err(self.nothing_fits(budget)),
@@ -95,22 +100,35 @@ impl<O: PlannedOptimizer> Measured<O> {
     }
 
     fn plan(&self, level: &Level, choice: &Choice, budget: usize) -> Plan<O> {
-        let width = &self.facts.widths[choice.width];
+        let Part {
+            width,
+            pass,
+            ranks,
+            accumulation,
+        } = choice.part;
+        let width = &self.facts.widths[width];
         let config = self.facts.config.clone();
         let blocks = GradientCheckpointingConfig {
             keep_activations: choice.kept.keep.clone(),
             ..config.gradient_checkpointing.clone()
         };
         let optimizer = self.optimizer.formatted(level.states, level.weights);
+        let ownership = if ranks > 1 {
+            Ownership::BySize
+        } else {
+            config.ownership
+        };
         Plan {
             config: config
                 .with_gradient_checkpointing(blocks)
+                .with_ownership(ownership)
                 .with_offload(level.offload()),
             optimizer: optimizer.unwrap_or_else(|| self.optimizer.clone()),
             weights: width.footing.dtype(),
-            batch: width.passes[choice.pass].items,
-            accumulation: choice.accumulation,
-            sums_in_state: level.sums_in_state(choice),
+            ranks,
+            batch: width.passes[pass].items,
+            accumulation,
+            sums_in_state: level.sums_in_state(choice.part),
             device_bytes: choice.device,
             host_bytes: choice.host,
             model: self.key,
@@ -136,13 +154,9 @@ impl<O: PlannedOptimizer> Measured<O> {
                 None => fit.or_else(|| self.facts.least(&level)),
                 Some(_) => self.facts.at_most(&level).or(fit),
             };
-            let Some(choice) = shown else { continue };
-            let rung = Rung {
-                name: level.name(&choice),
-                device_bytes: choice.device,
-                host_bytes: choice.host,
-                seconds: choice.seconds,
-                fidelity: level.fidelity(&choice),
+            let rung = shown.map(|choice| level.rung(&choice));
+            let Some(rung) = rung.or_else(|| self.unmeasured(&level)) else {
+                continue;
             };
             if ladder.rungs.iter().all(|other| other.name != rung.name) {
                 ladder.rungs.push(rung);
@@ -152,6 +166,21 @@ impl<O: PlannedOptimizer> Measured<O> {
             }
         }
         ladder
+    }
+
+    /// A rung of which no pass was run: what is needed before.
+    fn unmeasured(&self, level: &Level) -> Option<Rung> {
+        let footing = level.footing();
+        let bytes = match self.facts.place(footing) {
+            Some(place) => {
+                let width = &self.facts.widths[place];
+                let begins = width.left + 2 * width.largest() + AT_FIRST;
+                let beside = self.beside(width, level)?.device;
+                width.passes.is_empty().then_some(begins + beside)?
+            }
+            None => self.too_large.iter().find(|(it, _)| *it == footing)?.1,
+        };
+        Some(level.unmeasured(bytes))
     }
 
     /// A training with stock Burn, if it was measured.
@@ -189,7 +218,7 @@ impl<O: PlannedOptimizer> Measured<O> {
 
     /// Fused training alone, and then with one technique more each time.
     fn levels(&self) -> impl Iterator<Item = Level> {
-        (0..=self.order.len()).map(|count| Level::of(&self.order[..count]))
+        (0..=self.order.len()).map(|count| Level::of(&self.order[..count], self.ranks))
     }
 
     /// What the levels stand on, in their order.
@@ -211,24 +240,18 @@ impl<O: PlannedOptimizer> Measured<O> {
         formats
     }
 
-    /// Bytes without which no pass with weights of this footing is tried.
-    fn begins(&self, width: &Width) -> usize {
-        width.left + 2 * width.largest() + AT_FIRST + self.least_beside(width)
-    }
-
     /// The least that a training with weights of this footing holds beside a pass.
     pub(super) fn least_beside(&self, width: &Width) -> usize {
         let levels = self.levels().filter(|it| it.footing() == width.footing);
-        let beside = levels.filter_map(|level| {
-            let offload = level.offload();
-            width.beside(
-                level.formats(),
-                Sums::None,
-                &self.facts.config,
-                offload.as_ref(),
-            )
-        });
+        let beside = levels.filter_map(|level| self.beside(width, &level));
         beside.map(|beside| beside.device).min().unwrap_or(0)
+    }
+
+    /// What is held beside a pass without micro-batches, on as many ranks as there may be.
+    fn beside(&self, width: &Width, level: &Level) -> Option<Beside> {
+        let (formats, offload) = (level.formats(), level.offload());
+        let config = &self.facts.config;
+        width.beside(formats, Sums::None, config, offload.as_ref(), level.ranks)
     }
 
     pub(super) fn fits(&self) -> bool {
@@ -243,50 +266,45 @@ impl<O: PlannedOptimizer> Measured<O> {
 
     /// A choice of blocks for the budget that no pass was run with: which pass, and the blocks.
     pub(super) fn untried(&self, width: usize, most: usize) -> Option<(usize, Kept)> {
-        let (_, choice) = self.best(self.budget)?;
-        let pass = &self.facts.widths[choice.width].passes[choice.pass];
-        let is_new = choice.width == width && !pass.knows(&choice.kept) && pass.tried() < most;
-        is_new.then_some((choice.pass, choice.kept))
+        let (_, Choice { part, kept, .. }) = self.best(self.budget)?;
+        let pass = self.facts.pass(part);
+        let is_new = part.width == width && !pass.knows(&kept) && pass.tried() < most;
+        is_new.then_some((part.pass, kept))
     }
 
     fn nothing_fits(&self, budget: usize) -> PlanError {
-        let least = self.levels().filter_map(|level| self.facts.least(&level));
-        let least = least.map(|choice| choice.device).min();
-        // Of weights that were not measured, what a pass would begin with.
-        let widths = &self.facts.widths;
-        let begins = widths.iter().map(|width| self.begins(width)).min();
-        let begins = begins.unwrap_or(self.least_of_weights);
+        let rungs = self.ladder(budget).rungs.into_iter();
+        let least = rungs.map(|rung| rung.device_bytes).min().unwrap_or(0);
         PlanError::NothingFits {
             budget,
-            least: least.unwrap_or(begins).max(budget + 1),
-            advice: self.advice(budget).join(" "),
+            least: least.max(budget + 1),
+            advice: self.advice(budget),
         }
     }
 
     /// What would help if nothing fits.
-    fn advice(&self, budget: usize) -> Vec<String> {
+    fn advice(&self, budget: usize) -> String {
         let mut advice = Vec::new();
         let widths = &self.facts.widths;
-        let in_bf16 = widths.iter().any(|width| width.footing.in_bf16);
-        if self.order.iter().any(|it| it.weights().is_some()) && !in_bf16 {
-            if let Some(reason) = &self.refused_bf16 {
-                advice.push(format!("Weights in bf16 can't be: {reason}."));
-            } else if budget < self.budget {
-                let not_measured = "Weights in bf16 were not measured: measure with this budget.";
-                advice.push(not_measured.to_string());
-            }
+        if let Some(reason) = &self.refused_bf16 {
+            advice.push(format!("Weights in bf16 can't be: {reason}."));
+        } else if budget < self.budget
+            && self.order.iter().any(|it| it.weights().is_some())
+            && widths.iter().all(|width| !width.footing.in_bf16)
+        {
+            advice.push("Weights in bf16 were not measured: measure with this budget.".into());
         }
         if self.facts.batch == 1 {
-            advice.push("A batch of one item can't be split.".to_string());
+            advice.push("A batch of one item can't be split.".into());
         } else if !self.order.contains(&Technique::MicroBatches) {
-            advice.push("Micro-batches are not allowed by the order.".to_string());
+            advice.push("Micro-batches are not allowed by the order.".into());
         }
         let mut passes = widths.iter().flat_map(|width| &width.passes).peekable();
         if passes.peek().is_some() && passes.all(|pass| pass.twice.is_none()) {
-            advice.push("No block of the model is under `gradient_checkpointing`.".to_string());
+            advice.push("No block of the model is under `gradient_checkpointing`.".into());
         }
-        advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".to_string());
-        advice
+        advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".into());
+        advice.join(" ")
     }
 }
 

@@ -78,18 +78,17 @@ impl Run {
             seconds,
         }
     }
-}
 
-impl Run {
     /// The most bytes of the pass itself.
     pub(super) fn in_pass(&self) -> usize {
         self.peak.saturating_sub(self.start)
     }
 
-    /// Whether the backend has kept so much for itself that a second pass tells more.
+    /// Whether the pass has left so much behind, or taken along, that a second one tells more.
     pub(super) fn warms_up(&self, timeline: &MemoryTimeline) -> bool {
-        let grown = self.peak - timeline.peak().bytes.total();
-        grown > (self.peak - self.start) / 100
+        let end = timeline.samples.last();
+        let end = end.map_or(self.start, |sample| sample.bytes.total());
+        self.start.abs_diff(end) > self.in_pass() / 100
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cast::try_cast;
 use crate::config::FusedConfig;
-use crate::fused::FusedOptimizer;
+use crate::fused::{FusedOptimizer, FusedReplicas};
 use crate::parameters::ModelKey;
 use crate::policy::Policies;
 
@@ -53,9 +53,12 @@ pub struct Plan<O> {
     pub optimizer: O,
     /// The type of the weights; none is that of the model.
     pub weights: Option<FloatDType>,
-    /// Items of a micro-batch.
+    /// Devices that train together; with more than one, [`replicas`](Self::replicas) follows the plan.
+    pub ranks: usize,
+    /// Items of a micro-batch, on each device.
     pub batch: usize,
-    /// Micro-batches in a step. Their gradients are added up, so a loss that is a mean is divided by their number.
+    /// Micro-batches in a step, on each device. Their gradients are added up, so a loss that is a mean is divided by their number, and that
+    /// of the devices.
     pub accumulation: usize,
     /// Whether the gradients of micro-batches go [straight into the states](FusedOptimizer::accumulating_in_state) of the optimizer.
     #[serde(default)]
@@ -98,7 +101,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(fused)
     }
 
-    /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_device).
+    /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_devices).
     ///
     /// # Errors
     ///
@@ -113,7 +116,39 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(fused)
     }
 
-    /// A learner of the model that `init` makes, as planned. The batches of its data loader have [`batch`](Self::batch) items, and
+    /// The model that `init` makes, on as many devices as planned.
+    ///
+    /// # Panics
+    ///
+    /// With the message of the error that [`try_replicas`](Self::try_replicas) returns.
+    pub fn replicas<M: Module + 'static>(
+        &self,
+        init: impl FnOnce() -> M,
+        devices: &[Device],
+    ) -> FusedReplicas<M> {
+        self.try_replicas(init, devices)
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The fallible [`replicas`](Self::replicas).
+    ///
+    /// # Errors
+    ///
+    /// As [`try_fuse`](Self::try_fuse); if there are more or fewer devices than planned.
+    pub fn try_replicas<M: Module + 'static>(
+        &self,
+        init: impl FnOnce() -> M,
+        devices: &[Device],
+    ) -> Result<FusedReplicas<M>, PlanError> {
+        self.check_ranks(devices.len())?;
+        let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
+        let (devices, config) = (devices.to_vec(), self.config.clone());
+        let fused = FusedReplicas::with_policies(model, optimizer, policies, devices, config);
+        Ok(fused?)
+    }
+
+    /// A learner of the model that `init` makes, as planned. With several [`ranks`](Self::ranks) it gets their devices by its
+    /// `with_training_strategy`. The batches of its data loader have [`batch`](Self::batch) items, and
     /// the builder's `grads_accumulation` is [`accumulation`](Self::accumulation).
     ///
     /// # Panics
@@ -157,9 +192,22 @@ impl<O: PlannedOptimizer> Plan<O> {
     }
 
     fn fused<M: Module>(&self, init: impl FnOnce() -> M) -> Result<FusedOptimizer<M>, PlanError> {
+        self.check_ranks(1)?;
         let (optimizer, policies) = self.optimizer()?;
         let fused = FusedOptimizer::with_policies(self.model(init)?, optimizer, policies);
         Ok(fused?)
+    }
+
+    fn check_ranks(&self, devices: usize) -> Result<(), PlanError> {
+        if devices == self.ranks {
+            return Ok(());
+        }
+        let ranks = self.ranks;
+        Err(PlanError::Unusable {
+            reason: format!(
+                "it is for {ranks} devices, not {devices}: `replicas` takes several, `fuse` one"
+            ),
+        })
     }
 
     /// The optimizer, and what is done with gradients for its sake.
@@ -173,7 +221,11 @@ impl<O: PlannedOptimizer> Plan<O> {
 
     /// The model in the type of its weights, if it is the one that was planned for.
     fn model<M: Module>(&self, init: impl FnOnce() -> M) -> Result<M, PlanError> {
-        for (name, number) in [("batch", self.batch), ("accumulation", self.accumulation)] {
+        for (name, number) in [
+            ("ranks", self.ranks),
+            ("batch", self.batch),
+            ("accumulation", self.accumulation),
+        ] {
             if number == 0 {
                 return Err(PlanError::Unusable {
                     reason: format!("its `{name}` is 0"),

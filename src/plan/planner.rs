@@ -4,12 +4,12 @@ use burn::tensor::{Device, FloatDType};
 use crate::cast::try_cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
-use crate::device::check_device;
+use crate::device::{check_device, warm_threads};
 use crate::estimate::{self, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory;
-use crate::parameters::{ModelKey, Parameter, list};
+use crate::parameters::{ModelKey, list};
 
 use super::budget::Budget;
 use super::choice::Facts;
@@ -62,7 +62,7 @@ pub struct Planner<I, O> {
     batch: usize,
     order: Vec<Technique>,
     config: FusedConfig,
-    device: Option<Device>,
+    devices: Vec<Device>,
     progress: fn(&str),
 }
 
@@ -81,7 +81,7 @@ where
             batch: 1,
             order: Technique::LEAST_COST.to_vec(),
             config: FusedConfig::new(),
-            device: None,
+            devices: Vec::new(),
             progress: |_| {},
         }
     }
@@ -107,11 +107,12 @@ where
         self
     }
 
-    /// Where the model computes, if it is not where it is made: a device with memory of its own, from which states and updates
-    /// can wait on the host.
+    /// Where the model computes, if it is not where it is made: a device with memory of its own, from which states and updates can
+    /// wait on the host. If there are several, they are alike, and the model can be trained on as many of them as it takes;
+    /// passes are measured on the first.
     #[must_use]
-    pub fn with_device(mut self, device: &Device) -> Self {
-        self.device = Some(device.clone());
+    pub fn with_devices(mut self, devices: &[Device]) -> Self {
+        self.devices = devices.to_vec();
         self
     }
 
@@ -149,13 +150,16 @@ where
             return Err(PlanError::NoBatch);
         }
         let model = (self.init)();
-        let device = match &self.device {
-            Some(device) => device.clone(),
-            None => model.devices().into_iter().next().unwrap_or_default(),
+        let devices = match &self.devices[..] {
+            [] => model.devices().into_iter().take(1).collect(),
+            devices => devices.to_vec(),
         };
-        let device = device.inner();
-        check_device(&device, FloatDType::F32)?;
+        for device in &devices {
+            check_device(device, FloatDType::F32)?;
+        }
+        let device = devices.into_iter().next().unwrap_or_default().inner();
         let budget = budget.into().bytes(&device)?;
+        warm_threads(&device);
         let before = memory::live(&device)?;
         let facts = Facts {
             batch: self.batch,
@@ -168,19 +172,22 @@ where
             budget,
             &self.order,
             self.optimizer.clone(),
-            device.memory_pool_usage().is_some(),
+            device.clone(),
+            self.devices.len(),
             facts,
         );
-        let size = Size::of(&model);
+        let sizes: Vec<_> = list(&model)
+            .into_iter()
+            .map(|it| (it.param.shape().num_elements(), !it.param.is_initialized()))
+            .collect();
         drop(model);
-        let footings = measured.footings();
-        let least = |footing: &Footing| before + self.least(*footing, &size);
-        measured.least_of_weights = footings.iter().map(least).min().unwrap_or(0);
-        for footing in footings {
+        for footing in measured.footings() {
             if measured.fits() {
                 break;
             }
-            if least(&footing) > budget {
+            let least = before + self.least(footing, &sizes);
+            if least > budget {
+                measured.too_large.push((footing, least));
                 continue;
             }
             if !footing.in_bf16 {
@@ -196,18 +203,21 @@ where
         Ok(measured)
     }
 
-    /// Bytes of the weights while they come into being, until a pass begins.
-    fn least(&self, footing: Footing, size: &Size) -> usize {
+    /// Bytes of weights of these `sizes` while they come into being, until a pass begins.
+    fn least(&self, footing: Footing, sizes: &[(usize, bool)]) -> usize {
         // They are made on the host, and stay there.
-        if footing.on_host && self.device.is_some() {
+        if footing.on_host && !self.devices.is_empty() {
             return AT_FIRST;
         }
+        let largest = sizes.iter().map(|(elements, _)| elements).max();
+        // What is there already is counted.
+        let made = sizes
+            .iter()
+            .filter(|(_, is_lazy)| *is_lazy || footing.in_bf16);
+        let made: usize = made.map(|(elements, _)| elements).sum();
+        let weights = made * if footing.in_bf16 { 2 } else { 4 };
         // One is drawn, and cast, beside the others.
-        let weights = match footing.in_bf16 {
-            true => 2 * size.all,
-            false => 4 * size.lazy,
-        };
-        weights + 8 * size.largest + AT_FIRST
+        weights + 8 * largest.unwrap_or(&0) + AT_FIRST
     }
 
     /// Measures the model with weights of this footing.
@@ -228,7 +238,7 @@ where
         let mut fused = FusedOptimizer::try_new(model, self.optimizer.build())?;
         let config = measured.facts.config.clone();
         let config = config.with_offload(footing.offload());
-        match &self.device {
+        match self.devices.first() {
             Some(device) => fused.try_set_config_on(config, device)?,
             None => fused.try_set_config(config)?,
         }
@@ -253,7 +263,7 @@ where
             spread: 0.0,
             progress: self.progress,
         };
-        width.passes = climber.climb(&sizes(self.batch))?;
+        width.passes = climber.climb(self.batch)?;
         let tries = climber.tries(&width.passes);
         let place = measured.facts.widths.len();
         measured.facts.widths.push(width);
@@ -268,62 +278,5 @@ where
         }
         width.left = memory::live(device)?;
         Ok(())
-    }
-}
-
-/// Numbers of elements of a model.
-struct Size {
-    /// Of all float parameters.
-    all: usize,
-    /// Of those that are not in memory yet; what is, is counted already.
-    lazy: usize,
-    /// Of the largest.
-    largest: usize,
-}
-
-impl Size {
-    fn of<M: Module>(model: &M) -> Self {
-        let mut size = Self {
-            all: 0,
-            lazy: 0,
-            largest: 0,
-        };
-        for Parameter { param, .. } in list(model) {
-            let elements = param.shape().num_elements();
-            size.all += elements;
-            size.largest = size.largest.max(elements);
-            if !param.is_initialized() {
-                size.lazy += elements;
-            }
-        }
-        size
-    }
-}
-
-/// Parts of a batch, the smallest first: each at most half of the next, and dividing it.
-fn sizes(batch: usize) -> Vec<usize> {
-    let mut sizes = vec![batch];
-    let mut last = batch;
-    while last > 1 {
-        last = (1..=last / 2)
-            .rev()
-            .find(|part| last.is_multiple_of(*part))
-            .unwrap_or(1);
-        sizes.push(last);
-    }
-    sizes.reverse();
-    sizes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_of_a_batch_divide_it() {
-        assert_eq!(sizes(1), [1]);
-        assert_eq!(sizes(7), [1, 7]);
-        assert_eq!(sizes(32), [1, 2, 4, 8, 16, 32]);
-        assert_eq!(sizes(60), [1, 5, 15, 30, 60]);
     }
 }

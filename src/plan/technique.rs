@@ -14,6 +14,9 @@ pub enum Technique {
     /// The batch comes in parts, whose gradients are [added up](crate::FusedOptimizer::accumulate) in a buffer. The result is the same but
     /// for rounding; batch normalization sees the parts, dropout draws for each.
     MicroBatches,
+    /// Several of the [devices](super::Planner::with_devices) compute, each with a part of the batch, and share the optimizer states:
+    /// [`FusedReplicas`](crate::FusedReplicas). The result is the same but for rounding, as with micro-batches.
+    Ranks,
     /// Optimizer states in [8 bits](StateFormat::Bits8).
     States8,
     /// Optimizer states in [4 bits](StateFormat::Bits4).
@@ -38,6 +41,7 @@ impl Technique {
     /// What costs least comes first. The default.
     pub const LEAST_COST: &'static [Self] = &[
         Self::Blocks,
+        Self::Ranks,
         Self::MicroBatches,
         Self::States8,
         Self::HostStates,
@@ -54,6 +58,7 @@ impl Technique {
         Self::HostStates,
         Self::HostUpdates,
         Self::HostWeights,
+        Self::Ranks,
         Self::MicroBatches,
         Self::States8,
         Self::Split24,
@@ -63,6 +68,7 @@ impl Technique {
 
     /// What takes least time comes first, whether it changes the result or not.
     pub const FAST_FIRST: &'static [Self] = &[
+        Self::Ranks,
         Self::States8,
         Self::States4,
         Self::Blocks,
@@ -77,6 +83,7 @@ impl Technique {
     /// Weights and states stay as they are.
     pub const SAME_PRECISION: &'static [Self] = &[
         Self::Blocks,
+        Self::Ranks,
         Self::MicroBatches,
         Self::HostStates,
         Self::HostUpdates,

@@ -8,6 +8,7 @@ use crate::config::FusedConfig;
 use crate::estimate::{Parameter, States};
 use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
+use crate::replica::Ownership;
 
 use super::pass::{Pass, Run};
 
@@ -143,30 +144,31 @@ impl Width {
         trained.map(Parameter::bytes).sum()
     }
 
-    /// What is held beside a pass with states in `formats` and these `sums`, and what `offload` says waits on the host.
+    /// What is held beside a pass with states in `formats` and these `sums`, and what `offload` says waits on the host; of several
+    /// ranks, on the one that holds most.
     pub(super) fn beside(
         &self,
         formats: Formats,
         sums: Sums,
         config: &FusedConfig,
         offload: Option<&OffloadConfig>,
+        ranks: usize,
     ) -> Option<Beside> {
         let states = self.states_in(formats)?;
-        let mut beside = Beside {
-            device: 0,
-            host: 0,
-            seconds: states.seconds,
-        };
+        let (mut devices, mut host) = (vec![0; ranks], 0);
         let mut on_the_way = states.update;
+        let trained = self.parameters.iter().filter(|it| it.trained);
+        let owners = Ownership::BySize.assign(trained.map(Parameter::size).collect(), ranks);
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
             let (elements, bytes) = (parameter.elements(), parameter.bytes());
             if !parameter.trained {
-                beside.host += match offload {
+                host += match offload {
                     Some(offload) if offload.frozen_waits(elements) => bytes,
                     _ => 0,
                 };
                 continue;
             }
+            let device = &mut devices[owners[&parameter.id]];
             let sum = match sums {
                 Sums::None => 0,
                 Sums::AsParameter => bytes,
@@ -175,25 +177,33 @@ impl Width {
             let averaging = config.averaging.as_ref();
             let average = averaging.map_or(0, |it| average(it, parameter));
             let Some(offload) = offload else {
-                beside.device += state + average + sum;
+                *device += state + average + sum;
                 continue;
             };
-            beside.host += sum;
+            host += sum;
             let state_waits = offload.states_wait_from().is_some_and(|it| elements >= it);
             if offload.rests_on_host(elements) {
-                beside.host += bytes + state + average;
+                host += bytes + state + average;
                 // One gradient leaves while the next comes into being, and the new weight comes back.
                 on_the_way = on_the_way.max(2 * bytes);
             } else if state_waits {
-                beside.host += state;
-                beside.device += average;
+                host += state;
+                *device += average;
                 on_the_way = on_the_way.max(bytes + state);
             } else {
-                beside.device += state + average;
+                *device += state + average;
             }
         }
-        beside.device += on_the_way;
-        Some(beside)
+        if ranks > 1 {
+            // Gradients of the others wait for the slowest, and the new weight comes.
+            let each = config.max_bytes_under_way.unwrap_or(self.largest() / 4 * 5);
+            on_the_way += (ranks - 1) * each + 2 * self.largest();
+        }
+        Some(Beside {
+            device: devices.into_iter().max().unwrap_or(0) + on_the_way,
+            host,
+            seconds: states.seconds / ranks as f64,
+        })
     }
 }
 

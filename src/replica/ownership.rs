@@ -46,7 +46,7 @@ pub(crate) struct Size {
 
 impl Ownership {
     /// The owners among `ranks` of parameters of these sizes.
-    pub(super) fn assign(self, mut parameters: Vec<Size>, ranks: usize) -> HashMap<ParamId, usize> {
+    pub(crate) fn assign(self, mut parameters: Vec<Size>, ranks: usize) -> HashMap<ParamId, usize> {
         let mut elements_of = vec![0; ranks];
         // Of equal ones the first by path, so that the owners are the same in every run.
         let key = |size: &Size| (Reverse(size.elements), size.path.clone());

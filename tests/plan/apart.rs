@@ -66,7 +66,7 @@ fn a_device_that_is_not_there_is_refused_by_its_number() {
         )
     };
     assert!(is_refused(refused));
-    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new()).with_device(&absent);
+    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new()).with_devices(&[absent]);
     assert!(is_refused(planner.measure(Mlp::loss, ENOUGH).map(drop)));
 }
 

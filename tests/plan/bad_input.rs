@@ -157,7 +157,7 @@ fn an_optimizer_of_burns_is_planned_without_formats() {
 #[cfg(feature = "cuda")]
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
-    let planner = planner::<Mlp>().with_device(&burn::tensor::Device::cuda(99));
+    let planner = planner::<Mlp>().with_devices(&[burn::tensor::Device::cuda(99)]);
     let refused = planner.measure(Mlp::loss, ENOUGH);
     let is_refused = matches!(
         refused,

@@ -64,12 +64,11 @@ hold! {
     plans_of_a_residual_network_hold: Mlp, 0.99, 1.1;
     plans_without_blocks_hold: Plain, 0.99, 1.1;
     plans_of_a_recurrent_network_hold: Recurrent, 0.99, 1.1;
-    // What threads of the backend hold at once differs from run to run.
-    plans_of_a_convolutional_network_hold: Convolutional, 0.85, 1.2;
-    plans_of_a_u_net_hold: UNet, 0.85, 1.2;
+    plans_of_a_convolutional_network_hold: Convolutional, 0.99, 1.1;
+    plans_of_a_u_net_hold: UNet, 0.99, 1.1;
     plans_of_tied_weights_hold: Tied, 0.99, 1.1;
     plans_of_a_network_that_draws_hold: Variational, 0.99, 1.1;
-    plans_of_a_mixture_of_experts_hold: Mixture, 0.99, 1.2;
+    plans_of_a_mixture_of_experts_hold: Mixture, 0.99, 1.1;
     plans_of_embeddings_hold: Bag, 0.99, 1.1;
     plans_of_a_loss_in_chunks_hold: Language, 0.99, 1.1;
     plans_of_adapters_hold: Adapted, 0.99, 1.1;
