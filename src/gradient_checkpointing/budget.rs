@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::GradientCheckpointingConfig;
 use crate::error::FusedError;
-use crate::memory::{MemoryTimeline, RecomputedBlock};
+use crate::memory::MemoryTimeline;
 
 impl GradientCheckpointingConfig {
     /// The blocks to checkpoint so that a step takes no more than `budget` bytes, and no others, from
@@ -73,20 +73,16 @@ impl GradientCheckpointingConfig {
         for index in indices.into_iter().rev() {
             let runs = timeline.blocks.iter().filter(|block| block.index == index);
             let mut with = planned.clone();
-            runs.for_each(|block| add(block, timeline, &mut with));
+            for block in runs {
+                let samples = timeline.samples.iter().zip(&mut with);
+                samples.for_each(|(sample, bytes)| {
+                    *bytes = bytes.saturating_add(block.held_at(sample.seconds));
+                });
+            }
             if with.iter().all(|bytes| *bytes <= budget) {
                 (keep[index], planned) = (true, with);
             }
         }
         Ok(Self::new().with_keep_activations(keep))
-    }
-}
-
-/// Adds to the bytes of every sample what `block` would have kept then.
-fn add(block: &RecomputedBlock, timeline: &MemoryTimeline, bytes: &mut [usize]) {
-    for (sample, bytes) in timeline.samples.iter().zip(bytes) {
-        if (block.forward..block.backward).contains(&sample.seconds) {
-            *bytes = bytes.saturating_add(block.activations);
-        }
     }
 }

@@ -161,25 +161,25 @@ where
         Ok(recorded.run)
     }
 
-    /// A pass whose blocks keep their activations as `keep` says: of several, the largest, if that takes no long time; else one, and
-    /// what others have taught.
+    /// A pass whose blocks keep their activations as `keep` says: of several, the largest, if that takes no long time; and no less than
+    /// by what others have taught.
     fn passes(&mut self, items: usize, keep: Vec<bool>) -> Result<Recorded, PlanError> {
         let mut largest = self.pass(items, keep.clone())?;
-        if !largest.is_whole || largest.run.in_pass() < LARGE || largest.run.seconds > QUICK {
-            let in_pass = largest.run.in_pass() as f64;
-            largest.run.peak += (in_pass * self.spread) as usize;
-            return Ok(largest);
-        }
         let mut least = largest.run.in_pass();
-        for _ in 1..TELLING {
-            let recorded = self.pass(items, keep.clone())?;
-            least = least.min(recorded.run.in_pass());
-            if recorded.run.in_pass() > largest.run.in_pass() {
-                largest = recorded;
+        let Run { seconds, .. } = largest.run;
+        if largest.is_whole && least >= LARGE && seconds <= QUICK {
+            for _ in 1..TELLING {
+                let recorded = self.pass(items, keep.clone())?;
+                least = least.min(recorded.run.in_pass());
+                if recorded.run.in_pass() > largest.run.in_pass() {
+                    largest = recorded;
+                }
             }
+            let spread = largest.run.in_pass() as f64 / least as f64 - 1.0;
+            self.spread = self.spread.max(spread);
         }
-        let spread = largest.run.in_pass() as f64 / least as f64 - 1.0;
-        self.spread = self.spread.max(spread);
+        let feared = largest.run.start + (least as f64 * (1.0 + self.spread)) as usize;
+        largest.run.peak = largest.run.peak.max(feared);
         Ok(largest)
     }
 
