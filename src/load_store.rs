@@ -121,7 +121,7 @@ where
 {
     let coding = Coding::new(lora, dtype);
     let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(coding))?;
-    let coding = loaded.coding.expect("it was given");
+    let coding = loaded.rest.coding.expect("it was given");
     Ok((loaded.model.apply_reparameterization(coding), applied))
 }
 
@@ -137,13 +137,13 @@ where
     S: ModuleStore,
 {
     check_devices(&model, dtype)?;
-    let mut casting = CastOnLoad {
-        statistics: running_statistics(&model),
-        model,
+    let rest = Rest {
         dtype,
+        statistics: running_statistics(&model),
         coding,
         uncoded: Vec::new(),
     };
+    let mut casting = CastOnLoad { model, rest };
     let unloadable = |reason| LoadError::Store {
         path: path.to_path_buf(),
         reason,
@@ -155,10 +155,10 @@ where
         // The store was told not to validate.
         return Err(unloadable(format!("{:?}", applied.errors)));
     }
-    match casting.uncoded.is_empty() {
-        true => Ok((casting, applied)),
-        false => Err(unloadable(casting.uncoded.join("; "))),
+    if !casting.rest.uncoded.is_empty() {
+        return Err(unloadable(casting.rest.uncoded.join("; ")));
     }
+    Ok((casting, applied))
 }
 
 /// A model whose parameters are cast as soon as they are loaded. Stores load into any module, and map it, one parameter after the other: so it is
@@ -166,6 +166,12 @@ where
 #[derive(Clone, Debug)]
 struct CastOnLoad<M> {
     model: M,
+    rest: Rest,
+}
+
+/// In what loaded parameters rest.
+#[derive(Clone, Debug)]
+struct Rest {
     dtype: FloatDType,
     /// Parameters that keep their type.
     statistics: HashSet<ParamId>,
@@ -187,17 +193,12 @@ impl<M: Module> Module for CastOnLoad<M> {
         let mut load = LoadAndCast {
             mapper,
             names: Vec::new(),
-            dtype: self.dtype,
-            statistics: self.statistics,
-            coding: self.coding,
-            uncoded: self.uncoded,
+            rest: self.rest,
         };
+        let model = self.model.map(&mut load);
         Self {
-            model: self.model.map(&mut load),
-            dtype: load.dtype,
-            statistics: load.statistics,
-            coding: load.coding,
-            uncoded: load.uncoded,
+            model,
+            rest: load.rest,
         }
     }
 
@@ -244,25 +245,21 @@ fn empty<const D: usize>(param: &Param<Tensor<D>>, device: Device) -> Param<Tens
 struct LoadAndCast<'a, Mapper> {
     mapper: &'a mut Mapper,
     names: Vec<String>,
-    dtype: FloatDType,
-    statistics: HashSet<ParamId>,
-    coding: Option<Coding>,
-    uncoded: Vec<String>,
+    rest: Rest,
 }
 
 impl<Mapper> LoadAndCast<'_, Mapper> {
     /// A loaded parameter as it is to rest.
     fn coded<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(coding) = &mut self.coding else {
+        let Some(coding) = &mut self.rest.coding else {
             return param;
         };
         // A panic here would end the process.
-        coding
-            .code(&self.names.join("."), param)
-            .unwrap_or_else(|(param, reason)| {
-                self.uncoded.push(reason);
-                param
-            })
+        let coded = coding.code(&self.names.join("."), param);
+        coded.unwrap_or_else(|(param, reason)| {
+            self.rest.uncoded.push(reason);
+            param
+        })
     }
 }
 
@@ -278,9 +275,10 @@ impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let dtype = match self.statistics.contains(&param.id) {
-            true => param.base().dtype().into(),
-            false => self.dtype,
+        let dtype = if self.rest.statistics.contains(&param.id) {
+            param.base().dtype().into()
+        } else {
+            self.rest.dtype
         };
         let device = param.lazy_device();
         // In the type of the file, which `device` may not have.

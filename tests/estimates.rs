@@ -62,19 +62,20 @@ macro_rules! hold {
 }
 
 hold! {
-    estimates_of_a_residual_network_hold: Mlp, 0.97, 1.07;
-    estimates_without_blocks_hold: Plain, 0.97, 1.07;
-    estimates_of_a_recurrent_network_hold: Recurrent, 0.97, 1.07;
-    estimates_of_a_convolutional_network_hold: Convolutional, 0.94, 1.1;
-    estimates_of_a_u_net_hold: UNet, 0.94, 1.1;
-    estimates_of_tied_weights_hold: Tied, 0.97, 1.07;
-    estimates_of_a_network_that_draws_hold: Variational, 0.97, 1.07;
-    estimates_of_a_mixture_of_experts_hold: Mixture, 0.95, 1.1;
-    estimates_of_embeddings_hold: Bag, 0.97, 1.07;
-    estimates_of_a_loss_in_chunks_hold: Language, 0.97, 1.07;
-    estimates_of_adapters_hold: Adapted, 0.97, 1.07;
-    estimates_of_adapters_on_codes_hold: InCodes, 0.97, 1.07;
-    estimates_of_adversarial_networks_hold: Adversarial, 0.97, 1.07;
+    estimates_of_a_residual_network_hold: Mlp, 0.98, 1.05;
+    estimates_without_blocks_hold: Plain, 0.98, 1.05;
+    estimates_of_a_recurrent_network_hold: Recurrent, 0.98, 1.05;
+    estimates_of_a_convolutional_network_hold: Convolutional, 0.98, 1.1;
+    estimates_of_a_u_net_hold: UNet, 0.98, 1.1;
+    estimates_of_tied_weights_hold: Tied, 0.98, 1.05;
+    estimates_of_a_network_that_draws_hold: Variational, 0.98, 1.05;
+    // What autodiff notes of many small operations at once, where blocks keep them, is in no recording of blocks that run twice.
+    estimates_of_a_mixture_of_experts_hold: Mixture, 0.96, 1.05;
+    estimates_of_embeddings_hold: Bag, 0.98, 1.05;
+    estimates_of_a_loss_in_chunks_hold: Language, 0.98, 1.05;
+    estimates_of_adapters_hold: Adapted, 0.98, 1.05;
+    estimates_of_adapters_on_codes_hold: InCodes, 0.98, 1.05;
+    estimates_of_adversarial_networks_hold: Adversarial, 0.98, 1.05;
 }
 
 fn device() -> Device {

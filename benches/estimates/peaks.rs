@@ -8,7 +8,7 @@ use burn::optim::{
     AdafactorConfig, AdamConfig, AdamWConfig, GradientsParams, LionConfig, ModuleOptimizer,
     SgdConfig,
 };
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 
 use crate::BYTES;
 use crate::models::Kind;
@@ -90,6 +90,8 @@ fn fused<K: Kind>(optimizer: Init, keep: bool) {
 
 /// The most bytes during `train`, over those before.
 fn peak(train: impl FnOnce()) -> usize {
+    // What the training before has left to autodiff goes with the next backward pass.
+    drop(Tensor::<1>::ones([1], &device()).require_grad().backward());
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();
     train();

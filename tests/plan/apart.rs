@@ -1,7 +1,7 @@
 //! On a device that shows its pools and no allocations, and whose host can hold what waits.
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedError, Measured, Plan, PlanError, Planner, Technique};
+use backburn::{Fidelity, FusedError, Measured, Plan, PlanError, Planner, Technique};
 use burn::module::Module;
 use burn::tensor::{Device, DeviceKind};
 
@@ -98,6 +98,37 @@ fn what_waits_on_the_host_leaves_the_device_and_trains() {
         assert!(taken.name.contains("on the host"), "{plan}");
         assert!(plan.host_bytes > 0, "{plan}");
         let (in_use, _) = trained(&plan);
+        assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
+    }
+}
+
+/// The same software device under two names, each with pools of its own.
+#[test]
+fn ranks_are_a_rung_and_each_device_holds_less() {
+    let _alone = alone();
+    let devices = [DeviceKind::DefaultDevice, DeviceKind::Cpu].map(Device::wgpu);
+    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new());
+    let planner = planner
+        .with_batch(Mlp::BATCH)
+        .with_devices(&devices)
+        .with_order(&[Technique::Ranks]);
+    let measured = planner.measure(Mlp::loss, ENOUGH).unwrap();
+    let rungs = measured.ladder(1).rungs;
+    let names: Vec<_> = rungs.iter().map(|rung| rung.name.as_str()).collect();
+    assert_eq!(names, ["fused", "2 ranks"]);
+    assert_eq!(rungs[1].fidelity, Fidelity::Rounding);
+    assert!(rungs[1].device_bytes < rungs[0].device_bytes, "{rungs:?}");
+    let plan = measured.choose(rungs[1].device_bytes).unwrap();
+    assert_eq!((plan.ranks, plan.batch), (2, Mlp::BATCH / 2), "{plan}");
+    let mut fused = plan.replicas(|| Mlp::init(&device()), &devices);
+    for _ in 0..2 {
+        fused.step(1e-3, [plan.batch; 2], |model: &Mlp, items| {
+            model.loss(items) / 2.0
+        });
+    }
+    for device in &devices {
+        let usage = device.memory_pool_usage().unwrap();
+        let in_use = usage.bytes_in_use as usize;
         assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
     }
 }

@@ -4,10 +4,11 @@ use std::sync::Mutex;
 
 use backburn::optim::{AdamWConfig, LionConfig, MuonWithAdamWConfig};
 use backburn::{
-    Fidelity, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, Plan, PlanError,
-    Planner, Technique,
+    Fidelity, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
+    Ownership, Plan, PlanError, Planner, Technique,
 };
 use burn::config::Config;
+use burn::tensor::Device;
 
 use crate::compare::assert_equal_weights;
 use crate::models::*;
@@ -168,6 +169,53 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
         ),
         "{refused:?}"
     );
+}
+
+/// Those of the processor share its memory: there more of them save nothing, and are no rung.
+#[test]
+fn a_plan_for_several_devices_is_followed_on_as_many() {
+    let _alone = alone();
+    let devices = vec![crate::device(); 2];
+    let planner = planner::<Bag>().with_devices(&devices);
+    let measured = planner.measure(Bag::loss, ENOUGH).unwrap();
+    let rungs = measured.ladder(1).rungs;
+    assert!(
+        rungs.iter().all(|rung| !rung.name.contains("ranks")),
+        "{rungs:?}"
+    );
+    let alone = measured.choose(ENOUGH).unwrap();
+    assert_eq!(alone.ranks, 1);
+    let refused = |plan: &Plan<AdamWConfig>, devices: &[Device]| {
+        let refused = plan.try_replicas(init::<Bag>, devices).map(drop);
+        assert!(
+            matches!(refused, Err(PlanError::Unusable { .. })),
+            "{refused:?}"
+        );
+    };
+    refused(&alone, &devices);
+
+    let config = alone.config.clone().with_ownership(Ownership::BySize);
+    let plan = Plan {
+        ranks: 2,
+        batch: Bag::BATCH / 2,
+        config: config.clone(),
+        ..alone
+    };
+    refused(&plan, &devices[..1]);
+    let refused = plan.try_fuse(init::<Bag>).map(drop);
+    assert!(
+        matches!(refused, Err(PlanError::Unusable { .. })),
+        "{refused:?}"
+    );
+    let model = init::<Bag>();
+    let optimizer = AdamWConfig::new().init();
+    let mut by_hand =
+        FusedReplicas::new_with_config(model.clone(), optimizer, devices.clone(), config);
+    let mut fused = plan.replicas(|| model, &devices);
+    for training in [&mut by_hand, &mut fused] {
+        training.step(1e-3, [16, 16], |model: &Bag, items| model.loss(items) / 2.0);
+    }
+    assert_equal_weights(&by_hand.model(), &fused.model());
 }
 
 #[test]
