@@ -17,6 +17,7 @@ use crate::parameters::load_same;
 use crate::pass::{Reads, Session};
 use crate::policy::{Policies, average_id};
 use crate::record;
+use crate::tap::sweep;
 use crate::weights::{Inventory, KeptStatistics, forked_in_codes};
 
 /// Why a training can't go on with records.
@@ -62,6 +63,8 @@ impl<M: Module> Core<M> {
         statistics.forget(Reads::InTime);
         self.ranks.session().update().begin_with(optimizer);
         self.begin_anew();
+        // What autodiff has noted of the parameters that were there.
+        sweep(&self.ranks.device());
         Ok(())
     }
 
