@@ -68,16 +68,12 @@ pub enum LoadError {
 /// # Panics
 ///
 /// Burn's stores end the process if anything panics while a model is mapped: a model in the closure of a fused step, say.
-pub fn load_from_store<M, S>(
+pub fn load_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,
     store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
-) -> Result<(M, ApplyResult), LoadError>
-where
-    M: Module,
-    S: ModuleStore,
-{
+) -> Result<(M, ApplyResult), LoadError> {
     let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, None)?;
     Ok((loaded.model, applied))
 }
@@ -108,34 +104,26 @@ where
 /// # Errors
 ///
 /// As [`load_from_store`], and if a weight to be coded has a value that is not finite.
-pub fn load_quantized_from_store<M, S>(
+pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,
     store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
     lora: QuantizedLora,
-) -> Result<(M, ApplyResult), LoadError>
-where
-    M: Module,
-    S: ModuleStore,
-{
+) -> Result<(M, ApplyResult), LoadError> {
     let coding = Coding::new(lora, dtype);
     let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(coding))?;
     let coding = loaded.rest.coding.expect("it was given");
     Ok((loaded.model.apply_reparameterization(coding), applied))
 }
 
-fn loaded<M, S>(
+fn loaded<M: Module, S: ModuleStore>(
     model: M,
     path: &Path,
     store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
     coding: Option<Coding>,
-) -> Result<(CastOnLoad<M>, ApplyResult), LoadError>
-where
-    M: Module,
-    S: ModuleStore,
-{
+) -> Result<(CastOnLoad<M>, ApplyResult), LoadError> {
     check_devices(&model, dtype)?;
     let rest = Rest {
         dtype,
@@ -234,10 +222,8 @@ impl<M: Module> Module for CastOnLoad<M> {
 /// A parameter like `param` on another device, without a value.
 fn empty<const D: usize>(param: &Param<Tensor<D>>, device: Device) -> Param<Tensor<D>> {
     let shape = param.lazy_shape();
-    let zeros = {
-        let shape = shape.clone();
-        move |device: &Device, _: bool| Tensor::zeros(shape, device)
-    };
+    let of = shape.clone();
+    let zeros = move |device: &Device, _: bool| Tensor::zeros(of, device);
     Param::uninitialized(param.id, zeros, device, false, shape)
 }
 
@@ -246,21 +232,6 @@ struct LoadAndCast<'a, Mapper> {
     mapper: &'a mut Mapper,
     names: Vec<String>,
     rest: Rest,
-}
-
-impl<Mapper> LoadAndCast<'_, Mapper> {
-    /// A loaded parameter as it is to rest.
-    fn coded<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(coding) = &mut self.rest.coding else {
-            return param;
-        };
-        // A panic here would end the process.
-        let coded = coding.code(&self.names.join("."), param);
-        coded.unwrap_or_else(|(param, reason)| {
-            self.rest.uncoded.push(reason);
-            param
-        })
-    }
 }
 
 impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
@@ -289,7 +260,15 @@ impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
             let dtype = DType::from(dtype);
             let value = Tensor::from_data(data.convert_dtype(dtype), (&device, dtype));
             let param = param.transform_for_load(value, id);
-            return self.coded(param);
+            let Some(coding) = &mut self.rest.coding else {
+                return param;
+            };
+            // A panic here would end the process.
+            let coded = coding.code(&self.names.join("."), param);
+            return coded.unwrap_or_else(|(param, reason)| {
+                self.rest.uncoded.push(reason);
+                param
+            });
         }
         // It was not in the file, and may be in the next.
         if !param.is_initialized() {

@@ -9,9 +9,8 @@ use crate::replica::Ownership;
 
 use super::budget::Budget;
 use super::choice::{Choice, Facts, Level, Part};
-use super::climb::AT_FIRST;
 use super::error::PlanError;
-use super::ladder::{Fidelity, Ladder, Rung, in_micros};
+use super::ladder::{Ladder, Rung};
 use super::optimizer::PlannedOptimizer;
 use super::pass::Kept;
 use super::plan::Plan;
@@ -141,7 +140,7 @@ impl<O: PlannedOptimizer> Measured<O> {
         let mut ladder = Ladder {
             budget,
             batch: self.facts.batch,
-            stock: self.stock(),
+            stock: self.facts.widths.first().and_then(Width::with_stock),
             rungs: Vec::new(),
             taken: None,
             estimated: self.apart,
@@ -174,27 +173,12 @@ impl<O: PlannedOptimizer> Measured<O> {
         let bytes = match self.facts.place(footing) {
             Some(place) => {
                 let width = &self.facts.widths[place];
-                let begins = width.left + 2 * width.largest() + AT_FIRST;
-                let beside = self.beside(width, level)?.device;
-                width.passes.is_empty().then_some(begins + beside)?
+                let begins = width.begins() + self.beside(width, level)?.device;
+                width.passes.is_empty().then_some(begins)?
             }
             None => self.too_large.iter().find(|(it, _)| *it == footing)?.1,
         };
         Some(level.unmeasured(bytes))
-    }
-
-    /// A training with stock Burn, if it was measured.
-    fn stock(&self) -> Option<Rung> {
-        let width = self.facts.widths.first()?;
-        let (run, states) = (width.stock?, width.states_in((None, None))?);
-        let after = run.start + width.gradients() + states.update;
-        Some(Rung {
-            name: "stock Burn".to_string(),
-            device_bytes: run.peak.max(after) + states.sum(),
-            host_bytes: 0,
-            seconds: in_micros(run.seconds + states.seconds),
-            fidelity: Fidelity::Exact,
-        })
     }
 
     /// Learns from a step of `plan`, after which the device has reserved so many `bytes` (of `Device::memory_pool_usage`), or after which

@@ -10,6 +10,8 @@ use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
 use crate::replica::Ownership;
 
+use super::climb::AT_FIRST;
+use super::ladder::{Fidelity, Rung, in_micros};
 use super::pass::{Pass, Run};
 
 /// How states and weights are kept; none as the optimizer says.
@@ -105,6 +107,24 @@ impl Width {
             stock: None,
             left: 0,
         }
+    }
+
+    /// Bytes in use before a first pass, and those that it takes in any case.
+    pub(super) fn begins(&self) -> usize {
+        self.left + 2 * self.largest() + AT_FIRST
+    }
+
+    /// A training with stock Burn, if its pass was measured.
+    pub(super) fn with_stock(&self) -> Option<Rung> {
+        let (run, states) = (self.stock?, self.states_in((None, None))?);
+        let after = run.start + self.gradients() + states.update;
+        Some(Rung {
+            name: "stock Burn".to_string(),
+            device_bytes: run.peak.max(after) + states.sum(),
+            host_bytes: 0,
+            seconds: in_micros(run.seconds + states.seconds),
+            fidelity: Fidelity::Exact,
+        })
     }
 
     /// Whether a pass of stock Burn over `batch` items stays within `budget`.
