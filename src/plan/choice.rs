@@ -232,7 +232,7 @@ impl Facts {
             // What is there when the pass begins is known.
             let known = self.beside(level, part)?.device + self.widths[part.width].floor();
             let room = budget.checked_sub(known)? as f64 / self.margin;
-            pass.fewest_twice(twice.run.start + room as usize)
+            pass.fewest_twice(twice.run.start.saturating_add(room as usize))
         } else {
             pass.none_twice()
         };

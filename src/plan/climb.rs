@@ -260,10 +260,9 @@ fn sizes(batch: usize) -> Vec<usize> {
     let mut sizes = vec![batch];
     let mut last = batch;
     while last > 1 {
-        last = (1..=last / 2)
-            .rev()
-            .find(|part| last.is_multiple_of(*part))
-            .unwrap_or(1);
+        let mut divisors = (2..).take_while(|divisor| divisor * divisor <= last);
+        let smallest = divisors.find(|divisor| last.is_multiple_of(*divisor));
+        last = smallest.map_or(1, |divisor| last / divisor);
         sizes.push(last);
     }
     sizes.reverse();
@@ -280,5 +279,6 @@ mod tests {
         assert_eq!(sizes(7), [1, 7]);
         assert_eq!(sizes(32), [1, 2, 4, 8, 16, 32]);
         assert_eq!(sizes(60), [1, 5, 15, 30, 60]);
+        assert_eq!(sizes(usize::MAX).last(), Some(&usize::MAX));
     }
 }

@@ -184,11 +184,12 @@ impl<O: PlannedOptimizer> Measured<O> {
     /// Learns from a step of `plan`, after which the device has reserved so many `bytes` (of `Device::memory_pool_usage`), or after which
     /// the peak of the process was so high: another [`choose`](Self::choose) reckons with it.
     pub fn have_seen(&mut self, plan: &Plan<O>, bytes: usize) {
-        let planned = plan.device_bytes.max(1) as f64;
-        self.facts.margin *= bytes as f64 / planned;
-        if !self.apart {
-            self.facts.margin = self.facts.margin.max(AT_ONCE);
-        }
+        let chosen = self.best(plan.ladder.budget);
+        let in_pass = chosen.map_or(plan.device_bytes, |(_, it)| it.kept.run.in_pass());
+        let more = bytes as f64 - plan.device_bytes as f64;
+        let least = if self.apart { 1.0 } else { AT_ONCE };
+        let margin = self.facts.margin + more / in_pass.max(1) as f64;
+        self.facts.margin = margin.max(least);
     }
 
     /// The first level of which something fits, and what.

@@ -1,5 +1,8 @@
 //! What can't be planned is refused in a sentence that says why.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backburn::memory::MemoryRecorder;
 use backburn::optim::AdamWConfig;
 use backburn::{FusedError, Plan, PlanError, Planner};
 use burn::config::Config;
@@ -98,6 +101,41 @@ fn an_edited_plan_that_cannot_be_is_refused() {
     plan.config.loss_scaling = Some(backburn::LossScalingConfig::new().with_initial_scale(-1.0));
     let error = plan.try_fuse(init::<Bag>).unwrap_err();
     assert!(matches!(error, PlanError::Fused(_)), "{error}");
+}
+
+#[test]
+fn planning_beside_a_recording_is_refused() {
+    let _alone = alone();
+    let recorder = MemoryRecorder::start().unwrap();
+    let refused = measured::<Bag>(ENOUGH).map(drop);
+    assert!(matches!(refused, Err(PlanError::Memory(_))), "{refused:?}");
+    drop(recorder);
+    measured::<Bag>(ENOUGH).unwrap();
+}
+
+/// It is no more than a number that is too large.
+#[test]
+fn any_budget_is_planned_for() {
+    let _alone = alone();
+    for budget in [1, usize::MAX] {
+        let measured = measured::<Bag>(budget).unwrap();
+        assert_eq!(measured.choose(budget).is_ok(), budget > 1, "{measured}");
+    }
+}
+
+/// What a closure panics with comes out, and planning can begin anew.
+#[test]
+fn a_loss_that_panics_leaves_nothing_under_way() {
+    let _alone = alone();
+    let panics = |model: &Bag, items: usize| match items {
+        4 => panic!("four items are too many"),
+        _ => model.loss(items),
+    };
+    let plan = || planner::<Bag>().measure(panics, ENOUGH).map(drop);
+    let panic = catch_unwind(AssertUnwindSafe(plan)).unwrap_err();
+    let text = panic.downcast_ref::<&str>().unwrap();
+    assert_eq!(*text, "four items are too many");
+    measured::<Bag>(ENOUGH).unwrap();
 }
 
 #[test]

@@ -310,8 +310,15 @@ fn a_peak_that_was_seen_is_reckoned_with() {
     let plan = measured.choose(fused).unwrap();
     assert_eq!(plan.ladder.taken, Some(0));
     measured.have_seen(&plan, plan.device_bytes * 11 / 10);
-    let plan = measured.choose(fused).unwrap();
-    assert_ne!(plan.ladder.taken, Some(0), "{plan}");
+    let again = measured.choose(fused).unwrap();
+    assert_ne!(again.ladder.taken, Some(0), "{again}");
+    // What the same way is said to take is what it took.
+    let seen = plan.device_bytes * 11 / 10;
+    let again = measured.choose(ENOUGH).unwrap().device_bytes;
+    assert!(again.abs_diff(seen) < seen / 100, "{again} for {seen}");
+    // Nobody needs less than what was measured.
+    measured.have_seen(&plan, 0);
+    assert_eq!(measured.choose(fused).unwrap().device_bytes, fused);
 }
 
 /// What the iteration takes for the largest matrix is in the plan.
