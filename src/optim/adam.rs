@@ -1,6 +1,5 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::ModuleOptimizer;
 use burn::optim::decay::WeightDecayConfig;
 
 use super::element_wise::{ElementState, ElementWise};
@@ -8,8 +7,7 @@ use super::format::{StateFormat, WeightFormat};
 use super::in_state::AccumulateInState;
 use super::kernel::Rule;
 use super::rule::{self, Moments, Step};
-use super::ruled::Ruled;
-use super::with_clipping;
+use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's
 /// [`AdamConfig`](burn::optim::AdamConfig).
@@ -46,19 +44,7 @@ pub struct AdamConfig {
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
 pub type Adam = Ruled<AdamConfig>;
 
-impl AdamConfig {
-    /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
-    pub fn build(&self) -> Adam {
-        Ruled::new(self.clone())
-            .with_state_format(self.state_format)
-            .with_weight_format(self.weight_format)
-    }
-
-    /// The optimizer of a whole module, with gradient clipping.
-    pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), self.grad_clipping.as_ref())
-    }
-}
+ruled!(AdamConfig);
 
 /// The names of Burn's adaptive moments.
 pub(super) const MOMENTS: [ElementState; 3] = [

@@ -1,6 +1,5 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::ModuleOptimizer;
 
 use super::adam::MOMENTS;
 use super::element_wise::{ElementState, ElementWise};
@@ -8,8 +7,7 @@ use super::format::{StateFormat, WeightFormat};
 use super::in_state::AccumulateInState;
 use super::kernel::Rule;
 use super::rule::{self, Moments, Step};
-use super::ruled::Ruled;
-use super::with_clipping;
+use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
 /// [`AdamWConfig`](burn::optim::AdamWConfig).
@@ -51,19 +49,7 @@ pub struct AdamWConfig {
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
 pub type AdamW = Ruled<AdamWConfig>;
 
-impl AdamWConfig {
-    /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
-    pub fn build(&self) -> AdamW {
-        Ruled::new(self.clone())
-            .with_state_format(self.state_format)
-            .with_weight_format(self.weight_format)
-    }
-
-    /// The optimizer of a whole module, with gradient clipping.
-    pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), self.grad_clipping.as_ref())
-    }
-}
+ruled!(AdamWConfig);
 
 impl ElementWise for AdamWConfig {
     const STATES: &'static [ElementState] = &MOMENTS;

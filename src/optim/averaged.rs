@@ -64,11 +64,7 @@ impl<const D: usize> Lent<'_, D> {
             self.0.count = 0;
             return false;
         };
-        self.0.mean = Some(Weight {
-            value: mean,
-            format: WeightFormat::Plain,
-            low_bits: None,
-        });
+        self.0.mean = Some(Weight::plain(mean));
         self.0.updates += usize::from(is_done);
         self.0.count += usize::from(is_done);
         is_done
@@ -124,11 +120,7 @@ fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> W
         weight: config.format,
     };
     if full == DType::F64 || formats.weight_format(&value) == WeightFormat::Plain {
-        return Weight {
-            value,
-            format: WeightFormat::Plain,
-            low_bits: None,
-        };
+        return Weight::plain(value);
     }
     let weight = formats.weight(value.clone().cast(FloatDType::BF16), None);
     set_in_format(weight, value, Noise::of_step(0))

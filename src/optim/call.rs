@@ -3,13 +3,13 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::fmt::Display;
 
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::rule::Average;
 
+#[derive(Default)]
 struct Call {
     more_to_come: bool,
     reserve: Option<Box<dyn Any>>,
@@ -45,11 +45,7 @@ impl<O: Optimizer> Optimizer for Direct<O> {
         gradient: Tensor<D>,
         state: Option<O::State<D>>,
     ) -> (Tensor<D>, Option<O::State<D>>) {
-        CALL.with_borrow_mut(|call| {
-            if let Some(call) = call {
-                call.is_direct = true;
-            }
-        });
+        tell(|call| call.is_direct = true);
         self.0.step(lr, parameter, gradient, state)
     }
 
@@ -63,6 +59,11 @@ thread_local! {
     static CALL: RefCell<Option<Call>> = const { RefCell::new(None) };
 }
 
+/// Tells the caller something, or asks; none where nobody listens.
+fn tell<R>(tell: impl FnOnce(&mut Call) -> R) -> Option<R> {
+    CALL.with_borrow_mut(|call| call.as_mut().map(tell))
+}
+
 /// A call of an optimizer's step on this thread, until it is dropped.
 pub(crate) struct StepCall {
     before: Option<Call>,
@@ -73,14 +74,10 @@ impl StepCall {
     /// `reserve` is a handle to the parameter, which an optimizer that writes in place gives up when
     /// nothing can go wrong any more.
     pub(crate) fn begin(more_to_come: bool, reserve: impl Any) -> Self {
-        let reserve: Option<Box<dyn Any>> = Some(Box::new(reserve));
         let call = Call {
             more_to_come,
-            reserve,
-            in_place: false,
-            refusal: None,
-            carried: None,
-            is_direct: false,
+            reserve: Some(Box::new(reserve)),
+            ..Call::default()
         };
         Self {
             before: CALL.replace(Some(call)),
@@ -89,10 +86,7 @@ impl StepCall {
 
     /// Lets the optimizer take this average on, if it does so in the pass of its step.
     pub(crate) fn carry<const D: usize>(&self, carried: Carried<D>) {
-        CALL.with_borrow_mut(|call| {
-            let call = call.as_mut().expect("it is under way");
-            call.carried = Some(Box::new(carried));
-        });
+        give_average(carried);
     }
 
     /// The average again, unless it was lost in a panic.
@@ -102,12 +96,12 @@ impl StepCall {
 
     /// Why the optimizer has not stepped, and has given back what it got.
     pub(crate) fn refusal(&self) -> Option<String> {
-        CALL.with_borrow_mut(|call| call.as_mut()?.refusal.take())
+        tell(|call| call.refusal.take()).flatten()
     }
 
     /// The reserve, unless the optimizer has given it up and has not come to the end.
     pub(crate) fn take_reserve<T: 'static>(&self) -> Option<T> {
-        let reserve = CALL.with_borrow_mut(|call| call.as_mut()?.reserve.take())?;
+        let reserve = tell(|call| call.reserve.take()).flatten()?;
         reserve.downcast().ok().map(|reserve| *reserve)
     }
 }
@@ -120,7 +114,7 @@ impl Drop for StepCall {
 
 /// Whether more gradients of the group follow; without a caller that says so, each is the last.
 pub(super) fn more_to_come() -> bool {
-    CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.more_to_come))
+    tell(|call| call.more_to_come).unwrap_or(false)
 }
 
 /// The step is refused: parameter and state are given back as they are.
@@ -128,41 +122,34 @@ pub(super) fn more_to_come() -> bool {
 /// # Panics
 ///
 /// Where nobody listens, as in a stock loop.
-pub(super) fn refuse(reason: impl Display) {
-    let reason = reason.to_string();
-    CALL.with_borrow_mut(|call| match call {
-        Some(call) => call.refusal = Some(reason),
-        None => panic!("{reason}"),
-    });
+pub(super) fn refuse(reason: String) {
+    if let Some(reason) = tell_unfit(reason) {
+        panic!("{reason}");
+    }
 }
 
-/// The caller asks whether a parameter can be stepped, by loading a record for it, and it can't.
-pub(super) fn tell_unfit(reason: String) {
-    CALL.with_borrow_mut(|call| {
-        if let Some(call) = call {
-            call.refusal = Some(reason);
-        }
-    });
+/// The caller asks whether a parameter can be stepped, by loading a record for it, and it can't. Returns the reason where
+/// nobody listens.
+pub(super) fn tell_unfit(reason: String) -> Option<String> {
+    let mut reason = Some(reason);
+    tell(|call| call.refusal = reason.take());
+    reason
 }
 
 /// The average that the step can take on in its pass, if what it writes is the new parameter.
 pub(super) fn average<const D: usize>() -> Option<Carried<D>> {
-    let is_direct = CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.is_direct));
+    let is_direct = tell(|call| call.is_direct).unwrap_or(false);
     is_direct.then(take_carried).flatten()
 }
 
 fn take_carried<const D: usize>() -> Option<Carried<D>> {
-    let carried = CALL.with_borrow_mut(|call| call.as_mut()?.carried.take())?;
+    let carried = tell(|call| call.carried.take()).flatten()?;
     carried.downcast().ok().map(|carried| *carried)
 }
 
 /// Gives the average back.
 pub(super) fn give_average<const D: usize>(carried: Carried<D>) {
-    CALL.with_borrow_mut(|call| {
-        if let Some(call) = call {
-            call.carried = Some(Box::new(carried));
-        }
-    });
+    tell(|call| call.carried = Some(Box::new(carried)));
 }
 
 /// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.
@@ -179,8 +166,7 @@ pub(super) fn unheard<R>(step: impl FnOnce() -> R) -> R {
 
 /// From here on the step does not fail: the parameter can be written in place.
 pub(super) fn give_up_reserve() {
-    let before = CALL.with_borrow_mut(|call| {
-        let call = call.as_mut()?;
+    let before = tell(|call| {
         call.in_place = true;
         call.reserve.take()
     });
@@ -190,9 +176,6 @@ pub(super) fn give_up_reserve() {
 /// The parameter has been written: what has called this optimizer may fail yet.
 pub(super) fn renew_reserve<T: Any + Clone>(parameter: &T) {
     let reserve: Box<dyn Any> = Box::new(parameter.clone());
-    let before = CALL.with_borrow_mut(|call| match call {
-        Some(call) if call.in_place => call.reserve.replace(reserve),
-        _ => Some(reserve),
-    });
+    let before = tell(|call| call.in_place.then(|| call.reserve.replace(reserve)));
     drop(before);
 }

@@ -72,7 +72,8 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let formats = self.formats();
         let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let checked = match formats.is_whole(&parameter) {
+        let is_whole = formats.is_whole(&parameter);
+        let checked = match is_whole {
             true => Ok(()),
             false => kernel::check_around(&parameter, self.format),
         };
@@ -87,7 +88,7 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
             None => (None, 0, None),
         };
         let time = time + 1;
-        if self.formats().is_whole(&parameter) {
+        if is_whole {
             let (parameter, state) = self.optimizer.step(lr, parameter, gradient, state);
             let state = InFormatState {
                 state,
@@ -96,7 +97,7 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
             };
             return (parameter, Some(state));
         }
-        let weight = self.formats().weight(parameter, low_bits);
+        let weight = formats.weight(parameter, low_bits);
         let gradient = gradient.cast(FloatDType::F32);
         let before = kernel::in_full(&weight);
         // It is told nothing about the weight, and nothing of the caller's goes with it.

@@ -78,7 +78,8 @@ impl<R: AccumulateInState> Optimizer for InState<R> {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let inner = state.as_ref().map(|state| &state.state);
-        if let Some(reason) = self.optimizer.refuses(&parameter, &gradient, inner) {
+        let formats = self.optimizer.formats;
+        if let Err(reason) = RuledState::check(inner, formats, &parameter, &gradient) {
             call::refuse(reason);
             return (parameter, state);
         }

@@ -1,13 +1,11 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::ModuleOptimizer;
 
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
 use super::kernel::Rule;
 use super::rule::{self, Step};
-use super::ruled::Ruled;
-use super::with_clipping;
+use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`Lion`]: the fields and defaults of Burn's
 /// [`LionConfig`](burn::optim::LionConfig).
@@ -38,19 +36,7 @@ pub struct LionConfig {
 /// [Chen et al., 2023](https://arxiv.org/abs/2302.06675).
 pub type Lion = Ruled<LionConfig>;
 
-impl LionConfig {
-    /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
-    pub fn build(&self) -> Lion {
-        Ruled::new(self.clone())
-            .with_state_format(self.state_format)
-            .with_weight_format(self.weight_format)
-    }
-
-    /// The optimizer of a whole module, with gradient clipping.
-    pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), self.grad_clipping.as_ref())
-    }
-}
+ruled!(LionConfig);
 
 impl ElementWise for LionConfig {
     const STATES: &'static [ElementState] = &[ElementState::signed("momentum")];

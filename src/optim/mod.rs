@@ -81,7 +81,6 @@ pub(crate) mod kernel;
 mod lion;
 mod muon;
 mod muon_with_adamw;
-mod newton_schulz;
 mod rule;
 mod ruled;
 mod sgd;

@@ -10,7 +10,6 @@ use super::call;
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{Formats, Noise, StateFormat, WeightFormat};
 use super::kernel::{self, Rule};
-use super::newton_schulz::NewtonSchulz;
 use super::rule::{self, Step};
 use super::ruled::{MicroBatch, Ruled};
 use super::sgd::VELOCITY;
@@ -54,11 +53,6 @@ impl MuonConfig {
         let momentum = Ruled::new(Direction(self.momentum.clone()));
         Muon {
             momentum: momentum.with_state_format(self.state_format),
-            newton_schulz: NewtonSchulz {
-                coefficients: self.ns_coefficients,
-                epsilon: self.epsilon,
-                steps: self.ns_steps,
-            },
             config: self.clone(),
         }
     }
@@ -66,6 +60,31 @@ impl MuonConfig {
     /// The optimizer of a module of matrices alone.
     pub fn init(&self) -> ModuleOptimizer {
         with_clipping(self.build(), None)
+    }
+}
+
+impl MuonConfig {
+    /// The nearest matrix whose rows, or columns, are orthonormal, roughly: the Newton-Schulz iteration of the polynomial
+    /// `a x + b x^3 + c x^5`, which takes singular values towards one. The operations of Burn's `Muon` in their order, in two
+    /// buffers of the size of the `matrix` and three of the square of its shorter side.
+    fn orthogonalized(&self, matrix: Tensor<2>) -> Tensor<2> {
+        if matrix.shape().num_elements() == 0 {
+            return matrix;
+        }
+        let (a, b, c) = self.ns_coefficients;
+        let [rows, columns] = matrix.dims();
+        let is_tall = rows > columns;
+        let wide = if is_tall { matrix.transpose() } else { matrix };
+        let norm = wide.clone().powf_scalar(2.0).sum().sqrt();
+        let mut x = wide.div(norm.clamp_min(self.epsilon).unsqueeze());
+        for _ in 0..self.ns_steps {
+            let square = x.clone().matmul(x.clone().transpose());
+            let fourth = square.clone().matmul(square.clone()).mul_scalar(c);
+            let factor = square.mul_scalar(b).add(fourth);
+            let rest = factor.matmul(x.clone());
+            x = x.mul_scalar(a).add(rest);
+        }
+        if is_tall { x.transpose() } else { x }
     }
 }
 
@@ -85,7 +104,6 @@ impl MuonConfig {
 pub struct Muon {
     config: MuonConfig,
     momentum: Ruled<Direction>,
-    newton_schulz: NewtonSchulz,
 }
 
 /// Steps anything to where the momentum points.
@@ -120,19 +138,6 @@ impl Muon {
         }
     }
 
-    /// Why a step can't be, if it can't.
-    fn refuses<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&RuledState<Direction, D>>,
-    ) -> Option<String> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let shapes = state.into_iter().flat_map(RuledState::shapes);
-        let checked = || kernel::check_step(self.formats(), parameter, gradient, shapes, low_bits);
-        no_matrix::<D>().or_else(|| checked().err().map(|reason| reason.to_string()))
-    }
-
     /// Where the momentum points with this gradient, orthogonalized.
     fn direction<const D: usize>(
         &self,
@@ -151,7 +156,7 @@ impl Muon {
                 .step_micro_batch(1.0, any, gradient, Some(state), batch);
         // As it lies in memory, which decides the last bits of a product.
         let matrix = AnyTensor::from(direction).of_rank();
-        let direction = self.newton_schulz.orthogonalized(matrix);
+        let direction = self.config.orthogonalized(matrix);
         (AnyTensor::from(direction).of_rank(), state)
     }
 
@@ -165,14 +170,15 @@ impl Muon {
     }
 }
 
-/// Why a parameter of this rank is not stepped, if it is no matrix.
-fn no_matrix<const D: usize>() -> Option<String> {
-    (D != 2).then(|| {
-        format!(
-            "`Muon` steps matrices, and this one has {D} dimensions: give it another optimizer by a parameter group, as \
-             `MuonWithAdamWConfig` does"
-        )
-    })
+/// Refuses a parameter of this rank, if it is no matrix.
+fn check_matrix<const D: usize>() -> Result<(), String> {
+    if D == 2 {
+        return Ok(());
+    }
+    Err(format!(
+        "`Muon` steps matrices, and this one has {D} dimensions: give it another optimizer by a parameter group, as \
+         `MuonWithAdamWConfig` does"
+    ))
 }
 
 impl Optimizer for Muon {
@@ -186,11 +192,13 @@ impl Optimizer for Muon {
         state: Option<MuonState<D>>,
     ) -> (Tensor<D>, Option<MuonState<D>>) {
         let inner = state.as_ref().map(|state| &state.0);
-        if let Some(reason) = self.refuses(&parameter, &gradient, inner) {
+        let formats = self.formats();
+        let checked = check_matrix::<D>()
+            .and_then(|()| RuledState::check(inner, formats, &parameter, &gradient));
+        if let Err(reason) = checked {
             call::refuse(reason);
             return (parameter, state);
         }
-        let formats = self.formats();
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
         let is_plain = formats.are_plain_for(&parameter);
@@ -225,7 +233,7 @@ impl<const D: usize> RecordState for MuonState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        if let Some(reason) = no_matrix::<D>() {
+        if let Err(reason) = check_matrix::<D>() {
             call::tell_unfit(reason);
             return None;
         }

@@ -26,6 +26,27 @@ pub struct Ruled<R> {
     pub(super) formats: Formats,
 }
 
+/// Makes the optimizers of an element-wise config that has formats and the clipping of gradients.
+macro_rules! ruled {
+    ($config:ty) => {
+        impl $config {
+            /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
+            pub fn build(&self) -> Ruled<Self> {
+                Ruled::new(self.clone())
+                    .with_state_format(self.state_format)
+                    .with_weight_format(self.weight_format)
+            }
+
+            /// The optimizer of a whole module, with gradient clipping.
+            pub fn init(&self) -> burn::optim::ModuleOptimizer {
+                super::with_clipping(self.build(), self.grad_clipping.as_ref())
+            }
+        }
+    };
+}
+
+pub(super) use ruled;
+
 /// Where a gradient stands in its group of micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MicroBatch {
@@ -57,19 +78,6 @@ impl<R: ElementWise> Ruled<R> {
         self
     }
 
-    /// Why a step can't be, if it can't.
-    pub(super) fn refuses<const D: usize>(
-        &self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        state: Option<&RuledState<R, D>>,
-    ) -> Option<String> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let shapes = state.into_iter().flat_map(RuledState::shapes);
-        let checked = kernel::check_step(self.formats, parameter, gradient, shapes, low_bits);
-        checked.err().map(|reason| reason.to_string())
-    }
-
     /// Takes one gradient into the state, and steps the parameter if it is the last of its group.
     pub(super) fn step_micro_batch<const D: usize>(
         &self,
@@ -92,7 +100,8 @@ impl<R: ElementWise> Ruled<R> {
         let there = R::STATES.len();
         assert!(
             taken <= there,
-            "{rule:?} takes {taken} states, and there are {there} `STATES`"
+            "the rule of {:?} takes {taken} states, and there are {there} `STATES`",
+            self.optimizer
         );
         let is_plain = self.formats.are_plain_for(&parameter);
         let kept = R::STATES.iter().zip(&mut state.states);
@@ -124,7 +133,8 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        if let Some(reason) = self.refuses(&parameter, &gradient, state.as_ref()) {
+        let inner = state.as_ref();
+        if let Err(reason) = RuledState::check(inner, self.formats, &parameter, &gradient) {
             call::refuse(reason);
             return (parameter, state);
         }

@@ -1,12 +1,13 @@
 use std::marker::PhantomData;
 
 use burn::optim::{RecordState, StateSink, StateSource};
-use burn::tensor::{Device, Shape, Tensor};
+use burn::tensor::{Device, Tensor};
 
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{
-    Coding, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
+    Coding, Formats, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
 };
+use super::kernel::check_step;
 
 /// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
 /// beside them if there are any.
@@ -52,9 +53,17 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
         self.states.iter().all(Option::is_none)
     }
 
-    /// The shapes of all that belongs to single elements.
-    pub(super) fn shapes(&self) -> impl Iterator<Item = Shape> {
-        self.states.iter().flatten().map(StateTensor::shape)
+    /// Refuses a step of `parameter` in these formats that can't be.
+    pub(super) fn check(
+        state: Option<&Self>,
+        formats: Formats,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+    ) -> Result<(), String> {
+        let states = state.into_iter().flat_map(|state| &state.states).flatten();
+        let shapes = states.map(StateTensor::shape);
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        check_step(formats, parameter, gradient, shapes, low_bits)
     }
 
     /// How each of the first `taken` states is coded; those that are always full have no root.

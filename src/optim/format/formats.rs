@@ -107,6 +107,15 @@ impl Formats {
 }
 
 impl<const D: usize> Weight<D> {
+    /// As it is.
+    pub(crate) fn plain(value: Tensor<D>) -> Self {
+        Self {
+            value,
+            format: WeightFormat::Plain,
+            low_bits: None,
+        }
+    }
+
     /// The same for a kernel that takes low bits whose mark is another for those of other weights.
     #[cfg(feature = "cubecl")]
     pub(crate) fn into_split(self) -> Self {

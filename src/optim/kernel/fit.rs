@@ -1,79 +1,27 @@
-use std::fmt::{Debug, Display, Formatter};
+//! What can't be updated, with the reason.
+
+use std::fmt::Debug;
 
 #[cfg(any(feature = "remote", test))]
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use super::super::format::{Formats, LowBits, WeightFormat};
 #[cfg(any(feature = "remote", test))]
 use super::rule::Rule;
 
-/// What can't be updated.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(in crate::optim) enum Unfit {
-    /// A gradient or an optimizer state that can't be used element by element with its parameter.
-    #[error(
-        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The \
-         parameter was not stepped"
-    )]
-    Operand {
-        operand: &'static str,
-        found: String,
-        parameter: String,
-    },
-    #[cfg(any(feature = "remote", test))]
-    #[error("{rule} updates no parameter in {dtype:?} with {states} states")]
-    Rule {
-        rule: String,
-        dtype: DType,
-        states: usize,
-    },
-    #[error(
-        "the optimizer state holds low bits of the weight, which `WeightFormat::{0:?}` would drop: use the format \
-         that it was written with, or start from the model in full precision. The parameter was not stepped"
-    )]
-    LowBits(WeightFormat),
-    #[error(
-        "there is no `StateFormat` but `Full` for parameters in {0:?}: use them in f32, f16 or bf16. \
-         This one was not stepped"
-    )]
-    StateFormat(DType),
-    #[error(
-        "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
-         `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
-    )]
-    NotBf16 {
-        what: String,
-        dtype: DType,
-        instead: &'static str,
-    },
-    #[error(
-        "{what} is for parameters in bf16, which {device} does not have: use {instead} there. The parameter was not \
-         stepped"
-    )]
-    NoBf16 {
-        what: String,
-        device: String,
-        instead: &'static str,
-    },
-}
-
 /// What all operands of a step share.
-#[derive(PartialEq)]
-struct Form<D> {
-    shape: Shape,
-    dtype: DType,
-    device: D,
-}
+type Form<D> = (Shape, DType, D);
 
 /// Refuses a gradient or a state of another shape, dtype or device than its parameter.
 pub(super) fn check<'t, const D: usize>(
     parameter: &Tensor<D>,
     gradient: &Tensor<D>,
     states: impl IntoIterator<Item = &'t Tensor<D>>,
-) -> Result<(), Unfit> {
-    let states = states.into_iter().map(Form::of);
-    check_forms(&Form::of(parameter), Form::of(gradient), states)
+) -> Result<(), String> {
+    let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
+    let states = states.into_iter().map(form);
+    check_forms(form(parameter), form(gradient), states)
 }
 
 /// The same for the tensors of a backend that someone else has put together, with the `rule` to be applied to them.
@@ -83,71 +31,70 @@ pub(super) fn check_sent<T: TensorMetadata>(
     parameter: &T,
     gradient: &T,
     states: &[T],
-) -> Result<(), Unfit> {
+) -> Result<(), String> {
     let (dtype, count) = (parameter.dtype(), states.len());
     if !dtype.is_float() || rule.states() != count {
-        return Err(Unfit::Rule {
-            rule: format!("{rule:?}"),
-            dtype,
-            states: count,
-        });
+        return Err(format!(
+            "{rule:?} updates no parameter in {dtype:?} with {count} states"
+        ));
     }
-    let states = states.iter().map(Form::of_primitive);
-    check_forms(
-        &Form::of_primitive(parameter),
-        Form::of_primitive(gradient),
-        states,
-    )
+    let form = |tensor: &T| (tensor.shape(), tensor.dtype(), tensor.device());
+    check_forms(form(parameter), form(gradient), states.iter().map(form))
 }
 
 fn check_forms<D: PartialEq + Debug>(
-    parameter: &Form<D>,
+    parameter: Form<D>,
     gradient: Form<D>,
     states: impl Iterator<Item = Form<D>>,
-) -> Result<(), Unfit> {
+) -> Result<(), String> {
     let states = states.map(|state| ("optimizer state", state));
     let mut operands = std::iter::once(("gradient", gradient)).chain(states);
-    match operands.find(|(_, found)| found != parameter) {
-        None => Ok(()),
-        Some((operand, found)) => Err(Unfit::Operand {
-            operand,
-            found: found.to_string(),
-            parameter: parameter.to_string(),
-        }),
-    }
+    let Some((operand, found)) = operands.find(|(_, found)| *found != parameter) else {
+        return Ok(());
+    };
+    let told = |(shape, dtype, device): Form<D>| {
+        format!("{:?} in {dtype:?} on {device:?}", shape.as_slice())
+    };
+    misfit(operand, &told(found), &told(parameter))
+}
+
+/// The gradient, or something in the state, can't be used element by element with the parameter.
+fn misfit(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
+    Err(format!(
+        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The parameter was not \
+         stepped"
+    ))
 }
 
 /// Refuses a weight that is not in bf16, around which another optimizer would step in f32.
 pub(in crate::optim) fn check_around<const D: usize>(
     parameter: &Tensor<D>,
     format: WeightFormat,
-) -> Result<(), Unfit> {
+) -> Result<(), String> {
     let what = format!("`InFormat` with `WeightFormat::{format:?}`");
-    check_bf16(parameter, what, "the optimizer without `InFormat`")
+    check_bf16(parameter, &what, "the optimizer without `InFormat`")
 }
 
 fn check_bf16<const D: usize>(
     parameter: &Tensor<D>,
-    what: String,
-    instead: &'static str,
-) -> Result<(), Unfit> {
+    what: &str,
+    instead: &str,
+) -> Result<(), String> {
     let (device, dtype) = (parameter.device(), parameter.dtype());
     if dtype == DType::BF16 {
-        Ok(())
-    } else if device.supports_dtype(FloatDType::BF16) {
-        Err(Unfit::NotBf16 {
-            what,
-            dtype,
-            instead,
-        })
-    } else {
-        let device = format!("{device:?}");
-        Err(Unfit::NoBf16 {
-            what,
-            device,
-            instead,
-        })
+        return Ok(());
     }
+    Err(if device.supports_dtype(FloatDType::BF16) {
+        format!(
+            "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
+             `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
+        )
+    } else {
+        format!(
+            "{what} is for parameters in bf16, which {device:?} does not have: use {instead} there. The parameter was \
+             not stepped"
+        )
+    })
 }
 
 /// Refuses a step in `formats` whose operands don't fit, or that would lose something.
@@ -157,17 +104,11 @@ pub(in crate::optim) fn check_step<const D: usize>(
     gradient: &Tensor<D>,
     states: impl IntoIterator<Item = Shape>,
     low_bits: Option<&LowBits>,
-) -> Result<(), Unfit> {
+) -> Result<(), String> {
     let (shape, dtype) = (parameter.shape(), parameter.dtype());
     let format = formats.weight_format(parameter);
-    let misfit = |operand, found| {
-        let parameter = format!("{:?}", shape.as_slice());
-        Err(Unfit::Operand {
-            operand,
-            found,
-            parameter,
-        })
-    };
+    let misfit =
+        |operand, found: String| misfit(operand, &found, &format!("{:?}", shape.as_slice()));
     if let Some(low_bits) = low_bits {
         if low_bits.elements != shape.num_elements() {
             return misfit("low bits", format!("of {} elements", low_bits.elements));
@@ -178,57 +119,34 @@ pub(in crate::optim) fn check_step<const D: usize>(
             _ => low_bits.are_missing_in(parameter),
         };
         if are_dropped {
-            return Err(Unfit::LowBits(format));
+            return Err(format!(
+                "the optimizer state holds low bits of the weight, which `WeightFormat::{format:?}` would drop: use the \
+                 format that it was written with, or start from the model in full precision. The parameter was not stepped"
+            ));
         }
     }
     if let Some(found) = states.into_iter().find(|found| *found != shape) {
         return misfit("optimizer state", format!("{:?}", found.as_slice()));
     }
-    if formats.are_plain_for(parameter) {
-        return check(parameter, gradient, []);
-    }
     if format != WeightFormat::Plain {
         let what = format!("`WeightFormat::{format:?}`");
-        check_bf16(parameter, what, "`WeightFormat::Plain`")?;
+        check_bf16(parameter, &what, "`WeightFormat::Plain`")?;
     }
-    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
-        return Err(Unfit::StateFormat(dtype));
+    let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    if !is_computed_in_f32 && !formats.are_plain_for(parameter) {
+        return Err(format!(
+            "there is no `StateFormat` but `Full` for parameters in {dtype:?}: use them in f32, f16 or bf16. This one was \
+             not stepped"
+        ));
     }
     check(parameter, gradient, [])
-}
-
-impl Form<Device> {
-    fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
-        Self {
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
-            device: tensor.device(),
-        }
-    }
-}
-
-#[cfg(any(feature = "remote", test))]
-impl<D> Form<D> {
-    fn of_primitive(tensor: &impl TensorMetadata<Device = D>) -> Self {
-        Self {
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
-            device: tensor.device(),
-        }
-    }
-}
-
-impl<D: Debug> Display for Form<D> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let shape = self.shape.as_slice();
-        write!(f, "{shape:?} in {:?} on {:?}", self.dtype, self.device)
-    }
 }
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use burn::backend::DispatchTensorKind;
     use burn::backend::flex::FlexTensor;
+    use burn::tensor::Device;
 
     use super::super::super::rule::{Lion, Momentum, Sgd};
     use super::*;
@@ -273,13 +191,15 @@ mod tests {
             of([2, 3], DType::F64),
         ];
         for misfit in misfits {
-            let is_operand = |checked| matches!(checked, Err(Unfit::Operand { .. }));
+            let is_operand = |checked: Result<(), String>| {
+                checked.is_err_and(|reason| reason.contains("belongs to another model"))
+            };
             assert!(is_operand(check(lion, misfit.clone(), &[fits()])));
             assert!(is_operand(check(lion, fits(), &[misfit])));
         }
         for states in [vec![], vec![fits(); 2], vec![fits(); 5]] {
             let refused = check(lion, fits(), &states);
-            assert!(matches!(refused, Err(Unfit::Rule { .. })), "{refused:?}");
+            assert!(refused.is_err_and(|reason| reason.contains("updates no parameter")));
         }
         assert!(check(sgd, fits(), &[fits(), fits()]).is_err());
     }

@@ -27,7 +27,7 @@ pub(super) fn update<B: Backend>(
         .map(|state| Open::of(state, WeightFormat::Plain).1)
         .collect();
     update.rule.run(Pass {
-        length: weight.floats.shape.num_elements(),
+        length: weight.floats.1.num_elements(),
         weight: weight.column(),
         states: states.iter_mut().map(Open::column).collect(),
         gradient,
@@ -40,15 +40,12 @@ pub(super) fn update<B: Backend>(
 /// An operand that can be written.
 struct Open {
     kept: Kept,
-    floats: OpenData,
-    words: Option<OpenData>,
+    floats: Parts,
+    words: Option<Parts>,
 }
 
-struct OpenData {
-    bytes: Bytes,
-    shape: Shape,
-    dtype: DType,
-}
+/// The bytes of a tensor, its shape and type.
+type Parts = (Bytes, Shape, DType);
 
 impl Open {
     /// With its device; `format` is that of a weight.
@@ -68,8 +65,7 @@ impl Open {
             Stored::Nothing => unreachable!("an operand is there"),
         };
         let device = floats.device();
-        let read =
-            |data: Result<TensorData, _>| OpenData::of(data.expect("an operand can be read"));
+        let read = |data: Result<TensorData, _>| data.expect("an operand can be read").into_parts();
         let open = Self {
             kept,
             floats: read(read_sync(B::float_into_data(floats))),
@@ -80,36 +76,22 @@ impl Open {
 
     fn column(&mut self) -> Column<'_> {
         let words = self.words.as_mut();
-        let words = words.map(|words| bytemuck::cast_slice_mut(&mut words.bytes));
-        Column::new(self.kept, &mut self.floats.bytes, words.unwrap_or_default())
+        let words = words.map(|words| bytemuck::cast_slice_mut(&mut words.0));
+        Column::new(self.kept, &mut self.floats.0, words.unwrap_or_default())
     }
 
     fn closed<B: Backend>(self, device: &Device<B>) -> Stored<B> {
-        let floats = B::float_from_data(self.floats.closed(), device);
+        let data = |(bytes, shape, dtype)| TensorData::from_bytes(bytes, shape, dtype);
+        let floats = B::float_from_data(data(self.floats), device);
         match (self.words, self.kept) {
             (None, _) => Stored::Floats(floats),
             (Some(words), kept) => {
-                let words = B::int_from_data(words.closed(), device);
+                let words = B::int_from_data(data(words), device);
                 match kept {
                     Kept::Codes(coding) => Stored::Codes(floats, words, coding),
                     _ => Stored::Split(floats, words),
                 }
             }
         }
-    }
-}
-
-impl OpenData {
-    fn of(data: TensorData) -> Self {
-        let (bytes, shape, dtype) = data.into_parts();
-        Self {
-            bytes,
-            shape,
-            dtype,
-        }
-    }
-
-    fn closed(self) -> TensorData {
-        TensorData::from_bytes(self.bytes, self.shape, self.dtype)
     }
 }

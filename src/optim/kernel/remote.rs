@@ -102,8 +102,7 @@ impl<B: BackendIr> Sent<B> {
             parameter: get(parameter),
             states: states.iter().map(get).collect(),
         };
-        check_sent(&sent.rule, &sent.parameter, &sent.gradient, &sent.states)
-            .map_err(|error| error.to_string())?;
+        check_sent(&sent.rule, &sent.parameter, &sent.gradient, &sent.states)?;
         Ok(sent)
     }
 }
