@@ -15,7 +15,7 @@
 mod network;
 mod turns;
 
-use std::process::{Command, Stdio};
+use std::collections::HashMap;
 
 use backburn::memory::keep_pages;
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
@@ -25,10 +25,9 @@ use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use peak_alloc::PeakAlloc;
-use std::collections::HashMap;
 
 use network::{Mlp, Network};
-use turns::{TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Turn, Way};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -74,50 +73,19 @@ fn print_table(times: bool) {
         "{:<30}{:>9}{:>8}{:>8}{:>8}",
         "", "at rest", "peak", "copied", "time"
     );
-    let times = times.then(times_of_all);
+    let rounds = times.then(|| {
+        let ways = WAYS.map(|way| Way::start(&[way]));
+        Rounds::of(ways.into(), ROUNDS)
+    });
     for (index, way) in WAYS.into_iter().enumerate() {
-        let [rest, peak, copied] = bytes_of(way);
-        let time = times.as_ref().map(|times| format!("{:.2}", times[index]));
-        let time = time.unwrap_or_default();
+        let [rest, peak, copied] = turns::numbers(&[BYTES_OF, way]);
+        let time = rounds.as_ref().map(|rounds| rounds.ratio(index, 0, 0.5));
+        let time = time.map(|time| format!("{time:.2}")).unwrap_or_default();
         println!("{way:<30}{rest:>9.2}{peak:>8.2}{copied:>8}{time:>8}");
     }
 }
 
-/// The median times of a step in multiples of the first way's.
-fn times_of_all() -> [f64; WAYS.len()] {
-    let mut ways = WAYS.map(|way| Way::start(&[way]));
-    let mut rounds: Vec<[f64; WAYS.len()]> = Vec::new();
-    for round in 0..ROUNDS + 1 {
-        let mut times = [0.0; WAYS.len()];
-        for turn in 0..WAYS.len() {
-            let way = (turn + round) % WAYS.len();
-            times[way] = ways[way].step();
-        }
-        rounds.push(times);
-    }
-    // The first step of each fills its pools.
-    rounds.remove(0);
-    std::array::from_fn(|way| {
-        let mut ratios: Vec<f64> = rounds.iter().map(|times| times[way] / times[0]).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
-    })
-}
-
-/// Asks a process for the bytes at rest and at the peak, and the parameters copied.
-fn bytes_of(way: &str) -> [f64; 3] {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([BYTES_OF, way])
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    let output = String::from_utf8(output.stdout).unwrap();
-    let numbers = output.split_whitespace().map(|n| n.parse().unwrap());
-    let numbers: Vec<f64> = numbers.collect();
-    numbers.try_into().expect("three numbers")
-}
-
-/// The side of that process.
+/// The side of the process that is asked for bytes.
 fn print_bytes(way: &str) {
     let before = BYTES.current_usage();
     let mut train = training(way);

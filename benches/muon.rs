@@ -18,8 +18,6 @@
 mod network;
 mod turns;
 
-use std::process::{Command, Stdio};
-
 use backburn::memory::keep_pages;
 use backburn::optim::{AdamWConfig, MuonConfig, MuonWithAdamWConfig, StateFormat, WeightFormat};
 use backburn::{FusedConfig, FusedReplicas, Ownership, Sharding, cast};
@@ -30,7 +28,7 @@ use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Turn, Way};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -88,13 +86,16 @@ fn print_table(chosen: &[&str], times: bool) {
         // Burn's loop is that of one device.
         let ways = WAYS.into_iter();
         let ways: Vec<&str> = ways.filter(|way| ranks == 1 || *way != "Burn").collect();
-        let times = times.then(|| times_of(&ways, &name));
+        let rounds = times.then(|| {
+            let ways = ways.iter().map(|way| Way::start(&[way, &name]));
+            Rounds::of(ways.collect(), ROUNDS)
+        });
         let time_of = |way: &str| {
             let index = ways.iter().position(|found| *found == way)?;
-            Some(times.as_ref()?[index])
+            Some(rounds.as_ref()?.ratio(index, 0, 0.5))
         };
         for way in &ways {
-            let [bytes, peak] = bytes_of(way, &name);
+            let [bytes, peak] = turns::numbers(&[BYTES_OF, way, &name]);
             let time = time_of(way).map(|time| format!("{time:.2}"));
             let (mut iteration, mut longest) = (None, None);
             if *way == MUON {
@@ -111,44 +112,7 @@ fn print_table(chosen: &[&str], times: bool) {
     }
 }
 
-/// The median times of a step in multiples of the first way's.
-fn times_of(names: &[&str], ranks: &str) -> Vec<f64> {
-    let mut ways: Vec<_> = names.iter().map(|way| Way::start(&[way, ranks])).collect();
-    let mut rounds: Vec<Vec<f64>> = Vec::new();
-    for round in 0..ROUNDS + 1 {
-        let mut times = vec![0.0; names.len()];
-        for turn in 0..names.len() {
-            let way = (turn + round) % names.len();
-            times[way] = ways[way].step();
-        }
-        rounds.push(times);
-    }
-    // The first step of each fills its pools.
-    rounds.remove(0);
-    let median = |way: usize| {
-        let mut ratios: Vec<f64> = rounds.iter().map(|times| times[way] / times[0]).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
-    };
-    (0..names.len()).map(median).collect()
-}
-
-/// Asks a process for the bytes of a parameter between steps, and for the peak in P.
-fn bytes_of(way: &str, ranks: &str) -> [f64; 2] {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([BYTES_OF, way, ranks])
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    let output = String::from_utf8(output.stdout).unwrap();
-    let numbers = output.split_whitespace().map(|n| n.parse().unwrap());
-    numbers
-        .collect::<Vec<f64>>()
-        .try_into()
-        .expect("two numbers")
-}
-
-/// The side of that process.
+/// The side of the process that is asked for bytes.
 fn print_bytes(way: &str, ranks: usize) {
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();

@@ -22,8 +22,6 @@
 mod network;
 mod turns;
 
-use std::process::{Command, Stdio};
-
 use backburn::memory::keep_pages;
 use backburn::{FusedConfig, FusedReplicas, Ownership, RankBytes, Sharding};
 use burn::data::dataloader::{DataLoaderIterator, Progress};
@@ -37,7 +35,7 @@ use burn::train::train::MultiDevicesTrainStep;
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Turn, Way};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -88,12 +86,13 @@ fn print_table(chosen: &[&str], times: bool) {
             continue;
         }
         let bytes = WAYS.map(|way| Bytes::of(way, &name));
-        let times = match times {
-            true => Some(times_of(&name)),
-            false => None,
-        };
+        let rounds = times.then(|| {
+            let ways = WAYS.map(|way| Way::start(&[way, &name]));
+            Rounds::of(ways.into(), ROUNDS)
+        });
         for (index, (way, of_way)) in WAYS.iter().zip(bytes).enumerate() {
-            let time = times.as_ref().map(|times| format!("{:.2}", times[index]));
+            let time = rounds.as_ref().map(|rounds| rounds.ratio(index, 0, 0.5));
+            let time = time.map(|time| format!("{time:.2}")).unwrap_or_default();
             println!(
                 "{ranks:<7}{way:<16}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>8}",
                 of_way.process,
@@ -101,31 +100,10 @@ fn print_table(chosen: &[&str], times: bool) {
                 of_way.owned,
                 of_way.at_rest,
                 of_way.peak,
-                time.unwrap_or_default(),
+                time,
             );
         }
     }
-}
-
-/// The median times of a step in multiples of the first way's.
-fn times_of(ranks: &str) -> [f64; WAYS.len()] {
-    let mut ways = WAYS.map(|way| Way::start(&[way, ranks]));
-    let mut rounds: Vec<[f64; WAYS.len()]> = Vec::new();
-    for round in 0..ROUNDS + 1 {
-        let mut times = [0.0; WAYS.len()];
-        for turn in 0..WAYS.len() {
-            let way = (turn + round) % WAYS.len();
-            times[way] = ways[way].step();
-        }
-        rounds.push(times);
-    }
-    // The first step of each fills its pools.
-    rounds.remove(0);
-    std::array::from_fn(|way| {
-        let mut ratios: Vec<f64> = rounds.iter().map(|times| times[way] / times[0]).collect();
-        ratios.sort_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
-    })
 }
 
 /// In multiples of the bytes of the parameters.
@@ -140,19 +118,7 @@ struct Bytes {
 impl Bytes {
     /// Asks a process for them.
     fn of(way: &str, ranks: &str) -> Self {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args([BYTES_OF, way, ranks])
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap();
-        let output = String::from_utf8(output.stdout).unwrap();
-        let numbers: Vec<f64> = output
-            .split_whitespace()
-            .map(|n| n.parse().unwrap())
-            .collect();
-        let [process, owned, at_rest, peak] = numbers[..] else {
-            panic!("{output}")
-        };
+        let [process, owned, at_rest, peak] = turns::numbers(&[BYTES_OF, way, ranks]);
         Self {
             process,
             owned,

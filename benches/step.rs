@@ -44,7 +44,7 @@ use burn::train::{InferenceStep, Learner, LearnerModel, SupervisedTraining, Trai
 use network::vit::VitConfig;
 use network::{Mlp, Recurrent};
 use policies::Policy;
-use turns::{TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Turn, Way};
 
 const LEARNING_RATE: f64 = 1e-4;
 const WITHOUT_KEEP_PAGES: &str = "--without-keep-pages";
@@ -100,7 +100,7 @@ fn print_tables(chosen: &[&str]) {
             let noise = [0.5, 0.25, 0.75].map(|part| rounds.ratio(3, 0, part));
             println!(
                 "{name:<24}{optimizer:<8}{:>8}{:>12.1}{:>10.2}{:>10.2}{:>20}",
-                rounds.0.len(),
+                rounds.count(),
                 1e3 * rounds.median(0),
                 rounds.ratio(1, 0, 0.5),
                 rounds.ratio(2, 0, 0.5),
@@ -124,7 +124,7 @@ fn print_tables(chosen: &[&str]) {
             let rounds = Rounds::of(ways, 15);
             println!(
                 "{name:<32}{:>8}{:>12.1}{:>10.2}{:>10.2}",
-                rounds.0.len(),
+                rounds.count(),
                 1e3 * rounds.median(0),
                 rounds.ratio(1, 0, 0.5),
                 rounds.ratio(1, 2, 0.5),
@@ -146,46 +146,12 @@ fn print_gradient_checkpointing() {
         let rounds = Rounds::of(ways.into(), rounds);
         println!(
             "{name:<24}{:>16}{:>12.1}{:>10.2}{:>10.2}",
-            rounds.0.len(),
+            rounds.count(),
             1e3 * rounds.median(0),
             rounds.ratio(1, 0, 0.5),
             rounds.ratio(2, 0, 0.5),
         );
     }
-}
-
-/// The seconds that every way took, by round.
-struct Rounds(Vec<Vec<f64>>);
-
-impl Rounds {
-    fn of(mut ways: Vec<Way>, rounds: usize) -> Self {
-        let count = ways.len();
-        let mut round = |first: usize| {
-            let mut times = vec![0.0; count];
-            for offset in 0..count {
-                let way = (first + offset) % count;
-                times[way] = ways[way].step();
-            }
-            times
-        };
-        round(0); // The first step makes the optimizer's state.
-        Self((0..rounds).map(round).collect())
-    }
-
-    fn median(&self, way: usize) -> f64 {
-        quantile(self.0.iter().map(|times| times[way]), 0.5)
-    }
-
-    /// A quantile of what `way` took in multiples of `base`.
-    fn ratio(&self, way: usize, base: usize, part: f64) -> f64 {
-        quantile(self.0.iter().map(|times| times[way] / times[base]), part)
-    }
-}
-
-fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[((values.len() - 1) as f64 * part).round() as usize]
 }
 
 fn train_policy(way: &str, policy: usize) {

@@ -4,6 +4,7 @@
 //! cargo bench --bench formats              # bytes and time
 //! cargo bench --bench formats -- quality   # bits per byte of a held-out text (half an hour)
 //! cargo bench --bench formats -- quality Adafactor   # the modes with this in their name
+//! cargo bench --bench formats -- long      # the same after ten times the steps, with states in few bits
 //! cargo bench --bench formats -- errors    # of frozen weights in codes
 //! ```
 //!
@@ -54,6 +55,8 @@ fn main() {
         ["errors"] => errors::print(),
         ["quality"] => quality::print(""),
         ["quality", part] => quality::print(part),
+        ["long"] => quality::print_long(""),
+        ["long", part] => quality::print_long(part),
         [network, training, mode] => {
             let measured = measure(network, training == &"fused", Mode::named(mode));
             println!("{} {} {}", measured.at_rest, measured.peak, measured.time);

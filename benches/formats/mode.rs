@@ -65,6 +65,19 @@ pub const MODES: [Mode; 13] = [
     }),
 ];
 
+/// Those of long runs, all computed in f32.
+pub const LONG: [Mode; 4] = [
+    MODES[0],
+    MODES[1],
+    MODES[2],
+    Mode {
+        computes: Some(FloatDType::F32),
+        ..mode("bf16 + 8 bits, 4-bit states", FloatDType::BF16, || {
+            adamw(StateFormat::Bits4, WeightFormat::Split24)
+        })
+    },
+];
+
 const fn mode(name: &'static str, dtype: FloatDType, optimizer: fn() -> ModuleOptimizer) -> Mode {
     Mode {
         name,

@@ -2,20 +2,23 @@
 
 use std::io::Read;
 
+use backburn::FusedOptimizer;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::TensorData;
 use flate2::read::GzDecoder;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-use crate::mode::{MODES, Mode};
+use crate::mode::{LONG, MODES, Mode};
 use crate::transformer::{Transformer, TransformerConfig};
 
 const TEXT: &[u8] = include_bytes!("../../examples/text/data/shakespeare.txt.gz");
 const SEEDS: u64 = 5;
+const RATE: f64 = 2e-3;
 const CONTEXT: usize = 32;
 const BATCH: usize = 8;
 const STEPS: usize = 800;
+const LONG_STEPS: usize = 10 * STEPS;
 const FINE_TUNING_STEPS: usize = 200;
 const FINE_TUNING_RATE: f64 = 1e-5;
 /// Bytes at the end of the text.
@@ -66,6 +69,31 @@ pub fn print(part: &str) {
     }
 }
 
+/// Prints a table: trained ten times as long, for the modes with this in their name. The model has one layer, so that it ends.
+pub fn print_long(part: &str) {
+    let device = Device::flex().autodiff();
+    let parts = Parts::read();
+    println!("| {LONG_STEPS} steps | bits per byte | difference | of each seed |");
+    println!("|---|---:|---:|---|");
+    let mut first: Option<Vec<f64>> = None;
+    let chosen = |mode: &Mode| mode.name == LONG[0].name || mode.name.contains(part);
+    for mode in LONG.into_iter().filter(chosen) {
+        let found: Vec<f64> = (0..SEEDS)
+            .map(|seed| held_out(&long(mode, seed, &parts.training, &device), &parts.held_out))
+            .collect();
+        let first = first.get_or_insert_with(|| found.clone());
+        let differences: Vec<f64> = found.iter().zip(first).map(|(a, b)| a - *b).collect();
+        let (mean, deviation) = statistics(&found);
+        let (more, spread) = statistics(&differences);
+        let each: Vec<String> = differences.iter().map(|it| format!("{it:+.4}")).collect();
+        println!(
+            "| {} | {mean:.4} ± {deviation:.4} | {more:+.4} ± {spread:.4} | {} |",
+            mode.name,
+            each.join(", ")
+        );
+    }
+}
+
 fn statistics(numbers: &[f64]) -> (f64, f64) {
     let count = numbers.len() as f64;
     let mean = numbers.iter().sum::<f64>() / count;
@@ -106,7 +134,7 @@ fn from_scratch(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transfor
     let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(3);
     let model = config.with_heads(4).with_dropout(0.0).init(device);
     // Lion is used with a tenth of the rate, as its authors advise.
-    let rate = if mode.is_lion() { 2e-4 } else { 2e-3 };
+    let rate = if mode.is_lion() { 0.1 * RATE } else { RATE };
     train(mode, mode.cast(model), text, STEPS, rate, seed)
 }
 
@@ -114,7 +142,21 @@ fn fine_tuned(mode: Mode, start: Transformer, text: &[u8], seed: u64) -> Transfo
     train(mode, start, text, FINE_TUNING_STEPS, FINE_TUNING_RATE, seed)
 }
 
-/// Trains with random pieces, and a rate that rises for 50 steps and falls to zero then.
+/// Fused, which computes in f32 whatever weights are kept in.
+fn long(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transformer {
+    device.seed(seed);
+    let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(1);
+    let model = mode.cast(config.with_heads(4).with_dropout(0.0).init(device));
+    let mut fused = FusedOptimizer::new(model, mode.optimizer()).with_config(mode.config());
+    let mut random = StdRng::seed_from_u64(seed);
+    for step in 0..LONG_STEPS {
+        let batch = random_pieces(text, &mut random, device);
+        fused.step(rate_at(step, LONG_STEPS, RATE), |model| model.loss(batch));
+    }
+    fused.full_precision_model()
+}
+
+/// Trains with random pieces.
 fn train(
     mode: Mode,
     mut model: Transformer,
@@ -126,15 +168,23 @@ fn train(
     let mut random = StdRng::seed_from_u64(seed);
     let mut optimizer: ModuleOptimizer = mode.optimizer();
     for step in 0..steps {
-        let starts = (0..BATCH).map(|_| random.random_range(0..text.len() - CONTEXT));
-        let batch = pieces(text, starts, &model.devices()[0]);
+        let batch = random_pieces(text, &mut random, &model.devices()[0]);
         let gradients = model.loss(batch).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
-        let warm_up = ((step + 1) as f64 / 50.0).min(1.0);
-        let rate = rate * warm_up * (1.0 - step as f64 / steps as f64);
-        model = optimizer.step(rate, model, gradients);
+        model = optimizer.step(rate_at(step, steps, rate), model, gradients);
     }
     model
+}
+
+/// Rises for 50 steps to `rate`, and falls to zero then.
+fn rate_at(step: usize, steps: usize, rate: f64) -> f64 {
+    let warm_up = ((step + 1) as f64 / 50.0).min(1.0);
+    rate * warm_up * (1.0 - step as f64 / steps as f64)
+}
+
+fn random_pieces(text: &[u8], random: &mut StdRng, device: &Device) -> Tensor<2, Int> {
+    let starts = (0..BATCH).map(|_| random.random_range(0..text.len() - CONTEXT));
+    pieces(text, starts, device)
 }
 
 /// Pieces of `text` of the context and one byte.

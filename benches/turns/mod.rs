@@ -3,6 +3,8 @@
 //! The benchmark starts itself once for every way. Such a process trains until it needs a batch, tells
 //! what the step before took, and waits for its next turn.
 
+#![allow(dead_code)] // No benchmark uses all of it.
+
 use std::io::{BufRead, BufReader, Lines, Write, stdin};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
@@ -60,6 +62,59 @@ impl Drop for Way {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// The seconds that every way took, by round.
+pub struct Rounds(Vec<Vec<f64>>);
+
+impl Rounds {
+    /// They take turns, in an order that changes from round to round.
+    pub fn of(mut ways: Vec<Way>, rounds: usize) -> Self {
+        let count = ways.len();
+        let mut round = |first: usize| {
+            let mut times = vec![0.0; count];
+            for offset in 0..count {
+                let way = (first + offset) % count;
+                times[way] = ways[way].step();
+            }
+            times
+        };
+        round(0); // The first step makes the optimizer's state, and fills the pools.
+        Self((0..rounds).map(round).collect())
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn median(&self, way: usize) -> f64 {
+        quantile(self.0.iter().map(|times| times[way]), 0.5)
+    }
+
+    /// A quantile of what `way` took in multiples of `base`.
+    pub fn ratio(&self, way: usize, base: usize, part: f64) -> f64 {
+        quantile(self.0.iter().map(|times| times[way] / times[base]), part)
+    }
+}
+
+fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[((values.len() - 1) as f64 * part).round() as usize]
+}
+
+/// What the benchmark prints when it is started again with `arguments`.
+pub fn numbers<const N: usize>(arguments: &[&str]) -> [f64; N] {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(arguments)
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
+    let numbers = output.split_whitespace().map(|number| number.parse());
+    let numbers: Result<Vec<f64>, _> = numbers.collect();
+    let numbers = numbers.unwrap_or_else(|error| panic!("{error} in {output}"));
+    numbers.try_into().expect("as many as are asked for")
 }
 
 /// The side of the process that trains.
