@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 #[cfg(feature = "train")]
 use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Shape};
@@ -15,7 +15,7 @@ use crate::optimizer_record::{
     unreadable, write, written,
 };
 use crate::parameters::{Parameter, list};
-use crate::policy::{KEEPER_ID, is_average};
+use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average};
 
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
 /// and `optimizer` can load them all.
@@ -25,12 +25,13 @@ pub(crate) fn load<M: Module>(
     model: &M,
 ) -> Result<ModuleOptimizer, FusedError> {
     let bytes = written(record)?.shared();
-    let states = states(bytes.clone())?;
-    check_fit(&states, model)?;
+    let [states, averages] = states(bytes.clone())?;
+    let parameters = check_fit(&states, model)?;
     let empty = optimizer.clone().load_record(OptimizerRecord::default());
     for state in states.into_values() {
         check_loads(state, &empty)?;
     }
+    check_averages(averages, &parameters)?;
     let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
     Ok(optimizer.clone().load_record(record))
 }
@@ -57,28 +58,37 @@ pub(crate) fn parameters_without_state<M: Module>(
     optimizer: &ModuleOptimizer,
     model: &M,
 ) -> Result<Vec<(ParamId, String)>, FusedError> {
-    let states = states(written(optimizer.to_record())?)?;
-    let parameters = check_fit(&states, model)?.into_iter();
-    let stateless = parameters.filter(|(id, Parameter { param, .. })| {
-        // Looking at a lazy one would draw its values.
-        let in_training = param.is_initialized() && param.value().is_require_grad();
-        in_training && !states.contains_key(&id.val())
-    });
+    let [states, averages] = states(written(optimizer.to_record())?)?;
+    let parameters = check_fit(&states, model)?;
+    check_averages(averages, &parameters)?;
+    let stateless = parameters
+        .into_iter()
+        .filter(|(id, Parameter { param, .. })| {
+            // Looking at a lazy one would draw its values.
+            let in_training = param.is_initialized() && param.value().is_require_grad();
+            in_training && !states.contains_key(&id.val())
+        });
     Ok(stateless
         .map(|(id, parameter)| (id, parameter.path))
         .collect())
 }
 
-/// The states in a record, without that of the policies and the averages.
-fn states(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, FusedError> {
+/// By the id under which the record has them.
+type States = BTreeMap<u64, RecordedState>;
+
+/// The states of parameters in a record, and the averages.
+fn states(record: Bytes) -> Result<[States; 2], FusedError> {
     let mut states = read(record)?;
-    states.retain(|id, state| *id != KEEPER_ID && !is_average(state.path.as_deref()));
-    Ok(states)
+    states.remove(&KEEPER_ID);
+    let (averages, states) = states
+        .into_iter()
+        .partition(|(_, state)| is_average(state.path.as_deref()));
+    Ok([states, averages])
 }
 
 /// The parameters of `model`. Refuses states that are none of theirs.
 fn check_fit<M: Module>(
-    states: &BTreeMap<u64, RecordedState>,
+    states: &States,
     model: &M,
 ) -> Result<HashMap<ParamId, Parameter>, FusedError> {
     let parameters = list(model).into_iter();
@@ -114,7 +124,8 @@ fn check_fits(state: &RecordedState, path: &str, shape: &Shape) -> Result<(), Fu
         found,
     };
     for tensor in &state.tensors {
-        let is_of_elements = is_of_elements(&tensor.name);
+        let is_mean = is_average(state.path.as_deref()) && tensor.name.ends_with(".average");
+        let is_of_elements = is_mean || is_of_elements(&tensor.name);
         if is_of_elements && !tensor.dtype.is_float() {
             let name = state.name_in_state(&tensor.name);
             let reason = format!("`{path}`: `{name}` is in {:?}", tensor.dtype);
@@ -143,6 +154,33 @@ fn check_fits(state: &RecordedState, path: &str, shape: &Shape) -> Result<(), Fu
     Ok(())
 }
 
+/// Refuses averages that are of another shape than their parameters, or can't be loaded: they would begin anew without a word.
+fn check_averages(
+    mut averages: States,
+    parameters: &HashMap<ParamId, Parameter>,
+) -> Result<(), FusedError> {
+    let damaged =
+        |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
+    let keeper = AverageKeeper::join(SgdConfig::new().init());
+    for (id, Parameter { path, param, .. }) in parameters {
+        let Some(average) = averages.remove(&average_id(*id).val()) else {
+            continue;
+        };
+        check_fits(&average, path, &param.shape())?;
+        let record = OptimizerRecord::from_bytes(write([average])?).map_err(unreadable)?;
+        let loaded = caught(|| keeper.clone().load_record(record));
+        let loaded = loaded.map_err(|reason| damaged(path, reason))?;
+        let [_, loaded] = states(written(loaded.to_record())?)?;
+        if loaded.is_empty() {
+            return Err(damaged(
+                path,
+                "a part is missing, or of another type".into(),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses a state of which `empty`, the optimizer without a state, can't load everything: Burn
 /// starts such a parameter anew.
 fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), FusedError> {
@@ -162,7 +200,7 @@ fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), Fuse
     } else {
         loaded.to_record()
     };
-    let loaded = states(written(loaded)?)?;
+    let [loaded, _] = states(written(loaded)?)?;
     let loaded = loaded.values().flat_map(names).collect::<Vec<_>>();
     match found.into_iter().find(|name| !loaded.contains(name)) {
         Some(state) => Err(FusedError::RecordOfAnotherOptimizer { path, state }),

@@ -19,6 +19,7 @@ const CONTEXT: usize = 32;
 const BATCH: usize = 8;
 const STEPS: usize = 800;
 const LONG_STEPS: usize = 10 * STEPS;
+const LONG_BATCH: usize = 2;
 const FINE_TUNING_STEPS: usize = 200;
 const FINE_TUNING_RATE: f64 = 1e-5;
 /// Bytes at the end of the text.
@@ -69,7 +70,8 @@ pub fn print(part: &str) {
     }
 }
 
-/// Prints a table: trained ten times as long, for the modes with this in their name. The model has one layer, so that it ends.
+/// Prints a table: trained ten times as long, for the modes with this in their name. The model has one layer and a batch two pieces, so that
+/// it ends.
 pub fn print_long(part: &str) {
     let device = Device::flex().autodiff();
     let parts = Parts::read();
@@ -150,7 +152,7 @@ fn long(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transformer {
     let mut fused = FusedOptimizer::new(model, mode.optimizer()).with_config(mode.config());
     let mut random = StdRng::seed_from_u64(seed);
     for step in 0..LONG_STEPS {
-        let batch = random_pieces(text, &mut random, device);
+        let batch = random_pieces(text, LONG_BATCH, &mut random, device);
         fused.step(rate_at(step, LONG_STEPS, RATE), |model| model.loss(batch));
     }
     fused.full_precision_model()
@@ -168,7 +170,7 @@ fn train(
     let mut random = StdRng::seed_from_u64(seed);
     let mut optimizer: ModuleOptimizer = mode.optimizer();
     for step in 0..steps {
-        let batch = random_pieces(text, &mut random, &model.devices()[0]);
+        let batch = random_pieces(text, BATCH, &mut random, &model.devices()[0]);
         let gradients = model.loss(batch).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
         model = optimizer.step(rate_at(step, steps, rate), model, gradients);
@@ -182,8 +184,13 @@ fn rate_at(step: usize, steps: usize, rate: f64) -> f64 {
     rate * warm_up * (1.0 - step as f64 / steps as f64)
 }
 
-fn random_pieces(text: &[u8], random: &mut StdRng, device: &Device) -> Tensor<2, Int> {
-    let starts = (0..BATCH).map(|_| random.random_range(0..text.len() - CONTEXT));
+fn random_pieces(
+    text: &[u8],
+    count: usize,
+    random: &mut StdRng,
+    device: &Device,
+) -> Tensor<2, Int> {
+    let starts = (0..count).map(|_| random.random_range(0..text.len() - CONTEXT));
     pieces(text, starts, device)
 }
 

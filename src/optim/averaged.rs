@@ -40,7 +40,8 @@ impl<const D: usize> Averaging<D> {
     pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_, D>> {
         let mut values = self.average.0.lock();
         let counts = self.config.counts(values.updates + 1);
-        let is_full = |mean: &Weight<D>| mean.value.dtype() != DType::BF16;
+        let is_full =
+            |mean: &Weight<D>| mean.format == WeightFormat::Plain && mean.is_as(&self.config);
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
         call.carry(Carried {
             average: self.config.rule(values.count),
@@ -82,7 +83,10 @@ impl<const D: usize> Averaged<D> {
         // An update that panics takes the mean along: it begins anew then.
         let count = std::mem::take(&mut values.count);
         let mean = match values.mean.take() {
-            Some(mean) => mean.on(value).next(config, count, value.clone()),
+            Some(mean) => mean
+                .on(value)
+                .kept_as(config)
+                .next(config, count, value.clone()),
             None => begun(config, value),
         };
         values.mean = Some(mean);
@@ -92,10 +96,7 @@ impl<const D: usize> Averaged<D> {
     /// The average in this type, if there is one yet.
     pub(crate) fn mean(&self, dtype: DType) -> Option<Tensor<D>> {
         let values = self.0.lock();
-        values.mean.as_ref().map(|mean| match mean.value.dtype() {
-            DType::BF16 => in_type(in_full(mean), dtype),
-            _ => in_type(mean.value.clone(), dtype),
-        })
+        values.mean.as_ref().map(|mean| in_type(mean.full(), dtype))
     }
 
     /// Goes on from where another is.
@@ -115,18 +116,56 @@ fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> W
     };
     // A buffer of its own.
     let value = in_type(value.clone(), full).mul_scalar(1.0);
-    let formats = Formats {
-        state: StateFormat::Full,
-        weight: config.format,
-    };
-    if full == DType::F64 || formats.weight_format(&value) == WeightFormat::Plain {
+    let format = format_of(config, &value);
+    if format == WeightFormat::Plain {
         return Weight::plain(value);
     }
+    let formats = formats(format);
     let weight = formats.weight(value.clone().cast(FloatDType::BF16), None);
     set_in_format(weight, value, Noise::of_step(0))
 }
 
+/// How the average of `value`, which is in full, is kept.
+fn format_of<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> WeightFormat {
+    match value.dtype() {
+        DType::F64 => WeightFormat::Plain,
+        _ => formats(config.format).weight_format(value),
+    }
+}
+
+fn formats(weight: WeightFormat) -> Formats {
+    Formats {
+        state: StateFormat::Full,
+        weight,
+    }
+}
+
 impl<const D: usize> Weight<D> {
+    /// In f32, or f64.
+    fn full(&self) -> Tensor<D> {
+        match self.value.dtype() {
+            DType::BF16 => in_full(self),
+            _ => self.value.clone(),
+        }
+    }
+
+    /// Whether it is kept as `config` says.
+    fn is_as(&self, config: &WeightAveragingConfig) -> bool {
+        match self.value.dtype() {
+            DType::BF16 => self.format == config.format,
+            DType::F32 | DType::F64 => format_of(config, &self.value) == WeightFormat::Plain,
+            _ => false,
+        }
+    }
+
+    /// The same, kept as `config` says: it may have been begun by another.
+    fn kept_as(self, config: &WeightAveragingConfig) -> Self {
+        match self.is_as(config) {
+            true => self,
+            false => begun(config, &self.full()),
+        }
+    }
+
     /// The same where `value` is: it may have been loaded elsewhere.
     fn on(self, value: &Tensor<D>) -> Self {
         let device = value.device();
@@ -176,6 +215,11 @@ impl<const D: usize> RecordState for Averaged<D> {
                 }
                 let value = Tensor::from_data(data, (device, dtype));
                 let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
+                let elements = value.shape().num_elements();
+                let is_of = |low: &LowBits| dtype == DType::BF16 && low.elements == elements;
+                if !low_bits.as_ref().is_none_or(is_of) {
+                    return None;
+                }
                 let format = low_bits.as_ref().map(|low| low.format);
                 let format = format.unwrap_or(match value.dtype() {
                     DType::BF16 => WeightFormat::Stochastic,
@@ -188,6 +232,8 @@ impl<const D: usize> RecordState for Averaged<D> {
                 })
             }
         };
+        // Without a mean it begins anew.
+        let count = if mean.is_some() { count } else { 0 };
         Some(Self(Arc::new(Mutex::new(Values {
             updates,
             count,

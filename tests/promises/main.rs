@@ -7,6 +7,7 @@ mod checkpoints;
 mod compare;
 mod compute_dtype;
 mod config;
+mod contents;
 mod device;
 mod estimate;
 mod exchange;

@@ -358,6 +358,83 @@ fn what_is_not_finite_is_passed_on_to_all_of_its_matrix() {
     }
 }
 
+/// Matrices of every odd shape.
+#[derive(Module, Debug)]
+struct Odd {
+    matrices: Vec<Param<Tensor<2>>>,
+}
+
+#[test]
+fn matrices_of_any_shape_are_stepped_in_every_format() {
+    const SHAPES: [[usize; 2]; 8] = [
+        [0, 4],
+        [4, 0],
+        [0, 0],
+        [1, 1],
+        [1, 4100],
+        [4100, 1],
+        [2100, 2],
+        [65, 64],
+    ];
+    let device = Device::flex().autodiff();
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let init = || {
+            let matrix = |shape| {
+                let uniform = Distribution::Uniform(0.5, 1.0);
+                let matrix = Tensor::<2>::random(shape, uniform, &device);
+                Param::from_tensor(matrix.cast(dtype))
+            };
+            Odd {
+                matrices: SHAPES.map(matrix).into(),
+            }
+        };
+        let initial = init();
+        let loss = |model: &Odd, step: usize| {
+            let factor = 0.5 + step as f64;
+            let sum = |matrix: &Param<Tensor<2>>| (matrix.val() * factor).powi_scalar(2).sum();
+            let sums = model.matrices.iter().map(sum);
+            sums.reduce(|a, b| a + b).expect("there are some")
+        };
+        for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
+            for weights in [
+                WeightFormat::Plain,
+                WeightFormat::Stochastic,
+                WeightFormat::Split24,
+            ] {
+                if dtype == FloatDType::F32 && weights != WeightFormat::Plain {
+                    continue;
+                }
+                let config = ours::MuonConfig::new().with_state_format(states);
+                let config = config.with_weight_format(weights);
+                let stock = train_stock(copy(&initial, init), &mut config.init(), 3, RATE, loss);
+                let mut fused = FusedOptimizer::new(copy(&initial, init), config.init());
+                train_fused(&mut fused, 3, RATE, loss);
+                assert_equal_weights(&stock, &fused.model());
+                // Every step of a vector is as long as the rate, about, where its type can tell.
+                let can_tell = dtype == FloatDType::F32 || weights == WeightFormat::Stochastic;
+                let vectors = [(3, 1.0), (4, 1.0), (5, 4100f64.sqrt())];
+                for (index, stretch) in vectors.into_iter().filter(|_| can_tell) {
+                    let moved = |model: &Odd| {
+                        let value = model.matrices[index].val().inner().cast(FloatDType::F32);
+                        value.square().sum().sqrt().into_scalar::<f64>()
+                    };
+                    let way = (moved(&initial) - moved(&stock)) / (3.0 * RATE * stretch);
+                    assert!(
+                        (0.4..1.6).contains(&way),
+                        "{index}: {way} with {states:?}, {weights:?}"
+                    );
+                }
+                // And a run resumes.
+                let mut again = FusedOptimizer::new(copy(&fused.model(), init), config.init());
+                again.load_record(fused.to_record());
+                train_fused(&mut again, 1, RATE, loss);
+                train_fused(&mut fused, 1, RATE, loss);
+                assert_equal_weights(&fused.model(), &again.model());
+            }
+        }
+    }
+}
+
 #[derive(Module, Debug)]
 struct Experts {
     stack: Param<Tensor<3>>,

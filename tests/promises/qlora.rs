@@ -78,6 +78,80 @@ pub fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
     model
 }
 
+/// Fused, with what waits on flex.
+pub fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
+    FusedOptimizer::new(model, optim::AdamConfig::new().init())
+        .with_config_on(config, &Device::flex())
+}
+
+/// One batch an update.
+pub fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
+    for x in xs {
+        fused.step(RATE, |model| match in_blocks {
+            true => model.loss_in_blocks(x.clone()),
+            false => model.loss(x.clone()),
+        });
+        assert_eq!(fused.last_step().updated, 6);
+    }
+}
+
+/// Fused with every policy in turn, two batches an update.
+pub fn with_policies<'a>(
+    initial: &'a Stack,
+    groups: &'a [&[Tensor<2>]],
+) -> impl Iterator<Item = Stack> + 'a {
+    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
+    let configs = [
+        FusedConfig::new(),
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
+        FusedConfig::new().with_loss_scaling(Some(scaling)),
+    ];
+    configs.into_iter().map(move |config| {
+        let mut fused = fused(twin(initial), config);
+        for group in groups {
+            fused.accumulate(|model| model.loss_in_blocks(group[0].clone()));
+            fused.step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()));
+        }
+        fused.model()
+    })
+}
+
+/// Every way to wait on the host.
+pub fn waiting() -> [FusedConfig; 3] {
+    [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ]
+    .map(|offload| {
+        let offload = OffloadConfig::new(offload)
+            .with_host(OffloadHost::NdArray)
+            .with_min_elements(1);
+        FusedConfig::new().with_offload(Some(offload))
+    })
+}
+
+/// A run, and the same interrupted in the middle.
+pub fn interrupted(initial: &Stack, init: impl FnOnce() -> Stack) -> [Stack; 2] {
+    let xs = batches(6);
+    let mut whole = fused(twin(initial), FusedConfig::new());
+    train(&mut whole, &xs, true);
+    let mut first = fused(twin(initial), FusedConfig::new());
+    train(&mut first, &xs[..3], true);
+    let mut second = fused(copy(&first.model(), init), FusedConfig::new());
+    second.load_record(first.to_record());
+    train(&mut second, &xs[3..], true);
+    [whole.model(), second.model()]
+}
+
+#[track_caller]
+pub fn assert_in_codes(model: &Stack) {
+    assert!(matches!(
+        model.layers[0].weight.base().dtype(),
+        DType::QFloat(_)
+    ));
+}
+
 /// Another handle to every tensor: codes are not drawn twice.
 pub fn twin(model: &Stack) -> Stack {
     model.clone()
@@ -86,25 +160,15 @@ pub fn twin(model: &Stack) -> Stack {
 #[test]
 fn adapters_on_a_quantized_base_train_as_in_stock() {
     let initial = Stack::init();
-    assert!(matches!(
-        initial.layers[0].weight.base().dtype(),
-        DType::QFloat(_)
-    ));
+    assert_in_codes(&initial);
     let xs = batches(6);
     let singles: Vec<_> = xs.chunks(1).collect();
     let expected = stock(twin(&initial), &singles);
     for in_blocks in [false, true] {
-        let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init());
-        for x in &xs {
-            fused.step(RATE, |model| match in_blocks {
-                true => model.loss_in_blocks(x.clone()),
-                false => model.loss(x.clone()),
-            });
-            assert_eq!(fused.last_step().updated, 6);
-        }
+        let mut fused = fused(twin(&initial), FusedConfig::new());
+        train(&mut fused, &xs, in_blocks);
         assert_equal_weights(&expected, &fused.model());
-        let base = fused.model().layers[0].weight.base();
-        assert!(matches!(base.dtype(), DType::QFloat(_)));
+        assert_in_codes(&fused.model());
     }
 }
 
@@ -114,19 +178,8 @@ fn policies_work_on_adapters_of_a_quantized_base() {
     let xs = batches(6);
     let groups: Vec<_> = xs.chunks(2).collect();
     let expected = stock(twin(&initial), &groups);
-    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
-    for config in [
-        FusedConfig::new(),
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-        FusedConfig::new().with_loss_scaling(Some(scaling)),
-    ] {
-        let mut fused =
-            FusedOptimizer::new(twin(&initial), AdamConfig::new().init()).with_config(config);
-        for group in &groups {
-            fused.accumulate(|model| model.loss_in_blocks(group[0].clone()));
-            fused.step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()));
-        }
-        assert_equal_weights(&expected, &fused.model());
+    for model in with_policies(&initial, &groups) {
+        assert_equal_weights(&expected, &model);
     }
 }
 
@@ -136,46 +189,16 @@ fn a_quantized_base_waits_on_the_host_in_codes() {
     let xs = batches(4);
     let singles: Vec<_> = xs.chunks(1).collect();
     let expected = stock(twin(&initial), &singles);
-    for offload in [
-        Offload::States,
-        Offload::Updates,
-        Offload::Weights(WaitingBlocks::All),
-    ] {
-        let offload = OffloadConfig::new(offload)
-            .with_host(OffloadHost::NdArray)
-            .with_min_elements(1);
-        let config = FusedConfig::new().with_offload(Some(offload));
-        let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
-            .with_config_on(config, &Device::flex());
-        for x in &xs {
-            fused.step(RATE, |model| model.loss_in_blocks(x.clone()));
-        }
-        let model = fused.model();
-        assert!(matches!(
-            model.layers[0].weight.base().dtype(),
-            DType::QFloat(_)
-        ));
-        assert_equal_weights(&expected, &model);
+    for config in waiting() {
+        let mut fused = fused(twin(&initial), config);
+        train(&mut fused, &xs, true);
+        assert_in_codes(&fused.model());
+        assert_equal_weights(&expected, &fused.model());
     }
 }
 
 #[test]
 fn a_run_on_a_quantized_base_resumes_exactly() {
-    let initial = Stack::init();
-    let xs = batches(6);
-    let start = |model| FusedOptimizer::new(model, optim::AdamConfig::new().init());
-    let mut whole = start(twin(&initial));
-    for x in &xs {
-        whole.step(RATE, |model| model.loss_in_blocks(x.clone()));
-    }
-    let mut first = start(twin(&initial));
-    for x in &xs[..3] {
-        first.step(RATE, |model| model.loss_in_blocks(x.clone()));
-    }
-    let mut second = start(copy(&first.model(), Stack::init));
-    second.load_record(first.to_record());
-    for x in &xs[3..] {
-        second.step(RATE, |model| model.loss_in_blocks(x.clone()));
-    }
-    assert_equal_weights(&whole.model(), &second.model());
+    let [whole, second] = interrupted(&Stack::init(), Stack::init);
+    assert_equal_weights(&whole, &second);
 }

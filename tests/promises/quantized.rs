@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 
 use backburn::{
-    BaseFormat, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    LoadError, LossScalingConfig, MemoryEstimate, Offload, OffloadConfig, OffloadHost,
-    QuantizedAdapter, QuantizedLora, Sharding, WaitingBlocks, cast, load_quantized_from_store,
-    load_record_in, optim,
+    BaseFormat, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, LoadError, MemoryEstimate,
+    QuantizedAdapter, QuantizedLora, Sharding, cast, load_quantized_from_store, load_record_in,
+    optim,
 };
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
@@ -16,7 +15,10 @@ use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 
 use crate::compare::*;
-use crate::qlora::{RATE, Stack, batches, stock, twin};
+use crate::qlora::{
+    RATE, Stack, assert_in_codes, batches, fused, interrupted, stock, train, twin, waiting,
+    with_policies,
+};
 
 const FORMATS: [BaseFormat; 2] = [BaseFormat::Bits8, BaseFormat::Bits4];
 
@@ -90,17 +92,10 @@ fn adapters_on_codes_train_as_loras_on_what_they_stand_for() {
         let expected = stock(loras_of(&initial), &singles);
         assert_equal_factors(&expected, &stock(twin(&initial), &singles));
         for in_blocks in [false, true] {
-            let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init());
-            for x in &xs {
-                fused.step(RATE, |model| match in_blocks {
-                    true => model.loss_in_blocks(x.clone()),
-                    false => model.loss(x.clone()),
-                });
-                assert_eq!(fused.last_step().updated, 6);
-            }
+            let mut fused = fused(twin(&initial), FusedConfig::new());
+            train(&mut fused, &xs, in_blocks);
             assert_equal_factors(&expected, &fused.model());
-            let base = fused.model().layers[0].weight.base();
-            assert!(matches!(base.dtype(), DType::QFloat(_)));
+            assert_in_codes(&fused.model());
         }
     }
 }
@@ -123,11 +118,16 @@ fn adapters_on_codes_train_in_half_types() {
 }
 
 /// Two steps of stock and of fused training on `device`, with `change` applied to the adapted layer.
-fn assert_equal_on(device: &Device, change: impl Fn(Linear) -> Linear) {
-    let layer = LinearConfig::new(16, 12).init(device);
-    let initial =
-        change(layer.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4)));
-    let x = Tensor::<2>::random([4, 16], Distribution::Default, device);
+fn assert_equal_on(
+    device: &Device,
+    [inputs, outputs]: [usize; 2],
+    format: BaseFormat,
+    change: impl Fn(Linear) -> Linear,
+    trained: &[&str],
+) {
+    let layer = LinearConfig::new(inputs, outputs).init(device);
+    let initial = change(layer.apply_reparameterization(QuantizedLora::new(lora(), format)));
+    let x = Tensor::<2>::random([4, inputs], Distribution::Default, device);
     let loss = |layer: &Linear| layer.forward(x.clone()).tanh().square().mean();
     let (mut expected, mut optimizer) = (initial.clone(), AdamConfig::new().init());
     let mut fused = FusedOptimizer::new(initial.clone(), AdamConfig::new().init());
@@ -138,7 +138,8 @@ fn assert_equal_on(device: &Device, change: impl Fn(Linear) -> Linear) {
         fused.step(RATE, loss);
     }
     assert_equal_weights(&expected, &fused.model());
-    assert_changed(&initial, &fused.model(), |path| path.ends_with(".b"));
+    let is_trained = |path: &str| trained.iter().any(|end| path.ends_with(end));
+    assert_changed(&initial, &fused.model(), is_trained);
 }
 
 #[test]
@@ -148,7 +149,7 @@ fn adapters_on_codes_train_on_every_backend_and_with_balanced_checkpointing() {
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
         for device in [device.clone(), device.gradient_checkpointing()] {
-            assert_equal_on(&device, frozen);
+            assert_equal_on(&device, [16, 12], BaseFormat::Bits4, frozen, &[".b"]);
         }
     }
 }
@@ -161,25 +162,74 @@ fn a_matrix_without_elements_is_coded_as_one() {
     assert_eq!(layer.weight.val().dims(), [4, 0]);
 }
 
+/// Less than a group, one and a part, several and a part, and all but one weight of a group.
+const ODD: [[usize; 2]; 5] = [[1, 1], [5, 13], [7, 11], [3, 129], [9, 7]];
+
+#[test]
+fn matrices_that_fill_no_group_train_as_loras_on_what_they_stand_for() {
+    let device = Device::flex().autodiff();
+    for shape in ODD {
+        for format in FORMATS {
+            assert_equal_on(&device, shape, format, |layer| layer, &[".a", ".b"]);
+        }
+    }
+}
+
+#[test]
+fn codes_are_the_same_whatever_type_the_rest_is_saved_and_loaded_in() {
+    let device = Device::flex().autodiff();
+    let codes = |layer: &Linear| layer.weight.base().into_data();
+    for shape @ [inputs, outputs] in ODD {
+        for format in FORMATS {
+            let init = || {
+                let layer = LinearConfig::new(inputs, outputs).init(&device);
+                layer.apply_reparameterization(QuantizedLora::new(lora(), format))
+            };
+            let layer: Linear = init();
+            for dtype in [
+                FloatDType::BF16,
+                FloatDType::F16,
+                FloatDType::F64,
+                FloatDType::F32,
+            ] {
+                // From a model whose codes somebody has thawed, too.
+                for saved in [layer.clone(), layer.clone().unfreeze()] {
+                    let record = cast(saved, dtype).into_record();
+                    for next in [FloatDType::F32, FloatDType::BF16] {
+                        let loaded = load_record_in(init(), record.clone(), next).unwrap();
+                        assert_eq!(
+                            codes(&loaded),
+                            codes(&layer),
+                            "{shape:?} {dtype:?} {next:?}"
+                        );
+                        let value = loaded.weight.val();
+                        assert_eq!(value.dtype(), DType::from(next));
+                        let x = Tensor::<2>::ones([2, inputs], &device).cast(next);
+                        let optimizer = AdamConfig::new().init();
+                        let error = FusedOptimizer::try_new(loaded.clone().unfreeze(), optimizer);
+                        let error = error.expect_err("codes are not trained");
+                        assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
+                        let mut fused = FusedOptimizer::new(loaded, AdamConfig::new().init());
+                        fused.step(RATE, |model| model.forward(x).square().mean());
+                        let error = fused.try_change_model(Linear::unfreeze).unwrap_err();
+                        assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
+                        assert_eq!(fused.last_step().updated, 2);
+                        assert_eq!(codes(&fused.model()), codes(&layer));
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn policies_work_on_adapters_of_codes() {
     let initial = quantized(BaseFormat::Bits4);
     let xs = batches(6);
     let groups: Vec<_> = xs.chunks(2).collect();
     let expected = stock(loras_of(&initial), &groups);
-    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
-    for config in [
-        FusedConfig::new(),
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-        FusedConfig::new().with_loss_scaling(Some(scaling)),
-    ] {
-        let mut fused =
-            FusedOptimizer::new(twin(&initial), AdamConfig::new().init()).with_config(config);
-        for group in &groups {
-            fused.accumulate(|model| model.loss_in_blocks(group[0].clone()));
-            fused.step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()));
-        }
-        assert_equal_factors(&expected, &fused.model());
+    for model in with_policies(&initial, &groups) {
+        assert_equal_factors(&expected, &model);
     }
 }
 
@@ -189,48 +239,22 @@ fn codes_wait_on_the_host_and_come_over_wherever_they_are_read() {
     let xs = batches(4);
     let singles: Vec<_> = xs.chunks(1).collect();
     let expected = stock(loras_of(&initial), &singles);
-    let without = {
-        let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init());
-        for x in &xs {
-            fused.step(RATE, |model| model.loss(x.clone()));
-        }
-        fused
-            .valid()
-            .loss(xs[0].clone().inner())
-            .into_scalar::<f32>()
-    };
-    for offload in [
-        Offload::States,
-        Offload::Updates,
-        Offload::Weights(WaitingBlocks::All),
-    ] {
+    let loss = |valid: &Stack| valid.loss(xs[0].clone().inner()).into_scalar::<f32>();
+    let mut without = fused(twin(&initial), FusedConfig::new());
+    train(&mut without, &xs, false);
+    for config in waiting() {
         for in_blocks in [false, true] {
-            let offload = OffloadConfig::new(offload)
-                .with_host(OffloadHost::NdArray)
-                .with_min_elements(1);
-            let config = FusedConfig::new().with_offload(Some(offload));
-            let mut fused = FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
-                .with_config_on(config, &Device::flex());
-            for x in &xs {
-                fused.step(RATE, |model| match in_blocks {
-                    true => model.loss_in_blocks(x.clone()),
-                    false => model.loss(x.clone()),
-                });
-            }
+            let mut fused = fused(twin(&initial), config.clone());
+            train(&mut fused, &xs, in_blocks);
             let valid = fused.valid();
             // In codes there, too.
-            assert!(
-                valid.layers[0]
-                    .weight
-                    .reparameterization::<QuantizedAdapter>()
-                    .is_some()
-            );
-            let loss = valid.loss(xs[0].clone().inner()).into_scalar::<f32>();
-            assert_eq!(loss, without);
-            let model = fused.model();
-            let base = model.layers[0].weight.base();
-            assert!(matches!(base.dtype(), DType::QFloat(_)));
-            assert_equal_factors(&expected, &model);
+            let adapter = valid.layers[0]
+                .weight
+                .reparameterization::<QuantizedAdapter>();
+            assert!(adapter.is_some());
+            assert_eq!(loss(&valid), loss(&without.valid()));
+            assert_in_codes(&fused.model());
+            assert_equal_factors(&expected, &fused.model());
         }
     }
 }
@@ -304,35 +328,19 @@ fn adapters_on_codes_train_on_several_devices() {
         };
         let model = train(twin(&initial));
         assert_equal_factors(&train(loras_of(&initial)), &model);
-        let base = model.layers[0].weight.base();
-        assert!(matches!(base.dtype(), DType::QFloat(_)));
+        assert_in_codes(&model);
     }
 }
 
 #[test]
 fn a_run_on_codes_resumes_exactly() {
-    let initial = quantized(BaseFormat::Bits4);
-    let xs = batches(6);
-    let start = |model| FusedOptimizer::new(model, optim::AdamConfig::new().init());
-    let mut whole = start(twin(&initial));
-    for x in &xs {
-        whole.step(RATE, |model| model.loss_in_blocks(x.clone()));
-    }
-    let mut first = start(twin(&initial));
-    for x in &xs[..3] {
-        first.step(RATE, |model| model.loss_in_blocks(x.clone()));
-    }
     let fresh = || quantized(BaseFormat::Bits4);
-    let mut second = start(copy(&first.model(), fresh));
-    second.load_record(first.to_record());
-    for x in &xs[3..] {
-        second.step(RATE, |model| model.loss_in_blocks(x.clone()));
-    }
-    assert_equal_weights(&whole.model(), &second.model());
+    let [whole, second] = interrupted(&fresh(), fresh);
+    assert_equal_weights(&whole, &second);
     // What is quantized keeps its codes when the rest is cast.
-    let record = whole.model().into_record();
+    let record = whole.clone().into_record();
     let loaded = load_record_in(fresh(), record, FloatDType::F32).unwrap();
-    assert_equal_weights(&whole.model(), &cast(loaded, FloatDType::F32));
+    assert_equal_weights(&whole, &cast(loaded, FloatDType::F32));
 }
 
 #[test]

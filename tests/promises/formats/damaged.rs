@@ -1,54 +1,14 @@
 //! A record that was damaged, or made by hand, is refused by name. Nothing panics, and the state is that of before.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use backburn::FusedError;
 use backburn::optim::InFormat;
-use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
-use burn_pack::{Reader, Scalar, Writer};
+use burn_pack::Scalar;
 
 use super::*;
-
-/// What is in a record.
-#[derive(Clone)]
-struct Contents {
-    tensors: Vec<burn_pack::Tensor>,
-    scalars: BTreeMap<String, Scalar>,
-    paths: BTreeMap<String, String>,
-}
-
-impl Contents {
-    fn of(record: OptimizerRecord) -> Self {
-        let reader = Reader::from_bytes(record.into_bytes().unwrap().shared()).unwrap();
-        Self {
-            scalars: reader.scalars().clone(),
-            paths: reader.metadata().clone(),
-            tensors: reader.into_tensors().unwrap(),
-        }
-    }
-
-    /// With one tensor replaced.
-    fn with_tensor(&self, index: usize, dtype: DType, shape: &[usize], bytes: Bytes) -> Self {
-        let mut damaged = self.clone();
-        let before = &self.tensors[index];
-        damaged.tensors[index] =
-            burn_pack::Tensor::new(before.name.clone(), dtype, shape, before.param_id, bytes);
-        damaged
-    }
-
-    fn into_record(self) -> OptimizerRecord {
-        let mut writer = Writer::new(self.tensors);
-        for (name, scalar) in self.scalars {
-            writer = writer.with_scalar(&name, scalar);
-        }
-        for (id, path) in self.paths {
-            writer = writer.with_metadata(&id, &path);
-        }
-        OptimizerRecord::from_bytes(writer.into_bytes().unwrap()).unwrap()
-    }
-}
+use crate::contents::Contents;
 
 fn trained(optimizer: &ModuleOptimizer, dtype: FloatDType) -> FusedOptimizer<Linear> {
     let device = Device::flex().autodiff();

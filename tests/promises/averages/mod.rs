@@ -16,6 +16,10 @@ use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::compare::*;
 
+mod changes;
+mod hostile;
+mod records;
+
 const RATE: f64 = 0.05;
 
 #[derive(Module, Debug)]
@@ -417,153 +421,6 @@ fn what_moves_no_weight_moves_no_average() {
 }
 
 #[test]
-fn a_run_resumes_with_its_averages_and_loads_without() {
-    let initial = Stack::init();
-    let xs = batches(6, 8);
-    for config in configs() {
-        for offload in [None, Some(Offload::States)] {
-            let offload = offload.map(|offload| {
-                OffloadConfig::new(offload)
-                    .with_host(OffloadHost::NdArray)
-                    .with_min_elements(1)
-            });
-            let how = averaging(config.clone()).with_offload(offload);
-            let start = |model: &Stack| {
-                let model = copy(model, Stack::init);
-                FusedOptimizer::new(model, optim::AdamWConfig::new().init())
-                    .with_config_on(how.clone(), &Device::flex())
-            };
-            let mut whole = start(&initial);
-            for x in &xs {
-                whole.step(RATE, |model| model.loss(x.clone()));
-            }
-            let mut first = start(&initial);
-            for x in &xs[..3] {
-                first.step(RATE, |model| model.loss(x.clone()));
-            }
-            let mut second = start(&first.model());
-            second.load_record(first.to_record());
-            assert_equal_weights(&first.averaged(), &second.averaged());
-            for x in &xs[3..] {
-                second.step(RATE, |model| model.loss(x.clone()));
-            }
-            assert_equal_weights(&whole.averaged(), &second.averaged());
-            assert_equal_weights(&whole.model(), &second.model());
-
-            // Without averages, fused and in stock Burn.
-            let model = copy(&first.model(), Stack::init);
-            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init());
-            without.load_record(first.to_record());
-            let mut model = copy(&first.model(), Stack::init);
-            let mut optimizer = AdamWConfig::new().init().load_record(first.to_record());
-            for x in &xs[3..] {
-                without.step(RATE, |model| model.loss(x.clone()));
-                let gradients = model.loss(x.clone()).backward();
-                let gradients = GradientsParams::from_grads(gradients, &model);
-                model = optimizer.step(RATE, model, gradients);
-            }
-            assert_equal_weights(&model, &without.model());
-            assert_equal_weights(&whole.model(), &without.model());
-            assert_equal_weights(&without.model(), &without.averaged());
-
-            // A record that has none, into a training that has some: they begin anew.
-            let mut anew = start(&first.model());
-            anew.step(RATE, |model| model.loss(xs[0].clone()));
-            anew.load_record(without.to_record());
-            assert_equal_weights(&anew.model(), &anew.averaged());
-        }
-    }
-}
-
-#[test]
-fn clones_and_parts_average_on_their_own() {
-    let initial = Stack::init();
-    let xs = batches(4, 8);
-    let mut one = fused(&initial, averaging(ema(0.5)));
-    one.step(RATE, |model| model.loss(xs[0].clone()));
-    one.step(RATE, |model| model.loss(xs[1].clone()));
-    let mut other = one.clone();
-    let before = one.averaged();
-    let kept = weights(&before);
-    other.step(RATE, |model| model.loss(xs[2].clone()));
-    assert_equal_weights(&before, &one.averaged());
-    one.step(RATE, |model| model.loss(xs[2].clone()));
-    assert_equal_weights(&one.averaged(), &other.averaged());
-    // An averaged model that was kept is that of before.
-    assert!(kept == weights(&before));
-
-    let (model, optimizer) = one.into_parts();
-    let model = copy(&model, Stack::init);
-    let mut again = FusedOptimizer::new(model, optimizer).with_config(averaging(ema(0.5)));
-    // An optimizer of another training holds its averages, until a config asks for some.
-    again.step(RATE, |model| model.loss(xs[3].clone()));
-    assert_equal_weights(&again.model(), &again.averaged());
-}
-
-#[test]
-fn averages_outlive_freezing_and_other_changes_of_the_model() {
-    let initial = Stack::init();
-    let xs = batches(6, 8);
-    let frozen = ParamGroup::from_predicate("layers.1");
-    let mut one = fused(&initial, averaging(ema(0.5)));
-    for x in &xs[..3] {
-        one.step(RATE, |model| model.loss(x.clone()));
-    }
-    let of_frozen = one.averaged().layers[1].weight.val().into_data();
-    one.change_model(|model| model.freeze_group(frozen.clone()));
-    one.step(RATE, |model| model.loss(xs[3].clone()));
-    one.change_model(Stack::unfreeze);
-    let again = one.averaged().layers[1].weight.val().into_data();
-    again.assert_eq(&of_frozen, true);
-    one.step(RATE, |model| model.loss(xs[4].clone()));
-
-    // A layer that is gone takes its average along; one of the same id begins anew.
-    let mut gone = None;
-    one.change_model(|mut model| {
-        gone = model.layers.pop();
-        model
-    });
-    one.step(RATE, |model| model.loss(xs[5].clone()));
-    one.change_model(|mut model| {
-        model.layers.extend(gone);
-        model
-    });
-    let [value, average] = [one.model(), one.averaged()].map(|model| model.layers[2].weight.val());
-    value.into_data().assert_eq(&average.into_data(), true);
-    let [value, average] = [one.model(), one.averaged()].map(|model| model.layers[0].weight.val());
-    assert_ne!(value.into_data(), average.into_data());
-    one.step(RATE, |model| model.loss(xs[5].clone()));
-}
-
-#[test]
-fn only_what_is_asked_for_is_averaged_and_no_longer_than_it_is() {
-    let initial = Stack::init();
-    let xs = batches(4, 8);
-    let some = ema(0.5).with_parameters(vec!["layers.0".into(), "bias".into()]);
-    let mut one = fused(&initial, averaging(some));
-    for x in &xs {
-        one.step(RATE, |model| model.loss(x.clone()));
-    }
-    let differ = |path: &str| {
-        let all = [one.model(), one.averaged()].map(|model| weights(&model));
-        let of = |weights: &[(String, _)]| weights.iter().position(|(found, _)| found == path);
-        let place = of(&all[0]).unwrap();
-        all[0][place].1 != all[1][place].1
-    };
-    assert!(differ("layers.0.weight") && differ("layers.2.bias"));
-    assert!(!differ("layers.1.weight"));
-
-    one.set_config(FusedConfig::new());
-    assert_equal_weights(&one.model(), &one.averaged());
-    one.set_config(averaging(ema(0.5)));
-    // They begin anew.
-    assert_equal_weights(&one.model(), &one.averaged());
-    one.step(RATE, |model| model.loss(xs[0].clone()));
-    let record = one.to_record();
-    one.load_record(record);
-}
-
-#[test]
 fn averages_in_bf16_with_low_bits_move_as_those_in_f32() {
     let width = 80;
     let initial = Stack::of_width(width);
@@ -597,35 +454,6 @@ fn averages_in_bf16_with_low_bits_move_as_those_in_f32() {
                 "{format:?} in {dtype:?}: {error} of {size}"
             );
         }
-    }
-}
-
-#[test]
-fn formats_of_averages_resume_to_the_bit() {
-    let width = 80;
-    let initial = Stack::of_width(width);
-    let xs = batches(4, width);
-    for format in [WeightFormat::Split24, WeightFormat::Stochastic] {
-        let start = |model: &Stack| {
-            let model = copy(model, || Stack::of_width(width));
-            let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-            FusedOptimizer::new(model, optimizer.init())
-                .with_config(averaging(ema(0.9).with_format(format)))
-        };
-        let mut whole = start(&initial);
-        for x in &xs {
-            whole.step(RATE, |model| model.loss(x.clone()));
-        }
-        let mut first = start(&initial);
-        for x in &xs[..2] {
-            first.step(RATE, |model| model.loss(x.clone()));
-        }
-        let mut second = start(&first.model());
-        second.load_record(optim::compact_records(|| first.to_record()));
-        for x in &xs[2..] {
-            second.step(RATE, |model| model.loss(x.clone()));
-        }
-        assert_equal_weights(&whole.averaged(), &second.averaged());
     }
 }
 
