@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Every row trains an MLP of 12 x (512, 2048) with AdamW of `backburn::optim` and a batch of 16, in f32. `by hand` keeps a second model and
-//! moves it after each step, in stock Burn and beside fused training, where every update is a copy while somebody holds the model.
+//! moves it after each step, in stock Burn and beside fused training, where it lets go of the model before the next step: every update
+//! would be a copy.
 //! Each way runs in a process of its own, and they take turns.
 //!
 //! `at rest` and `peak` are bytes in multiples of the parameters' (P), `time` the median time of a step in multiples of fused training

@@ -6,7 +6,7 @@
 //! cargo bench --bench muon -- --no-times # the bytes alone
 //! ```
 //!
-//! Every row trains an MLP of 12 x (512, 2048) in blocks on `flex` devices, each of which has a batch of 128 rows. `Burn` is Burn's
+//! Every row trains an MLP of 12 x (256, 1024) in blocks on `flex` devices, each of which has a batch of 128 rows. `Burn` is Burn's
 //! Muon and AdamW in two parameter groups after the backward pass, all others are `MuonWithAdamWConfig`, fused; `no iteration`
 //! is the same with `ns_steps` 0. Each way runs in a process of its own, and they take turns.
 //!
@@ -36,7 +36,7 @@ static BYTES: PeakAlloc = PeakAlloc;
 const RATE: f64 = 1e-4;
 const BATCH: usize = 128;
 const BLOCKS: usize = 12;
-const WIDTH: usize = 512;
+const WIDTH: usize = 256;
 const ROUNDS: usize = 9;
 const STEPS: usize = 3;
 const RANKS: [usize; 3] = [1, 2, 4];

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use backburn::{
     BaseFormat, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, LoadError, MemoryEstimate,
-    QuantizedAdapter, QuantizedLora, Sharding, cast, load_quantized_from_store, load_record_in,
-    optim,
+    Offload, OffloadConfig, OffloadHost, QuantizedAdapter, QuantizedLora, Sharding, WaitingBlocks,
+    cast, load_quantized_from_store, load_record_in, optim,
 };
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
