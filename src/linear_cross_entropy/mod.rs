@@ -75,14 +75,7 @@ impl LinearCrossEntropyLossConfig {
                 "`soft_cap` is {cap}: it must be a positive number"
             );
         }
-        LinearCrossEntropyLoss {
-            direction: self.direction,
-            chunk_size: self.chunk_size,
-            tile_size: self.tile_size,
-            pad_tokens: self.pad_tokens.clone().unwrap_or_default(),
-            smoothing: self.smoothing,
-            soft_cap: self.soft_cap,
-        }
+        LinearCrossEntropyLoss(self.clone())
     }
 }
 
@@ -136,14 +129,7 @@ impl LinearCrossEntropyLossConfig {
 /// });
 /// ```
 #[derive(Clone, Debug)]
-pub struct LinearCrossEntropyLoss {
-    direction: Option<LossDirection>,
-    chunk_size: usize,
-    tile_size: usize,
-    pad_tokens: Vec<i64>,
-    smoothing: Option<f32>,
-    soft_cap: Option<f64>,
-}
+pub struct LinearCrossEntropyLoss(LinearCrossEntropyLossConfig);
 
 impl LinearCrossEntropyLoss {
     /// The mean cross entropy of the `targets` in nats, given the logits that `head` makes of `hidden`.
@@ -203,10 +189,10 @@ impl LinearCrossEntropyLoss {
         let Some(classes) = head.classes() else {
             return LossDirection::Tokens;
         };
-        if let Some(direction) = self.direction {
+        if let Some(direction) = self.0.direction {
             return direction;
         }
-        let (chunk, tile) = (self.chunk_size.min(tokens), self.tile_size.min(classes));
+        let (chunk, tile) = (self.0.chunk_size.min(tokens), self.0.tile_size.min(classes));
         // Of logits, head and hidden states. One chunk is no sum.
         let of_heads = if chunk < tokens { 2 } else { 1 };
         let chunks = 6 * chunk * classes + of_heads * d_model * classes;
@@ -225,9 +211,9 @@ impl LinearCrossEntropyLoss {
         targets: Tensor<1, Int>,
     ) -> Tensor<1> {
         let [tokens, _] = hidden.dims();
-        let (smoothing, soft_cap) = (self.smoothing, self.soft_cap);
-        let chunks = (0..tokens).step_by(self.chunk_size).map(|start| {
-            let chunk = start..tokens.min(start + self.chunk_size);
+        let (smoothing, soft_cap) = (self.0.smoothing, self.0.soft_cap);
+        let chunks = (0..tokens).step_by(self.0.chunk_size).map(|start| {
+            let chunk = start..tokens.min(start + self.0.chunk_size);
             let input = (
                 hidden.clone().slice(chunk.clone()),
                 targets.clone().slice(chunk),
@@ -249,7 +235,7 @@ impl LinearCrossEntropyLoss {
             (has_sign || **token >= 0)
                 && (targets.dtype() == DType::I64 || i32::try_from(**token).is_ok())
         };
-        let pads = self.pad_tokens.iter().filter(fits);
+        let pads = self.0.pad_tokens.iter().flatten().filter(fits);
         pads.map(is).reduce(Tensor::bool_or)
     }
 }

@@ -19,12 +19,15 @@ impl LinearCrossEntropyLoss {
     ) -> Tensor<1> {
         let [tokens, _] = hidden.dims();
         let outside = outside(&targets, classes);
-        let (soft_cap, dtype) = (self.soft_cap, hidden.dtype());
-        let of_all = self.smoothing.map(|share| (share, share / classes as f32));
+        let (soft_cap, dtype) = (self.0.soft_cap, hidden.dtype());
+        let of_all = self
+            .0
+            .smoothing
+            .map(|share| (share, share / classes as f32));
         // The gradients that tiles have for it are summed in this type.
         let hidden = hidden.cast(precision(dtype));
-        let tiles = (0..classes).step_by(self.tile_size).map(|start| {
-            let end = classes.min(start + self.tile_size);
+        let tiles = (0..classes).step_by(self.0.tile_size).map(|start| {
+            let end = classes.min(start + self.0.tile_size);
             let input = (hidden.clone(), targets.clone());
             gradient_checkpointing(head, input, move |head: &H, (hidden, targets)| {
                 let logits = capped(head.logits_of(hidden.cast(dtype), start..end), soft_cap);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backburn::{
     FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    LinearCrossEntropyLossConfig, Ownership, Sharding,
+    LinearCrossEntropyLossConfig, LossDirection, Ownership, Sharding,
 };
 use burn::module::Lora;
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -140,20 +140,29 @@ fn a_batch_split_over_ranks_equals_the_whole() {
     }
 }
 
-/// The tied embedding as the head of a loss in chunks, after layers in blocks.
-fn loss_in_chunks(model: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
+/// The tied embedding as the head of a loss in pieces, after layers in blocks.
+fn loss_in_pieces(model: &Network, tokens: Tensor<2, Int>, direction: LossDirection) -> Tensor<1> {
     let targets = tokens.clone().flatten(0, 1);
     let hidden = model.embedding.forward(tokens).flatten(0, 1);
     let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
     let layers = model.layers.iter();
     let hidden = layers.fold(hidden, |x, layer| gradient_checkpointing(layer, x, run));
-    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(2);
+    let loss = LinearCrossEntropyLossConfig::new()
+        .with_direction(Some(direction))
+        .with_chunk_size(2)
+        .with_tile_size(3);
     loss.init().forward(&model.embedding, hidden, targets)
 }
 
 #[test]
 fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     let _alone = alone();
+    for direction in [LossDirection::Tokens, LossDirection::Classes] {
+        pieces_over_ranks_equal_the_whole(direction);
+    }
+}
+
+fn pieces_over_ranks_equal_the_whole(direction: LossDirection) {
     let devices = flex(3);
     let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[6, 6, 6]);
@@ -161,7 +170,9 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw())
         .with_config(FusedConfig::new().with_clipping(Some(clipping)));
     for batch in &whole {
-        alone.step_repeatable(RATE, |model| loss_in_chunks(model, batch.clone()));
+        alone.step_repeatable(RATE, |model| {
+            loss_in_pieces(model, batch.clone(), direction)
+        });
     }
     let expected = weights(&alone.model());
     for sharding in [Sharding::State, Sharding::Full] {
@@ -173,7 +184,9 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
         );
         for batch in &whole {
             let parts = batch.clone().chunk(3, 0);
-            fused.step_repeatable(RATE, parts, |model, part| loss_in_chunks(model, part) / 3.0);
+            fused.step_repeatable(RATE, parts, move |model, part| {
+                loss_in_pieces(model, part, direction) / 3.0
+            });
         }
         let weights = weights(&fused.model());
         for ((path, one), (_, other)) in expected.iter().zip(&weights) {
