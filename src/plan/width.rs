@@ -240,3 +240,35 @@ fn average(averaging: &WeightAveragingConfig, parameter: &Parameter) -> usize {
     };
     of_one * elements
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::estimate::{measure, parameters};
+    use crate::optim::AdamWConfig;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    #[test]
+    fn ranks_share_the_states_and_wait_for_each_other() {
+        let device = Device::flex().autodiff();
+        let linear = |_| LinearConfig::new(64, 64).init(&device);
+        let model: Vec<Linear> = (0..4).map(linear).collect();
+        let footing = Footing {
+            in_bf16: false,
+            on_host: false,
+        };
+        let mut width = Width::new(footing, parameters(&model), usize::MAX);
+        let states = measure(&AdamWConfig::new().init(), &width.parameters, true);
+        let (sum, update) = (states.sum(), states.update);
+        width.states.push(((None, None), states));
+        let on = |ranks| {
+            let config = FusedConfig::new();
+            let beside = width.beside((None, None), Sums::None, &config, None, ranks);
+            beside.unwrap().device
+        };
+        assert_eq!(on(1), sum + update);
+        let largest = 4 * 64 * 64;
+        assert_eq!(on(2), sum / 2 + update + largest / 4 * 5 + 2 * largest);
+    }
+}
