@@ -45,6 +45,8 @@ pub struct Course {
     pub in_blocks: bool,
     pub kept: Option<(Model, Vec<(String, TensorData)>)>,
     pub elsewhere: bool,
+    /// Whether the last of several ranks has no batch.
+    pub is_idle: bool,
 }
 
 impl Course {
@@ -57,11 +59,13 @@ impl Course {
             in_blocks: options.blocks != Blocks::None,
             kept: None,
             elsewhere: false,
+            is_idle: false,
         }
     }
 
     pub fn batch(&mut self) -> Vec<Batch> {
-        let ranks = self.options.devices.ranks();
+        let idle = usize::from(self.is_idle).min(self.options.devices.ranks() - 1);
+        let ranks = self.options.devices.ranks() - idle;
         self.batches.by_ref().take(ranks).collect()
     }
 
@@ -85,6 +89,7 @@ impl Course {
                 return Ended::Refused;
             }
             self.step();
+            self.is_idle = false;
             self.compare();
         }
         if let Some((model, values)) = &self.kept {

@@ -50,6 +50,9 @@ impl Course {
             }
             Event::Parts => {}
             Event::Thread => self.elsewhere = true,
+            Event::Idle => self.is_idle = true,
+            Event::Remove if amid_group && options.in_state() => {}
+            Event::Remove => return self.change(Model::without_norm),
             Event::Change if amid_group && options.in_state() => {}
             Event::Change => return self.change(|model| model),
             Event::Drop => {

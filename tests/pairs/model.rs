@@ -146,6 +146,10 @@ impl Model {
             .collect()
     }
 
+    pub fn without_norm(self) -> Self {
+        Self { norm: None, ..self }
+    }
+
     /// Puts others in their places.
     pub fn set_statistics(&self, statistics: &[Tensor<1>]) {
         if let (Some(norm), [mean, var]) = (&self.norm, statistics) {

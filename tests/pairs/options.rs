@@ -32,7 +32,7 @@ options! {
     Averages { None, Exponential, Uniform, WithStatistics, Some, Split24 }
     Event {
         None, Freeze, Record, Checkpoint, Panic, NotFinite, Keep, DryRun, Clone, Parts, Thread, Change, Drop,
-        Offload, Share, Clip, Average,
+        Offload, Share, Clip, Average, Idle, Remove,
     }
     Moment { Between, Within }
     Limit { None, Byte, Some }

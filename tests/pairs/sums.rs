@@ -30,11 +30,12 @@ pub fn summed(
     for Known { id, dtype, .. } in &parameters {
         let ranks = of_ranks.len();
         let owner = owners.get(id).copied().unwrap_or(0);
-        let from_owner = (0..ranks).map(|next| (owner + next) % ranks);
+        let all = devices.ranks();
+        let from_owner = (0..all).map(|next| (owner + next) % all);
         // The first from the owner on, then the others in their order.
         let first = from_owner
             .into_iter()
-            .find(|rank| of_ranks[*rank].contains_key(id));
+            .find(|rank| of_ranks.get(*rank).is_some_and(|it| it.contains_key(id)));
         let others = (0..ranks).filter(|rank| Some(*rank) != first);
         for rank in first.into_iter().chain(others) {
             let Some(gradient) = of_ranks[rank].get(id).cloned() else {
