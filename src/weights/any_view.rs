@@ -110,7 +110,7 @@ impl<const D: usize> AnyView for View<D> {
     }
 
     fn end(&self, well: bool) -> ParameterReport {
-        let shares = self.terms.holding == Holding::Shared;
+        let shares = self.terms.given == Holding::Shared;
         if !shares {
             View::let_go(self);
         }

@@ -1,3 +1,8 @@
+//! The way of a gradient from a tap to the home of its parameter: a tap [receives](Arrival) one, the view adds up what has come for it
+//! ([`arrive`](View::arrive)) and, when nothing is owed any more, gives the sum home ([`give`](View::give)), with the word of this rank
+//! ([`answer`](View::answer)). A gradient that is complete without a tap joins them there ([`complete`](View::complete)). What home
+//! does with it is in `update`.
+
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
@@ -147,7 +152,7 @@ impl<const D: usize> View<D> {
         let home = &self.home;
         let ranks = self.terms.rank.as_ref();
         // Where the home is what this rank computes with, the gradient is there.
-        if ranks.is_none() && self.terms.holding == Holding::Shared {
+        if ranks.is_none() && self.terms.given == Holding::Shared {
             return home.use_gradients(pass, gradient.into_iter().collect());
         }
         if gradient.is_none() && ranks.is_some() {

@@ -4,7 +4,8 @@ use super::states::{States, Values};
 use crate::parameters::AnyTensor;
 use crate::pass::Reads;
 
-/// The running states of a module whose passes see them alike. Dropped, they are as they were, with what was aside.
+/// The running states of a module whose passes see them alike. Dropped, they are as they were, with what was aside,
+/// unless what has become of them was [committed](Self::commit).
 pub(crate) struct KeptStatistics<M: Module> {
     /// None if it has no states.
     module: Option<M>,
@@ -72,8 +73,8 @@ impl<M: Module> KeptStatistics<M> {
         }
     }
 
-    /// Leaves the states as the last pass has left them.
-    pub(crate) fn forget(mut self, reads: Reads) {
+    /// What the last pass has made of the states counts.
+    pub(crate) fn commit(mut self, reads: Reads) {
         let Some(module) = self.module.take() else {
             return;
         };

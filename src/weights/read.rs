@@ -171,7 +171,7 @@ impl<const D: usize> View<D> {
         if self.terms.waits && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
-        let value = match self.terms.holding {
+        let value = match self.terms.given {
             Holding::Shared => Part::or_whole(part, self.home.value()),
             _ => self.here(&mut state, Keeps::Nothing, part),
         };

@@ -27,8 +27,8 @@ pub(crate) struct Terms {
     pub(super) is_leaf: bool,
     /// The path of the frozen parameter that this one adapts, if that waits on the host.
     pub(super) waiting_base: Option<Arc<str>>,
-    /// What the layout gives it.
-    pub(super) holding: Holding,
+    /// What the layout gives it; by now it may [hold](Self::holding) more.
+    pub(super) given: Holding,
     /// Which of several ranks it is that of.
     pub(super) rank: Option<Membership>,
     /// If something waits on the host.
@@ -47,7 +47,7 @@ impl Terms {
         let terms = Self {
             id: home.id,
             path: home.path.clone(),
-            holding: layout.holding(home.id, home.site(), home.dtype, &device),
+            given: layout.holding(home.id, home.site(), home.dtype, &device),
             elements: home.elements(),
             dtype_at_home: home.dtype,
             dtype: layout.compute_dtype(home.dtype),
@@ -68,9 +68,9 @@ impl Terms {
 
     /// What this rank has of the parameter, by now.
     pub(super) fn holding(&self) -> Holding {
-        match self.holding {
+        match self.given {
             Holding::ForRead if self.stays.load(Ordering::Relaxed) => Holding::Kept,
-            holding => holding,
+            given => given,
         }
     }
 

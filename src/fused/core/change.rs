@@ -42,7 +42,7 @@ impl<M: Module> Core<M> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         let model = change(self.model());
         self.go_on_with(self.ranks.with_model(model, &self.config)?);
-        statistics.forget(Reads::InTime);
+        statistics.commit(Reads::InTime);
         Ok(())
     }
 
@@ -60,7 +60,7 @@ impl<M: Module> Core<M> {
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.config);
         self.go_on_with(ranks.map_err(Unfit::Fused)?);
-        statistics.forget(Reads::InTime);
+        statistics.commit(Reads::InTime);
         self.ranks.session().update().begin_with(optimizer);
         self.begin_anew();
         // What autodiff has noted of the parameters that were there.
@@ -85,7 +85,7 @@ impl<M: Module> Core<M> {
             let sums = !policies.in_state && self.has_accumulated();
             let views = self.ranks.views().clone();
             self.go_on_with(ranks);
-            statistics.forget(Reads::InTime);
+            statistics.commit(Reads::InTime);
             self.place_states(&config);
             self.restore_kept();
             if self.ranks.named.is_none() {
@@ -126,7 +126,7 @@ impl<M: Module> Core<M> {
         self.choice = Arc::new(config.gradient_checkpointing.choice());
         self.config = config;
         self.restore_kept();
-        self.average();
+        self.follow_averaging();
     }
 
     /// A model alone where `config` lets it rest, and computing on `device`, by default where it does; none if it is there.
@@ -199,7 +199,7 @@ impl<M: Module> Core<M> {
         if through_a_record {
             self.restore_kept();
         }
-        self.average();
+        self.follow_averaging();
     }
 
     /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
@@ -230,7 +230,7 @@ impl<M: Module> Core<M> {
         if let Some(keeper) = core.policies.keeper() {
             session.update().make_place(|it| keeper.join(it));
         }
-        core.average();
+        core.follow_averaging();
         core.restore_kept();
         Ok(core)
     }

@@ -206,7 +206,7 @@ impl<M: Module> Core<M> {
         homes.for_each(|home| home.average(None));
         self.statistics.forget();
         self.restore_kept();
-        self.average();
+        self.follow_averaging();
         if self.has_accumulated() {
             log::warn!(
                 "the accumulated gradients are dropped: they belong to the optimizer state before this one"
@@ -241,8 +241,8 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Averages as the config says.
-    pub(super) fn average(&mut self) {
+    /// Lets all that may be averaged take its averages, or none, from the config.
+    pub(super) fn follow_averaging(&mut self) {
         let config = self.config.averaging.clone().map(Arc::new);
         let homes = self.ranks.views().homes();
         homes.for_each(|home| home.average(config.as_ref()));

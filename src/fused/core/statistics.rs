@@ -43,8 +43,8 @@ impl<M: Module> SharedStatistics<M> {
         if goal == Goal::Measure || matches!(ended, Err(FusedError::RandomNumbers { .. })) {
             return ended;
         }
-        let left = |statistics: KeptStatistics<M>| statistics.forget(Reads::InTime);
-        self.kept.into_iter().for_each(left);
+        let commit = |statistics: KeptStatistics<M>| statistics.commit(Reads::InTime);
+        self.kept.into_iter().for_each(commit);
         if self.before.iter().all(Option::is_none) {
             return ended;
         }

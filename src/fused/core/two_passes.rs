@@ -125,7 +125,7 @@ impl<M: Module> Core<M> {
                 if rehearsal.reads() && output.is_ok() && updated.differ() {
                     learned.have_read(states);
                 }
-                updated.forget(states);
+                updated.commit(states);
             }
         }
         let output = output?;
