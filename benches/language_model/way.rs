@@ -13,7 +13,7 @@ pub struct Way {
     pub name: &'static str,
     pub fused: bool,
     pub blocks: bool,
-    /// The loss in pieces.
+    /// The loss in pieces; in those of classes with layers in tiles of tokens.
     pub chunked: Option<LossDirection>,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,
@@ -97,6 +97,7 @@ impl Way {
         config
             .with_recompute_layers(self.blocks)
             .with_loss(self.chunked.map(loss))
+            .with_tile((self.chunked == Some(LossDirection::Classes)).then_some(256))
     }
 
     pub fn model(&self, config: &LanguageModelConfig, device: &Device) -> LanguageModel {
