@@ -123,7 +123,7 @@ impl Level {
             name: self.name(choice.part, &choice.kept.keep),
             device_bytes: choice.device,
             host_bytes: choice.host,
-            seconds: choice.seconds,
+            seconds: Some(choice.seconds),
             fidelity: self.fidelity(choice.part),
         }
     }
@@ -131,10 +131,10 @@ impl Level {
     /// One of which no pass was run, since so many bytes are needed before.
     pub(super) fn unmeasured(&self, bytes: usize) -> Rung {
         Rung {
-            name: format!("{}, before a pass", self.name(Part::WHOLE, &[])),
+            name: self.name(Part::WHOLE, &[]),
             device_bytes: bytes,
             host_bytes: 0,
-            seconds: 0.0,
+            seconds: None,
             fidelity: self.fidelity(Part::WHOLE),
         }
     }

@@ -21,12 +21,13 @@ pub enum Fidelity {
 pub struct Rung {
     /// What is done.
     pub name: String,
-    /// Bytes at the peak where the model computes; on a CPU, of the whole process.
+    /// Bytes at the peak where the model computes; on a CPU, of the whole process. If no pass was run, those before one.
     pub device_bytes: usize,
     /// Bytes on the host, if that is not where the model computes.
     pub host_bytes: usize,
-    /// Seconds of a step, as far as passes that update nothing tell; without what is on its way to the host.
-    pub seconds: f64,
+    /// Seconds of a step, as far as passes that update nothing tell; without what is on its way to the host. None if not even
+    /// the smallest pass was sure to fit, so that none was run.
+    pub seconds: Option<f64>,
     /// Whether it changes the result.
     pub fidelity: Fidelity,
 }
@@ -80,15 +81,17 @@ impl Display for Ladder {
             };
             let fits = match rung.device_bytes.checked_sub(self.budget) {
                 Some(over) if over > 0 => format!("{:.2} MB too many", mega(over)),
+                _ if rung.seconds.is_none() => "before a pass, which does not fit".to_string(),
                 _ => "fits".to_string(),
             };
+            let seconds = rung.seconds.map(|seconds| format!("{seconds:.3}"));
             writeln!(
                 f,
-                "{} {:<width$}{:>12.2}{host:>12}{:>10.3}  {result}, {fits}",
+                "{} {:<width$}{:>12.2}{host:>12}{:>10}  {result}, {fits}",
                 if is_taken { '>' } else { ' ' },
                 rung.name,
                 mega(rung.device_bytes),
-                rung.seconds,
+                seconds.unwrap_or_default(),
             )?;
         }
         if self.estimated {

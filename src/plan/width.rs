@@ -122,7 +122,7 @@ impl Width {
             name: "stock Burn".to_string(),
             device_bytes: run.peak.max(after) + states.sum(),
             host_bytes: 0,
-            seconds: in_micros(run.seconds + states.seconds),
+            seconds: Some(in_micros(run.seconds + states.seconds)),
             fidelity: Fidelity::Exact,
         })
     }
