@@ -14,10 +14,10 @@ pub(crate) struct AdamW<const CAUTIOUS: bool> {
     pub(crate) epsilon: f64,
 }
 
-impl<const CAUTIOUS: bool> AdamW<CAUTIOUS> {
-    /// The parameter after the step.
+impl<const CAUTIOUS: bool, const S: usize> UpdateRule<S> for AdamW<CAUTIOUS> {
     #[inline(always)]
-    fn parameter<N: Number>(&self, parameter: N, moment_1: N, moment_2: N) -> N {
+    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
+        let [moment_1, moment_2] = self.moments.update(gradient, &mut states);
         let corrected_1 = moment_1 / N::of(self.correction_1);
         let corrected_2 = moment_2 / N::of(self.correction_2);
         let delta = corrected_1 / (corrected_2.sqrt() + N::of(self.epsilon));
@@ -30,26 +30,6 @@ impl<const CAUTIOUS: bool> AdamW<CAUTIOUS> {
         } else {
             decay
         };
-        decayed - delta * N::of(self.learning_rate)
-    }
-}
-
-impl<const CAUTIOUS: bool> UpdateRule<2> for AdamW<CAUTIOUS> {
-    #[inline(always)]
-    fn update<N: Number>(&self, parameter: N, gradient: N, moments: [N; 2]) -> (N, [N; 2]) {
-        let [moment_1, moment_2] = self.moments.update(gradient, moments);
-        let parameter = self.parameter(parameter, moment_1, moment_2);
-        (parameter, [moment_1, moment_2])
-    }
-}
-
-/// AMSGrad.
-impl<const CAUTIOUS: bool> UpdateRule<3> for AdamW<CAUTIOUS> {
-    #[inline(always)]
-    fn update<N: Number>(&self, parameter: N, gradient: N, [a, b, max]: [N; 3]) -> (N, [N; 3]) {
-        let [moment_1, moment_2] = self.moments.update(gradient, [a, b]);
-        let max = max.max(moment_2);
-        let parameter = self.parameter(parameter, moment_1, max);
-        (parameter, [moment_1, moment_2, max])
+        (decayed - delta * N::of(self.learning_rate), states)
     }
 }

@@ -20,12 +20,23 @@ impl Moments {
         }
     }
 
+    /// Takes both on, and a third state, the maximum of the second (AMSGrad), if there is one. Returns the first, and the
+    /// second or its maximum.
     #[inline(always)]
-    pub(crate) fn update<N: Number>(&self, gradient: N, [moment_1, moment_2]: [N; 2]) -> [N; 2] {
+    pub(crate) fn update<N: Number, const S: usize>(
+        &self,
+        gradient: N,
+        states: &mut [N; S],
+    ) -> [N; 2] {
+        const {
+            assert!(S == 2 || S == 3);
+        }
         let square = gradient * gradient;
-        [
-            moment_1 * N::of(self.beta_1) + gradient * N::of(self.rest_1),
-            moment_2 * N::of(self.beta_2) + square * N::of(self.rest_2),
-        ]
+        states[0] = states[0] * N::of(self.beta_1) + gradient * N::of(self.rest_1);
+        states[1] = states[1] * N::of(self.beta_2) + square * N::of(self.rest_2);
+        if S == 3 {
+            states[2] = states[2].max(states[1]);
+        }
+        [states[0], states[S - 1]]
     }
 }
