@@ -20,7 +20,6 @@ use std::any::type_name;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::Device;
 
 pub use activations::{Activations, FloatMap};
 pub use config::GradientCheckpointingConfig;
@@ -181,7 +180,8 @@ where
         true => Way::RunTwice { index: None },
         false => scope.pass.blocks().next(),
     };
-    let random = numbers(&scope, devices);
+    let random = Stream::new(devices, |device| scope.next_seed(device));
+    scope.pass.blocks().draw_on(&random.devices);
     match way {
         Way::Keep => {
             let _entered = scope.kept(random.seed).enter();
@@ -192,13 +192,6 @@ where
         }
         Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
     }
-}
-
-/// The random numbers of the next block in `scope`, which computes on `devices`.
-fn numbers(scope: &Scope, devices: Vec<Device>) -> Stream {
-    let random = Stream::new(devices, |device| scope.next_seed(device));
-    scope.pass.blocks().draw_on(&random.devices);
-    random
 }
 
 /// Runs a block once, and lets it wait for the gradients of its outputs to run again.
@@ -233,12 +226,11 @@ where
             let name = name::<B>(&readers);
             format!("the first run of the recomputed block {name}")
         };
-        let run = || match scope.pass.placement() {
-            None => random.during_noted(1, || forward(&block, input)),
-            Some(placement) => {
-                let block = with_frozen(block.clone(), placement);
-                random.during_noted(1, || forward(&block, input))
-            }
+        let run = || {
+            random.during_noted(1, || match scope.pass.placement() {
+                None => forward(&block, input),
+                Some(placement) => forward(&with_frozen(block.clone(), placement), input),
+            })
         };
         scope.pass.blocks().first_run(|| located(run, place))
     };
@@ -277,8 +269,7 @@ where
     } else {
         (output, None)
     };
-    let outputs = forms.found.len();
-    let strategy = forms.strategy;
+    let (outputs, strategy) = (forms.found.len(), forms.strategy);
     let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
     let segment = Segment {
         block,
