@@ -117,12 +117,16 @@ impl LinearCrossEntropyLoss {
     }
 
     /// Which way the loss goes with `head` over hidden states of shape `[tokens, d_model]`: the one that was asked for, or that
-    /// which takes less memory in a backward pass. A head that can't compute some of its [classes](Head::classes) alone has
+    /// which takes less memory in a backward pass. On devices of CubeCL, whose fusion fails on tiles, it is always chunks of tokens. A head that can't compute some of its [classes](Head::classes) alone has
     /// chunks of tokens.
     pub fn direction<H: Head>(&self, head: &H, [tokens, d_model]: [usize; 2]) -> LossDirection {
         let Some(classes) = head.classes() else {
             return LossDirection::Tokens;
         };
+        // The fusion of Burn 0.22.1 panics where it joins the reductions of tiles (`TraceFuser::block_local_input`).
+        if head.devices().iter().any(is_cubecl) {
+            return LossDirection::Tokens;
+        }
         if let Some(direction) = self.0.direction {
             return direction;
         }
