@@ -38,7 +38,7 @@ impl GradientCheckpointingConfig {
     /// fused.step(1e-3, forward);
     /// let timeline = recorder.finish()?;
     ///
-    /// let budget = timeline.peak().bytes.total() + 160_000;
+    /// let budget = timeline.peak().bytes.total() + 110_000;
     /// let config = GradientCheckpointingConfig::for_budget(&timeline, budget)?;
     /// assert_eq!(config.keep_activations, [false, false, true, true]);
     /// fused.set_config(FusedConfig::new().with_gradient_checkpointing(config));
