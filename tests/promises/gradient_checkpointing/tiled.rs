@@ -90,7 +90,11 @@ fn fused_equals_stock_in_tiles(device: &Device) {
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, RATE, loss);
         let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
         train_fused(&mut fused, 3, RATE, loss);
-        assert_near(&weights(&stock), &weights(&fused.model()), 1e-6);
+        // The gradient of the key's bias is nothing but rounding.
+        match is_exact(device) {
+            true => assert_near(&weights(&stock), &weights(&fused.model()), 1e-6),
+            false => assert_equal_weights(&stock, &fused.model()),
+        }
         assert_changed(&initial, &fused.model(), |_| true);
         assert!(fused.last_step().copied.is_none_or(|copied| copied == 0));
     }
