@@ -117,8 +117,8 @@ impl LinearCrossEntropyLoss {
     }
 
     /// Which way the loss goes with `head` over hidden states of shape `[tokens, d_model]`: the one that was asked for, or that
-    /// which takes less memory in a backward pass. On devices of CubeCL, whose fusion fails on tiles, it is always chunks of tokens. A head that can't compute some of its [classes](Head::classes) alone has
-    /// chunks of tokens.
+    /// which takes less memory in a backward pass. It is always chunks of tokens on devices of CubeCL, whose fusion fails on tiles, and
+    /// with a head that can't compute some of its [classes](Head::classes) alone.
     pub fn direction<H: Head>(&self, head: &H, [tokens, d_model]: [usize; 2]) -> LossDirection {
         let Some(classes) = head.classes() else {
             return LossDirection::Tokens;

@@ -47,7 +47,7 @@ impl Adaptive {
         kept.then(|| Keeper::new(self.state.clone()))
     }
 
-    pub(crate) fn clips_lagged(&self) -> bool {
+    pub(super) fn clips_lagged(&self) -> bool {
         matches!(self.clipping, Some(GlobalNormClippingConfig::Lagged(_)))
     }
 
@@ -65,15 +65,19 @@ impl Adaptive {
         self.clips_exactly() || self.overflow() == Some(Overflow::SkipStep)
     }
 
-    /// What gradients of this norm are multiplied by, if they are clipped.
+    /// What gradients that were measured to be of this norm are multiplied by, if they are clipped: lagged clipping goes by the
+    /// norm before all the same.
     pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
-        self.clipping?.coefficient(norm)
+        match self.clips_lagged() {
+            true => self.lagged_coefficient(),
+            false => self.clipping?.coefficient(norm),
+        }
     }
 
     /// What lagged clipping multiplies the gradients of the next pass by.
     pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
         let norm = self.state.lock().gradient_norm;
-        self.coefficient(norm?)
+        self.clipping?.coefficient(norm?)
     }
 
     /// The scale of the loss in the first step.

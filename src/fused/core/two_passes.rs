@@ -106,10 +106,7 @@ impl<M: Module> Core<M> {
             self.adapt(&plan, None, Some(norm.value), true);
             return Ok(output);
         }
-        let coefficient = adaptive.and_then(|adaptive| match adaptive.clips_lagged() {
-            true => adaptive.lagged_coefficient(),
-            false => adaptive.coefficient(norm.value),
-        });
+        let coefficient = adaptive.and_then(|adaptive| adaptive.coefficient(norm.value));
         let value = norm.value;
         let mut plan = self.policies.plan(Goal::Update, coefficient);
         if !rehearsal.reads() {
