@@ -1,6 +1,5 @@
 //! Weights to rows of bytes and back: the scale of a group, and its codes.
 
-#[cfg(feature = "flex")]
 use rayon::prelude::*;
 
 use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
@@ -9,7 +8,6 @@ use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
 const SCALES: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72];
 
 /// Groups that are worth a thread.
-#[cfg(feature = "flex")]
 const GRAIN: usize = 512;
 
 /// Burn puts the scale of a tensor behind its bytes, and would move them all where there is no room for it.
@@ -21,14 +19,9 @@ pub(super) fn encoded(values: &[f32], format: BaseFormat) -> Vec<u8> {
     let mut rows = Vec::with_capacity(bytes + ROOM);
     rows.resize(bytes, 0);
     let code = |(row, values)| encode(values, format, row);
-    #[cfg(feature = "flex")]
     rows.par_chunks_mut(format.row())
         .zip(values.par_chunks(GROUP))
         .with_min_len(GRAIN)
-        .for_each(code);
-    #[cfg(not(feature = "flex"))]
-    rows.chunks_mut(format.row())
-        .zip(values.chunks(GROUP))
         .for_each(code);
     rows
 }
@@ -36,14 +29,9 @@ pub(super) fn encoded(values: &[f32], format: BaseFormat) -> Vec<u8> {
 /// Multiplies `values` by `scale`, and adds the weights in `rows`.
 pub(super) fn add(rows: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
     let decode = |(row, values)| add_group(row, format, scale, values);
-    #[cfg(feature = "flex")]
     rows.par_chunks(format.row())
         .zip(values.par_chunks_mut(GROUP))
         .with_min_len(GRAIN)
-        .for_each(decode);
-    #[cfg(not(feature = "flex"))]
-    rows.chunks(format.row())
-        .zip(values.chunks_mut(GROUP))
         .for_each(decode);
 }
 
