@@ -154,6 +154,28 @@ fn every_page_begins_with_something_to_run() {
     ));
 }
 
+/// The lines of the first program of a page that a book hides, but for the one that says what `?` returns.
+fn hidden_at_the_beginning(page: &str) -> Vec<&str> {
+    let mut lines = page.lines().skip_while(|line| !line.starts_with("```"));
+    let is_rust = lines.next().is_some_and(|line| line.starts_with("```rust"));
+    let program = lines.take_while(|line| is_rust && *line != "```");
+    let hidden = program.filter(|line| line.starts_with("# ") && !line.starts_with("# Ok::<"));
+    hidden.collect()
+}
+
+/// That of the learner is the example `learner`, as its page says.
+#[test]
+fn the_first_program_of_a_page_can_be_copied_whole() {
+    for name in book() {
+        let page = read_to_string(root().join("docs").join(&name)).unwrap();
+        let is_an_example = name == "learner.md";
+        let hidden = hidden_at_the_beginning(&page);
+        assert!(is_an_example || hidden.is_empty(), "{name}: {hidden:?}");
+    }
+    let hidden = "# A page\n```rust\n# let x = 1;\nprintln!(\"{x}\");\n# Ok::<(), ()>(())\n```\n";
+    assert_eq!(hidden_at_the_beginning(hidden), ["# let x = 1;"]);
+}
+
 #[test]
 fn the_front_page_is_short() {
     let page = read_to_string(root().join("README.md")).unwrap();
