@@ -190,7 +190,8 @@ pub enum FusedError {
     /// The backward pass reached none of the model's parameters.
     #[error(
         "the loss depends on no trainable parameter of the model: none of its {parameters} \
-         parameters got a gradient, and nothing was updated"
+         parameters got a gradient, and nothing was updated. Compute it with the model that the closure is given, and \
+         detach no output of it"
     )]
     LossWithoutParameters {
         /// The number of trainable parameters.
@@ -198,14 +199,18 @@ pub enum FusedError {
     },
 
     /// A largest norm that nothing can be clipped to.
-    #[error("gradients can't be clipped to a global norm of {max_norm}: it must be positive")]
+    #[error(
+        "gradients can't be clipped to a global norm of {max_norm}: that of `GlobalNormClippingConfig` must be positive"
+    )]
     MaxNorm {
         /// The norm asked for.
         max_norm: f64,
     },
 
     /// A loss scale that is none.
-    #[error("the loss can't be scaled by {scale}: the scale must be positive and finite")]
+    #[error(
+        "the loss can't be scaled by {scale}: set `initial_scale` to a positive and finite number"
+    )]
     LossScale {
         /// The scale asked for.
         scale: f64,
@@ -290,7 +295,8 @@ pub enum FusedError {
     /// A hook stopped the step at a gradient with an infinite element, or one that is not a number.
     #[error(
         "the gradient of parameter `{path}` is not finite: neither it was updated nor the \
-         parameters that the forward pass read before it"
+         parameters that the forward pass read before it. Look for the first loss that is not finite, or lower the \
+         learning rate"
     )]
     GradientNotFinite {
         /// Path of the parameter.
@@ -452,7 +458,7 @@ pub enum FusedError {
     /// An optimizer record holds a state of another rank than its parameter.
     #[error(
         "the optimizer record holds a state of rank {found} for parameter `{path}` of rank \
-         {expected}: it was saved with another model"
+         {expected}: it was saved with another model. Load the record that was saved with this one"
     )]
     RecordRank {
         /// Path of the parameter in the model.
@@ -466,7 +472,8 @@ pub enum FusedError {
     /// An optimizer record holds a state of another shape than its parameter.
     #[error(
         "the optimizer record holds `{state}` of shape {found:?} for parameter `{path}` of shape \
-         {expected:?}: it was saved with another model, and nothing of it was loaded"
+         {expected:?}: it was saved with another model, and nothing of it was loaded. Load the record that was saved \
+         with this one"
     )]
     RecordShape {
         /// Path of the parameter in the model.
@@ -493,7 +500,9 @@ pub enum FusedError {
     },
 
     /// An optimizer record that can't be read.
-    #[error("the optimizer record can't be read: {reason}")]
+    #[error(
+        "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or go on without it"
+    )]
     UnreadableRecord {
         /// What Burn says about it.
         reason: String,

@@ -110,7 +110,7 @@ impl MemoryEstimate {
         let mut others = timeline.dry_runs.iter().filter(|it| **it != self.model);
         others.next().map_or(Ok(()), |other| {
             unusable(format!(
-                "the recording is of a dry run of another model: of {other}, and not of {}",
+                "the recording is of a dry run of another model: of {other}, and not of {}. Record this one",
                 self.model
             ))
         })

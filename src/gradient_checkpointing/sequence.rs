@@ -110,7 +110,7 @@ fn same(one: Option<usize>, other: Option<usize>) -> Option<usize> {
     if let (Some(one), Some(other)) = (one, other) {
         assert!(
             one == other,
-            "parts of a sequence in tiles have {one} and {other} tokens"
+            "the inputs of tiles have {one} and {other} tokens: cut those of one length, and pass the others as `Whole`"
         );
     }
     one.or(other)

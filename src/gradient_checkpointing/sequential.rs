@@ -36,7 +36,7 @@ where
     let segments = segments.into().unwrap_or_else(root);
     assert!(
         segments > 0 || blocks.is_empty(),
-        "a stack of {} blocks can't be recomputed in 0 segments",
+        "`segments` is 0, and there are {} blocks: there must be at least one segment",
         blocks.len()
     );
     let length = blocks.len().div_ceil(segments.max(1)).max(1);

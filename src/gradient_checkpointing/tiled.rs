@@ -54,7 +54,7 @@ where
         "`tile_size` is 0: there must be at least one token in a tile"
     );
     let tokens = input.tokens(dim).unwrap_or_else(|| {
-        panic!("no input is a sequence that could be cut into tiles: all of them are whole")
+        panic!("no input can be cut into tiles, since all of them are whole: pass the one to be cut without `Whole`")
     });
     let tiles = (0..tokens.max(1)).step_by(tile_size).map(|start| {
         let range = start..tokens.min(start + tile_size);

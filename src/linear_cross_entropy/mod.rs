@@ -90,7 +90,10 @@ impl LinearCrossEntropyLoss {
             tokens == targets_given,
             "there are {tokens} hidden states and {targets_given} targets: one target for each is needed"
         );
-        assert!(tokens > 0, "the loss of no tokens is not defined");
+        assert!(
+            tokens > 0,
+            "there are no hidden states: the loss of no tokens is not defined, so leave empty batches out"
+        );
         let given = targets.dtype();
         let targets = signed(targets);
         let padding = self.padding(&targets, given);

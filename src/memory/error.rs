@@ -18,7 +18,9 @@ pub enum MemoryError {
     AlreadyRecording,
 
     /// Nothing happened between start and finish.
-    #[error("the recording is empty: nothing was allocated or marked between start and finish")]
+    #[error(
+        "the recording is empty: nothing was allocated or marked between start and finish. Train a step between them"
+    )]
     Empty,
 
     /// What was read from a file, or put together by hand, is not what a recorder wrote.

@@ -67,15 +67,13 @@ pub struct OffloadConfig {
 impl OffloadConfig {
     /// Refuses what can't be meant.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
-        let reason = match self.offload {
+        match self.offload {
             Offload::Weights(WaitingBlocks::Fraction(part)) if !(0.0..=1.0).contains(&part) => {
-                "the fraction of the blocks whose weights wait must be from 0 to 1"
+                let reason = format!("`WaitingBlocks::Fraction` is {part}: it must be from 0 to 1");
+                Err(FusedError::Offload { reason })
             }
-            _ => return Ok(()),
-        };
-        Err(FusedError::Offload {
-            reason: reason.to_string(),
-        })
+            _ => Ok(()),
+        }
     }
 
     /// Whether a parameter of so many elements rests on the host, and is stepped there, whatever the device computes in.

@@ -87,7 +87,9 @@ impl WeightAveragingConfig {
             Some(part) => format!(
                 "no parameter in training has `{part}` in its path: correct it in `parameters`, or thaw what it names"
             ),
-            None if trained.clone().next().is_none() => "no parameter is in training".to_string(),
+            None if trained.clone().next().is_none() => {
+                "no parameter is in training: thaw one, or leave the average out".to_string()
+            }
             None => return Ok(()),
         };
         Err(FusedError::Averaging { reason })

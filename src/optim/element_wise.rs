@@ -6,7 +6,7 @@ use super::rule::Step;
 
 /// An optimizer that updates every element of a parameter by itself: what it keeps for an element, and the formula.
 ///
-/// [`Ruled`](super::Ruled) makes a Burn optimizer of it.
+/// [`Ruled`](super::Ruled) makes a Burn optimizer of it: [an example](super#an-optimizer-of-your-own).
 pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     /// What it keeps for each element.
     const STATES: &'static [ElementState];

@@ -228,7 +228,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         ] {
             if number == 0 {
                 return Err(PlanError::Unusable {
-                    reason: format!("its `{name}` is 0"),
+                    reason: format!("its `{name}` is 0: set it to 1 or more, or plan again"),
                 });
             }
         }

@@ -6,6 +6,13 @@ use crate::optim::{StateFormat, WeightFormat};
 /// A way to take less memory than fused training alone does.
 ///
 /// A plan takes them in an [order](super::Planner::with_order): each rung of its ladder has one more than the rung before.
+///
+/// ```
+/// use backburn::{Planner, Technique, optim::AdamWConfig};
+/// # use burn::{nn::LinearConfig, tensor::Device};
+/// # let init = || LinearConfig::new(2, 1).init(&Device::flex().autodiff());
+/// let planner = Planner::new(init, AdamWConfig::new()).with_order(&[Technique::States8, Technique::Blocks]);
+/// ```
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Technique {
     /// Blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, no more of them than it takes; the chunks of

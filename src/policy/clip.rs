@@ -9,6 +9,13 @@ use crate::error::FusedError;
 /// maximum over the norm ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)). The norm is
 /// known when the last gradient is finished, and by then a fused step has used and released the
 /// others. There are two ways out:
+///
+/// ```
+/// use backburn::{FusedConfig, GlobalNormClippingConfig};
+///
+/// let exact = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))); // with `step_repeatable`
+/// let lagged = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(5.0)));
+/// ```
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum GlobalNormClippingConfig {
     /// Forward and backward run twice: the first time each gradient is measured and released, the

@@ -66,13 +66,13 @@ impl QuantizedLora {
     ) -> Result<Param<Tensor<D>>, (Param<Tensor<D>>, String)> {
         if is_quantized(&param.base()) {
             let reason = format!(
-                "parameter `{path}` is quantized already: `QuantizedLora` takes weights in a float type"
+                "parameter `{path}` is quantized already: `QuantizedLora` takes weights in a float type, so apply it once"
             );
             return Err((param, reason));
         }
         if !is_finite(&param.base()) {
             let reason = format!(
-                "parameter `{path}` has a value that is not finite, and can't be quantized"
+                "parameter `{path}` has a value that is not finite, and can't be quantized: look at the file that it comes from"
             );
             return Err((param, reason));
         }

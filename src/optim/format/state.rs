@@ -10,6 +10,12 @@ use crate::device::sent;
 /// How an optimizer keeps its states.
 ///
 /// It is [`Full`](Self::Full) in a config that does not tell, as those of Burn's optimizers.
+///
+/// ```
+/// use backburn::optim::{AdamWConfig, StateFormat};
+///
+/// let optimizer = AdamWConfig::new().with_state_format(StateFormat::Bits8).init();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum StateFormat {

@@ -11,6 +11,12 @@ use super::told::told;
 /// they are.
 ///
 /// It is [`Plain`](Self::Plain) in a config that does not tell, as those of Burn's optimizers.
+///
+/// ```
+/// use backburn::optim::{AdamWConfig, WeightFormat};
+///
+/// let optimizer = AdamWConfig::new().with_weight_format(WeightFormat::Split24).init();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum WeightFormat {

@@ -32,7 +32,7 @@ pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
 /// How an optimizer updates one element of a parameter, with `S` states, three at most: a formula, whose fields are the
-/// hyperparameters of a step.
+/// hyperparameters of a step: [an example](crate::optim#an-optimizer-of-your-own).
 ///
 /// On `flex` it is compiled like any function. For all else it is traced, once a step: run with numbers that note what is
 /// done with them. On a CubeCL device these operations are a kernel, which is compiled when it is new, so what is decided

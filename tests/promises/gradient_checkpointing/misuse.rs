@@ -221,7 +221,7 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
 }
 
 #[test]
-#[should_panic(expected = "in 0 segments")]
+#[should_panic(expected = "`segments` is 0")]
 fn no_segments_are_refused() {
     let device = Device::flex().autodiff();
     let model = Stack::init(&device);
