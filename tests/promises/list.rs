@@ -184,3 +184,53 @@ fn the_front_page_is_short() {
     let hashes = page.lines().filter(|line| line.starts_with("# "));
     assert_eq!(hashes.count(), 1, "the title, and no hidden line");
 }
+
+/// The cells of the tables of a page, without marks.
+fn cells(page: &str) -> impl Iterator<Item = &str> {
+    let rows = page.lines().filter(|line| line.starts_with('|'));
+    rows.flat_map(|row| row.split('|'))
+        .map(|cell| cell.trim().trim_end_matches(['*', '†', '‡']))
+}
+
+/// Whether `number` is a cell of a table of `page`, rounded to as many places.
+fn prints(page: &str, number: &str) -> bool {
+    let places = number.split_once('.').map_or(0, |(_, places)| places.len());
+    let mut numbers = cells(page).filter_map(|cell| cell.parse::<f64>().ok());
+    numbers.any(|found| format!("{found:.places$}") == number)
+}
+
+/// The numbers of `front` that no page has which names the benchmark in the last column of their row.
+fn strange_numbers(front: &str, pages: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for row in front.lines().filter(|line| line.starts_with('|')) {
+        let Some(bench) = quoted(row).last() else {
+            continue;
+        };
+        let bench = format!("--bench {}", bench.split(' ').next().unwrap());
+        let pages = pages.iter().filter(|page| page.contains(&bench));
+        let cells = cells(row).map(|cell| cell.trim_end_matches(" (estimated)"));
+        let numbers = cells.filter(|number| number.contains('.') && number.parse::<f64>().is_ok());
+        for number in numbers {
+            if !pages.clone().any(|page| prints(page, number)) {
+                found.push(format!("{number} of `{bench}`"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_numbers_of_the_front_page_stand_in_the_tables_of_the_book() {
+    let read = |path: &str| read_to_string(root().join(path)).unwrap();
+    let pages: Vec<String> = book()
+        .iter()
+        .map(|name| read(&format!("docs/{name}")))
+        .collect();
+    let found = strange_numbers(&read("README.md"), &pages);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    let page = ["`cargo bench --bench muon`\n| Muon | 1.571 | 2.0* |\n".to_string()];
+    let strange = |row| strange_numbers(row, &page).len();
+    assert_eq!(strange("| Muon | 1.57 | 2.0 (estimated) | `muon` |"), 0);
+    assert_eq!(strange("| Muon | 1.58 | 2.0 | `muon` |"), 1);
+    assert_eq!(strange("| Muon | 1.57 | 2.0 | `memory` |"), 2);
+}
