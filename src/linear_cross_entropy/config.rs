@@ -8,8 +8,9 @@ pub enum LossDirection {
     /// Chunks of tokens, each with all classes. The value has the order of sums that Burn's loss has; the gradient of the head is
     /// there twice, that of a chunk and the sum.
     Tokens,
-    /// Tiles of classes, each with all tokens; not on devices of CubeCL, where there are chunks of tokens all the same. The gradient of the head is there once, put together from those of the tiles; it has
-    /// the order of sums that it has without chunks. That of the hidden states is a sum over the tiles, in f32 at least.
+    /// Tiles of classes, each with all tokens; not on devices of CubeCL, where there are chunks of tokens all the same. The gradient of
+    /// the head is there once, put together from those of the tiles; it has the order of sums that it has without chunks. That of the
+    /// hidden states is a sum over the tiles, in f32 at least.
     Classes,
 }
 

@@ -46,8 +46,9 @@ use crate::weights::Role;
 /// ```
 ///
 /// Inside the closure the model is in *fused form*: its parameters are read through
-/// [`Param::val`](burn::module::Param::val), as every layer of Burn does. It must not be cloned out
-/// of the closure or saved there; [`model`](Self::model) gives an ordinary model at any time.
+/// [`Param::val`](burn::module::Param::val), as every layer of Burn does. There it can be cloned, saved and taken
+/// for validation, not mapped or loaded, and a clone can't be read after the step: [`model`](Self::model)
+/// gives an ordinary model between steps.
 pub struct FusedOptimizer<M: Module> {
     core: Core<M>,
 }
@@ -72,7 +73,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// If the model is not on an autodiff device, is on a backend that this build does not cover,
-    /// holds a trainable parameter twice, or was cloned out of a fused step. If one of its devices
+    /// holds a trainable parameter twice, or one that its optimizer does not step, that is quantized, or that was
+    /// computed from other tracked tensors; or if it was cloned out of a fused step. If one of its devices
     /// is not there, or does not compute what it should in the float type of a parameter
     /// ([`check_device`](crate::check_device)).
     pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {

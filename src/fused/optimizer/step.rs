@@ -27,7 +27,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and
     /// state is unchanged and the step can be repeated.
     ///
-    /// If the optimizer panics (Muon on a parameter that is not of rank 2), that parameter and those
+    /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), that parameter and those
     /// whose gradient had not arrived are unchanged.
     pub fn step<L: Loss>(
         &mut self,
