@@ -66,10 +66,11 @@ pub const MODES: [Mode; 13] = [
 ];
 
 /// Those of long runs, all computed in f32.
-pub const LONG: [Mode; 4] = [
+pub const LONG: [Mode; 5] = [
     MODES[0],
     MODES[1],
     MODES[2],
+    MODES[5],
     Mode {
         computes: Some(FloatDType::F32),
         ..mode("bf16 + 8 bits, 4-bit states", FloatDType::BF16, || {
