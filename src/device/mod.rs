@@ -12,6 +12,8 @@ mod check;
 mod driver;
 mod read;
 mod servers;
+#[cfg(feature = "cubecl")]
+mod streams;
 mod threads;
 mod transfer;
 mod trial;
@@ -26,6 +28,8 @@ pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there, check_has, has};
 pub(crate) use read::{look, moved, read};
 pub(crate) use servers::{check_connected, forked, is_remote, sent};
+#[cfg(feature = "cubecl")]
+pub(crate) use streams::check_streams;
 pub(crate) use threads::warm_threads;
 pub(crate) use transfer::{in_type, transferred};
 #[cfg(not(feature = "cubecl"))]

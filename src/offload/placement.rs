@@ -56,6 +56,9 @@ impl Placement {
         if config.states_wait() {
             check_loading()?;
         }
+        // That of the closure, and two of its own.
+        #[cfg(feature = "cubecl")]
+        device::check_streams(device, 3);
         let device = match device.is_autodiff() {
             true => device.clone(),
             false => device.clone().autodiff(),

@@ -1,0 +1,34 @@
+//! The streams of CubeCL's devices: one for each thread, until there are as many as `max_streams` says.
+
+use burn::tensor::Device;
+use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
+/// Warns if so many threads that work beside each other share the streams of `device`: what one asks for waits for
+/// what another has asked for then.
+pub(crate) fn check_streams(device: &Device, threads: usize) {
+    if super::is_cubecl(device)
+        && let Some(warning) = shared(CubeClRuntimeConfig::get().streaming.max_streams, threads)
+    {
+        log::warn!("{device:?}: {warning}");
+    }
+}
+
+fn shared(max_streams: u8, threads: usize) -> Option<String> {
+    let warning = format!(
+        "{threads} threads of the training work beside each other, and `max_streams` of `[streaming]` in `cubecl.toml` is \
+         {max_streams}: transfers will wait for what is computed. Set it to {threads} or more, or leave it out"
+    );
+    (usize::from(max_streams) < threads).then_some(warning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared;
+
+    #[test]
+    fn fewer_streams_than_threads_are_told() {
+        assert_eq!(shared(128, 3), None);
+        assert_eq!(shared(3, 3), None);
+        assert!(shared(1, 3).unwrap().contains("`max_streams`"));
+    }
+}
