@@ -1,7 +1,8 @@
 /// What in the environment counts for more than a call.
-const SETTINGS: [&str; 4] = [
+const SETTINGS: [&str; 5] = [
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
     "MALLOC_ARENA_MAX",
     "GLIBC_TUNABLES",
 ];
@@ -9,9 +10,9 @@ const SETTINGS: [&str; 4] = [
 /// Keeps the heap of the process from giving pages back to the system that the next training step takes
 /// again. Returns whether it does so from now on.
 ///
-/// The buffers of a training step come and go at the top of the heap, in a fused step those of one
-/// update after the other. glibc gives the top back whenever it is larger than a threshold, and takes
-/// the same pages again a moment later, zeroed by the system: time that this call saves. It counts for
+/// The buffers of a training step come and go, in a fused step those of one update after the other. glibc gives
+/// the top of its heap back whenever it is larger than a threshold, and each buffer of more than 32 MiB when it is freed.
+/// It takes the same pages again a moment later, zeroed by the system: time that this call saves. It counts for
 /// the whole process, so the rest of this crate leaves it to the program. Call it first in `main`:
 ///
 /// ```
@@ -19,14 +20,14 @@ const SETTINGS: [&str; 4] = [
 /// ```
 ///
 /// It costs memory that other programs could use, between steps and after the training: the heap stays
-/// as large as it has ever been. The bytes that the program has allocated, which a
+/// as large as it has ever been, with gaps that no buffer fits in. The bytes that the program has allocated, which a
 /// [`MemoryRecorder`](super::MemoryRecorder) counts, are the same with and without.
 ///
-/// It works with glibc on Linux, where it sets `M_TRIM_THRESHOLD` to never, `M_MMAP_THRESHOLD` to
-/// 32 MiB and `M_ARENA_MAX` to 1: other threads would allocate from heaps of their own, which go back to the system
-/// when they are empty. Larger buffers go back one by one, as before.
+/// It works with glibc on Linux, where it sets `M_TRIM_THRESHOLD` to never, `M_MMAP_MAX` to 0, so that buffers of any size
+/// come from the heap, and `M_ARENA_MAX` to 1: other threads would allocate from heaps of their own, which go back to the system
+/// when they are empty.
 ///
-/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `MALLOC_ARENA_MAX` or
+/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `MALLOC_MMAP_MAX_`, `MALLOC_ARENA_MAX` or
 /// `GLIBC_TUNABLES`, nothing is changed. Neither is anything on other systems; and a program on another allocator than
 /// the system's does not profit.
 pub fn keep_pages() -> bool {
@@ -49,11 +50,8 @@ mod glibc {
 
     // From <malloc.h>.
     const M_TRIM_THRESHOLD: c_int = -1;
-    const M_MMAP_THRESHOLD: c_int = -3;
+    const M_MMAP_MAX: c_int = -4;
     const M_ARENA_MAX: c_int = -8;
-    /// The largest that glibc takes: what is smaller comes from the heap. By default it grows up to
-    /// here by and by, but not once a threshold has been set.
-    const LARGEST_MMAP_THRESHOLD: c_int = 32 * 1024 * 1024;
 
     unsafe extern "C" {
         fn mallopt(parameter: c_int, value: c_int) -> c_int;
@@ -63,10 +61,10 @@ mod glibc {
     pub(super) fn never_trim() -> bool {
         // SAFETY: all three parameters exist and take any value; one that is refused changes nothing. Each
         // call writes a single word under the lock of the main arena. Threads that allocate meanwhile
-        // see the word before or after; both are valid thresholds, and a limit on arenas leaves those that
-        // there are.
+        // see the word before or after; both are valid thresholds, a limit on arenas leaves those that
+        // there are, and a buffer that was mapped by itself says so in its header, however many may be.
         unsafe {
-            mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD);
+            mallopt(M_MMAP_MAX, 0);
             mallopt(M_ARENA_MAX, 1);
             mallopt(M_TRIM_THRESHOLD, -1) == 1
         }
