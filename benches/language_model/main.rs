@@ -5,6 +5,7 @@
 //! cargo bench --bench language_model -- 50257 chunked  # the rows with all of these words
 //! cargo bench --bench language_model -- estimate 50257 # what is known of the peaks before the first step
 //! cargo bench --bench language_model -- context      # the longest context within 300 MB, whole and in tiles
+//! cargo bench --bench language_model -- pytorch      # a smaller model, beside PyTorch
 //! cargo bench --bench language_model -- check          # what estimates from fewer layers are worth, at a smaller size
 //! ```
 //!
@@ -12,12 +13,21 @@
 //! own: the most bytes allocated at once, the time of the second step, and the losses of both. Rows that a machine of 24 GB has no room
 //! for are estimated (*): each needs as much more for a layer as it needs for the fourth and the fifth beside three. With a vocabulary
 //! of 30,000 the rarer tokens are folded into it.
+//!
+//! `pytorch` trains the preset `medium` on one piece of 512 tokens, in f32, in Burn and in PyTorch, from the same weights, which the losses
+//! of the first and of the third step show. It needs a `python3` with PyTorch (`pip install torch`); without, its rows say so.
+//! *allocated* is the most bytes at once, in multiples of the parameters' bytes P: in Burn all that the program allocates, in
+//! PyTorch those of tensors. *resident* is the most that the process had in memory, beyond what it had before its model. For the
+//! time each way takes turns with stock Burn, a step each.
 
 mod context;
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/text/model/mod.rs"]
 mod model;
+mod pytorch;
 mod training;
+#[path = "../turns/mod.rs"]
+mod turns;
 mod way;
 
 use std::process::Command;
@@ -62,6 +72,8 @@ fn main() {
             let [context, tile] = [context, tile].map(|text| text.parse().expect("a number"));
             context::train(context, tile);
         }
+        ["beside", task, way] => pytorch::train(task, way),
+        ["pytorch"] => pytorch::table(),
         ["check"] => check(),
         ["context"] => context::longest(),
         ["estimate", words @ ..] => estimates(words),
@@ -89,22 +101,21 @@ fn numbers<const N: usize>(
     printed(&[task, preset, &vocabulary, &depth, way.name])
 }
 
-/// The numbers that a process with these arguments prints.
+/// The numbers that a process of this benchmark with these arguments prints.
 fn printed<const N: usize>(arguments: &[&str]) -> [f64; N] {
-    let output = Command::new(std::env::current_exe().expect("a program"))
-        .args(arguments)
-        .output()
-        .expect("it runs");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {errors}");
-    let output = String::from_utf8(output.stdout).expect("numbers");
-    let numbers = output
-        .split_whitespace()
-        .map(|number| number.parse().expect("a number"));
-    let numbers: Vec<f64> = numbers.collect();
-    numbers
-        .try_into()
-        .unwrap_or_else(|numbers| panic!("{N} numbers are expected, not {numbers:?}"))
+    let mut this = Command::new(std::env::current_exe().expect("a program"));
+    numbers_of(this.args(arguments)).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+}
+
+/// The numbers that a program prints; or why it has not.
+fn numbers_of<const N: usize>(program: &mut Command) -> Result<[f64; N], String> {
+    let output = program.output().map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers = text.split_whitespace().map(|number| number.parse().ok());
+    let numbers: Option<Vec<f64>> = numbers.collect();
+    let numbers = numbers.filter(|_| output.status.success());
+    let numbers = numbers.and_then(|numbers| numbers.try_into().ok());
+    numbers.ok_or_else(|| format!("{text}{}", String::from_utf8_lossy(&output.stderr)))
 }
 
 struct Measured {

@@ -36,7 +36,12 @@ pub fn train(way: &Way, config: &LanguageModelConfig) {
     println!("{parameters} {peak} {seconds} {} {}", losses[0], losses[1]);
 }
 
-fn steps(model: LanguageModel, way: &Way, text: Tensor<2, Int>) -> Box<dyn FnMut() -> Tensor<1>> {
+/// Steps on one text, each of which returns its cross entropy.
+pub fn steps(
+    model: LanguageModel,
+    way: &Way,
+    text: Tensor<2, Int>,
+) -> Box<dyn FnMut() -> Tensor<1>> {
     let mut optimizer = way.optimizer();
     if !way.fused {
         let mut model = Some(model);
@@ -74,7 +79,7 @@ pub fn dry_run(way: &Way, config: &LanguageModelConfig) {
 }
 
 /// The first piece of the plays. Shape: `[1, context + 1]`.
-fn text(config: &LanguageModelConfig, device: &Device) -> Tensor<2, Int> {
+pub fn text(config: &LanguageModelConfig, device: &Device) -> Tensor<2, Int> {
     let plays = std::io::read_to_string(GzDecoder::new(PLAYS)).expect("it is a text");
     let length = config.context + 1;
     let tokens = r50k_base_singleton().encode_ordinary(&plays);

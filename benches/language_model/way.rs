@@ -2,6 +2,7 @@
 
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
 use backburn::{LinearCrossEntropyLossConfig, LossDirection};
+use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, FloatDType};
 
@@ -17,6 +18,8 @@ pub struct Way {
     pub chunked: Option<LossDirection>,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,
+    /// The optimizer of this crate, where Burn's would do.
+    pub single_pass: bool,
 }
 
 pub const STOCK: Way = Way {
@@ -26,6 +29,7 @@ pub const STOCK: Way = Way {
     chunked: None,
     weights: None,
     states: StateFormat::Full,
+    single_pass: false,
 };
 pub const FUSED: Way = Way {
     name: "fused",
@@ -37,7 +41,7 @@ pub const BLOCKS: Way = Way {
     blocks: true,
     ..FUSED
 };
-const CHUNKED: Way = Way {
+pub const CHUNKED: Way = Way {
     name: "chunked",
     chunked: Some(LossDirection::Tokens),
     ..BLOCKS
@@ -103,15 +107,18 @@ impl Way {
     pub fn model(&self, config: &LanguageModelConfig, device: &Device) -> LanguageModel {
         device.seed(1);
         let model = config.init(device);
-        match self.weights {
-            Some(_) => backburn::cast(model, FloatDType::BF16),
-            None => model,
+        if self.weights.is_some() {
+            return backburn::cast(model, FloatDType::BF16);
         }
+        drop(model.valid()); // draws all weights, in module order, however it is trained
+        model
     }
 
     pub fn optimizer(&self) -> ModuleOptimizer {
         match (self.weights, self.states) {
-            (None, StateFormat::Full) => burn::optim::AdamWConfig::new().init(),
+            (None, StateFormat::Full) if !self.single_pass => {
+                burn::optim::AdamWConfig::new().init()
+            }
             (weights, states) => AdamWConfig::new()
                 .with_state_format(states)
                 .with_weight_format(weights.unwrap_or(WeightFormat::Plain))

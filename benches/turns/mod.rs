@@ -24,10 +24,15 @@ pub struct Way {
 impl Way {
     /// Starts the benchmark again with `arguments`, and with the options that it was started with.
     pub fn start(arguments: &[&str]) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .arg(TURNS)
-            .args(std::env::args().skip(1).filter(|a| a.starts_with('-')))
-            .args(arguments)
+        let mut this = Command::new(std::env::current_exe().unwrap());
+        let options = std::env::args().skip(1).filter(|a| a.starts_with('-'));
+        this.arg(TURNS).args(options).args(arguments);
+        Self::of(this)
+    }
+
+    /// Starts any program that does what a [`Turn`] does.
+    pub fn of(mut program: Command) -> Self {
+        let mut process = program
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
