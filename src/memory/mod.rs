@@ -58,40 +58,42 @@
 //! | room | what it knows |
 //! |---|---|
 //! | `metric` | Burn's training display; asks `process` for the peak |
-//! | `recorder` | the one recording under way; hands on to `process` or `device` what it is told |
+//! | `recorder` | the one recording under way; hands on to `process` or `marks` what it is told |
+//! | `marks` | the bytes at every mark: in the memory pools of a device, or of the process |
 //! | `process` | every allocation of the program |
-//! | `device` | the memory pools of a device, and their setting |
 //! | `block_run` | the moments of a recomputed block, for both |
 //! | `plot` | pictures of a timeline |
 //! | `timeline` | what was recorded, and what is saved of it |
 //! | `file` | how something is saved: whole, or not at all |
 //! | `error` | what can go wrong |
 //!
-//! `heap` stands beside them: it changes what the heap of the process keeps, and records nothing.
+//! `heap` and `size_match` stand beside them: they change what the heap of the process and the pools of devices keep, and record nothing.
 
 mod block_run;
-mod device;
 mod error;
 mod file;
 mod heap;
+mod marks;
 #[cfg(feature = "train")]
 mod metric;
 #[cfg(feature = "plot")]
 pub mod plot;
 mod process;
 mod recorder;
+#[cfg(feature = "cubecl")]
+mod size_match;
 mod timeline;
 
-#[cfg(feature = "cubecl")]
-pub use device::match_pool_sizes;
-#[cfg(feature = "cubecl")]
-pub(crate) use device::recommend_size_match;
 pub use error::MemoryError;
 pub use heap::keep_pages;
 #[cfg(feature = "train")]
 pub use metric::PeakMemoryMetric;
 pub use process::RecordingAllocator;
 pub use recorder::MemoryRecorder;
+#[cfg(feature = "cubecl")]
+pub use size_match::match_pool_sizes;
+#[cfg(feature = "cubecl")]
+pub(crate) use size_match::recommend_size_match;
 pub use timeline::{
     Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, RecomputedBlock, Sample,
 };

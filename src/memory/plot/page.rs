@@ -1,12 +1,12 @@
 use std::path::Path;
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::super::error::MemoryError;
 use super::super::file;
-use super::super::timeline::MemoryTimeline;
+use super::super::timeline::{Mark, MemoryTimeline};
 use super::check;
-use super::palette::{self, RESERVED, Rgb};
+use super::palette::{self, RESERVED};
 
 /// The page without its timelines.
 const TEMPLATE: &str = include_str!("page.html");
@@ -26,86 +26,38 @@ pub fn save_html(
 ) -> Result<(), MemoryError> {
     check(timelines)?;
     let path = path.as_ref();
-    let json = serde_json::to_string(&Page::new(timelines))
-        .map_err(|error| MemoryError::unwritable(path, error))?;
+    let json = contents(timelines).to_string();
     // Inside a script element no text may look like a tag.
     let page = TEMPLATE.replace(PLACE, &json.replace('<', "\\u003c"));
     file::write(path, page.as_bytes())
 }
 
-/// What the script of the page reads.
-#[derive(Serialize)]
-struct Page<'a> {
-    layers: Vec<Series>,
-    reserved: Series,
-    runs: Vec<Run<'a>>,
-}
-
-#[derive(Serialize)]
-struct Series {
-    name: &'static str,
-    color: Rgb,
-}
-
-#[derive(Serialize)]
-struct Run<'a> {
-    title: &'a str,
-    /// Of each sample.
-    seconds: Vec<f64>,
-    /// Of each sample, by layer.
-    bytes: Vec<Vec<usize>>,
-    /// Of each sample, or empty.
-    reserved: Vec<usize>,
-    /// Of each sample, the index of its phase.
-    phase: Vec<usize>,
-    phases: Vec<Phase>,
-    lost: usize,
-}
-
-#[derive(Serialize)]
-struct Phase {
-    name: String,
-    seconds: f64,
-    color: Option<Rgb>,
-}
-
-impl<'a> Page<'a> {
-    fn new(timelines: &[(&'a str, &MemoryTimeline)]) -> Self {
-        let layers = palette::layers(timelines);
-        let run = |(title, timeline): &(&'a str, &MemoryTimeline)| Run {
-            title,
-            seconds: timeline.samples.iter().map(|s| s.seconds).collect(),
-            bytes: timeline
-                .samples
-                .iter()
-                .map(|s| layers.iter().map(|l| (l.bytes)(&s.bytes)).collect())
-                .collect(),
-            reserved: timeline.samples.iter().filter_map(|s| s.reserved).collect(),
-            phase: timeline.samples.iter().map(|s| s.mark).collect(),
-            phases: timeline
-                .marks
-                .iter()
-                .map(|mark| Phase {
-                    name: mark.phase.to_string(),
-                    seconds: mark.seconds,
-                    color: palette::color(&mark.phase),
-                })
-                .collect(),
-            lost: timeline.lost,
+/// What the script of the page reads. Seconds, bytes by layer and phases are those of each sample.
+fn contents(timelines: &[(&str, &MemoryTimeline)]) -> Value {
+    let layers = palette::layers(timelines);
+    let run = |(title, timeline): &(&str, &MemoryTimeline)| {
+        let samples = || timeline.samples.iter();
+        let bytes = |bytes| layers.iter().map(|layer| (layer.bytes)(bytes)).collect();
+        let phase = |mark: &Mark| {
+            let Mark { seconds, phase } = mark;
+            let (name, color) = (phase.to_string(), palette::color(phase));
+            json!({ "name": name, "seconds": seconds, "color": color })
         };
-        Self {
-            runs: timelines.iter().map(run).collect(),
-            layers: layers
-                .iter()
-                .map(|l| Series::from((l.name, l.color)))
-                .collect(),
-            reserved: RESERVED.into(),
-        }
-    }
-}
-
-impl From<(&'static str, Rgb)> for Series {
-    fn from((name, color): (&'static str, Rgb)) -> Self {
-        Self { name, color }
-    }
+        json!({
+            "title": title,
+            "seconds": samples().map(|it| it.seconds).collect::<Vec<_>>(),
+            "bytes": samples().map(|it| bytes(&it.bytes)).collect::<Vec<Vec<usize>>>(),
+            "reserved": samples().filter_map(|it| it.reserved).collect::<Vec<_>>(),
+            "phase": samples().map(|it| it.mark).collect::<Vec<_>>(),
+            "phases": timeline.marks.iter().map(phase).collect::<Vec<_>>(),
+            "lost": timeline.lost,
+        })
+    };
+    let series = |(name, color)| json!({ "name": name, "color": color });
+    let of_layers = layers.iter().map(|layer| series((layer.name, layer.color)));
+    json!({
+        "layers": of_layers.collect::<Vec<_>>(),
+        "reserved": series(RESERVED),
+        "runs": timelines.iter().map(run).collect::<Vec<_>>(),
+    })
 }

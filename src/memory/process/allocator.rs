@@ -1,6 +1,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 
-use super::{counter, events};
+use super::counter;
+use super::events::{self, Event};
 
 /// A global allocator that counts the bytes it hands out, and tells a
 /// [`MemoryRecorder`](crate::memory::MemoryRecorder) of each allocation while one records.
@@ -74,14 +75,16 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
 #[inline]
 fn tell_allocated(pointer: *mut u8, size: usize) -> *mut u8 {
     if !pointer.is_null() {
-        counter::allocated(size);
-        events::allocated(pointer as usize, size);
+        counter::count(size as isize);
+        let address = pointer as usize;
+        events::note(Event::Allocated { address, size });
     }
     pointer
 }
 
 #[inline]
 fn tell_freed(pointer: *mut u8, size: usize) {
-    counter::freed(size);
-    events::freed(pointer as usize, size);
+    counter::count(-(size as isize));
+    let address = pointer as usize;
+    events::note(Event::Freed { address, size });
 }

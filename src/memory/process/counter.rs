@@ -34,31 +34,19 @@ pub(crate) fn take_peak() -> usize {
 }
 
 /// The same, and goes on counting.
-pub(super) fn peak() -> usize {
+pub(crate) fn peak() -> usize {
     PEAK.load(Ordering::Relaxed)
 }
 
 /// Adds what this thread has kept to itself.
 pub(super) fn settle() {
-    let change = PENDING.with(|pending| pending.replace(0));
-    let before = LIVE.fetch_add(change as usize, Ordering::Relaxed);
-    PEAK.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
-}
-
-#[inline]
-pub(super) fn allocated(size: usize) {
-    count(size as isize);
-}
-
-#[inline]
-pub(super) fn freed(size: usize) {
-    count(-(size as isize));
+    add(PENDING.with(|pending| pending.replace(0)));
 }
 
 /// Adds to the bytes in use, small amounts by the thread first: an atomic addition for each of them
 /// would show in the time of a training step.
 #[inline]
-fn count(change: isize) {
+pub(super) fn count(change: isize) {
     let change = PENDING.with(|pending| {
         let sum = pending.get() + change;
         let small = sum.unsigned_abs() < PENDING_BYTES;
@@ -66,7 +54,12 @@ fn count(change: isize) {
         if small { 0 } else { sum }
     });
     if change != 0 {
-        let before = LIVE.fetch_add(change as usize, Ordering::Relaxed);
-        PEAK.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
+        add(change);
     }
+}
+
+#[inline]
+fn add(change: isize) {
+    let before = LIVE.fetch_add(change as usize, Ordering::Relaxed);
+    PEAK.fetch_max(before.wrapping_add_signed(change), Ordering::Relaxed);
 }

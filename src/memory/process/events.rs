@@ -67,13 +67,48 @@ struct Entry {
     kind: AtomicUsize,
 }
 
-const ALLOCATED: usize = 1;
-const FREED: usize = 2;
-const PARAMETER: usize = 3;
-const GRADIENT: usize = 4;
-const ENTERED: usize = 5;
-const BLOCK: usize = 6;
-const COMPLETED: usize = 7;
+impl Event {
+    /// Kind, address and size. The kind is not zero.
+    #[inline]
+    fn written(self) -> [usize; 3] {
+        match self {
+            Self::Allocated { address, size } => [1, address, size],
+            Self::Freed { address, size } => [2, address, size],
+            Self::Shown {
+                address,
+                size,
+                category: Category::Parameter,
+            } => [3, address, size],
+            Self::Shown {
+                address,
+                size,
+                category: Category::Gradient,
+            } => [4, address, size],
+            Self::Entered { phase } => [5, phase, 0],
+            Self::Block { run } => [6, run, 0],
+            Self::Gradient { size } => [7, 0, size],
+        }
+    }
+
+    /// What was written so.
+    fn read([kind, address, size]: [usize; 3]) -> Option<Self> {
+        let shown = |category| Self::Shown {
+            address,
+            size,
+            category,
+        };
+        match kind {
+            1 => Some(Self::Allocated { address, size }),
+            2 => Some(Self::Freed { address, size }),
+            3 => Some(shown(Category::Parameter)),
+            4 => Some(shown(Category::Gradient)),
+            5 => Some(Self::Entered { phase: address }),
+            6 => Some(Self::Block { run: address }),
+            7 => Some(Self::Gradient { size }),
+            _ => None,
+        }
+    }
+}
 
 /// Starts the log. It may not be under way, and the one before must have been cleared.
 pub(super) fn start() {
@@ -119,57 +154,35 @@ pub(super) fn events() -> impl Iterator<Item = (f64, Event)> {
     let time = |index| entry(index).map_or(0, |it| it.time.load(Ordering::Relaxed));
     let first = time(0);
     (0..written).filter_map(move |index| {
-        let event = entry(index)?.read()?;
+        let Entry {
+            kind,
+            address,
+            size,
+            ..
+        } = entry(index)?;
+        let event = Event::read([kind, address, size].map(|it| it.load(Ordering::Relaxed)))?;
         let nanoseconds = time(index).saturating_sub(first);
         Some((nanoseconds as f64 / 1e9, event))
     })
 }
 
+/// Writes an event, if the log is under way.
 #[inline]
-pub(super) fn allocated(address: usize, size: usize) {
-    write(ALLOCATED, address, size);
-}
-
-#[inline]
-pub(super) fn freed(address: usize, size: usize) {
-    write(FREED, address, size);
-}
-
-pub(super) fn shown(category: Category, address: usize, size: usize) {
-    let kind = match category {
-        Category::Parameter => PARAMETER,
-        Category::Gradient => GRADIENT,
-    };
-    write(kind, address, size);
-}
-
-pub(super) fn entered(phase: usize) {
-    write(ENTERED, phase, 0);
-}
-
-pub(super) fn block_noted(run: usize) {
-    write(BLOCK, run, 0);
-}
-
-pub(super) fn gradient_noted(size: usize) {
-    write(COMPLETED, 0, size);
-}
-
-#[inline]
-fn write(kind: usize, address: usize, size: usize) {
+pub(super) fn note(event: Event) {
     if LOGGING.load(Ordering::Relaxed) {
-        log(kind, address, size);
+        log(event);
     }
 }
 
 #[cold]
-fn log(kind: usize, address: usize, size: usize) {
+fn log(event: Event) {
     WRITERS.fetch_add(1, Ordering::SeqCst);
     // Who clears the log ends it first, and then waits for the writers.
     if LOGGING.load(Ordering::SeqCst)
         && let Some(entry) = entry(NEXT.fetch_add(1, Ordering::SeqCst))
     {
         let time = START.get().map_or(0, |start| start.elapsed().as_nanos());
+        let [kind, address, size] = event.written();
         entry.time.store(time as u64, Ordering::Relaxed);
         entry.address.store(address, Ordering::Relaxed);
         entry.size.store(size, Ordering::Relaxed);
@@ -195,27 +208,4 @@ fn entry(index: usize) -> Option<&'static Entry> {
     // SAFETY: a chunk has `CHUNK` entries, for which zeros are valid; it stays until `clear`, which waits for all writers, and
     // all that is in it is atomic.
     (!first.is_null()).then(|| unsafe { &*first.add(index % CHUNK) })
-}
-
-impl Entry {
-    fn read(&self) -> Option<Event> {
-        let kind = self.kind.load(Ordering::Relaxed);
-        let address = self.address.load(Ordering::Relaxed);
-        let size = self.size.load(Ordering::Relaxed);
-        let shown = |category| Event::Shown {
-            address,
-            size,
-            category,
-        };
-        match kind {
-            ALLOCATED => Some(Event::Allocated { address, size }),
-            FREED => Some(Event::Freed { address, size }),
-            PARAMETER => Some(shown(Category::Parameter)),
-            GRADIENT => Some(shown(Category::Gradient)),
-            ENTERED => Some(Event::Entered { phase: address }),
-            BLOCK => Some(Event::Block { run: address }),
-            COMPLETED => Some(Event::Gradient { size }),
-            _ => None,
-        }
-    }
 }

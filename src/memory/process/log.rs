@@ -1,8 +1,9 @@
 use super::super::block_run::{BlockRun, SeenBlocks};
 use super::super::error::MemoryError;
 use super::super::timeline::{MemoryTimeline, Phase};
+use super::counter;
+use super::events::{self, Event};
 use super::replay::replay;
-use super::{counter, events};
 
 /// A recording of the memory of the process: what belongs to it beside the events.
 pub(crate) struct ProcessLog {
@@ -26,17 +27,18 @@ impl ProcessLog {
     /// Marks the begin of a phase.
     pub(crate) fn enter(&mut self, phase: Phase) {
         self.phases.push(phase);
-        events::entered(self.phases.len() - 1);
+        let phase = self.phases.len() - 1;
+        events::note(Event::Entered { phase });
     }
 
     /// Notes the next moment of a recomputed block.
     pub(crate) fn note_block(&mut self, run: BlockRun) {
-        events::block_noted(run.0);
+        events::note(Event::Block { run: run.0 });
     }
 
     /// Notes that a gradient is complete.
     pub(crate) fn note_gradient(&mut self, bytes: usize) {
-        events::gradient_noted(bytes);
+        events::note(Event::Gradient { size: bytes });
     }
 
     /// Reads the log of events.

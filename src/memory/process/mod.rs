@@ -2,27 +2,24 @@
 //!
 //! The global [`allocator`] tells two what it hands out: the [`counter`] always, and [`events`] while
 //! their [`log`] runs. A tensor can be shown, which is an event, too; [`buffer`] finds its memory. When
-//! a recording ends, [`uses`] follows every allocation through the events, and [`replay`] makes a timeline. Where it is enough to know the
-//! most bytes between two moments, [`peaks`] asks the counter, and there is no log of events.
+//! a recording ends, [`uses`] follows every allocation through the events, and [`replay`] makes a timeline.
 
 mod allocator;
 mod buffer;
 mod counter;
 mod events;
 mod log;
-mod peaks;
 mod replay;
 mod uses;
 
 use burn::tensor::Tensor;
 
+use events::Event;
+
 pub use allocator::RecordingAllocator;
-pub(super) use counter::is_counting;
-#[cfg(feature = "train")]
-pub(super) use counter::take_peak;
+pub(super) use counter::{is_counting, peak, take_peak};
 pub(crate) use events::Category;
 pub(super) use log::ProcessLog;
-pub(super) use peaks::PeakLog;
 
 /// Bytes in use, with what this thread has kept to itself.
 pub(super) fn live() -> usize {
@@ -33,7 +30,11 @@ pub(super) fn live() -> usize {
 /// Tells what the buffer of `tensor` is used for.
 pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
     if let Some((address, size)) = buffer::buffer(tensor) {
-        events::shown(category, address, size);
+        events::note(Event::Shown {
+            address,
+            size,
+            category,
+        });
     }
 }
 

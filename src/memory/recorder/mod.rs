@@ -7,9 +7,9 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 
-use super::device::DeviceLog;
 use super::error::MemoryError;
-use super::process::{self, Category, PeakLog, ProcessLog};
+use super::marks::{MarkLog, Meter, in_pools};
+use super::process::{self, Category, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
 use recording::Log;
 
@@ -24,8 +24,8 @@ pub(crate) use recording::{
 ///
 /// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator).
 pub(crate) fn live(device: &Device) -> Result<usize, MemoryError> {
-    match device.memory_pool_usage() {
-        Some(usage) => Ok((usage.bytes_in_use + usage.bytes_padding) as usize),
+    match in_pools(device) {
+        Some([in_use, _]) => Ok(in_use),
         None if process::is_counting() => Ok(process::live()),
         None => Err(MemoryError::NotInstalled),
     }
@@ -108,11 +108,10 @@ impl MemoryRecorder {
     ///
     /// Those of [`start`](Self::start).
     pub fn start_on(device: &Device) -> Result<Self, MemoryError> {
-        let Some(log) = DeviceLog::start(device.clone()) else {
-            return Self::start();
-        };
-        recording::start(|| Log::Device(log))?;
-        Ok(Self { _started: () })
+        match in_pools(device) {
+            None => Self::start(),
+            Some(_) => Self::start_marks(Meter::Pools(Box::new(device.clone()))),
+        }
     }
 
     /// Starts recording the most bytes between two marks: those in the pools of `device`, if it tells, else those of the
@@ -123,12 +122,14 @@ impl MemoryRecorder {
     ///
     /// Those of [`start`](Self::start).
     pub(crate) fn start_peaks(device: &Device, limit: usize) -> Result<Self, MemoryError> {
-        let log = match DeviceLog::start(device.clone()) {
-            Some(log) => Log::Device(log),
-            None if process::is_counting() => Log::Peaks(PeakLog::start(limit)),
-            None => return Err(MemoryError::NotInstalled),
-        };
-        recording::start(|| log)?;
+        match in_pools(device) {
+            None if process::is_counting() => Self::start_marks(Meter::Process { limit }),
+            _ => Self::start_on(device),
+        }
+    }
+
+    fn start_marks(meter: Meter) -> Result<Self, MemoryError> {
+        recording::start(|| Log::Marks(MarkLog::start(meter)))?;
         Ok(Self { _started: () })
     }
 

@@ -3,7 +3,7 @@ use std::sync::Once;
 use burn_cubecl::cubecl::config::memory::PersistentMemory;
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
-use super::super::error::MemoryError;
+use super::error::MemoryError;
 
 /// Lets CubeCL's memory pools hand out weights, optimizer states and gradients by exact size, so that
 /// the memory of a released gradient serves the next one: the best setting for fused training.

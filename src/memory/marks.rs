@@ -1,0 +1,178 @@
+//! A recording without a log of events: the bytes in use at every mark, in the memory pools of a device or of the process.
+
+use std::time::Instant;
+
+use burn::tensor::Device;
+
+use super::block_run::{BlockMoments, BlockRun, SeenBlocks};
+use super::error::MemoryError;
+use super::process;
+use super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, Sample};
+
+/// Where bytes are counted.
+pub(crate) enum Meter {
+    /// In the pools of a device, which tells what they hold.
+    Pools(Box<Device>),
+    /// In the process, the most between two readings, too. Beyond so many bytes nothing more is worth recording.
+    Process { limit: usize },
+}
+
+/// What has been recorded: a few bytes for each mark, whatever is allocated meanwhile.
+pub(crate) struct MarkLog {
+    meter: Meter,
+    start: Instant,
+    marks: Vec<Mark>,
+    readings: Vec<Reading>,
+    moments: BlockMoments,
+    gradients: Vec<CompletedGradient>,
+}
+
+#[derive(Clone, Copy)]
+struct Reading {
+    seconds: f64,
+    mark: usize,
+    bytes: usize,
+    reserved: Option<usize>,
+}
+
+/// The bytes in the pools of `device` that are in use, and those that they reserve, if it tells.
+pub(super) fn in_pools(device: &Device) -> Option<[usize; 2]> {
+    let usage = device.memory_pool_usage()?;
+    let in_use = usage.bytes_in_use + usage.bytes_padding;
+    Some([in_use, usage.bytes_reserved].map(|bytes| bytes as usize))
+}
+
+impl MarkLog {
+    pub(super) fn start(meter: Meter) -> Self {
+        let mut log = Self {
+            meter,
+            start: Instant::now(),
+            marks: Vec::with_capacity(8),
+            readings: Vec::with_capacity(64),
+            moments: BlockMoments::default(),
+            gradients: Vec::new(),
+        };
+        process::live();
+        process::take_peak();
+        log.enter(Phase::Other);
+        log
+    }
+
+    /// Marks the begin of a phase.
+    pub(super) fn enter(&mut self, phase: Phase) {
+        // The most until now is of the phase before.
+        if self.has_peaks() && !self.marks.is_empty() {
+            self.read();
+        }
+        let seconds = self.seconds();
+        self.marks.push(Mark { seconds, phase });
+        self.read();
+    }
+
+    /// Notes the next moment of a recomputed block.
+    pub(super) fn note_block(&mut self, run: BlockRun) {
+        if let Some(Reading { seconds, bytes, .. }) = self.read() {
+            self.moments.note(run, seconds, bytes);
+        }
+    }
+
+    /// Notes that a gradient is complete.
+    pub(super) fn note_gradient(&mut self, bytes: usize) {
+        let read = self.has_peaks().then(|| self.read()).flatten();
+        let seconds = read.map_or_else(|| self.seconds(), |reading| reading.seconds);
+        self.gradients.push(CompletedGradient { seconds, bytes });
+    }
+
+    /// A gradient has just come: that may be the moment of the most, which pools don't tell afterwards.
+    pub(super) fn show_gradient(&mut self) {
+        if !self.has_peaks() {
+            self.read();
+        }
+    }
+
+    fn has_peaks(&self) -> bool {
+        matches!(self.meter, Meter::Process { .. })
+    }
+
+    /// Whole nanoseconds, so that JSON reads back what was written.
+    fn seconds(&self) -> f64 {
+        self.start.elapsed().as_nanos() as f64 / 1e9
+    }
+
+    /// Reads the bytes in use now, if the device tells, and the most since the last reading, if they are known, at a moment between.
+    fn read(&mut self) -> Option<Reading> {
+        let (bytes, most, reserved) = match &self.meter {
+            Meter::Pools(device) => {
+                let [in_use, reserved] = in_pools(device)?;
+                (in_use, None, Some(reserved))
+            }
+            Meter::Process { .. } => {
+                let now = process::live();
+                (now, Some(process::take_peak()), None)
+            }
+        };
+        let (seconds, mark) = (self.seconds(), self.marks.len() - 1);
+        let reading = Reading {
+            seconds,
+            mark,
+            bytes,
+            reserved,
+        };
+        if let Some(bytes) = most {
+            let last = self.readings.last().map_or(0.0, |last| last.seconds);
+            let seconds = last.midpoint(seconds);
+            self.readings.push(Reading {
+                seconds,
+                bytes,
+                ..reading
+            });
+        }
+        self.readings.push(reading);
+        Some(reading)
+    }
+
+    /// Whether there were more bytes than the limit.
+    pub(super) fn is_beyond(&self) -> bool {
+        let Meter::Process { limit } = self.meter else {
+            return false;
+        };
+        let recorded = self.readings.iter().map(|reading| reading.bytes);
+        recorded.fold(process::peak(), usize::max) > limit
+    }
+
+    /// Ends the log.
+    pub(super) fn finish(mut self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
+        // One of them begins with the log.
+        if self.marks.len() < 2 {
+            return Err(MemoryError::Empty);
+        }
+        self.read();
+        let samples = self.readings.into_iter().map(|reading| Sample {
+            seconds: reading.seconds,
+            mark: reading.mark,
+            bytes: Bytes {
+                unassigned: reading.bytes,
+                ..Bytes::default()
+            },
+            reserved: reading.reserved,
+        });
+        let pools = match &self.meter {
+            Meter::Pools(device) => device.memory_pool_report().unwrap_or_default(),
+            Meter::Process { .. } => Vec::new(),
+        };
+        let pools = pools.into_iter().map(|pool| Pool {
+            page_size: pool.page_size,
+            pages: pool.pages,
+            pages_peak: pool.pages_peak,
+            largest_alloc: pool.largest_alloc,
+        });
+        Ok(MemoryTimeline {
+            samples: samples.collect(),
+            marks: self.marks,
+            blocks: self.moments.blocks(blocks),
+            gradients: self.gradients,
+            pools: pools.collect(),
+            ..MemoryTimeline::default()
+        })
+    }
+}
