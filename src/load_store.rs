@@ -1,14 +1,14 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
-use crate::parameters::running_statistics;
+use crate::parameters::{Loading, TakeOver, empty, running_statistics};
 use crate::quantized::{Coding, QuantizedLora};
 
 /// Why weights were not loaded from a file.
@@ -75,7 +75,7 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
     dtype: FloatDType,
 ) -> Result<(M, ApplyResult), LoadError> {
     let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, None)?;
-    Ok((loaded.model, applied))
+    Ok((loaded.module, applied))
 }
 
 /// [`load_from_store`] for adapters on a quantized base: each weight that `lora` adapts is coded as soon as it is loaded, so beside codes there is
@@ -113,8 +113,8 @@ pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
 ) -> Result<(M, ApplyResult), LoadError> {
     let coding = Coding::new(lora, dtype);
     let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(coding))?;
-    let coding = loaded.rest.coding.expect("it was given");
-    Ok((loaded.model.apply_reparameterization(coding), applied))
+    let coding = loaded.takes.coding.expect("it was given");
+    Ok((loaded.module.apply_reparameterization(coding), applied))
 }
 
 fn loaded<M: Module, S: ModuleStore>(
@@ -123,43 +123,36 @@ fn loaded<M: Module, S: ModuleStore>(
     store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
     coding: Option<Coding>,
-) -> Result<(CastOnLoad<M>, ApplyResult), LoadError> {
+) -> Result<(Loading<M, Cast>, ApplyResult), LoadError> {
     check_devices(&model, dtype)?;
-    let rest = Rest {
+    let takes = Cast {
         dtype,
         statistics: running_statistics(&model),
         coding,
         uncoded: Vec::new(),
     };
-    let mut casting = CastOnLoad { model, rest };
+    let module = model;
+    let mut loading = Loading { module, takes };
     let unloadable = |reason| LoadError::Store {
         path: path.to_path_buf(),
         reason,
     };
-    let applied = casting
+    let applied = loading
         .load_from(&mut store(path.to_path_buf()))
         .map_err(|error| unloadable(error.to_string()))?;
     if !applied.errors.is_empty() {
         // The store was told not to validate.
         return Err(unloadable(format!("{:?}", applied.errors)));
     }
-    if !casting.rest.uncoded.is_empty() {
-        return Err(unloadable(casting.rest.uncoded.join("; ")));
+    if !loading.takes.uncoded.is_empty() {
+        return Err(unloadable(loading.takes.uncoded.join("; ")));
     }
-    Ok((casting, applied))
+    Ok((loading, applied))
 }
 
-/// A model whose parameters are cast as soon as they are loaded. Stores load into any module, and map it, one parameter after the other: so it is
-/// one that passes on all else.
+/// Casts parameters as soon as they are loaded, on the host.
 #[derive(Clone, Debug)]
-struct CastOnLoad<M> {
-    model: M,
-    rest: Rest,
-}
-
-/// In what loaded parameters rest.
-#[derive(Clone, Debug)]
-struct Rest {
+struct Cast {
     dtype: FloatDType,
     /// Parameters that keep their type.
     statistics: HashSet<ParamId>,
@@ -169,104 +162,33 @@ struct Rest {
     uncoded: Vec<String>,
 }
 
-impl<M: Module> CastOnLoad<M> {
-    fn changed(self, change: impl FnOnce(M) -> M) -> Self {
-        let model = change(self.model);
-        Self { model, ..self }
-    }
-}
-
-impl<M: Module> Module for CastOnLoad<M> {
-    fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
-        let mut load = LoadAndCast {
-            mapper,
-            names: Vec::new(),
-            rest: self.rest,
-        };
-        let model = self.model.map(&mut load);
-        Self {
-            model,
-            rest: load.rest,
-        }
-    }
-
-    fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
-        self.model.visit(visitor);
-    }
-
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        self.model.collect_devices(devices)
-    }
-
-    fn fork(self, device: &Device) -> Self {
-        self.changed(|model| model.fork(device))
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        self.changed(|model| model.to_device(device))
-    }
-
-    fn train(self) -> Self {
-        self.changed(M::train)
-    }
-
-    fn valid(&self) -> Self {
-        self.clone().changed(|model| model.valid())
-    }
-
-    fn materialize(self) -> Self {
-        self.changed(M::materialize)
-    }
-}
-
-/// A parameter like `param` on another device, without a value.
-fn empty<const D: usize>(param: &Param<Tensor<D>>, device: Device) -> Param<Tensor<D>> {
-    let shape = param.lazy_shape();
-    let of = shape.clone();
-    let zeros = move |device: &Device, _: bool| Tensor::zeros(of, device);
-    Param::uninitialized(param.id, zeros, device, false, shape)
-}
-
-/// Maps parameters as `mapper` does on the host, and takes over what that has loaded.
-struct LoadAndCast<'a, Mapper> {
-    mapper: &'a mut Mapper,
-    names: Vec<String>,
-    rest: Rest,
-}
-
-impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.names.push(name.to_string());
-        self.mapper.enter_module(name, container_type);
-    }
-
-    fn exit_module(&mut self, name: &str, container_type: &str) {
-        self.names.pop();
-        self.mapper.exit_module(name, container_type);
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let dtype = if self.rest.statistics.contains(&param.id) {
+impl TakeOver for Cast {
+    fn take_over<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+        load: impl FnOnce(Param<Tensor<D>>) -> Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
+        let dtype = if self.statistics.contains(&param.id) {
             param.base().dtype().into()
         } else {
-            self.rest.dtype
+            self.dtype
         };
         let device = param.lazy_device();
         // In the type of the file, which `device` may not have.
-        let loaded = self.mapper.map_float(empty(&param, host(&device)));
+        let loaded = load(empty(param.id, param.lazy_shape(), host(&device)));
         if loaded.is_initialized() {
             let id = loaded.id;
             let data = loaded.into_value().into_data();
             let dtype = DType::from(dtype);
             let value = Tensor::from_data(data.convert_dtype(dtype), (&device, dtype));
             let param = param.transform_for_load(value, id);
-            let Some(coding) = &mut self.rest.coding else {
+            let Some(coding) = &mut self.coding else {
                 return param;
             };
             // A panic here would end the process.
-            let coded = coding.code(&self.names.join("."), param);
-            return coded.unwrap_or_else(|(param, reason)| {
-                self.rest.uncoded.push(reason);
+            return coding.code(path, param).unwrap_or_else(|(param, reason)| {
+                self.uncoded.push(reason);
                 param
             });
         }
@@ -275,20 +197,5 @@ impl<Mapper: ModuleMapper> ModuleMapper for LoadAndCast<'_, Mapper> {
             return param.init_mapper(move |value| value.cast(dtype));
         }
         param.map(|value| leaf_in(value, dtype))
-    }
-
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        self.mapper.map_int(param)
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        self.mapper.map_bool(param)
-    }
-
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        self.mapper.map_flag(flag)
     }
 }

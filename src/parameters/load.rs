@@ -1,8 +1,38 @@
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
+//! Modules that something is loaded into.
+
+use std::fmt::Debug;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, Int, Shape, Tensor};
 
 use crate::device::look;
+
+/// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
+/// map it: so this is one that passes on all else.
+#[derive(Clone, Debug)]
+pub(crate) struct Loading<M, T> {
+    pub(crate) module: M,
+    pub(crate) takes: T,
+}
+
+/// How a parameter is taken over.
+pub(crate) trait TakeOver: Clone + Debug + Send {
+    /// The parameter at `path` with what `load` makes of one [without a value](empty), or as it is, if that has got none.
+    fn take_over<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+        load: impl FnOnce(Param<Tensor<D>>) -> Param<Tensor<D>>,
+    ) -> Param<Tensor<D>>;
+}
+
+/// A parameter of this id and shape, without a value.
+pub(crate) fn empty<const D: usize>(id: ParamId, shape: Shape, device: Device) -> Param<Tensor<D>> {
+    let of = shape.clone();
+    let zeros = move |device: &Device, _: bool| Tensor::zeros(of, device);
+    Param::uninitialized(id, zeros, device, false, shape)
+}
 
 /// `module` with the values and ids of `record`, in the types that it has. Nothing of it is in a file any more: Burn reads
 /// what is in one when somebody looks, and another may be in its place by then.
@@ -14,43 +44,60 @@ use crate::device::look;
 ///
 /// If a parameter is missing, left over, or of another shape or type.
 pub(crate) fn load_same<M: Module>(module: M, record: ModuleRecord) -> Result<M, RecordError> {
-    let loading = Loading {
-        module,
-        of_other_type: Vec::new(),
-    };
+    let takes = Same(Vec::new());
+    let loading = Loading { module, takes };
     let loaded = loading.try_load_record(record.allow_partial(false).validate(true))?;
-    match loaded.of_other_type.is_empty() {
+    match loaded.takes.0.is_empty() {
         true => Ok(loaded.module),
-        false => Err(RecordError::Validation(loaded.of_other_type.join("; "))),
+        false => Err(RecordError::Validation(loaded.takes.0.join("; "))),
     }
 }
 
-/// A module whose parameters are loaded as they were recorded. Records are loaded into any module, and map it.
+/// Takes over what is of the same type, and says what is of another.
 #[derive(Clone, Debug)]
-struct Loading<M> {
-    module: M,
-    of_other_type: Vec<String>,
+struct Same(Vec<String>);
+
+impl TakeOver for Same {
+    fn take_over<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+        load: impl FnOnce(Param<Tensor<D>>) -> Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
+        // Of the shape that is recorded.
+        let shape = param.transform_for_save().lazy_shape();
+        let loaded = load(empty(param.id, shape, param.lazy_device()));
+        if !loaded.is_initialized() {
+            return param;
+        }
+        look(&loaded.base());
+        let (expected, found) = (param.base().dtype(), loaded.base().dtype());
+        if found != expected {
+            let mismatch = format!("{path}: expected {expected:?} but record has {found:?}");
+            self.0.push(mismatch);
+        }
+        let id = loaded.id;
+        param.transform_for_load(loaded.into_value(), id)
+    }
 }
 
-impl<M: Module> Loading<M> {
+impl<M: Module, T: TakeOver> Loading<M, T> {
     fn changed(self, change: impl FnOnce(M) -> M) -> Self {
         let module = change(self.module);
         Self { module, ..self }
     }
 }
 
-impl<M: Module> Module for Loading<M> {
+impl<M: Module, T: TakeOver> Module for Loading<M, T> {
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         let mut load = Load {
             mapper,
             names: Vec::new(),
-            of_other_type: self.of_other_type,
+            takes: self.takes,
         };
-        let module = self.module.map(&mut load);
-        let of_other_type = load.of_other_type;
         Self {
-            module,
-            of_other_type,
+            module: self.module.map(&mut load),
+            takes: load.takes,
         }
     }
 
@@ -83,14 +130,14 @@ impl<M: Module> Module for Loading<M> {
     }
 }
 
-/// Maps parameters of the shapes that are recorded, as `mapper` does, and takes over what that has loaded.
-struct Load<'a, Mapper> {
+/// Maps parameters as `mapper` does.
+struct Load<'a, Mapper, T> {
     mapper: &'a mut Mapper,
     names: Vec<String>,
-    of_other_type: Vec<String>,
+    takes: T,
 }
 
-impl<Mapper: ModuleMapper> ModuleMapper for Load<'_, Mapper> {
+impl<Mapper: ModuleMapper, T: TakeOver> ModuleMapper for Load<'_, Mapper, T> {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         self.names.push(name.to_string());
         self.mapper.enter_module(name, container_type);
@@ -102,26 +149,8 @@ impl<Mapper: ModuleMapper> ModuleMapper for Load<'_, Mapper> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let shape = param.transform_for_save().lazy_shape();
-        let zeros = {
-            let shape = shape.clone();
-            move |device: &Device, _: bool| Tensor::zeros(shape, device)
-        };
-        let device = param.lazy_device();
-        let empty = Param::uninitialized(param.id, zeros, device, false, shape);
-        let loaded = self.mapper.map_float(empty);
-        if !loaded.is_initialized() {
-            return param;
-        }
-        look(&loaded.base());
-        let (expected, found) = (param.base().dtype(), loaded.base().dtype());
-        if found != expected {
-            let path = self.names.join(".");
-            let mismatch = format!("{path}: expected {expected:?} but record has {found:?}");
-            self.of_other_type.push(mismatch);
-        }
-        let id = loaded.id;
-        param.transform_for_load(loaded.into_value(), id)
+        let load = |empty| self.mapper.map_float(empty);
+        self.takes.take_over(&self.names.join("."), param, load)
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {

@@ -13,5 +13,7 @@ pub(crate) use exchange::{exchange, taken};
 pub use key::ModelKey;
 pub(crate) use list::{Parameter, list, values};
 pub(crate) use load::load_same;
+#[cfg(feature = "store")]
+pub(crate) use load::{Loading, TakeOver, empty};
 pub(crate) use part::Part;
 pub(crate) use statistics::{merge_pending, running_statistics, with_own_statistics};
