@@ -1,0 +1,146 @@
+//! Muon in formats, and with numbers that are not finite.
+
+use super::*;
+
+/// The weights in bf16 with all their bits, and a gradient that does not depend on them.
+#[test]
+fn with_thirty_two_bits_it_follows_burns_own_in_f32_to_the_bit() {
+    const WIDTH: usize = 66;
+    let device = Device::flex().autodiff();
+    let layer = || LinearConfig::new(WIDTH, 70).with_bias(false).init(&device);
+    let initial: Linear = cast(layer(), FloatDType::BF16);
+    let factor = |_| {
+        let normal = Distribution::Normal(0.0, 1.0);
+        Tensor::<2>::random([WIDTH, 70], normal, &Device::flex()).cast(FloatDType::BF16)
+    };
+    let factors: Vec<Tensor<2>> = (0..8).map(factor).collect();
+    let loss = |model: &Linear, step: usize| {
+        let weight = model.weight.val();
+        let factor = factors[step].clone().cast(FloatDType::from(weight.dtype()));
+        (weight * Tensor::from_inner(factor)).sum()
+    };
+    let config = ours::MuonConfig::new().with_weight_format(WeightFormat::Split32);
+    let copy = || copy(&initial, || cast(layer(), FloatDType::BF16));
+    let mut split = FusedOptimizer::new(copy(), config.init());
+    let exact = cast(copy(), FloatDType::F32);
+    let mut exact = FusedOptimizer::new(exact, stock::MuonConfig::new().init());
+    train_fused(&mut split, 8, RATE, loss);
+    train_fused(&mut exact, 8, RATE, loss);
+    assert_equal_weights(&exact.model(), &split.full_precision_model());
+}
+
+/// The direction of a momentum in 8 bits is near that of one in f32.
+#[test]
+fn a_momentum_in_eight_bits_stays_near_the_full_one() {
+    let device = Device::flex();
+    let shape = [96, 80];
+    let start = Tensor::<2>::random(shape, Distribution::Default, &device);
+    let gradients: Vec<_> = (0..10)
+        .map(|_| Tensor::<2>::random(shape, Distribution::Normal(0.1, 1.0), &device))
+        .collect();
+    let train = |states| {
+        let config = ours::MuonConfig::new().with_state_format(states);
+        let after = run(config.build(), start.clone(), &gradients);
+        Tensor::<2>::from_data(after.last().unwrap().clone(), &device)
+    };
+    let full = train(StateFormat::Full);
+    let moved = (full.clone() - start.clone()).square().sum().sqrt();
+    for (states, most) in [(StateFormat::Bits8, 0.05), (StateFormat::Bits4, 0.5)] {
+        let error = (train(states) - full.clone()).square().sum().sqrt();
+        let part = (error / moved.clone()).into_scalar::<f32>();
+        assert!(part > 0.0 && part < most, "{states:?}: {part}");
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_passed_on_to_all_of_its_matrix() {
+    let device = Device::flex();
+    let start = Tensor::<2>::ones([64, 72], &device);
+    for wrong in [f32::NAN, f32::INFINITY] {
+        for states in [StateFormat::Full, StateFormat::Bits8] {
+            let config = ours::MuonConfig::new().with_state_format(states);
+            let good = Tensor::<2>::ones([64, 72], &device);
+            let bad = good.clone().slice_fill([3..4, 5..6], wrong);
+            let after = run(config.build(), start.clone(), &[bad, good]);
+            let mut numbers = after[1].iter::<f32>();
+            assert!(numbers.all(f32::is_nan), "{states:?} {wrong}");
+        }
+    }
+}
+
+/// Matrices of every odd shape.
+#[derive(Module, Debug)]
+struct Odd {
+    matrices: Vec<Param<Tensor<2>>>,
+}
+
+#[test]
+fn matrices_of_any_shape_are_stepped_in_every_format() {
+    const SHAPES: [[usize; 2]; 8] = [
+        [0, 4],
+        [4, 0],
+        [0, 0],
+        [1, 1],
+        [1, 4100],
+        [4100, 1],
+        [2100, 2],
+        [65, 64],
+    ];
+    let device = Device::flex().autodiff();
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let init = || {
+            let matrix = |shape| {
+                let uniform = Distribution::Uniform(0.5, 1.0);
+                let matrix = Tensor::<2>::random(shape, uniform, &device);
+                Param::from_tensor(matrix.cast(dtype))
+            };
+            Odd {
+                matrices: SHAPES.map(matrix).into(),
+            }
+        };
+        let initial = init();
+        let loss = |model: &Odd, step: usize| {
+            let factor = 0.5 + step as f64;
+            let sum = |matrix: &Param<Tensor<2>>| (matrix.val() * factor).powi_scalar(2).sum();
+            let sums = model.matrices.iter().map(sum);
+            sums.reduce(|a, b| a + b).expect("there are some")
+        };
+        for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
+            for weights in [
+                WeightFormat::Plain,
+                WeightFormat::Stochastic,
+                WeightFormat::Split24,
+            ] {
+                if dtype == FloatDType::F32 && weights != WeightFormat::Plain {
+                    continue;
+                }
+                let config = ours::MuonConfig::new().with_state_format(states);
+                let config = config.with_weight_format(weights);
+                let stock = train_stock(copy(&initial, init), &mut config.init(), 3, RATE, loss);
+                let mut fused = FusedOptimizer::new(copy(&initial, init), config.init());
+                train_fused(&mut fused, 3, RATE, loss);
+                assert_equal_weights(&stock, &fused.model());
+                // Every step of a vector is as long as the rate, about, where its type can tell.
+                let can_tell = dtype == FloatDType::F32 || weights == WeightFormat::Stochastic;
+                let vectors = [(3, 1.0), (4, 1.0), (5, 4100f64.sqrt())];
+                for (index, stretch) in vectors.into_iter().filter(|_| can_tell) {
+                    let moved = |model: &Odd| {
+                        let value = model.matrices[index].val().inner().cast(FloatDType::F32);
+                        value.square().sum().sqrt().into_scalar::<f64>()
+                    };
+                    let way = (moved(&initial) - moved(&stock)) / (3.0 * RATE * stretch);
+                    assert!(
+                        (0.4..1.6).contains(&way),
+                        "{index}: {way} with {states:?}, {weights:?}"
+                    );
+                }
+                // And a run resumes.
+                let mut again = FusedOptimizer::new(copy(&fused.model(), init), config.init());
+                again.load_record(fused.to_record());
+                train_fused(&mut again, 1, RATE, loss);
+                train_fused(&mut fused, 1, RATE, loss);
+                assert_equal_weights(&fused.model(), &again.model());
+            }
+        }
+    }
+}
