@@ -43,12 +43,6 @@ pub type Told = Box<dyn Fn() + Send + Sync>;
 /// At the root of a graph, whose backward step is the first.
 struct Root(Told);
 
-impl std::fmt::Debug for Root {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Root")
-    }
-}
-
 impl GradientSink for Root {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
         (self.0)();
@@ -76,7 +70,7 @@ impl<const D: usize> Loss for Tensor<D> {
         }
         if let Some(told) = begins {
             let beside = root.clone().into_dispatch();
-            root = join(root, beside, Arc::new(Root(told)));
+            root = join(root, beside, Arc::new(Root(told)), None);
         }
         let gradients = root.backward();
         drop(root);

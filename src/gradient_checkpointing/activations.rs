@@ -2,6 +2,8 @@ use burn::nn::LstmState;
 use burn::nn::attention::MhaOutput;
 use burn::tensor::{Bool, Int, Tensor};
 
+use crate::parameters::AnyTensor;
+
 /// What goes into a recomputed block and comes out of it: tensors, and tuples, options and lists of
 /// them; [`Constant`](crate::Constant)s; of Burn's structs [`LstmState`] and [`MhaOutput`]. Those whose fields Burn keeps to
 /// itself, as `TransformerEncoderInput`, are put together in the block. Your own structs and enums derive it:
@@ -56,6 +58,21 @@ pub trait Activations: Clone + Send + 'static {
 #[doc(hidden)]
 pub trait FloatMap {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;
+}
+
+/// `activations` with what `map` makes of each float tensor, in order. They are shown as if they were of rank one, as an [`AnyTensor`] is.
+pub(super) fn map_each<A: Activations>(
+    activations: A,
+    map: impl FnMut(Tensor<1>) -> Tensor<1>,
+) -> A {
+    struct Each<F>(F);
+    impl<F: FnMut(Tensor<1>) -> Tensor<1>> FloatMap for Each<F> {
+        fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+            let mapped = (self.0)(AnyTensor::from(tensor).untyped());
+            AnyTensor::from(mapped).of_rank()
+        }
+    }
+    activations.map_floats(&mut Each(map))
 }
 
 impl<const D: usize> Activations for Tensor<D> {

@@ -1,4 +1,3 @@
-use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
@@ -66,12 +65,12 @@ impl Joint {
         };
         if tracked.is_empty() {
             let leaf = end.clone().require_grad();
-            return join(end, leaf.into_dispatch(), link(0, None));
+            return join(end, leaf.into_dispatch(), link(0, None), None);
         }
         let links = tracked.into_iter().enumerate().rev();
         links.fold(end, |next, (index, tracked)| {
             let link = link(index, tracked.unused);
-            join(moved(next, &tracked.device), tracked.tensor, link)
+            join(sent(next, &tracked.device), tracked.tensor, link, None)
         })
     }
 
@@ -90,24 +89,12 @@ impl Joint {
     }
 }
 
-impl Debug for Joint {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Joint")
-    }
-}
-
 /// The turn of something that the block computes with.
 struct Link {
     joint: Arc<Joint>,
     index: usize,
     /// Its gradient if the block does not use it.
     unused: Mutex<Option<Unused>>,
-}
-
-impl Debug for Link {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Link({})", self.index)
-    }
 }
 
 impl GradientSink for Link {
@@ -135,13 +122,5 @@ impl Link {
             }
             Some(zeros())
         })
-    }
-}
-
-/// `tensor` on `device`: the same tensor, if it is there.
-pub(super) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
-    match tensor.device() == *device {
-        true => tensor,
-        false => sent(tensor, device),
     }
 }

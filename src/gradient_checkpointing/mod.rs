@@ -7,7 +7,6 @@ mod constant;
 mod fingerprint;
 mod host;
 mod joint;
-mod keep;
 mod name;
 mod outputs;
 mod segment;
@@ -20,16 +19,17 @@ use std::any::type_name;
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn::tensor::GradientCheckpointingStrategy;
 
+use activations::map_each;
 pub use activations::{Activations, FloatMap};
 pub use config::GradientCheckpointingConfig;
 pub use constant::Constant;
 use fingerprint::Fingerprint;
 use host::KeptInput;
 use joint::Joint;
-use keep::{Devices, Keep, Lift};
 use name::{located, name};
-use outputs::{Forms, Tapped};
+use outputs::{Forms, tapped};
 use segment::Segment;
 pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
@@ -40,7 +40,10 @@ use crate::device::is_cubecl;
 use crate::memory;
 use crate::pass::{Scope, Way};
 use crate::random::Stream;
-use crate::weights::{SeenStates, is_in_training, outside_of_form, with_constants, with_frozen};
+use crate::tap::lift;
+use crate::weights::{
+    SeenStates, TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen,
+};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -158,9 +161,11 @@ where
     X: Activations,
     Y: Activations,
 {
-    let mut devices = Devices(block.devices());
-    let input = input.map_floats(&mut devices);
-    let Devices(devices) = devices;
+    let mut devices = block.devices();
+    let input = map_each(input, |tensor| {
+        devices.push(tensor.device());
+        tensor
+    });
     if devices.iter().any(|device| !device.is_autodiff()) {
         // Inference, or a look at the model for inference in a step.
         return forward(block, input);
@@ -185,10 +190,8 @@ where
     match way {
         Way::Keep => {
             let _entered = scope.kept(random.seed).enter();
-            random.during(1, || match scope.pass.placement() {
-                None => forward(block, input),
-                Some(placement) => forward(&with_frozen(block.clone(), placement), input),
-            })
+            let block = with_frozen(block.clone(), scope.pass.placement());
+            random.during(1, || forward(&block, input))
         }
         Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
     }
@@ -214,23 +217,29 @@ where
     }
     let (outside_of_form, values): (Vec<_>, Vec<_>) = outside_of_form(block).into_iter().unzip();
     let block = with_constants(block.clone(), &outside_of_form);
-    let mut keep = Keep::default();
-    let kept = input.map_floats(&mut keep);
-    let Keep { tracked, strategy } = keep;
+    // Out of its autodiff graph; for every tensor the place where its gradient goes, if it is tracked.
+    let mut tracked = Vec::new();
+    let mut strategy = GradientCheckpointingStrategy::default();
+    let kept = map_each(input, |tensor| {
+        strategy = tensor.gradient_checkpointing_strategy().unwrap_or(strategy);
+        let index = tracked.len();
+        let what = || format!("float input {index} (counted from 0)");
+        let is_tracked = tensor.is_tracked();
+        tracked.push(is_tracked.then(|| TrackedTensor::new(tensor.clone(), what)));
+        tensor.inner()
+    });
     let (inside, readers) = scope.unrecorded(random.seed);
     let states = SeenStates::before(&block);
     let (output, drawn) = {
         let _entered = inside.enter();
-        let input = kept.clone().map_floats(&mut Lift { strategy });
+        let input = map_each(kept.clone(), |tensor| lift(tensor, strategy));
         let place = || {
             let name = name::<B>(&readers);
             format!("the first run of the recomputed block {name}")
         };
         let run = || {
-            random.during_noted(1, || match scope.pass.placement() {
-                None => forward(&block, input),
-                Some(placement) => forward(&with_frozen(block.clone(), placement), input),
-            })
+            let block = with_frozen(block.clone(), scope.pass.placement());
+            random.during_noted(1, || forward(&block, input))
         };
         scope.pass.blocks().first_run(|| located(run, place))
     };
@@ -245,8 +254,7 @@ where
         return output;
     }
     let name = name::<B>(&readers);
-    let mut forms = Forms::default();
-    let output = output.map_floats(&mut forms);
+    let forms = Forms::of(&output);
     assert!(
         !forms.tracked,
         "the recomputed block {name} returns a tensor that depends on a trainable tensor from outside \
@@ -263,12 +271,7 @@ where
     }
     // What a state of the block's own has done to its output is compared, too.
     let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
-    let (output, fingerprint) = if compares {
-        let (output, fingerprint) = Fingerprint::of(output);
-        (output, Some(fingerprint))
-    } else {
-        (output, None)
-    };
+    let fingerprint = compares.then(|| Fingerprint::of(&output));
     let (outputs, strategy) = (forms.found.len(), forms.strategy);
     let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
     let segment = Segment {
@@ -291,10 +294,6 @@ where
     };
     let rerun = Box::new(|gradients| segment.run(gradients));
     let joint = Arc::new(Joint::new(pass, name_of_joint, rerun, outputs));
-    output.map_floats(&mut Tapped {
-        node: joint.node(tracked, &device, strategy),
-        joint: &joint,
-        strategy,
-        index: 0,
-    })
+    let node = joint.node(tracked, &device, strategy);
+    tapped(output, &joint, &node, strategy)
 }

@@ -6,12 +6,13 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
-use super::activations::FloatMap;
-use super::joint::{Joint, moved};
+use super::activations::{Activations, map_each};
+use super::joint::Joint;
+use crate::device::sent;
 use crate::tap::{GradientSink, Passed, join, lift, tap};
 
-/// Notes what a block returns.
-#[derive(Debug, Default, PartialEq)]
+/// What a block returns.
+#[derive(Debug, Default)]
 pub(super) struct Forms {
     pub(super) found: Vec<(Shape, DType)>,
     /// Whether a tensor is tracked.
@@ -21,6 +22,20 @@ pub(super) struct Forms {
 }
 
 impl Forms {
+    pub(super) fn of<Y: Activations>(output: &Y) -> Self {
+        let mut forms = Self::default();
+        drop(map_each(output.clone(), |tensor| {
+            forms.found.push((tensor.shape(), tensor.dtype()));
+            forms.tracked |= tensor.is_tracked();
+            forms.device.get_or_insert_with(|| tensor.device());
+            if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
+                forms.strategy = strategy;
+            }
+            tensor
+        }));
+        forms
+    }
+
     /// Bytes of all tensors.
     pub(super) fn bytes(&self) -> usize {
         let tensors = self.found.iter();
@@ -30,44 +45,28 @@ impl Forms {
     }
 }
 
-impl FloatMap for Forms {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.found.push((tensor.shape(), tensor.dtype()));
-        self.tracked |= tensor.is_tracked();
-        self.device.get_or_insert_with(|| tensor.device());
-        if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
-            self.strategy = strategy;
-        }
-        tensor
-    }
-}
-
-/// Taps the outputs of the first run: their gradients go to the joint.
-pub(super) struct Tapped<'a> {
-    pub(super) joint: &'a Arc<Joint>,
-    /// The joint's node on the tape.
-    pub(super) node: Tensor<1>,
-    pub(super) strategy: GradientCheckpointingStrategy,
-    pub(super) index: usize,
-}
-
-impl FloatMap for Tapped<'_> {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+/// The `output` of the first run, tapped: its gradients go to the joint, which is this `node` on the tape.
+pub(super) fn tapped<Y: Activations>(
+    output: Y,
+    joint: &Arc<Joint>,
+    node: &Tensor<1>,
+    strategy: GradientCheckpointingStrategy,
+) -> Y {
+    let mut outputs = 0..;
+    map_each(output, |tensor| {
         let device = tensor.device();
-        let beside = moved(self.node.clone(), &device);
+        let beside = sent(node.clone(), &device);
         let output = Output {
-            joint: self.joint.clone(),
-            index: self.index,
+            joint: joint.clone(),
+            index: outputs.next().unwrap_or_default(),
             signal: Mutex::new(Some(Tensor::ones([1], (&device.inner(), beside.dtype())))),
         };
-        self.index += 1;
-        let untracked = lift(tensor.inner(), self.strategy);
-        join(untracked, beside.into_dispatch(), Arc::new(output))
-    }
+        let untracked = lift(tensor.inner(), strategy);
+        join(untracked, beside.into_dispatch(), Arc::new(output), None)
+    })
 }
 
 /// Where the gradient of an output arrives.
-#[derive(Debug)]
 struct Output {
     joint: Arc<Joint>,
     index: usize,
@@ -85,37 +84,32 @@ impl GradientSink for Output {
     }
 }
 
-/// Puts something to go back from beside every output of the second run that has a gradient.
-pub(super) struct Roots {
-    /// The gradients, in the order of the outputs.
-    pub(super) gradients: std::vec::IntoIter<Option<DispatchTensor>>,
-    pub(super) strategy: GradientCheckpointingStrategy,
-    pub(super) root: Option<Tensor<1>>,
-}
-
-impl FloatMap for Roots {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        if let Some(gradient) = self.gradients.next().flatten() {
-            let device = tensor.device();
+/// Something to go back from beside every tensor in the `output` of the second run that has one of the `gradients`, which are in the
+/// order of the tensors; none if there are none.
+pub(super) fn root<Y: Activations>(
+    output: Y,
+    gradients: Vec<Option<DispatchTensor>>,
+    strategy: GradientCheckpointingStrategy,
+) -> Option<Tensor<1>> {
+    let mut gradients = gradients.into_iter();
+    let mut all: Option<Tensor<1>> = None;
+    drop(map_each(output, |tensor| {
+        if let Some(gradient) = gradients.next().flatten() {
+            let value = Tensor::zeros([1], &tensor.device().inner());
             let given = Given(Mutex::new(Some(gradient)));
-            let root = tap(
-                Tensor::<1>::zeros([1], &device.inner()),
-                self.strategy,
-                tensor.clone().into_dispatch(),
-                Arc::new(given),
-                None,
-            );
-            self.root = Some(match self.root.take() {
-                Some(other) => moved(root, &other.device()) + other,
+            let beside = tensor.clone().into_dispatch();
+            let root = tap(value, strategy, beside, Arc::new(given), None);
+            all = Some(match all.take() {
+                Some(others) => sent(root, &others.device()) + others,
                 None => root,
             });
         }
         tensor
-    }
+    }));
+    all
 }
 
 /// The gradient of what its tap is beside, whatever arrives itself.
-#[derive(Debug)]
 struct Given(Mutex<Option<DispatchTensor>>);
 
 impl GradientSink for Given {

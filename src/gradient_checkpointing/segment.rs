@@ -5,20 +5,19 @@ use burn::backend::DispatchTensor;
 use burn::module::Module;
 use burn::tensor::GradientCheckpointingStrategy;
 
-use super::activations::Activations;
+use super::activations::{Activations, map_each};
 use super::fingerprint::Fingerprint;
 use super::host::KeptInput;
-use super::keep::Leaves;
 use super::name::located;
-use super::outputs::{Forms, Roots};
+use super::outputs::{Forms, root};
 use super::thread::{apart, here};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Reads, Scope};
 use crate::random::{Patience, Stream};
-use crate::tap::sweep;
-use crate::weights::{OwnLeaf, SeenStates, with_frozen, with_own_leaves};
+use crate::tap::{lift, sweep};
+use crate::weights::{OwnLeaf, SeenStates, own_leaf, with_frozen, with_own_leaves};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
@@ -92,13 +91,7 @@ where
         if let Some(run) = run {
             memory::leave_second_run(run);
         }
-        let mut roots = Roots {
-            gradients: gradients.into_iter(),
-            strategy,
-            root: None,
-        };
-        drop(output.map_floats(&mut roots));
-        let root = roots.root.expect("an output has called for the block");
+        let root = root(output, gradients, strategy).expect("an output has called for the block");
         let gradients = root.backward();
         leaves.into_iter().map(|find| find(&gradients)).collect()
     }
@@ -134,19 +127,19 @@ where
                 None => input.take(),
             };
             let input = input.expect("what is not compared runs once");
-            let recorded = match scope.pass.placement() {
-                None => block.clone(),
-                Some(placement) => with_frozen(block.clone(), placement),
-            };
-            let (recorded, mut leaves_of_block) = with_own_leaves(recorded, &outside_of_form);
-            let mut leaves = Leaves {
-                strategy,
-                tracked: tracked.iter(),
-                leaves: Vec::new(),
-            };
-            let input = input.map_floats(&mut leaves);
-            let mut leaves = leaves.leaves;
-            leaves.append(&mut leaves_of_block);
+            let recorded = with_frozen(block.clone(), scope.pass.placement());
+            let (recorded, leaves_of_block) = with_own_leaves(recorded, &outside_of_form);
+            let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
+            let input = map_each(input, |tensor| {
+                let lifted = lift(tensor, strategy);
+                if !are_tracked.next().is_some_and(|is_tracked| *is_tracked) {
+                    return lifted;
+                }
+                let leaf = lifted.require_grad();
+                leaves.push(own_leaf(leaf.clone()));
+                leaf
+            });
+            leaves.extend(leaves_of_block);
 
             let inside = scope.second_run(random.seed);
             let second_run = inside.clone();
@@ -169,8 +162,7 @@ where
             } else {
                 (states.again(&block, reads), here(thread, again))
             };
-            let mut forms = Forms::default();
-            let output = output.map_floats(&mut forms);
+            let forms = Forms::of(&output);
             assert!(
                 forms.found == outputs.found,
                 "the second run of the recomputed block {name} returned other tensors than the first: \
@@ -179,8 +171,7 @@ where
             let Some(first) = &fingerprint else {
                 return Ok(Recorded { output, leaves });
             };
-            let (output, again) = Fingerprint::of(output);
-            if *first == again {
+            if *first == Fingerprint::of(&output) {
                 if states.differ() {
                     learned.have_read(reads);
                 }

@@ -100,7 +100,6 @@ fn deeper(tick: DispatchTensor, beside: DispatchTensor) -> DispatchTensor {
     <Dispatch as TapBackend>::tap(tick, beside, delivery)
 }
 
-#[derive(Debug)]
 struct Untracked;
 
 impl GradientSink for Untracked {

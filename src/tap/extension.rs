@@ -1,6 +1,6 @@
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it, and its users train on it.
 
-use std::fmt::Debug;
+use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -14,7 +14,7 @@ use burn::backend::{
 use super::census::Census;
 
 /// Where a tap delivers the finished gradient of its value.
-pub(crate) trait GradientSink: Debug + Send + Sync {
+pub(crate) trait GradientSink: Send + Sync {
     /// Called once per backward pass, when every use of the tapped value has contributed. Returns what
     /// goes on from there.
     ///
@@ -32,10 +32,16 @@ pub(crate) struct Passed {
 }
 
 /// What a tap carries from the forward to the backward pass.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Delivery {
     pub(crate) sink: Arc<dyn GradientSink>,
     pub(crate) census: Option<Arc<Census>>,
+}
+
+impl Debug for Delivery {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Delivery")
+    }
 }
 
 /// The tap as an operation of a backend: the identity, and under autodiff the place where a

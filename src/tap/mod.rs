@@ -34,9 +34,7 @@ pub(crate) fn tap<const D: usize>(
     sink: Arc<dyn GradientSink>,
     census: Option<Arc<Census>>,
 ) -> Tensor<D> {
-    let leaf = lift(value, strategy).require_grad();
-    let delivery = Delivery { sink, census };
-    tap_tensor(leaf, beside, delivery)
+    join(lift(value, strategy).require_grad(), beside, sink, census)
 }
 
 /// Taps `value` beside another tensor, one of which is tracked: the finished gradient is delivered to `sink`,
@@ -45,17 +43,9 @@ pub(crate) fn join<const D: usize>(
     value: Tensor<D>,
     beside: DispatchTensor,
     sink: Arc<dyn GradientSink>,
+    census: Option<Arc<Census>>,
 ) -> Tensor<D> {
-    let census = None;
-    tap_tensor(value, beside, Delivery { sink, census })
-}
-
-fn tap_tensor<const D: usize>(
-    value: Tensor<D>,
-    beside: DispatchTensor,
-    delivery: Delivery,
-) -> Tensor<D> {
-    let value = value.into_dispatch();
+    let (value, delivery) = (value.into_dispatch(), Delivery { sink, census });
     Tensor::from_dispatch(<Dispatch as TapBackend>::tap(value, beside, delivery))
 }
 
