@@ -5,6 +5,7 @@ use burn::tensor::{Device, FloatDType};
 
 use crate::error::FusedError;
 use crate::gradient_checkpointing::GradientCheckpointingConfig;
+use crate::layout::Request;
 use crate::offload::OffloadConfig;
 use crate::optim::{WeightAveragingConfig, WeightFormat};
 use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Policies};
@@ -167,20 +168,21 @@ impl FusedConfig {
         averaging.map_or(Ok(()), |averaging| averaging.check_trained(trained))
     }
 
+    /// What it asks of where parameters rest.
+    pub(crate) fn layout(&self) -> Request {
+        Request {
+            compute_dtype: self.compute_dtype,
+            offload: self.offload.clone(),
+            max_bytes_under_way: self.max_bytes_under_way,
+        }
+    }
+
     /// Whether several devices share a model as under `other`.
     pub(crate) fn shares_as(&self, other: &Self) -> bool {
         let how = |config: &Self| {
-            let Self {
-                compute_dtype,
-                sharding,
-                ownership,
-                max_bytes_under_way,
-                draws_random_numbers,
-                ..
-            } = *config;
-            let ranks = (sharding, ownership, draws_random_numbers);
-            (compute_dtype, max_bytes_under_way, ranks)
+            let ranks = (config.sharding, config.ownership);
+            (ranks, config.draws_random_numbers, config.layout())
         };
-        how(self) == how(other) && self.offload == other.offload
+        how(self) == how(other)
     }
 }

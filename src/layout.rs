@@ -28,12 +28,21 @@ use crate::replica::Membership;
 pub(crate) struct Layout {
     /// Where the model computes, if that is not where it is, and neither of the following says so.
     device: Option<Device>,
-    /// What the model computes in, if that is not the type of its parameters.
-    compute_dtype: Option<FloatDType>,
+    request: Request,
     /// If something waits on the host.
-    pub(crate) placement: Option<Arc<Placement>>,
+    placement: Option<Arc<Placement>>,
     /// If there are several ranks.
-    pub(crate) member: Option<Membership>,
+    member: Option<Membership>,
+}
+
+/// What a config asks of a layout.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Request {
+    /// What the model computes in, if that is not the type of its parameters.
+    pub(crate) compute_dtype: Option<FloatDType>,
+    /// What waits on the host, if anything does.
+    pub(crate) offload: Option<OffloadConfig>,
+    pub(crate) max_bytes_under_way: Option<usize>,
 }
 
 /// Where a value rests, and is stepped.
@@ -60,19 +69,14 @@ pub(crate) enum Holding {
 
 impl Layout {
     /// Of a model on one device, which is `device` if something waits on the host; else the model says.
-    pub(crate) fn new(
-        compute_dtype: Option<FloatDType>,
-        offload: Option<&OffloadConfig>,
-        max_bytes_under_way: Option<usize>,
-        device: &Device,
-    ) -> Result<Self, FusedError> {
-        let placement =
-            offload.map(|offload| Placement::new(offload.clone(), max_bytes_under_way, device));
+    pub(crate) fn new(request: Request, device: &Device) -> Result<Self, FusedError> {
+        let max = request.max_bytes_under_way;
+        let offload = request.offload.clone();
+        let placement = offload.map(|offload| Placement::new(offload, max, device));
         Ok(Self {
-            device: None,
-            compute_dtype,
             placement: placement.transpose()?.map(Arc::new),
-            member: None,
+            request,
+            ..Self::default()
         })
     }
 
@@ -80,7 +84,10 @@ impl Layout {
     pub(crate) fn on(device: Option<&Device>, compute_dtype: Option<FloatDType>) -> Self {
         Self {
             device: device.cloned(),
-            compute_dtype,
+            request: Request {
+                compute_dtype,
+                ..Request::default()
+            },
             ..Self::default()
         }
     }
@@ -93,15 +100,11 @@ impl Layout {
         }
     }
 
-    /// The same with threads of its own.
+    /// That of a model alone, with threads of its own.
     pub(crate) fn again(&self) -> Result<Self, FusedError> {
-        let placement = self.placement.as_ref().map(|placement| placement.again());
-        Ok(Self {
-            device: self.device.clone(),
-            compute_dtype: self.compute_dtype,
-            placement: placement.transpose()?.map(Arc::new),
-            member: self.member.clone(),
-        })
+        let device = self.placement().map(|placement| &placement.device);
+        let device = device.cloned().unwrap_or_default();
+        Self::new(self.request.clone(), &device)
     }
 
     /// If something waits on the host.
@@ -146,15 +149,9 @@ impl Layout {
 
     /// Where the model computes, with or without autodiff; none where it is.
     pub(crate) fn device(&self) -> Option<&Device> {
-        let placement = self.placement().map(|placement| placement.device());
+        let placement = self.placement().map(|placement| &placement.device);
         let of_rank = self.member().map(Membership::device);
         placement.or(of_rank).or(self.device.as_ref())
-    }
-
-    /// Where the ordinary model is, without autodiff; none where it computes.
-    pub(crate) fn ordinary_device(&self) -> Option<&Device> {
-        let host = self.placement().map(|placement| placement.host());
-        host.or(self.member().map(Membership::device))
     }
 
     /// The float type in which the model computes with a parameter of type `dtype`.
@@ -162,26 +159,14 @@ impl Layout {
         match dtype {
             // What is quantized is computed with as its scheme says.
             DType::QFloat(_) => dtype,
-            _ => self.compute_dtype.map_or(dtype, FloatDType::into),
+            _ => self.request.compute_dtype.map_or(dtype, FloatDType::into),
         }
     }
 
-    /// Whether it computes in this type, and on this device if it is not where the model is.
-    pub(crate) fn is_of(
-        &self,
-        compute_dtype: Option<FloatDType>,
-        offload: Option<&OffloadConfig>,
-        max_bytes_under_way: Option<usize>,
-        device: &Device,
-    ) -> bool {
-        let placed = match (&self.placement, offload) {
-            (None, None) => true,
-            (Some(placement), Some(offload)) => {
-                placement.is_of(offload, max_bytes_under_way, device)
-            }
-            _ => false,
-        };
-        placed && self.compute_dtype == compute_dtype
+    /// Whether it is the layout of `request`, on this device if it is not where the model is.
+    pub(crate) fn is_of(&self, request: &Request, device: &Device) -> bool {
+        let is_there = |placement: &Arc<Placement>| placement.device == *device;
+        self.request == *request && self.placement().is_none_or(is_there)
     }
 
     /// Where a parameter of so many elements in `dtype`, which is on `device`, rests.
@@ -192,7 +177,7 @@ impl Layout {
         };
         match self.placement().filter(waits) {
             Some(placement) => Site {
-                device: placement.host().clone(),
+                device: placement.host.clone(),
                 is_host: true,
             },
             None => self.site_of_leaf(id, device),
@@ -213,7 +198,7 @@ impl Layout {
 
     /// Where the gradients of micro-batches are added up for a value at `site`.
     pub(crate) fn sums_at(&self, site: &Site) -> Device {
-        let host = self.placement().map(|placement| placement.host());
+        let host = self.placement().map(|placement| &placement.host);
         host.unwrap_or(&site.device).clone()
     }
 
@@ -251,7 +236,7 @@ impl Layout {
 
     /// Whether copies come and go with the runs of blocks.
     pub(crate) fn brings(&self) -> bool {
-        self.compute_dtype.is_some() || self.placement_of_blocks().is_some()
+        self.request.compute_dtype.is_some() || self.placement_of_blocks().is_some()
     }
 
     /// From where they come, if they wait on the host.

@@ -18,11 +18,6 @@ impl Limit {
         }
     }
 
-    /// As it was asked for.
-    pub(crate) fn max(&self) -> Option<usize> {
-        self.max
-    }
-
     /// A parameter of so many bytes may be under way.
     pub(crate) fn note(&self, bytes: usize) {
         self.largest.fetch_max(bytes, Ordering::Relaxed);

@@ -49,12 +49,16 @@ fn between_servers(from: &Device, to: &Device) -> bool {
     is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
 }
 
-/// [`Tensor::to_device`], but from one server to another through this process.
+/// [`Tensor::to_device`], but from one server to another through this process. What is there is the same tensor.
 pub(crate) fn sent<const D: usize, K: Basic>(
     tensor: Tensor<D, K>,
     device: &Device,
 ) -> Tensor<D, K> {
-    match between_servers(&tensor.device(), device) {
+    let from = tensor.device();
+    if from == *device {
+        return tensor;
+    }
+    match between_servers(&from, device) {
         true => tensor.to_device(&host(device)).to_device(device),
         false => tensor.to_device(device),
     }

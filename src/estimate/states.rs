@@ -172,7 +172,7 @@ fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     let held = memory::left_by(device, || {
         for _ in 0..PARAMETERS {
             // One that it refuses is told of where it is measured.
-            drop(update.step("", ParamId::new(), zeros(), zeros(), false));
+            drop(update.step("", ParamId::new(), zeros(), zeros(), false, None));
         }
     });
     held.map_or(0, |held| {
@@ -214,12 +214,12 @@ fn step_of<const D: usize>(
     } = parameter;
     let mut update = Update::new(optimizer.clone());
     let zeros = || Tensor::<D>::zeros(shape, (device, *dtype));
-    let stepped = update.step(path, *id, zeros(), zeros(), false);
+    let stepped = update.step(path, *id, zeros(), zeros(), false, None);
     stepped.result.unwrap_or_else(|panic| panic.resume());
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
     let begun = Instant::now();
-    let (stepped, most) =
-        memory::most_during(device, || update.step(path, *id, value, gradient, false));
+    let step = || update.step(path, *id, value, gradient, false, None);
+    let (stepped, most) = memory::most_during(device, step);
     let seconds = begun.elapsed().as_secs_f64();
     stepped.result.unwrap_or_else(|panic| panic.resume());
     drop(stepped.value);

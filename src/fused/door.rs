@@ -62,7 +62,8 @@ macro_rules! door {
             ) -> Self {
                 self.core
                     .policies
-                    .push_hook(group, std::sync::Arc::new(hook));
+                    .hooks
+                    .push(group, std::sync::Arc::new(hook));
                 self
             }
 

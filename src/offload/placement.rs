@@ -13,13 +13,15 @@ use crate::worker::Worker;
 pub(crate) struct Placement {
     pub(crate) config: OffloadConfig,
     /// Where the model computes, with autodiff.
-    device: Device,
+    pub(crate) device: Device,
     /// What waits there is without autodiff.
-    host: Device,
-    to_host: Worker,
-    to_device: Worker,
+    pub(crate) host: Device,
+    /// Brings gradients to the host, and steps their parameters there.
+    pub(crate) to_host: Worker,
+    /// Brings weights to the device before they are read.
+    pub(crate) to_device: Worker,
     /// Of what goes either way.
-    limit: Limit,
+    pub(crate) limit: Limit,
 }
 
 impl Debug for Placement {
@@ -78,11 +80,6 @@ impl Placement {
         })
     }
 
-    /// Of what goes either way.
-    pub(crate) fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
     /// Brings a gradient of so many bytes to the host and steps its parameter there, beside what this thread does;
     /// waits while too much is under way.
     pub(crate) fn send_home(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
@@ -112,50 +109,10 @@ impl Placement {
         }
     }
 
-    /// Waits until all weights that were sent for are there.
-    pub(crate) fn wait_for_weights(&self) {
-        self.to_device.wait();
-    }
-
-    /// Waits until all updates that were sent to the host are done.
-    pub(crate) fn wait_for_updates(&self) {
-        self.to_host.wait();
-    }
-
-    /// Lets the device have what this thread has asked it for.
-    pub(crate) fn hand_over(&self) {
-        device::hand_over(&self.device);
-    }
-
     /// Waits until nothing is under way.
     pub(crate) fn wait(&self) {
         self.to_host.wait();
         self.to_device.wait();
-    }
-
-    /// The same with threads of its own.
-    pub(crate) fn again(&self) -> Result<Self, FusedError> {
-        Self::new(self.config.clone(), self.limit.max(), &self.device)
-    }
-
-    /// Whether it is that of `config`, with a model that computes on `device` and so many bytes under way.
-    pub(crate) fn is_of(
-        &self,
-        config: &OffloadConfig,
-        max_bytes_under_way: Option<usize>,
-        device: &Device,
-    ) -> bool {
-        self.config == *config && self.limit.max() == max_bytes_under_way && self.device == *device
-    }
-
-    /// Where the model computes, with autodiff.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Where things wait, without autodiff.
-    pub(crate) fn host(&self) -> &Device {
-        &self.host
     }
 }
 

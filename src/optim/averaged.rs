@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::averaging::WeightAveragingConfig;
-use super::call::{Carried, StepCall};
+use super::call::{self, Carried};
 use super::format::{Formats, LowBits, Noise, StateFormat, Weight, WeightFormat, steps};
 use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved};
@@ -36,31 +36,26 @@ pub(crate) struct Averaging<const D: usize> {
 pub(crate) struct Lent<'a, const D: usize>(MutexGuard<'a, Values<D>>);
 
 impl<const D: usize> Averaging<D> {
-    /// Lets the step of `call` take the average on, if the value after it counts and the average is in full.
-    pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_, D>> {
+    /// Lets the step under way take the average on, if the value after it counts and the average is in full.
+    pub(crate) fn lend(&self) -> Option<Lent<'_, D>> {
         let mut values = self.average.0.lock();
         let counts = self.config.counts(values.updates + 1);
         let is_full =
             |mean: &Weight<D>| mean.format == WeightFormat::Plain && mean.is_as(&self.config);
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
-        call.carry(Carried {
+        call::give_average(Carried {
             average: self.config.rule(values.count),
             mean: mean.value,
             is_done: false,
         });
         Some(Lent(values))
     }
-
-    /// Takes note of the value after an update that has not taken the average on.
-    pub(crate) fn update(&self, value: &Tensor<D>) {
-        self.average.update(&self.config, value);
-    }
 }
 
 impl<const D: usize> Lent<'_, D> {
     /// The step is over. Returns whether it has taken the average on.
-    pub(crate) fn back(mut self, call: &StepCall) -> bool {
-        let Some(Carried { mean, is_done, .. }) = call.carried() else {
+    pub(crate) fn back(mut self) -> bool {
+        let Some(Carried { mean, is_done, .. }) = call::take_average() else {
             // It begins anew.
             self.0.count = 0;
             return false;
@@ -120,8 +115,8 @@ fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> W
     if format == WeightFormat::Plain {
         return Weight::plain(value);
     }
-    let formats = formats(format);
-    let weight = formats.weight(value.clone().cast(FloatDType::BF16), None);
+    let high = value.clone().cast(FloatDType::BF16);
+    let weight = formats(format).fit(&high).weight(high, None);
     set_in_format(weight, value, Noise::of_step(0))
 }
 
@@ -129,7 +124,7 @@ fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> W
 fn format_of<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> WeightFormat {
     match value.dtype() {
         DType::F64 => WeightFormat::Plain,
-        _ => formats(config.format).weight_format(value),
+        _ => formats(config.format).fit(value).weight,
     }
 }
 

@@ -84,16 +84,6 @@ impl StepCall {
         }
     }
 
-    /// Lets the optimizer take this average on, if it does so in the pass of its step.
-    pub(crate) fn carry<const D: usize>(&self, carried: Carried<D>) {
-        give_average(carried);
-    }
-
-    /// The average again, unless it was lost in a panic.
-    pub(crate) fn carried<const D: usize>(&self) -> Option<Carried<D>> {
-        take_carried()
-    }
-
     /// Why the optimizer has not stepped, and has given back what it got.
     pub(crate) fn refusal(&self) -> Option<String> {
         tell(|call| call.refusal.take()).flatten()
@@ -139,28 +129,24 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
 /// The average that the step can take on in its pass, if what it writes is the new parameter.
 pub(super) fn average<const D: usize>() -> Option<Carried<D>> {
     let is_direct = tell(|call| call.is_direct).unwrap_or(false);
-    is_direct.then(take_carried).flatten()
+    is_direct.then(take_average).flatten()
 }
 
-fn take_carried<const D: usize>() -> Option<Carried<D>> {
+/// The average that was given, unless it was lost in a panic.
+pub(super) fn take_average<const D: usize>() -> Option<Carried<D>> {
     let carried = tell(|call| call.carried.take()).flatten()?;
     carried.downcast().ok().map(|carried| *carried)
 }
 
-/// Gives the average back.
+/// Gives the other side an average: the optimizer, which may take it on in the pass of its step, or the caller, who has it back then.
 pub(super) fn give_average<const D: usize>(carried: Carried<D>) {
     tell(|call| call.carried = Some(Box::new(carried)));
 }
 
 /// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.
 pub(super) fn unheard<R>(step: impl FnOnce() -> R) -> R {
-    struct Before(Option<Call>);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            CALL.set(self.0.take());
-        }
-    }
-    let _before = Before(CALL.take());
+    let before = CALL.take();
+    let _nobody = StepCall { before };
     step()
 }
 

@@ -1,9 +1,9 @@
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::call;
 use super::format::{
-    Formats, LowBits, Noise, RecordedFormat, StateFormat, Weight, WeightFormat, around,
+    Formats, LowBits, MIN_ELEMENTS, Noise, RecordedFormat, StateFormat, WeightFormat, around,
 };
 use super::kernel;
 
@@ -40,13 +40,6 @@ impl<O> InFormat<O> {
     pub fn new(optimizer: O, format: WeightFormat) -> Self {
         Self { optimizer, format }
     }
-
-    fn formats(&self) -> Formats {
-        Formats {
-            state: StateFormat::Full,
-            weight: self.format,
-        }
-    }
 }
 
 /// State of [`InFormat`]: that of the optimizer, with the low bits of the weight beside it if there are any.
@@ -70,9 +63,14 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         gradient: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let formats = self.formats();
+        let formats = Formats {
+            state: StateFormat::Full,
+            weight: self.format,
+        };
+        let formats = formats.fit(&parameter);
         let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let is_whole = formats.is_whole(&parameter);
+        let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
+        let is_whole = is_small && parameter.dtype() == DType::F32;
         let checked = match is_whole {
             true => Ok(()),
             false => kernel::check_around(&parameter, self.format),
@@ -88,14 +86,16 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
             None => (None, 0, None),
         };
         let time = time + 1;
-        if is_whole {
-            let (parameter, state) = self.optimizer.step(lr, parameter, gradient, state);
-            let state = InFormatState {
+        let with = |state, low_bits| {
+            Some(InFormatState {
                 state,
                 time,
                 low_bits,
-            };
-            return (parameter, Some(state));
+            })
+        };
+        if is_whole {
+            let (value, state) = self.optimizer.step(lr, parameter, gradient, state);
+            return (value, with(state, low_bits));
         }
         let weight = formats.weight(parameter, low_bits);
         let gradient = gradient.cast(FloatDType::F32);
@@ -103,15 +103,8 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         // It is told nothing about the weight, and nothing of the caller's goes with it.
         let step = || self.optimizer.step(lr, before, gradient, state);
         let (after, state) = call::unheard(step);
-        let Weight {
-            value, low_bits, ..
-        } = kernel::set_in_format(weight, after, Noise::of_step(time));
-        let state = InFormatState {
-            state,
-            time,
-            low_bits,
-        };
-        (value, Some(state))
+        let weight = kernel::set_in_format(weight, after, Noise::of_step(time));
+        (weight.value, with(state, weight.low_bits))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {

@@ -59,12 +59,8 @@ impl<R: AccumulateInState> InState<R> {
 #[derive(Clone)]
 pub(crate) struct GroupState<S> {
     state: S,
-    begun: Option<Begun>,
-}
-
-#[derive(Clone, Copy)]
-struct Begun {
-    fresh: bool,
+    /// Of a group that has begun: whether there was no state before.
+    begun_fresh: Option<bool>,
 }
 
 impl<R: AccumulateInState> Optimizer for InState<R> {
@@ -84,26 +80,26 @@ impl<R: AccumulateInState> Optimizer for InState<R> {
             return (parameter, state);
         }
         let (state, begun) = match state {
-            Some(GroupState { state, begun }) => (Some(state), begun),
+            Some(group) => (Some(group.state), group.begun_fresh),
             None => (None, None),
         };
         let is_fresh = || state.as_ref().is_none_or(RuledState::is_none);
         let batch = MicroBatch {
             first: begun.is_none(),
             last: !call::more_to_come(),
-            fresh: begun.map_or_else(is_fresh, |begun| begun.fresh),
+            fresh: begun.unwrap_or_else(is_fresh),
         };
         let (parameter, state) = self
             .optimizer
             .step_micro_batch(lr, parameter, gradient, state, batch);
-        let begun = (!batch.last).then_some(Begun { fresh: batch.fresh });
-        (parameter, Some(GroupState { state, begun }))
+        let begun_fresh = (!batch.last).then_some(batch.fresh);
+        (parameter, Some(GroupState { state, begun_fresh }))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         GroupState {
             state: state.state.on_device(device),
-            begun: state.begun,
+            begun_fresh: state.begun_fresh,
         }
     }
 }
@@ -116,6 +112,9 @@ impl<S: RecordState> RecordState for GroupState<S> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let state = S::state_unflatten(prefix, source, device)?;
-        Some(Self { state, begun: None })
+        Some(Self {
+            state,
+            begun_fresh: None,
+        })
     }
 }

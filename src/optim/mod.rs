@@ -92,7 +92,7 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
-pub(crate) use averaged::{Averaged, Averaging};
+pub(crate) use averaged::{Averaged, Averaging, Lent};
 pub use averaging::{WeightAverage, WeightAveragingConfig};
 use call::Direct;
 pub(crate) use call::StepCall;

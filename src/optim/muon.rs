@@ -144,11 +144,7 @@ impl Muon {
         gradient: Tensor<D>,
         state: RuledState<Direction, D>,
     ) -> (Tensor<D>, RuledState<Direction, D>) {
-        let batch = MicroBatch {
-            first: true,
-            last: true,
-            fresh: state.is_none(),
-        };
+        let batch = MicroBatch::alone(state.is_none());
         // In the place of what is stepped there is something of its form.
         let any = gradient.clone();
         let (direction, state) =
@@ -201,8 +197,8 @@ impl Optimizer for Muon {
         }
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
-        let is_plain = formats.are_plain_for(&parameter);
-        let gradient = match is_plain {
+        let formats = formats.fit(&parameter);
+        let gradient = match formats.is_plain {
             true => gradient,
             false => gradient.cast(FloatDType::F32),
         };
@@ -216,7 +212,7 @@ impl Optimizer for Muon {
         });
         let weight = formats.weight(parameter, low_bits);
         let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), Noise::of_step(time));
-        if !is_plain {
+        if !formats.is_plain {
             (state.time, state.low_bits) = (time, weight.low_bits);
         }
         (weight.value, Some(MuonState(state)))

@@ -56,6 +56,17 @@ pub(super) struct MicroBatch {
     pub(super) fresh: bool,
 }
 
+impl MicroBatch {
+    /// One that is a group of its own.
+    pub(super) fn alone(fresh: bool) -> Self {
+        Self {
+            first: true,
+            last: true,
+            fresh,
+        }
+    }
+}
+
 impl<R: ElementWise> Ruled<R> {
     /// With full states, and weights as they are.
     pub fn new(optimizer: R) -> Self {
@@ -96,24 +107,23 @@ impl<R: ElementWise> Ruled<R> {
             is_first: batch.fresh,
             adds: !batch.first,
         });
-        let taken = rule.states();
+        let taken = rule.0.states();
         let there = R::STATES.len();
         assert!(
             taken <= there,
             "the rule of {:?} takes {taken} states, and there are {there} `STATES`",
             self.optimizer
         );
-        let is_plain = self.formats.are_plain_for(&parameter);
+        let formats = self.formats.fit(&parameter);
         let kept = R::STATES.iter().zip(&mut state.states);
         let kept = kept.zip(RuledState::<R, D>::roots(taken));
         let before = kept.map(|((kept, state), root)| {
-            self.formats
-                .state(state.take(), root, kept.blank(), &parameter)
+            formats.state(state.take(), root, || kept.blank(), &parameter)
         });
         let before = before.collect();
-        let weight = self.formats.weight(parameter, state.low_bits.take());
+        let weight = formats.weight(parameter, state.low_bits.take());
         let (weight, after) = kernel::update(rule, weight, gradient, before, Noise::of_step(time));
-        let counts = R::TIME.is_some() || !is_plain;
+        let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };
         state.low_bits = weight.low_bits;
         for (state, after) in state.states.iter_mut().zip(after) {
@@ -138,11 +148,7 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
             call::refuse(reason);
             return (parameter, state);
         }
-        let alone = MicroBatch {
-            first: true,
-            last: true,
-            fresh: state.as_ref().is_none_or(RuledState::is_none),
-        };
+        let alone = MicroBatch::alone(state.as_ref().is_none_or(RuledState::is_none));
         let (parameter, state) = self.step_micro_batch(lr, parameter, gradient, state, alone);
         (parameter, Some(state))
     }

@@ -63,7 +63,13 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
         let states = state.into_iter().flat_map(|state| &state.states).flatten();
         let shapes = states.map(StateTensor::shape);
         let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        check_step(formats, parameter, gradient, shapes, low_bits)
+        check_step(
+            formats.fit(parameter),
+            parameter,
+            gradient,
+            shapes,
+            low_bits,
+        )
     }
 
     /// How each of the first `taken` states is coded; those that are always full have no root.
@@ -78,8 +84,11 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
     pub(super) fn on_device(self, device: &Device) -> Self {
         let states = self.states.into_iter();
         let states = states.map(|state| state.map(|state| state.on_device(device)));
-        let low_bits = self.low_bits.map(|low| low.on_device(device));
-        Self::new(self.time, states.collect(), low_bits)
+        Self {
+            states: states.collect(),
+            low_bits: self.low_bits.map(|low| low.on_device(device)),
+            ..self
+        }
     }
 }
 

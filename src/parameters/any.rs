@@ -3,6 +3,9 @@ use std::ops::Deref;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Shape, Tensor};
 
+use crate::device::moved;
+use crate::tap::lift;
+
 /// A float tensor of any rank. It shows itself as one of rank one: Burn keeps the rank in the type alone, where neither
 /// what a tensor tells of itself nor an operation on single elements looks at it. A function that does takes it
 /// [`of_rank`](Self::of_rank).
@@ -20,6 +23,15 @@ impl AnyTensor {
             "a tensor of rank {rank} was taken for one of {D}"
         );
         Tensor::from_dispatch(self.0.into_dispatch())
+    }
+
+    /// `value`, which has no autodiff, in the place of this one: on its device, and a constant if this one is under autodiff.
+    pub(crate) fn replaced_by(&self, value: Tensor<1>) -> Self {
+        let value = moved(value, &self.device().inner());
+        match self.gradient_checkpointing_strategy() {
+            Some(strategy) => lift(value, strategy).into(),
+            None => value.into(),
+        }
     }
 
     /// As if it were of rank one.

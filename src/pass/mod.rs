@@ -39,7 +39,7 @@ pub(crate) use owed::{Debt, Graph, Owed, Readers};
 use ranks::AmongRanks;
 pub(crate) use rehearsal::Rehearsal;
 pub(crate) use scope::{Place, Scope};
-pub(crate) use session::{Running, Session};
+pub(crate) use session::{Order, Running, Session};
 pub(crate) use stage::{Closure, Failure, Stage};
 
 /// A pass, from the closure that computes the loss to the last gradient.

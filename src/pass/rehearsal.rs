@@ -10,7 +10,8 @@ use crate::random::{Stream, mix, of_rank};
 /// What two passes of a step share: the first measures the gradients, and the second uses them.
 #[derive(Debug)]
 pub(crate) struct Rehearsal {
-    random: Stream,
+    /// The random numbers of both passes. Whether anybody has drawn since a pass began, they tell once.
+    pub(crate) random: Stream,
     losses: Losses,
     /// Whether a gradient was used.
     used: AtomicBool,
@@ -37,16 +38,6 @@ impl Rehearsal {
             losses,
             used: AtomicBool::new(false),
         }
-    }
-
-    /// A pass begins.
-    pub(crate) fn start(&self) {
-        self.random.start();
-    }
-
-    /// The seed of the random numbers of both passes.
-    pub(crate) fn seed(&self) -> u64 {
-        self.random.seed
     }
 
     /// The seed of the blocks of a rank in both passes, where none is drawn from the generator that both start.
@@ -93,12 +84,6 @@ impl Rehearsal {
     /// Whether the results of both passes can be read without waiting for a device.
     pub(crate) fn reads(&self) -> bool {
         matches!(self.losses, Losses::Read(_))
-    }
-
-    /// Whether anybody may have drawn since the pass began, on whichever thread. From here on the numbers
-    /// are others.
-    pub(crate) fn draws(&self) -> bool {
-        self.random.is_touched()
     }
 
     /// A gradient is used: from here on the step can't begin anew.

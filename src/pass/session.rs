@@ -12,6 +12,15 @@ use crate::random::StepSeeds;
 use crate::replica::Membership;
 use crate::tap::{Census, Clock};
 
+/// What a pass is to do, on every rank.
+#[derive(Clone)]
+pub(crate) struct Order {
+    pub(crate) plan: Plan,
+    /// If it is one of two.
+    pub(crate) rehearsal: Option<Arc<Rehearsal>>,
+    pub(crate) choice: Arc<BlockChoice>,
+}
+
 /// What the views of a model share while it is fused, on one rank.
 pub(crate) struct Session {
     /// The pass under way.
@@ -19,50 +28,50 @@ pub(crate) struct Session {
     update: Arc<Mutex<Update>>,
     clocks: Mutex<Vec<Clock>>,
     census: Mutex<Option<Arc<Census>>>,
-    seeds: Arc<StepSeeds>,
+    pub(crate) seeds: Arc<StepSeeds>,
     pub(crate) learned: Arc<Learned>,
 }
 
 impl Session {
     pub(crate) fn new(update: Update) -> Self {
-        Self {
-            pass: Mutex::new(None),
-            update: Arc::new(Mutex::new(update)),
-            clocks: Mutex::new(Vec::new()),
-            census: Mutex::new(None),
-            seeds: Arc::default(),
-            learned: Arc::default(),
-        }
+        Self::of(Arc::new(Mutex::new(update)), Arc::default())
     }
 
     /// The session of one of several replicas, with the same optimizer.
     pub(crate) fn of_replica(&self) -> Self {
+        Self::of(self.update.clone(), self.learned.clone())
+    }
+
+    fn of(update: Arc<Mutex<Update>>, learned: Arc<Learned>) -> Self {
         Self {
             pass: Mutex::new(None),
-            update: self.update.clone(),
+            update,
             clocks: Mutex::new(Vec::new()),
             census: Mutex::new(None),
             seeds: Arc::default(),
-            learned: self.learned.clone(),
+            learned,
         }
     }
 
-    /// Begins a pass with this plan; it ends when what is returned is dropped, by a panic too.
+    /// Begins the pass of a rank, whose closure does this; it ends when what is returned is dropped, by a panic too.
     pub(crate) fn begin(
         self: &Arc<Self>,
-        plan: Plan,
+        order: &Order,
         closure: Closure,
-        rehearsal: Option<Arc<Rehearsal>>,
-        choice: Arc<BlockChoice>,
         foresight: Option<Arc<dyn Foresight>>,
         member: Option<&Membership>,
     ) -> Running {
+        let Order {
+            plan,
+            rehearsal,
+            choice,
+        } = order.clone();
         let stage = match closure {
             Closure::Loss => Stage::Forward,
             Closure::Backward | Closure::Nothing => Stage::Backward,
         };
         let scales = closure == Closure::Backward && plan.scale.is_some();
-        let census = self.census.lock().clone();
+        let census = self.census();
         if let Some(census) = &census {
             // A pass that failed may have left taps behind, and with them owners of values.
             census.take();
@@ -88,11 +97,6 @@ impl Session {
         *self.pass.lock() = Some(pass.clone());
         let session = self.clone();
         Running { session, pass }
-    }
-
-    /// The seed for a step on `device`.
-    pub(crate) fn next_seed(&self, device: &Device) -> u64 {
-        self.seeds.next(device)
     }
 
     /// The pass under way.

@@ -5,8 +5,8 @@ use super::state::{LossScale, PolicyState};
 use crate::error::FusedError;
 
 /// Policies that go by the gradients of whole steps, and learn from one for the next: clipping by the global norm, scaling of
-/// the loss, or both.
-#[derive(Clone, Debug)]
+/// the loss, both, or neither.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Adaptive {
     pub(crate) clipping: Option<GlobalNormClippingConfig>,
     pub(super) scaling: Option<LossScalingConfig>,
@@ -17,20 +17,24 @@ pub(crate) struct Adaptive {
 const SMALLEST: f64 = 1.0 / 65536.0;
 
 impl Adaptive {
-    /// None without any; refuses what makes no sense. What they learn goes into `state`.
+    /// Refuses what makes no sense. What they learn goes into `state`.
     pub(super) fn new(
         clipping: Option<GlobalNormClippingConfig>,
         scaling: Option<LossScalingConfig>,
         state: PolicyState,
-    ) -> Result<Option<Self>, FusedError> {
+    ) -> Result<Self, FusedError> {
         clipping.map_or(Ok(()), GlobalNormClippingConfig::check)?;
         scaling.map_or(Ok(()), LossScalingConfig::check)?;
-        let any = clipping.is_some() || scaling.is_some();
-        Ok(any.then_some(Self {
+        Ok(Self {
             clipping,
             scaling,
             state,
-        }))
+        })
+    }
+
+    /// Whether there are any.
+    pub(crate) fn are_there(&self) -> bool {
+        self.clipping.is_some() || self.scaling.is_some()
     }
 
     /// The same, which learn on their own from here.
@@ -42,7 +46,7 @@ impl Adaptive {
     }
 
     /// What keeps the state in the records of the optimizer, if there is any.
-    pub(super) fn keeper(&self) -> Option<Keeper> {
+    pub(crate) fn keeper(&self) -> Option<Keeper> {
         let kept = self.clips_lagged() || self.scaling.is_some();
         kept.then(|| Keeper::new(self.state.clone()))
     }
@@ -61,7 +65,7 @@ impl Adaptive {
     }
 
     /// Whether all gradients are measured before the first is used.
-    pub(super) fn measures_first(&self) -> bool {
+    pub(crate) fn measures_first(&self) -> bool {
         self.clips_exactly() || self.overflow() == Some(Overflow::SkipStep)
     }
 
@@ -99,6 +103,12 @@ impl Adaptive {
         let is_large = || self.loss_scale().is_some_and(|it| it.scale > SMALLEST);
         self.scaling
             .is_some_and(|config| is_static(config) || is_large())
+    }
+
+    /// Whether a step can go on with gradients that are not finite: it leaves their parameters out, or itself, and scales
+    /// the loss down.
+    pub(crate) fn bear_overflow(&self) -> bool {
+        self.overflow() == Some(Overflow::SkipParameter) || self.can_back_off()
     }
 
     /// Lets them learn from a step.

@@ -13,6 +13,33 @@ use crate::error::FusedError;
 pub(super) struct Compare {
     /// The sums of squares by path.
     pub(super) measured: HashMap<String, f64>,
+    /// For devices that would have to be waited for: the first gradient is measured again, to be compared when something else is
+    /// waited for.
+    pub(super) later: Option<Mutex<Option<(Squares, Squares)>>>,
+}
+
+impl Compare {
+    /// Adds the first gradient to what is left to be compared.
+    pub(super) fn leave(&self, unconfirmed: &mut Unconfirmed) {
+        let first = self.later.as_ref().and_then(|first| first.lock().clone());
+        if let Some((first, second)) = first {
+            unconfirmed.push(first, second);
+        }
+    }
+
+    fn agrees<const D: usize>(&self, path: &str, gradient: &Tensor<D>) -> bool {
+        let measured = || self.measured.get(path).copied();
+        let Some(first) = &self.later else {
+            let found = Squares::of(gradient).value().map(f64::to_bits);
+            return found.is_some() && found == measured().map(f64::to_bits);
+        };
+        let mut first = first.lock();
+        if first.is_none() {
+            let second = Squares::of(gradient);
+            *first = measured().map(|first| (Squares::known(first, &second), second));
+        }
+        first.is_some()
+    }
 }
 
 impl GradientHook for Compare {
@@ -21,54 +48,10 @@ impl GradientHook for Compare {
         parameter: HookedParameter<'_, D>,
         gradient: Tensor<D>,
     ) -> GradientFlow<D> {
-        let found = Squares::of(&gradient).value().map(f64::to_bits);
-        let measured = self.measured.get(parameter.path).copied().map(f64::to_bits);
-        match found.is_some() && found == measured {
+        match self.agrees(parameter.path, &gradient) {
             true => GradientFlow::Continue(gradient),
             false => GradientFlow::Stop(FusedError::other_passes()),
         }
-    }
-}
-
-/// [`Compare`] for devices that would have to be waited for: the first gradient is measured again, to be
-/// compared when something else is waited for.
-#[derive(Debug)]
-pub(super) struct CompareLater {
-    measured: HashMap<String, f64>,
-    first: Mutex<Option<(Squares, Squares)>>,
-}
-
-impl CompareLater {
-    pub(super) fn with(measured: HashMap<String, f64>) -> Self {
-        Self {
-            measured,
-            first: Mutex::default(),
-        }
-    }
-
-    /// Adds the first gradient to what is left to be compared.
-    pub(super) fn leave(&self, unconfirmed: &mut Unconfirmed) {
-        if let Some((first, second)) = self.first.lock().clone() {
-            unconfirmed.push(first, second);
-        }
-    }
-}
-
-impl GradientHook for CompareLater {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        let mut first = self.first.lock();
-        if first.is_none() {
-            let Some(&measured) = self.measured.get(parameter.path) else {
-                return GradientFlow::Stop(FusedError::other_passes());
-            };
-            let second = Squares::of(&gradient);
-            *first = Some((Squares::known(measured, &second), second));
-        }
-        GradientFlow::Continue(gradient)
     }
 }
 

@@ -24,7 +24,6 @@ mod statistics;
 mod update;
 
 pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
-pub(crate) use adaptive::Adaptive;
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;

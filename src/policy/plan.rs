@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
 use burn::module::ParamGroup;
+use parking_lot::Mutex;
 
 use super::accumulation::Accumulation;
-use super::compare::{Compare, CompareLater, Unconfirmed};
-use super::hook::{AnyHook, Hooks};
+use super::compare::{Compare, Unconfirmed};
+use super::hook::Hooks;
 use super::measure::{Measure, Norm};
 use super::scaling::LeaveNotFinite;
 use crate::error::FusedError;
@@ -16,9 +17,18 @@ pub(crate) enum Goal {
     Accumulate,
     /// Drop it: a hook has measured it.
     Measure,
+    /// Let the state of the optimizer take it: more gradients follow before the parameter moves.
+    Begin,
     /// Step the parameter.
     #[default]
     Update,
+}
+
+impl Goal {
+    /// Whether the optimizer gets it.
+    pub(crate) fn steps(self) -> bool {
+        matches!(self, Self::Begin | Self::Update)
+    }
 }
 
 /// What happens to the gradients of a pass: they go through the hooks, then to the goal.
@@ -28,13 +38,10 @@ pub(crate) struct Plan {
     pub(crate) hooks: Option<Arc<Hooks>>,
     /// What the loss is multiplied by.
     pub(crate) scale: Option<f64>,
-    /// More gradients follow before the parameters move: those of this pass go into the optimizer
-    /// state only.
-    pub(crate) goes_on: bool,
     pub(crate) accumulation: Accumulation,
     pub(super) measure: Option<Arc<Measure>>,
     pub(super) overflow: Option<Arc<LeaveNotFinite>>,
-    pub(super) compare: Option<Arc<CompareLater>>,
+    pub(super) compare: Option<Arc<Compare>>,
 }
 
 impl Plan {
@@ -58,25 +65,19 @@ impl Plan {
         Ok(Some((norm, agree)))
     }
 
-    /// The plan that uses the gradients of which `norm` was measured, and no others.
-    pub(crate) fn comparing(self, norm: Norm) -> Self {
-        let measured = norm.squares;
-        self.with_first_hook(Arc::new(Compare { measured }))
-    }
-
-    /// The same, where it is looked at [later](Self::leave).
-    pub(crate) fn comparing_later(mut self, norm: Norm) -> Self {
-        let compare = Arc::new(CompareLater::with(norm.squares));
-        self.compare = Some(compare.clone());
-        self.with_first_hook(compare)
-    }
-
-    fn with_first_hook(mut self, hook: Arc<dyn AnyHook>) -> Self {
+    /// The plan that uses the gradients of which `norm` was measured, and no others: that is looked at in the pass, or
+    /// [later](Self::leave).
+    pub(crate) fn comparing(mut self, norm: Norm, later: bool) -> Self {
+        let compare = Arc::new(Compare {
+            measured: norm.squares,
+            later: later.then(Mutex::default),
+        });
         let mut hooks = Hooks::default();
-        hooks.push(ParamGroup::all(), hook);
+        hooks.push(ParamGroup::all(), compare.clone());
         if let Some(others) = &self.hooks {
             hooks.0.extend_from_slice(&others.0);
         }
+        self.compare = Some(compare);
         self.hooks = Some(Arc::new(hooks));
         self
     }

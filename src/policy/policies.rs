@@ -6,8 +6,8 @@ use burn::optim::ModuleOptimizer;
 use super::accumulation::Accumulation;
 use super::adaptive::Adaptive;
 use super::clip::GlobalNormClippingConfig;
-use super::hook::{AnyHook, Hooks};
-use super::keeper::{AverageKeeper, Keeper};
+use super::hook::Hooks;
+use super::keeper::AverageKeeper;
 use super::measure::Measure;
 use super::plan::{Goal, Plan};
 use super::scaling::{LeaveNotFinite, LossScalingConfig, Overflow, Scale};
@@ -17,8 +17,8 @@ use crate::optim::{AccumulateInState, InState, Ruled};
 /// The policies of a fused optimizer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policies {
-    pub(crate) adaptive: Option<Adaptive>,
-    hooks: Hooks,
+    pub(crate) adaptive: Adaptive,
+    pub(crate) hooks: Hooks,
     /// Whether gradients go into the optimizer state when they are accumulated.
     pub(crate) in_state: bool,
     accumulation: Accumulation,
@@ -35,12 +35,9 @@ impl Policies {
         accumulation: Accumulation,
         averages: bool,
     ) -> Result<Self, FusedError> {
-        let state = self
-            .adaptive
-            .as_ref()
-            .map(|adaptive| adaptive.state.clone());
+        let state = self.adaptive.state.clone();
         let policies = Self {
-            adaptive: Adaptive::new(clipping, scaling, state.unwrap_or_default())?,
+            adaptive: Adaptive::new(clipping, scaling, state)?,
             accumulation,
             averages,
             ..self.clone()
@@ -63,28 +60,26 @@ impl Policies {
         Ok((InState::new(optimizer).into(), policies))
     }
 
-    /// Goes on with [`configured`](Self::configured) policies, and with what was learned: the scale of the loss, but
+    /// Takes over [`configured`](Self::configured) policies, and goes on with what was learned: the scale of the loss, but
     /// where it begins with another one now, and the norm that lagged clipping goes by. What is returned gives an optimizer a
     /// place for what its records hold from now on.
-    pub(crate) fn go_on_with(
+    pub(crate) fn reconfigure(
         &mut self,
         configured: Self,
     ) -> impl Fn(ModuleOptimizer) -> ModuleOptimizer + use<> {
-        let (was_kept, averaged) = (self.keeper().is_some(), self.averages);
+        let (was_kept, averaged) = (self.adaptive.keeper().is_some(), self.averages);
         let scales_as = self.scales_as(&configured);
-        let before = std::mem::replace(self, configured);
-        let now = self.adaptive.as_ref();
-        if let Some(adaptive) = now.or(before.adaptive.as_ref()) {
-            let mut learned = adaptive.state.lock();
-            if !scales_as {
-                learned.loss_scale = now.and_then(Adaptive::initial_scale);
-            }
-            if !now.is_some_and(Adaptive::clips_lagged) {
-                learned.gradient_norm = None;
-            }
+        *self = configured;
+        let mut learned = self.adaptive.state.lock();
+        if !scales_as {
+            learned.loss_scale = self.adaptive.initial_scale();
         }
+        if !self.adaptive.clips_lagged() {
+            learned.gradient_norm = None;
+        }
+        drop(learned);
         // Each place stays there.
-        let keeper = self.keeper().filter(|_| !was_kept);
+        let keeper = self.adaptive.keeper().filter(|_| !was_kept);
         let changes = averaged != self.averages;
         move |optimizer| {
             let optimizer = match &keeper {
@@ -101,28 +96,22 @@ impl Policies {
 
     /// Whether the scale of the loss stays what it is when `configured` takes over.
     pub(crate) fn scales_as(&self, configured: &Self) -> bool {
-        let scale = |policies: &Self| policies.adaptive.as_ref().and_then(Adaptive::initial_scale);
-        scale(self) == scale(configured)
-    }
-
-    pub(crate) fn push_hook(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
-        self.hooks.push(group, hook);
+        self.adaptive.initial_scale() == configured.adaptive.initial_scale()
     }
 
     /// The same policies, which learn on their own from here.
     pub(crate) fn split(&self) -> Self {
         Self {
-            adaptive: self.adaptive.as_ref().map(Adaptive::split),
+            adaptive: self.adaptive.split(),
             ..self.clone()
         }
     }
 
     /// Refuses what makes no sense together.
     fn check(&self) -> Result<(), FusedError> {
-        let exact = self.adaptive.as_ref().is_some_and(Adaptive::clips_exactly);
-        let overflow = self.adaptive.as_ref().and_then(Adaptive::overflow);
+        let exact = self.adaptive.clips_exactly();
         let in_buffer = self.accumulation == Accumulation::InFullPrecision;
-        let reason = match (self.in_state, overflow) {
+        let reason = match (self.in_state, self.adaptive.overflow()) {
             (true, _) if in_buffer => {
                 "gradients that go into the optimizer state are in no buffer whose precision could be \
                  chosen: use one of the two"
@@ -145,46 +134,27 @@ impl Policies {
         Err(FusedError::Combination { reason })
     }
 
-    /// What keeps the state of the policies in the records of the optimizer, if they have one.
-    pub(crate) fn keeper(&self) -> Option<Keeper> {
-        self.adaptive.as_ref()?.keeper()
-    }
-
-    /// Whether all gradients are measured before the first is used.
-    pub(crate) fn measures_first(&self) -> bool {
-        self.adaptive.as_ref().is_some_and(Adaptive::measures_first)
-    }
-
-    /// Whether a step can go on with gradients that are not finite: it leaves their parameters out, or itself, and scales
-    /// the loss down.
-    pub(crate) fn bear_overflow(&self) -> bool {
-        let adaptive = self.adaptive.as_ref();
-        adaptive
-            .is_some_and(|it| it.overflow() == Some(Overflow::SkipParameter) || it.can_back_off())
-    }
-
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
     pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
-        let adaptive = self.adaptive.as_ref();
+        let adaptive = &self.adaptive;
         let mut plan = Plan {
             goal,
-            scale: adaptive.and_then(|adaptive| Some(adaptive.loss_scale()?.scale)),
+            scale: adaptive.loss_scale().map(|it| it.scale),
             accumulation: self.accumulation,
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        let clips_lagged = adaptive.is_some_and(Adaptive::clips_lagged);
-        if goal == Goal::Measure || goal == Goal::Update && clips_lagged {
+        if goal == Goal::Measure || goal.steps() && adaptive.clips_lagged() {
             let measure = Arc::new(Measure::default());
             hooks.push(ParamGroup::all(), measure.clone());
             plan.measure = Some(measure);
         }
-        if goal == Goal::Update {
+        if goal.steps() {
             if clip.is_some() || plan.scale.is_some() {
                 let factor = clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0);
                 hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
             }
-            if adaptive.and_then(Adaptive::overflow) == Some(Overflow::SkipParameter) {
+            if adaptive.overflow() == Some(Overflow::SkipParameter) {
                 let overflow = Arc::new(LeaveNotFinite::default());
                 hooks.push(ParamGroup::all(), overflow.clone());
                 plan.overflow = Some(overflow);
@@ -198,8 +168,7 @@ impl Policies {
     /// A pass that uses gradients for nothing, and measures them only if those of a step do: that takes memory.
     pub(crate) fn dry_plan(&self) -> Plan {
         let mut plan = self.plan(Goal::Measure, None);
-        let measures = |it: &Adaptive| it.measures_first() || it.clips_lagged();
-        if !self.adaptive.as_ref().is_some_and(measures) {
+        if !self.adaptive.measures_first() && !self.adaptive.clips_lagged() {
             (plan.hooks, plan.measure) = (None, None);
         }
         plan

@@ -9,7 +9,7 @@ use super::addressed::Addressed;
 use super::departed::Departed;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
-use crate::optim::{Averaging, StepCall};
+use crate::optim::{Averaging, Lent, StepCall};
 use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -66,7 +66,7 @@ impl Update {
     }
 
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
-    pub(crate) fn begin_with(&mut self, optimizer: ModuleOptimizer) {
+    pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
         self.departed = None;
         self.replace(optimizer);
     }
@@ -179,23 +179,11 @@ impl Update {
     }
 
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
-    /// state of the optimizer takes it, if it can.
+    /// state of the optimizer takes it, if it can. An average is taken on in the same pass over memory where the optimizer can.
     ///
     /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
     /// the reserve, which is given up then. An optimizer that panics takes the state that it was given along.
     pub(crate) fn step<const D: usize>(
-        &mut self,
-        path: &str,
-        id: ParamId,
-        value: Tensor<D>,
-        gradient: Tensor<D>,
-        more_to_come: bool,
-    ) -> Stepped<D> {
-        self.step_averaging(path, id, value, gradient, more_to_come, None)
-    }
-
-    /// The same, which takes the average on in the same pass over memory where the optimizer can.
-    pub(crate) fn step_averaging<const D: usize>(
         &mut self,
         path: &str,
         id: ParamId,
@@ -207,7 +195,7 @@ impl Update {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
         let call = StepCall::begin(more_to_come, value.clone());
-        let lent = averaging.and_then(|averaging| averaging.lend(&call));
+        let lent = averaging.and_then(Averaging::lend);
         let waiting = self.waiting.get(&id).cloned();
         // What has come from a record waits on, however small.
         let waits = waiting.is_some() || self.wait_from.is_some_and(|from| elements >= from);
@@ -232,7 +220,7 @@ impl Update {
             stepped.param.into_value().inner()
         };
         let stepped = catch(step);
-        let averaged = lent.is_some_and(|lent| lent.back(&call));
+        let averaged = lent.is_some_and(Lent::back);
         match stepped {
             Ok(value) => Stepped {
                 averaged,

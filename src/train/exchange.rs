@@ -8,13 +8,7 @@ use parking_lot::Mutex;
 /// `Learner::optimizer_step` hands the model and a mutable reference to the optimizer, which are
 /// private, to the model's own `TrainStep::optimize`. If something is [left](Self::leave) here, that
 /// call [answers](Self::answer) by exchanging both.
-#[derive(Debug)]
-pub(super) struct Exchange<M>(Arc<Mutex<Option<Goods<M>>>>);
-
-struct Goods<M> {
-    model: M,
-    optimizer: ModuleOptimizer,
-}
+pub(super) struct Exchange<M>(Arc<Mutex<Option<(M, ModuleOptimizer)>>>);
 
 impl<M> Exchange<M> {
     pub(super) fn new() -> Self {
@@ -22,24 +16,22 @@ impl<M> Exchange<M> {
     }
 
     pub(super) fn leave(&self, model: M, optimizer: ModuleOptimizer) {
-        *self.0.lock() = Some(Goods { model, optimizer });
+        *self.0.lock() = Some((model, optimizer));
     }
 
     pub(super) fn take(&self) -> Option<(M, ModuleOptimizer)> {
-        let goods = self.0.lock().take()?;
-        Some((goods.model, goods.optimizer))
+        self.0.lock().take()
     }
 
     /// The learner's side: exchanges its `model` and `optimizer` for those that were left. Gives
     /// `model` back if none were.
     pub(super) fn answer(&self, model: M, optimizer: &mut ModuleOptimizer) -> Result<M, M> {
         let mut waiting = self.0.lock();
-        let Some(goods) = waiting.take() else {
+        let Some((other, left)) = waiting.take() else {
             return Err(model);
         };
-        let optimizer = std::mem::replace(optimizer, goods.optimizer);
-        *waiting = Some(Goods { model, optimizer });
-        Ok(goods.model)
+        *waiting = Some((model, std::mem::replace(optimizer, left)));
+        Ok(other)
     }
 }
 
@@ -54,8 +46,8 @@ impl<M> Clone for Exchange<M> {
     }
 }
 
-impl<M> std::fmt::Debug for Goods<M> {
+impl<M> std::fmt::Debug for Exchange<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Goods").finish_non_exhaustive()
+        f.debug_struct("Exchange").finish_non_exhaustive()
     }
 }

@@ -124,7 +124,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         let policies = config.policies(&how.policies)?;
         // Burn loads a checkpoint into the optimizer before the training begins.
         let optimizer = loan::optimizer(&mut self.learner);
-        let join = how.policies.go_on_with(policies);
+        let join = how.policies.reconfigure(policies);
         loan::set_optimizer(&mut self.learner, join(optimizer));
         how.config = config;
         how.repeat = Some(Clone::clone);
@@ -135,7 +135,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// it. If a hook stops the step, the training ends with its error.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
-        self.how.policies.push_hook(group, Arc::new(hook));
+        self.how.policies.hooks.push(group, Arc::new(hook));
         self
     }
 
@@ -219,7 +219,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         let optimizer = loan::optimizer(&mut self.learner);
         let model = self.model();
         let mut optimizer = record::load(record, &optimizer, &model)?;
-        if let Some(keeper) = self.how.policies.keeper() {
+        if let Some(keeper) = self.how.policies.adaptive.keeper() {
             // A config that is set from now on goes on with what was learned.
             let device = model.devices().into_iter().next();
             keeper.restore(&mut optimizer, &device.unwrap_or_default());

@@ -8,12 +8,12 @@ use super::home::Home;
 use super::stage::Accumulated;
 use crate::memory::{self, Category};
 use crate::optim::{Averaging, WeightAveragingConfig};
-use crate::policy;
+use crate::policy::{self, AverageKeeper};
 
 /// The home of a parameter of any rank: what is asked of all of them between passes.
 pub(crate) trait AnyHome {
     /// What the passes so far have left for an update.
-    fn left(&self) -> Left;
+    fn left(&self) -> Accumulated;
 
     /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
     fn drop_sum(&self);
@@ -38,28 +38,13 @@ pub(crate) trait AnyHome {
     fn keep_average(&self, optimizer: &mut ModuleOptimizer);
 }
 
-/// What passes have left for an update, without the tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
-    Nothing,
-    Sum,
-    /// A sum that was overwritten by a pass which has not ended well.
-    Lost,
-    InOptimizerState,
-}
-
 impl<const D: usize> AnyHome for Home<D> {
-    fn left(&self) -> Left {
-        match &self.state.lock().accumulated {
-            Accumulated::Nothing => Left::Nothing,
-            Accumulated::Sum(_) => Left::Sum,
-            Accumulated::Overwritten => Left::Lost,
-            Accumulated::InOptimizerState => Left::InOptimizerState,
-        }
+    fn left(&self) -> Accumulated {
+        self.state.lock().accumulated.without_sum()
     }
 
     fn drop_sum(&self) {
-        if let Left::Sum | Left::Lost = self.left() {
+        if let Accumulated::Sum(()) | Accumulated::Overwritten = self.left() {
             self.forget_group();
         }
     }
@@ -89,12 +74,16 @@ impl<const D: usize> AnyHome for Home<D> {
         let mut state = self.state.lock();
         let before = state.averaging.take();
         let config = config.filter(|config| config.covers(&self.path));
-        state.averaging = config.map(|config| Averaging::new(config.clone(), before));
+        state.averaging = config.map(|config| Averaging {
+            config: config.clone(),
+            average: before.map(|before| before.average).unwrap_or_default(),
+        });
     }
 
     fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
         if let Some(averaging) = self.averaging() {
-            averaging.keep(optimizer, self.id, &self.site().device);
+            let device = &self.site().device;
+            AverageKeeper::restore(optimizer, self.id, &averaging.average, device);
         }
     }
 }

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 
 use super::any_home::AnyHome;
 use super::report::ParameterReport;
-use super::restored::Which;
+use super::restored::{Place, Value};
 use super::stage::Stage;
 use super::terms::Terms;
 use super::view::View;
@@ -25,7 +25,10 @@ pub(crate) trait AnyView: Debug + Send + Sync {
     fn home(&self) -> &dyn AnyHome;
 
     /// A value of it as an ordinary trainable parameter holds it.
-    fn any_leaf(&self, which: Which<'_>) -> AnyTensor;
+    fn any_leaf(&self, value: Value, place: Place) -> AnyTensor;
+
+    /// The current one, where the model computes, or what says that it is gone.
+    fn any_leaf_or_gone(&self) -> AnyTensor;
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     fn flush(&self, pass: &Arc<Pass>);
@@ -65,8 +68,12 @@ impl<const D: usize> AnyView for View<D> {
         &*self.home
     }
 
-    fn any_leaf(&self, which: Which<'_>) -> AnyTensor {
-        self.leaf(which).into()
+    fn any_leaf(&self, value: Value, place: Place) -> AnyTensor {
+        self.leaf(value, place).into()
+    }
+
+    fn any_leaf_or_gone(&self) -> AnyTensor {
+        self.leaf_or_gone().into()
     }
 
     fn flush(&self, pass: &Arc<Pass>) {
@@ -93,8 +100,8 @@ impl<const D: usize> AnyView for View<D> {
     }
 
     fn ask_written(&self, written: &mut Written) {
-        if let Some(copy) = self.copy(&self.state.lock()) {
-            written.ask(self.path(), copy);
+        if let Some(copy) = &self.state.lock().copy {
+            written.ask(self.path(), &copy.value);
         }
         if let Some(value) = self.home.find().filter(|_| self.terms.owns()) {
             written.ask(self.path(), &value);
@@ -102,7 +109,8 @@ impl<const D: usize> AnyView for View<D> {
     }
 
     fn fetch(&self) {
-        View::fetch(self);
+        // If it fails, the read that needs it says so.
+        let _ = self.bring_copy();
     }
 
     fn let_go(&self) {

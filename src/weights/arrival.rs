@@ -22,7 +22,6 @@ use crate::replica::{Hold, Membership};
 use crate::tap::{self, GradientSink, Passed};
 
 /// Where the gradient of one tap of a parameter arrives.
-#[derive(Debug)]
 pub(super) struct Arrival<const D: usize> {
     pub(super) view: Arc<View<D>>,
     pub(super) pass: Arc<Pass>,
@@ -205,7 +204,7 @@ impl<const D: usize> View<D> {
             && let Some(placement) = self.terms.layout.placement()
         {
             // It is gone from the device before the update begins.
-            placement.hand_over();
+            device::hand_over(&placement.device);
         }
         Ok(gradient)
     }

@@ -8,7 +8,7 @@ use super::handle::Handle;
 use super::home::{Ground, Home};
 use super::inventory::{Entry, Inventory, Role};
 use super::placeholder::placeholder;
-use super::restored::Which;
+use super::restored::{Place, Value};
 use super::terms::Terms;
 use super::view::View;
 use super::views::Views;
@@ -131,7 +131,7 @@ impl ModuleMapper for Emptying<'_> {
         if entry.role == Role::Retained {
             let value = param.base().inner();
             let view = self.view(param.id, entry, value, strategy);
-            self.views.add_leaf(param.id, Arc::new(view));
+            self.views.add(Arc::new(view));
             return param;
         }
         let (id, value, mapper) = param.consume();
@@ -145,7 +145,7 @@ impl ModuleMapper for Emptying<'_> {
         };
         let Entry { path, shape, .. } = entry;
         let placeholder = placeholder(path, shape, *dtype, device, strategy, below);
-        self.views.add(id, Arc::new(view));
+        self.views.add(Arc::new(view));
         Param::from_mapped_value(id, placeholder, mapper)
     }
 }
@@ -170,7 +170,7 @@ impl Reparameterizer for Handing<'_> {
         let (_, _, saved) = param.clone().consume();
         let path = view.terms.path.clone();
         let param = param
-            .save_mapper(move |_placeholder| saved.on_save(view.leaf(Which::Rests)))
+            .save_mapper(move |_placeholder| saved.on_save(view.leaf(Value::Current, Place::Ordinary)))
             .load_mapper(move |_loaded| {
                 panic!(
                     "a record was loaded into parameter `{path}` of a model in a fused step, which has \

@@ -7,7 +7,7 @@ use burn::module::{Module, ParamId};
 use super::placeholder::Identity;
 use crate::device::moved;
 use crate::parameters::{AnyTensor, exchange, merge_pending, running_statistics, values};
-use crate::tap::{lift, node};
+use crate::tap::node;
 
 /// The running statistics that every one of several replicas has of its own.
 #[derive(Debug, Default)]
@@ -59,12 +59,8 @@ impl RunningStatistics {
                 |param| sums.contains_key(&param.id()),
                 |id, value| {
                     let (sum, replicas) = &sums[&id];
-                    let mean = sum.clone().untyped().div_scalar(*replicas as f64);
-                    let mean = moved(mean, &value.device().inner());
-                    match value.gradient_checkpointing_strategy() {
-                        Some(strategy) => lift(mean, strategy).into(),
-                        None => mean.into(),
-                    }
+                    let sum = sum.clone().untyped();
+                    value.replaced_by(sum.div_scalar(*replicas as f64))
                 },
             ));
         }

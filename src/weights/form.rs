@@ -10,7 +10,7 @@ use super::fetch_ahead::FetchAhead;
 use super::frozen;
 use super::inventory::{Inventory, Role};
 use super::moved::{look_at_once, moved_but_for};
-use super::restored::Which;
+use super::restored::{Place, Value};
 use super::views::Views;
 use crate::error::FusedError;
 use crate::layout::Layout;
@@ -22,7 +22,7 @@ pub(crate) struct FusedForm<M> {
     /// Reads of its parameters go to the views.
     pub(crate) module: M,
     /// The ordinary module, with placeholders for the trainable values.
-    hollow: M,
+    pub(crate) hollow: M,
     pub(crate) inventory: Inventory,
     pub(crate) views: Arc<Views>,
     pub(crate) layout: Arc<Layout>,
@@ -43,26 +43,8 @@ fn without_leaves<M: Module>(module: M, views: &Views) -> M {
 }
 
 impl<M: Module> FusedForm<M> {
-    /// Brings `module` into fused form, or says why it can't be.
+    /// Brings `module` into fused form, or says why it can't be. A replica shares its homes with the form of another rank, `beside` it.
     pub(crate) fn new(
-        module: M,
-        session: &Arc<Session>,
-        layout: Arc<Layout>,
-    ) -> Result<Self, FusedError> {
-        Self::of(module, session, layout, None)
-    }
-
-    /// The same for a replica that shares its homes with the form of another rank.
-    pub(crate) fn beside(
-        other: &Self,
-        module: M,
-        session: &Arc<Session>,
-        layout: Arc<Layout>,
-    ) -> Result<Self, FusedError> {
-        Self::of(module, session, layout, Some(other))
-    }
-
-    fn of(
         module: M,
         session: &Arc<Session>,
         layout: Arc<Layout>,
@@ -122,16 +104,14 @@ impl<M: Module> FusedForm<M> {
         })
     }
 
-    /// The ordinary module with the current values, which it shares with the homes: in host memory if something
+    /// The ordinary module with these values, the current ones of which it shares with the homes: in host memory if something
     /// waits there.
-    pub(crate) fn ordinary(&self) -> M {
-        match self.layout.placement() {
-            None => self.filled(self.hollow.clone(), Which::Rests),
-            Some(placement) => {
-                let host = placement.host();
-                self.filled(self.hollow_on(host), Which::OnHost(host))
-            }
-        }
+    pub(crate) fn ordinary(&self, value: Value) -> M {
+        let module = match self.layout.placement() {
+            None => self.hollow.clone(),
+            Some(placement) => self.hollow_on(&placement.host),
+        };
+        self.filled(module, value, Place::Ordinary)
     }
 
     /// The hollow module on the host, but for the placeholders.
@@ -145,39 +125,25 @@ impl<M: Module> FusedForm<M> {
 
     /// The ordinary module with every value at its home.
     pub(crate) fn at_home(&self) -> M {
-        self.filled(self.hollow.clone(), Which::AtHome)
+        self.filled(self.hollow.clone(), Value::Current, Place::Home)
     }
 
-    /// The ordinary module with the averages of its weights.
-    pub(crate) fn averaged(&self) -> M {
-        let module = match self.layout.placement() {
-            None => self.hollow.clone(),
-            Some(placement) => self.hollow_on(placement.host()),
-        };
-        self.filled(module, Which::Averaged(self.layout.ordinary_device()))
-    }
-
-    /// The module for inference, as it computes: with the weights, or with their averages.
-    pub(crate) fn valid(&self, with_averages: bool) -> M {
+    /// The module for inference with these values, as it computes.
+    pub(crate) fn valid(&self, value: Value) -> M {
         let frozen = self.frozen.keys().copied();
         let parameters: HashSet<ParamId> = self.views.coming_over().chain(frozen).collect();
-        let which = match with_averages {
-            true => Which::AveragedComputes,
-            false => Which::Computes,
+        let filled = || {
+            let filled = self.filled(self.hollow.clone(), value, Place::Computing);
+            filled.valid()
         };
-        let filled = || self.filled(self.hollow.clone(), which).valid();
         if parameters.is_empty() {
             return filled();
         }
         let module = match self.layout.placement() {
             // A parameter carries an adapter, or the way to the device.
             Some(placement) if self.frozen.values().any(|has_adapter| *has_adapter) => {
-                let ordinary = match with_averages {
-                    true => self.averaged(),
-                    false => self.ordinary(),
-                };
-                let merged = ordinary.valid().materialize();
-                let device = placement.device().clone().inner();
+                let merged = self.ordinary(value).valid().materialize();
+                let device = placement.device.clone().inner();
                 moved_but_for(merged, |id| parameters.contains(&id), &device)
             }
             _ => filled(),
@@ -190,11 +156,11 @@ impl<M: Module> FusedForm<M> {
     }
 
     /// The hollow module with the values of the parameters.
-    fn filled(&self, hollow: M, which: Which<'_>) -> M {
+    fn filled(&self, hollow: M, value: Value, place: Place) -> M {
         exchange(
             hollow,
             |param| self.views.has(param.id()),
-            |id, _placeholder| self.views.get(id).any_leaf(which),
+            |id, _placeholder| self.views.get(id).any_leaf(value, place),
         )
     }
 
@@ -212,7 +178,7 @@ impl<M: Module> FusedForm<M> {
         self.module = exchange(
             self.module.clone(),
             |param| leaves.contains(&param.id()),
-            |id, _nothing| self.views.get(id).any_leaf(Which::RestsOrGone),
+            |id, _nothing| self.views.get(id).any_leaf_or_gone(),
         );
     }
 
@@ -239,12 +205,6 @@ impl<M: Module> FusedForm<M> {
             self.views.keep_copies(&course, waiting);
         }
         self.course = Some(course);
-    }
-
-    /// The ordinary module without its trainable values.
-    #[cfg(feature = "train")]
-    pub(crate) fn hollow(&self) -> M {
-        self.hollow.clone()
     }
 
     /// The paths of the parameters in training.

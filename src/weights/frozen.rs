@@ -61,7 +61,7 @@ pub(super) fn on_host<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, lay
     exchange(
         module,
         |param| frozen.contains_key(&param.id()),
-        |_, value| constant(value, |value| moved(value, placement.host())),
+        |_, value| constant(value, |value| moved(value, &placement.host)),
     )
 }
 
@@ -75,16 +75,18 @@ pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, othe
     )
 }
 
-/// `module` with all that waits on the host, and is not in training, on the device: what a block computes with in
-/// one run.
-pub(crate) fn with_frozen<M: Module>(module: M, placement: &Placement) -> M {
-    let waits =
-        |value: AnyTensor| !value.is_tracked() && value.device().inner() == *placement.host();
+/// `module` with all that waits on the host, and is not in training, on the device, if anything does: what a block computes with
+/// in one run.
+pub(crate) fn with_frozen<M: Module>(module: M, placement: Option<&Placement>) -> M {
+    let Some(placement) = placement else {
+        return module;
+    };
+    let waits = |value: AnyTensor| !value.is_tracked() && value.device().inner() == placement.host;
     exchange(
         module,
         |param| waits(param.value()),
         |_, value| {
-            let device = placement.device().clone().inner();
+            let device = placement.device.clone().inner();
             constant(value, |value| moved(value, &device))
         },
     )

@@ -11,6 +11,7 @@ use super::answers::{Answers, Held};
 use super::placeholder::unreadable;
 use super::report::ParameterReport;
 use super::stage::{Accumulated, Outcome};
+use crate::device::{moved, sent};
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
 use crate::optim::Averaging;
@@ -59,7 +60,7 @@ pub(super) struct State<const D: usize> {
     /// Without autodiff. An update takes it out and puts it back.
     pub(super) value: Option<Tensor<D>>,
     /// What the passes before this one have left for an update.
-    pub(super) accumulated: Accumulated<D>,
+    pub(super) accumulated: Accumulated<Box<Tensor<D>>>,
     /// An average of the value, if one is asked for.
     pub(super) averaging: Option<Averaging<D>>,
     /// What has become of the gradient of this pass.
@@ -183,15 +184,17 @@ impl<const D: usize> Home<D> {
     /// Takes over what another home of the same parameter has accumulated.
     pub(super) fn take_over_sum(&self, from: &Self) {
         let accumulated = from.state.lock().accumulated.clone();
-        self.state.lock().accumulated = accumulated.on(&self.ground.sums);
+        self.state.lock().accumulated = match accumulated {
+            Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sent(*sum, &self.ground.sums))),
+            other => other,
+        };
     }
 
     /// The average, where the value rests and in its type; the value while there is none.
     pub(super) fn averaged(&self) -> Tensor<D> {
-        let average = self
-            .averaging()
-            .and_then(|it| it.mean(self.dtype, &self.site().device));
-        average.unwrap_or_else(|| self.value())
+        let mean = self.averaging().and_then(|it| it.average.mean(self.dtype));
+        let mean = mean.map(|mean| moved(mean, &self.site().device));
+        mean.unwrap_or_else(|| self.value())
     }
 
     pub(super) fn averaging(&self) -> Option<Averaging<D>> {

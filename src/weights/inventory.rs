@@ -262,7 +262,7 @@ impl Found {
         let Entry {
             path, dtype, role, ..
         } = &self.entry;
-        let host = placement.host();
+        let host = &placement.host;
         let reason = if !device::has(host, *dtype) {
             format!(
                 "parameter `{path}` is {dtype:?}, which the host {host:?} does not have: use `OffloadHost::Flex`"

@@ -10,7 +10,6 @@ mod any_view;
 mod arrival;
 mod attach;
 mod averaged;
-mod averaging;
 mod come_over;
 mod fetch_ahead;
 mod form;
@@ -35,7 +34,6 @@ mod update;
 mod view;
 mod views;
 
-pub(crate) use any_home::Left;
 pub(crate) use averaged::{Look, RunningStatistics};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
@@ -44,7 +42,9 @@ pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;
 pub(crate) use report::ParameterReport;
+pub(crate) use restored::Value;
 pub(crate) use seen_states::SeenStates;
+pub(crate) use stage::Accumulated;
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, outside_of_form, own_leaf, with_constants,
     with_own_leaves,

@@ -80,10 +80,9 @@ pub(super) fn placeholder<const D: usize>(
         return placeholder;
     }
     let trap = Trap { path: path.clone() };
-    join(placeholder, below(), Arc::new(trap))
+    join(placeholder, below(), Arc::new(trap), None)
 }
 
-#[derive(Debug)]
 struct Trap {
     path: Arc<str>,
 }

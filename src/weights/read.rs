@@ -11,17 +11,20 @@ use super::view::{Keeps, View};
 use crate::layout::Holding;
 use crate::parameters::Part;
 use crate::pass::{Blocks, Graph, Pass, Place, Scope, Stage};
-use crate::policy::Goal;
 use crate::tap::tap;
 
 impl<const D: usize> View<D> {
     /// The current value without autodiff, as the model computes with it, or a part of it.
     pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> Tensor<D> {
-        self.wait_for_update();
+        let has_answered = matches!(self.state.lock().stage, stage::Stage::Answered { .. });
+        if let (true, Some(placement)) = (has_answered, &self.terms.placement) {
+            // What is read does not depend on how far an update is.
+            placement.to_host.wait();
+        }
         let mut state = self.state.lock();
         let may_change = || {
             let pass = self.session.pass();
-            pass.is_some_and(|pass| pass.plan.goal == Goal::Update)
+            pass.is_some_and(|pass| pass.plan.goal.steps())
         };
         let has_answered = matches!(state.stage, stage::Stage::Answered { .. });
         if has_answered && self.terms.rank.is_some() && may_change() {
@@ -32,14 +35,6 @@ impl<const D: usize> View<D> {
             );
         }
         self.here(&mut state, keeps, part)
-    }
-
-    /// Waits for an update that is under way, so that what is read does not depend on how far it is.
-    fn wait_for_update(&self) {
-        let has_answered = matches!(self.state.lock().stage, stage::Stage::Answered { .. });
-        if let (true, Some(placement)) = (has_answered, self.terms.layout.placement()) {
-            placement.wait_for_updates();
-        }
     }
 
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
@@ -82,22 +77,20 @@ impl<const D: usize> View<D> {
         if let Some(among) = &pass.among {
             among.show_life();
         }
-        let place = self.place(&pass);
-        match &place {
+        match self.place(&pass) {
             Place::Recorded(graph) => {
                 if let Some(base) = &self.terms.waiting_base {
                     refuse_outside_of_a_block(base);
                 }
                 if self.terms.waits {
-                    self.have_brought(Some(graph));
+                    self.have_brought(Some(&graph));
                 }
+                self.tapped(&pass, &graph, part)
             }
-            Place::Unrecorded(_) if self.terms.waits => self.have_brought(None),
-            Place::Unrecorded(_) | Place::Hook(_) => {}
-        }
-        match place {
-            Place::Recorded(graph) => self.tapped(&pass, &graph, part),
             Place::Unrecorded(readers) => {
+                if self.terms.waits {
+                    self.have_brought(None);
+                }
                 let mut state = self.state.lock();
                 readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
                 drop(state);
@@ -206,8 +199,8 @@ impl<const D: usize> View<D> {
             && self.lacks_copy(graph)
         {
             let view = self.clone();
-            placement.send_ahead(move || view.fetch());
-            placement.wait_for_weights();
+            placement.send_ahead(move || drop(view.bring_copy()));
+            placement.to_device.wait();
         }
     }
 

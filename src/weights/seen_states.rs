@@ -1,55 +1,42 @@
 use burn::module::Module;
 
-use super::states::{States, Values};
-use crate::parameters::AnyTensor;
+use super::states::{States, Values, put};
 use crate::pass::Reads;
 use crate::tap::node;
 
 /// The running states of a block, as its first run has seen them.
 #[derive(Debug)]
-pub(crate) struct SeenStates {
-    states: States,
-    /// Before that run.
-    before: Values,
-    /// After it: an update brings forth what was aside.
-    after: Values,
-}
+pub(crate) struct SeenStates(States);
 
 impl SeenStates {
     /// Those of `block`, before its first run.
     pub(crate) fn before<M: Module>(block: &M) -> Self {
-        let states = States::of(block);
-        Self {
-            before: states.values(block),
-            after: Values::new(),
-            states,
-        }
+        Self(States::of(block))
     }
 
-    /// The run is over.
+    /// The run is over: an update has brought forth what was aside.
     pub(crate) fn after<M: Module>(mut self, block: &M) -> Self {
-        self.after = self.states.values(block);
+        self.0.see(block);
         self
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.states.is_empty()
+        self.0.is_empty()
     }
 
     /// Whether it matters how the states are read.
     pub(crate) fn differ(&self) -> bool {
-        let tensor = |value: &AnyTensor| node::<1>(value);
-        self.states.differ(&self.before, &self.after, tensor)
+        self.0.differ(|value| node::<1>(value))
     }
 
     /// Whether there are some that no batch normalization has: what the block returns can depend on them.
     pub(crate) fn has_own(&self) -> bool {
-        self.states.has_own()
+        self.0.has_own()
     }
 
     /// Shows them again as the first run has seen them, until what is returned is dropped: what is aside is merged.
     pub(crate) fn again<'a, M: Module>(&'a self, block: &'a M, reads: Reads) -> Again<'a, M> {
-        self.states.merge(block);
+        self.0.merge(block);
         self.shown(block, reads, Aside::Merged)
     }
 
@@ -63,10 +50,10 @@ impl SeenStates {
     }
 
     fn shown<'a, M: Module>(&'a self, block: &'a M, reads: Reads, aside: Aside) -> Again<'a, M> {
-        let now = self.states.values(block);
-        self.states.put(block, reads, &self.before, &self.after);
+        let now = self.0.now(block);
+        self.0.show(block, reads);
         Again {
-            states: &self.states,
+            states: &self.0,
             block,
             now,
             aside,
@@ -104,8 +91,7 @@ impl<M: Module> Drop for Again<'_, M> {
             self.states.merge(self.block);
         }
         if !self.now.is_empty() {
-            let now = &self.now;
-            self.states.put(self.block, Reads::InTime, now, now);
+            put(self.block, |id| self.now.get(&id));
         }
     }
 }

@@ -1,30 +1,30 @@
 use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
 use super::report::ParameterReport;
-use crate::device::sent;
 use crate::pass::{Debt, Graph};
 use crate::policy::PartialSum;
 
-/// What passes have left for an update.
-#[derive(Clone, Debug, Default)]
-pub(super) enum Accumulated<const D: usize> {
+/// What passes have left for an update, with the sum of their gradients or without it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Accumulated<S = ()> {
     #[default]
     Nothing,
-    /// The sum of their gradients.
-    Sum(Box<Tensor<D>>),
+    Sum(S),
     /// The pass under way has added to their sum, in its buffer: unless it ends well, the sum is lost.
     Overwritten,
     /// The optimizer state holds gradients of a group that has not ended.
     InOptimizerState,
 }
 
-impl<const D: usize> Accumulated<D> {
-    pub(super) fn on(self, device: &Device) -> Self {
+impl<S> Accumulated<S> {
+    pub(super) fn without_sum(&self) -> Accumulated {
         match self {
-            Self::Sum(sum) => Self::Sum(Box::new(sent(*sum, device))),
-            other => other,
+            Self::Nothing => Accumulated::Nothing,
+            Self::Sum(_) => Accumulated::Sum(()),
+            Self::Overwritten => Accumulated::Overwritten,
+            Self::InOptimizerState => Accumulated::InOptimizerState,
         }
     }
 }

@@ -14,15 +14,19 @@ use crate::pass::Reads;
 /// The values of running states, as they are without what is aside.
 pub(super) type Values = HashMap<ParamId, AnyTensor>;
 
-/// The running states of a module.
+/// The running states of a module, as both runs are to see them.
 #[derive(Debug)]
 pub(super) struct States {
     all: HashSet<ParamId>,
     /// Those that no batch normalization has.
     own: HashSet<ParamId>,
+    /// As they are read late, and in time: once what was aside has been merged, or an update has brought it forth.
+    late: Values,
+    in_time: Values,
 }
 
 impl States {
+    /// Those of `module` as they are now.
     pub(super) fn of<M: Module>(module: &M) -> Self {
         let all = running_statistics(module);
         let own = if all.is_empty() {
@@ -33,7 +37,21 @@ impl States {
             let own = own.map(|parameter| parameter.param.id());
             own.filter(|id| all.contains(id)).collect()
         };
-        Self { all, own }
+        Self {
+            late: values(module, &all),
+            in_time: Values::new(),
+            all,
+            own,
+        }
+    }
+
+    /// What was aside is there now.
+    pub(super) fn see<M: Module>(&mut self, module: &M) {
+        self.in_time = self.now(module);
+    }
+
+    pub(super) fn are_seen(&self) -> bool {
+        !self.in_time.is_empty()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -45,34 +63,27 @@ impl States {
         !self.own.is_empty()
     }
 
-    /// Those alone that no batch normalization has.
-    pub(super) fn only_own(&self) -> Self {
-        Self {
-            all: self.own.clone(),
-            own: self.own.clone(),
-        }
-    }
-
-    pub(super) fn values<M: Module>(&self, module: &M) -> Values {
+    pub(super) fn now<M: Module>(&self, module: &M) -> Values {
         values(module, &self.all)
     }
 
-    /// Puts in, of those that are read late, what is of `late`, and of the others what is of `in_time`.
-    pub(super) fn put<M: Module>(&self, module: &M, reads: Reads, late: &Values, in_time: &Values) {
+    /// Shows them to a run of `module` that reads its own like this.
+    pub(super) fn show<M: Module>(&self, module: &M, reads: Reads) {
         if self.is_empty() {
             return;
         }
-        let value = |id| {
+        put(module, |id| {
             let is_late = reads == Reads::Late && self.own.contains(&id);
-            let values = if is_late { late } else { in_time };
+            let values = if is_late { &self.late } else { &self.in_time };
             values.get(&id)
-        };
-        // The clones of a module share its states.
-        drop(exchange(
-            module.clone(),
-            |param| value(param.id()).is_some(),
-            |id, changed| value(id).cloned().unwrap_or(changed),
-        ));
+        });
+    }
+
+    /// Brings forth what was aside of those that no batch normalization has.
+    pub(super) fn show_own_in_time<M: Module>(&self, module: &M) {
+        put(module, |id| {
+            self.in_time.get(&id).filter(|_| self.own.contains(&id))
+        });
     }
 
     /// Merges what is aside, which Burn does when a module is taken for validation.
@@ -82,17 +93,22 @@ impl States {
         }
     }
 
-    /// Whether one of those that no batch normalization has differs in `what` between `a` and `b`.
-    pub(super) fn differ<T: PartialEq>(
-        &self,
-        a: &Values,
-        b: &Values,
-        what: impl Fn(&AnyTensor) -> T,
-    ) -> bool {
-        let differs = |id| match (a.get(id), b.get(id)) {
-            (Some(a), Some(b)) => what(a) != what(b),
+    /// Whether it matters how they are read: `what` of one that no batch normalization has differs.
+    pub(super) fn differ<T: PartialEq>(&self, what: impl Fn(&AnyTensor) -> T) -> bool {
+        let differs = |id| match (self.late.get(id), self.in_time.get(id)) {
+            (Some(late), Some(in_time)) => what(late) != what(in_time),
             _ => false,
         };
         self.own.iter().any(differs)
     }
+}
+
+/// Puts these values in, of the states that have one.
+pub(super) fn put<'a, M: Module>(module: &M, value: impl Fn(ParamId) -> Option<&'a AnyTensor>) {
+    // The clones of a module share its states.
+    drop(exchange(
+        module.clone(),
+        |param| value(param.id()).is_some(),
+        |id, before| value(id).cloned().unwrap_or(before),
+    ));
 }

@@ -61,7 +61,7 @@ impl Terms {
             stays: AtomicBool::new(false),
         };
         if let Some(placement) = terms.layout.placement().filter(|_| terms.waits) {
-            placement.limit().note(terms.bytes());
+            placement.limit.note(terms.bytes());
         }
         terms
     }
@@ -82,6 +82,13 @@ impl Terms {
     /// The same from the host.
     pub(super) fn comes_from_host(&self) -> bool {
         self.waits && self.comes_over()
+    }
+
+    /// Where the value of an ordinary module is, without autodiff.
+    pub(super) fn ordinary_device(&self) -> &Device {
+        self.placement
+            .as_ref()
+            .map_or(&self.device, |placement| &placement.host)
     }
 
     /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.

@@ -74,7 +74,7 @@ impl<const D: usize> Home<D> {
         if let Some(sum) = sum {
             let sum = in_type(sent(sum, &self.site().device), self.dtype);
             self.spend(pass, sum);
-        } else if begun && pass.plan.goal == Goal::Update && !pass.plan.goes_on {
+        } else if begun && pass.plan.goal == Goal::Update {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing);
         }
@@ -114,7 +114,7 @@ impl<const D: usize> Home<D> {
             }
         };
         match called {
-            Ok(Some(gradient)) if pass.plan.goal == Goal::Update => self.step(pass, gradient),
+            Ok(Some(gradient)) if pass.plan.goal.steps() => self.step(pass, gradient),
             Ok(Some(_measured)) => self.end_with(Outcome::Measured),
             Ok(None) => self.end_with(Outcome::Vetoed),
             Err(error) => pass.stop(error),
@@ -138,9 +138,9 @@ impl<const D: usize> Home<D> {
         if pass.is_recorded {
             memory::enter_update(&self.path);
         }
-        let more_to_come = pass.plan.goes_on;
+        let more_to_come = pass.plan.goal == Goal::Begin;
         let averaging = state.averaging.as_ref().filter(|_| !more_to_come);
-        let stepped = session.update().step_averaging(
+        let stepped = session.update().step(
             &self.path,
             self.id,
             value,
@@ -164,7 +164,7 @@ impl<const D: usize> Home<D> {
                 if let (Some(value), Some(averaging)) = (&state.value, &state.averaging)
                     && !stepped.averaged
                 {
-                    averaging.update(value);
+                    averaging.average.update(&averaging.config, value);
                 }
             }
             (Err(_), _) => self.outdate_copies(),

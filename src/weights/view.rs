@@ -81,11 +81,6 @@ impl<const D: usize> View<D> {
         lift(value, self.home.strategy)
     }
 
-    /// The value as it rests, on another device.
-    pub(super) fn home_on(&self, device: &Device) -> Result<Tensor<D>, FusedError> {
-        self.carried(self.home.value(), device, self.home.dtype)
-    }
-
     /// The value, or a part of it, as the model computes with it.
     fn come_over(&self, part: Option<&Part>) -> Result<Tensor<D>, FusedError> {
         let value = Part::or_whole(part, self.home.value());
@@ -119,18 +114,16 @@ impl<const D: usize> View<D> {
         let version = self.home.version();
         let copy = state.copy.take();
         let copy = copy.filter(|copy| copy.version == version);
+        let alone = part.filter(|_| copy.is_none() && holding != Holding::Kept);
         let value = match copy {
             Some(copy) => copy.value,
-            None => {
-                let alone = part.filter(|_| holding != Holding::Kept);
-                let value = self.come_over(alone);
-                let value = value.unwrap_or_else(|error| panic!("{error}"));
-                if alone.is_some() {
-                    return value;
-                }
-                value
-            }
+            None => self
+                .come_over(alone)
+                .unwrap_or_else(|error| panic!("{error}")),
         };
+        if alone.is_some() {
+            return value;
+        }
         let stays = match holding {
             Holding::Shared | Holding::Gathered => false,
             Holding::Kept => true,
@@ -142,20 +135,22 @@ impl<const D: usize> View<D> {
         Part::or_whole(part, value)
     }
 
-    /// Brings a copy before it is read.
-    pub(super) fn fetch(&self) {
+    /// Has a copy of what is at home now. Where the home's device may be lost, the one before stays until it has come.
+    pub(super) fn bring_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
         if self.terms.holding() == Holding::Shared
             || self.has_copy(&state)
             || self.home.find().is_none()
         {
-            return;
+            return Ok(());
+        }
+        if self.home.site().is_host {
+            state.copy = None;
         }
         let version = self.home.version();
-        // If it fails, the read that needs it says so.
-        if let Ok(value) = self.come_over(None) {
-            state.copy = Some(Copy::of(value, version));
-        }
+        let value = self.come_over(None)?;
+        state.copy = Some(Copy::of(value, version));
+        Ok(())
     }
 
     fn has_copy(&self, state: &State<D>) -> bool {
@@ -183,41 +178,23 @@ impl<const D: usize> View<D> {
         }
     }
 
-    /// Lets a rank that has kept a copy have that of after an update. Where the home's device may be lost, the one before
-    /// stays until it has come.
+    /// Lets a rank that has kept a copy have that of after an update.
     pub(super) fn renew_copy(&self) -> Result<(), FusedError> {
-        let mut state = self.state.lock();
-        let is_outdated = state.copy.is_some() && !self.has_copy(&state);
-        if self.terms.holding() != Holding::Kept || !is_outdated || self.home.find().is_none() {
-            return Ok(());
-        }
-        if self.home.site().is_host {
-            state.copy = None;
-        }
-        let version = self.home.version();
-        let value = self.come_over(None)?;
-        state.copy = Some(Copy::of(value, version));
-        Ok(())
+        let keeps = self.terms.holding() == Holding::Kept && self.state.lock().copy.is_some();
+        if keeps { self.bring_copy() } else { Ok(()) }
     }
 
     /// The pass is over: has what the owner has now, if this rank keeps it.
     pub(super) fn refresh_copy(&self) {
-        // Where it can't be had, what was there before stays, or who reads it is told why.
-        let taken = match self.terms.holding() {
-            Holding::Kept if !self.home.site().is_host => {
-                self.fetch();
-                Ok(())
-            }
-            _ => self.renew_copy(),
+        let keeps_all = self.terms.holding() == Holding::Kept && !self.home.site().is_host;
+        let brought = match keeps_all {
+            true => self.bring_copy(),
+            false => self.renew_copy(),
         };
-        if let Err(error) = taken {
+        // Where it can't be had, what was there before stays, or who reads it is told why.
+        if let Err(error) = brought {
             log::debug!("{error}");
         }
-    }
-
-    /// Shows what the model computes with, if that is a copy.
-    pub(super) fn copy<'a>(&self, state: &'a State<D>) -> Option<&'a Tensor<D>> {
-        state.copy.as_ref().map(|copy| &copy.value)
     }
 
     /// What is still to come in this pass.

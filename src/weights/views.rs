@@ -4,9 +4,10 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
-use super::any_home::{AnyHome, Left};
+use super::any_home::AnyHome;
 use super::any_view::AnyView;
 use super::report::ParameterReport;
+use super::stage::Accumulated;
 use super::view::View;
 use crate::offload::WaitingBlocks;
 use crate::pass::{Course, Pass};
@@ -20,14 +21,11 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    pub(super) fn add(&mut self, id: ParamId, view: Arc<dyn AnyView>) {
+    /// In module order.
+    pub(super) fn add(&mut self, view: Arc<dyn AnyView>) {
+        let (id, is_leaf) = (view.terms().id, view.terms().is_leaf);
+        self.leaves.extend(is_leaf.then_some(id));
         self.of.insert(id, view);
-    }
-
-    /// That of a parameter that is an ordinary leaf.
-    pub(super) fn add_leaf(&mut self, id: ParamId, view: Arc<dyn AnyView>) {
-        self.leaves.push(id);
-        self.add(id, view);
     }
 
     /// The homes of the parameters.
@@ -37,10 +35,6 @@ impl Views {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> + Clone {
         self.of.values()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.of.len()
     }
 
     pub(super) fn get(&self, id: ParamId) -> &Arc<dyn AnyView> {
@@ -102,11 +96,8 @@ impl Views {
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
-        for (id, view) in &self.of {
-            if !self.leaves.contains(id) {
-                view.flush(pass);
-            }
-        }
+        let released = self.of.iter().filter(|(id, _)| !self.leaves.contains(id));
+        released.for_each(|(_, view)| view.flush(pass));
     }
 
     /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.
@@ -125,14 +116,16 @@ impl Views {
     /// The path of a parameter whose sum of gradients was overwritten by a pass that has not ended well; of several,
     /// the first by name.
     pub(crate) fn lost_accumulated(&self) -> Option<&str> {
-        let lost = self.iter().filter(|view| view.home().left() == Left::Lost);
+        let lost = self
+            .iter()
+            .filter(|view| view.home().left() == Accumulated::Overwritten);
         lost.map(|view| &*view.terms().path).min()
     }
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
         for (_, view, from) in self.beside(from) {
-            if from.home().left() == Left::InOptimizerState {
+            if from.home().left() == Accumulated::InOptimizerState {
                 view.home().begin_group();
             }
         }

@@ -6,13 +6,11 @@ use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 
-use crate::device::moved;
 use crate::optim::{Averaged, WeightAveragingConfig};
 use crate::parameters::{
     AnyTensor, Parameter, exchange, list, running_statistics, values, with_own_statistics,
 };
 use crate::policy::AverageKeeper;
-use crate::tap::lift;
 use crate::weights::KeptStatistics;
 
 /// The averages of the running statistics of a model, in a row each; none if they are not averaged.
@@ -69,10 +67,10 @@ impl AveragedStatistics {
     }
 
     /// Takes note of the statistics of `module` after an update.
-    pub(super) fn update<M: Module>(&self, config: Option<&WeightAveragingConfig>, module: &M) {
-        let Some(config) = config.filter(|_| !self.0.is_empty()) else {
+    pub(super) fn update<M: Module>(&self, config: &WeightAveragingConfig, module: &M) {
+        if self.0.is_empty() {
             return;
-        };
+        }
         // Burn keeps updates aside: they are merged to be looked at, and aside again.
         let _kept = KeptStatistics::of(module);
         for (id, value) in values(module, &self.0.keys().copied().collect()) {
@@ -94,15 +92,9 @@ impl AveragedStatistics {
         exchange(
             module,
             |param| self.0.contains_key(&param.id()),
-            |id, value| {
-                let Some(mean) = self.0[&id].average.mean(value.dtype()) else {
-                    return value;
-                };
-                let mean: Tensor<1> = moved(mean, &value.device().inner()).reshape(value.shape());
-                match value.gradient_checkpointing_strategy() {
-                    Some(strategy) => lift(mean, strategy).into(),
-                    None => mean.into(),
-                }
+            |id, value| match self.0[&id].average.mean(value.dtype()) {
+                Some(mean) => value.replaced_by(mean.reshape(value.shape())),
+                None => value,
             },
         )
     }

@@ -41,7 +41,7 @@ impl<M: Module> Core<M> {
     ) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         let model = change(self.model());
-        self.go_on_with(self.ranks.with_model(model, &self.config)?);
+        self.enter(self.ranks.with_model(model, &self.config)?);
         statistics.commit(Reads::InTime);
         Ok(())
     }
@@ -59,10 +59,10 @@ impl<M: Module> Core<M> {
         let anew = self.ranks.session().update().anew();
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.config);
-        self.go_on_with(ranks.map_err(Unfit::Fused)?);
+        self.enter(ranks.map_err(Unfit::Fused)?);
         statistics.commit(Reads::InTime);
-        self.ranks.session().update().begin_with(optimizer);
-        self.begin_anew();
+        self.ranks.session().update().start_over(optimizer);
+        self.follow_state();
         // What autodiff has noted of the parameters that were there.
         sweep(&self.ranks.device());
         Ok(())
@@ -84,7 +84,7 @@ impl<M: Module> Core<M> {
         if let Some((ranks, statistics)) = changed {
             let sums = !policies.in_state && self.has_accumulated();
             let views = self.ranks.views().clone();
-            self.go_on_with(ranks);
+            self.enter(ranks);
             statistics.commit(Reads::InTime);
             self.place_states(&config);
             self.restore_kept();
@@ -96,7 +96,7 @@ impl<M: Module> Core<M> {
                 );
             }
         }
-        self.go_on_as(config, policies);
+        self.adopt(config, policies);
         Ok(())
     }
 
@@ -114,19 +114,13 @@ impl<M: Module> Core<M> {
         Ok(policies)
     }
 
-    /// Goes on with a config, and the policies that are its.
-    pub(super) fn go_on_as(&mut self, config: FusedConfig, policies: Policies) {
-        let Self {
-            ranks,
-            policies: kept,
-            ..
-        } = self;
-        let join = kept.go_on_with(policies);
-        ranks.session().update().make_place(join);
+    /// Takes over a config, and the policies that are its.
+    pub(super) fn adopt(&mut self, config: FusedConfig, policies: Policies) {
+        let join = self.policies.reconfigure(policies);
+        self.ranks.session().update().make_place(join);
         self.choice = Arc::new(config.gradient_checkpointing.choice());
         self.config = config;
         self.restore_kept();
-        self.follow_averaging();
     }
 
     /// A model alone where `config` lets it rest, and computing on `device`, by default where it does; none if it is there.
@@ -146,20 +140,20 @@ impl<M: Module> Core<M> {
             Some(device) => device.clone().with_autodiff_context_from(&here),
             None => here,
         };
-        let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
-        let limit = config.max_bytes_under_way;
-        let names_device = device.is_some() && offload.is_none();
+        let request = config.layout();
+        let waits = request.offload.is_some();
+        let names_device = device.is_some() && !waits;
         let moves = names_device && self.ranks.devices.iter().any(|device| *device != there);
-        if before.is_of(dtype, offload, limit, &there) && !moves {
+        if before.is_of(&request, &there) && !moves {
             return Ok(None);
         }
-        let layout = Layout::new(dtype, offload, limit, &there)?;
+        let layout = Layout::new(request, &there)?;
         let waited = before.placement().is_some();
-        let stays = offload.is_some() || (device.is_none() && !waited);
+        let stays = waits || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&form.module);
         let mut model = self.model();
         if !stays {
-            Inventory::take(&model, &Layout::on(Some(&there), dtype))?;
+            Inventory::take(&model, &Layout::on(Some(&there), config.compute_dtype))?;
             model = forked_in_codes(model, &there);
         }
         let ranks = Ranks::alone(model, self.ranks.session(), Arc::new(layout))?;
@@ -183,7 +177,7 @@ impl<M: Module> Core<M> {
     }
 
     /// Goes on with the ranks of a changed model.
-    fn go_on_with(&mut self, ranks: Ranks<M>) {
+    fn enter(&mut self, ranks: Ranks<M>) {
         let (before, form) = (self.ranks.form(), ranks.form());
         let gone = before.inventory.gone_from(&form.inventory);
         let is_here = |id| form.inventory.get(id).is_some();
@@ -196,10 +190,7 @@ impl<M: Module> Core<M> {
         form.views
             .copy_averages(&before.views, |id| gone.contains(&id));
         self.ranks = ranks;
-        if through_a_record {
-            self.restore_kept();
-        }
-        self.follow_averaging();
+        self.restore_kept();
     }
 
     /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
@@ -227,10 +218,9 @@ impl<M: Module> Core<M> {
         };
         core.place_states(&core.config);
         core.ranks.views().copy_accumulated(self.ranks.views());
-        if let Some(keeper) = core.policies.keeper() {
+        if let Some(keeper) = core.policies.adaptive.keeper() {
             session.update().make_place(|it| keeper.join(it));
         }
-        core.follow_averaging();
         core.restore_kept();
         Ok(core)
     }

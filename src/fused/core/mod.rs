@@ -24,7 +24,7 @@ use crate::pass::{BlockChoice, Session};
 use crate::policy::{Policies, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
-use crate::weights::{KeptStatistics, Left, Role};
+use crate::weights::{Accumulated, KeptStatistics, Role, Value};
 use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
 pub(super) use ranks::Ranks;
@@ -65,7 +65,7 @@ impl<M: Module> Core<M> {
         policies: Policies,
     ) -> Result<Self, FusedError> {
         let session = Arc::new(Session::new(Update::new(optimizer)));
-        let core = Self::of(Ranks::alone(model, &session, Arc::default())?, policies);
+        let mut core = Self::of(Ranks::alone(model, &session, Arc::default())?, policies);
         core.restore_kept();
         Ok(core)
     }
@@ -86,7 +86,7 @@ impl<M: Module> Core<M> {
         let mut core = Self::of(ranks, policies);
         core.place_states(&config);
         core.restore_kept();
-        core.go_on_as(config, configured);
+        core.adopt(config, configured);
         Ok(core)
     }
 
@@ -106,35 +106,35 @@ impl<M: Module> Core<M> {
 impl<M: Module> Core<M> {
     /// An ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
-        self.ranks.form().ordinary()
+        self.ranks.form().ordinary(Value::Current)
     }
 
     /// The same with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        self.statistics.in_place_of(self.ranks.form().averaged())
+        let model = self.ranks.form().ordinary(Value::Averaged);
+        self.statistics.in_place_of(model)
     }
 
     /// The current model for inference, where it computes.
     pub(super) fn valid(&self) -> M {
-        self.ranks.form().valid(false)
+        self.ranks.form().valid(Value::Current)
     }
 
     /// The model for validation: with the averages of its weights, if the config says so.
     #[cfg(feature = "train")]
     pub(crate) fn validated(&self) -> M {
         let averaging = self.config.averaging.as_ref();
-        let with_averages = averaging.is_some_and(|averaging| averaging.validate);
-        let model = self.ranks.form().valid(with_averages);
-        match with_averages {
-            true => self.statistics.put_in(model),
-            false => model,
+        if !averaging.is_some_and(|averaging| averaging.validate) {
+            return self.valid();
         }
+        let model = self.ranks.form().valid(Value::Averaged);
+        self.statistics.put_in(model)
     }
 
     /// The structure of the model, without the values of its trainable parameters.
     #[cfg(feature = "train")]
     pub(crate) fn hollow(&self) -> M {
-        self.ranks.form().hollow()
+        self.ranks.form().hollow.clone()
     }
 
     /// What the last pass did, on all ranks together.
@@ -187,7 +187,7 @@ impl<M: Module> Core<M> {
         let loaded = record::load(record, &update.optimizer(), &self.ranks.form().module)?;
         update.replace(loaded);
         drop(update);
-        self.begin_anew();
+        self.follow_state();
         Ok(())
     }
 
@@ -199,14 +199,13 @@ impl<M: Module> Core<M> {
         before
     }
 
-    /// Goes on with the optimizer state that has just come.
-    pub(super) fn begin_anew(&mut self) {
+    /// Goes on from the optimizer state that has just come.
+    pub(super) fn follow_state(&mut self) {
         // What there is belongs to other weights.
         let homes = self.ranks.views().homes();
         homes.for_each(|home| home.average(None));
         self.statistics.forget();
         self.restore_kept();
-        self.follow_averaging();
         if self.has_accumulated() {
             log::warn!(
                 "the accumulated gradients are dropped: they belong to the optimizer state before this one"
@@ -219,7 +218,7 @@ impl<M: Module> Core<M> {
     /// Whether a step has gradients to use before its pass.
     pub(crate) fn has_accumulated(&self) -> bool {
         let mut homes = self.ranks.views().homes();
-        homes.any(|home| home.left() != Left::Nothing)
+        homes.any(|home| home.left() != Accumulated::Nothing)
     }
 
     /// Drops the sums of gradients. Those in the optimizer state stay.
@@ -241,38 +240,25 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Lets all that may be averaged take its averages, or none, from the config.
-    pub(super) fn follow_averaging(&mut self) {
+    /// Lets records of the optimizer show the state of the policies and the averages that the config asks for, which take over
+    /// what it has loaded.
+    pub(super) fn restore_kept(&mut self) {
         let config = self.config.averaging.clone().map(Arc::new);
-        let homes = self.ranks.views().homes();
-        homes.for_each(|home| home.average(config.as_ref()));
+        let homes = || self.ranks.views().homes();
+        homes().for_each(|home| home.average(config.as_ref()));
         let module = &self.ranks.form().module;
         self.statistics.average(config.as_deref(), module);
-        self.restore_averages();
-    }
-
-    /// Lets records of the optimizer show the state of the policies and the averages, which take over what it has loaded.
-    pub(super) fn restore_kept(&self) {
-        if let Some(keeper) = self.policies.keeper() {
-            let device = self.ranks.device();
-            self.ranks.session().update().change(|mut optimizer| {
+        let device = self.ranks.device();
+        self.ranks.session().update().change(|mut optimizer| {
+            if let Some(keeper) = self.policies.adaptive.keeper() {
                 keeper.restore(&mut optimizer, &device);
-                optimizer
-            });
-        }
-        self.restore_averages();
-    }
-
-    fn restore_averages(&self) {
-        if self.policies.averages {
-            self.ranks.session().update().change(|mut optimizer| {
-                let homes = self.ranks.views().homes();
-                homes.for_each(|home| home.keep_average(&mut optimizer));
-                let device = self.ranks.device().inner();
-                self.statistics.keep_in(&mut optimizer, &device);
-                optimizer
-            });
-        }
+            }
+            if self.policies.averages {
+                homes().for_each(|home| home.keep_average(&mut optimizer));
+                self.statistics.keep_in(&mut optimizer, &device.inner());
+            }
+            optimizer
+        });
     }
 }
 

@@ -44,7 +44,7 @@ impl<M: Module> Ranks<M> {
         session: &Arc<Session>,
         layout: Arc<Layout>,
     ) -> Result<Self, FusedError> {
-        let form = FusedForm::new(model, session, layout)?;
+        let form = FusedForm::new(model, session, layout, None)?;
         let (session, devices) = (session.clone(), form.module.devices());
         Ok(Self {
             read_late: devices.iter().any(is_cubecl),
@@ -71,11 +71,10 @@ impl<M: Module> Ranks<M> {
         let devices = devices.map(|device| device.with_autodiff_context_from(&of_model));
         let devices: Vec<_> = devices.collect();
 
-        let (dtype, offload) = (config.compute_dtype, config.offload.as_ref());
-        let limit = config.max_bytes_under_way;
-        let first = match offload {
-            None => Layout::on(devices.first(), dtype),
-            Some(_) => Layout::new(dtype, offload, limit, &devices[0])?,
+        let request = config.layout();
+        let first = match &request.offload {
+            None => Layout::on(devices.first(), request.compute_dtype),
+            Some(_) => Layout::new(request.clone(), &devices[0])?,
         };
         let inventory = Inventory::take(&model, &first)?;
         // The latter only for the order of their sums: they are on all ranks.
@@ -85,7 +84,7 @@ impl<M: Module> Ranks<M> {
             devices.clone(),
             config.sharding,
             config.ownership,
-            limit,
+            config.max_bytes_under_way,
             config.draws_random_numbers,
             parameters,
         ));
@@ -98,13 +97,11 @@ impl<M: Module> Ranks<M> {
                 _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
-            let layout = Layout::new(dtype, offload, limit, &devices[rank])?;
+            let layout = Layout::new(request.clone(), &devices[rank])?;
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
             let session = Arc::new(session.of_replica());
-            let form = match all.last() {
-                None => FusedForm::new(replica, &session, layout)?,
-                Some(other) => FusedForm::beside(&other.form, replica, &session, layout)?,
-            };
+            let other = all.last().map(|other| &other.form);
+            let form = FusedForm::new(replica, &session, layout, other)?;
             all.push(Rank { form, session });
         }
         all.reverse();

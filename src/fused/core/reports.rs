@@ -27,9 +27,10 @@ impl Reports {
         let mut report = StepReport {
             copied: Some(0),
             gradients_alive,
-            without_gradient: form.views.len(),
+            without_gradient: ended.len(),
             ..StepReport::default()
         };
+        let all = ended.len();
         for (id, of) in ended {
             report.updated += usize::from(of.updated);
             report.vetoed += usize::from(of.vetoed);
@@ -43,7 +44,7 @@ impl Reports {
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
         }
-        self.reached = report.without_gradient < form.views.len();
+        self.reached = report.without_gradient < all;
         self.last = report;
     }
 }

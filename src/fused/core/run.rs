@@ -14,22 +14,11 @@ use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::offload::Placement;
-use crate::pass::{BlockChoice, Closure, Failure, Pass, Rehearsal, Running, Scope};
-use crate::policy::{Goal, Plan};
+use crate::pass::{Closure, Failure, Order, Pass, Running, Scope};
+use crate::policy::Goal;
 use crate::replica::{Group, Membership};
 use crate::report::StepReport;
 use crate::weights::{ParameterReport, Views};
-
-/// What a pass is to do.
-#[derive(Clone)]
-pub(super) struct Order<'a> {
-    pub(super) plan: Plan,
-    /// If it is one of two.
-    pub(super) rehearsal: Option<Arc<Rehearsal>>,
-    /// What the closure of each rank does.
-    pub(super) closures: &'a [Closure],
-    pub(super) choice: Arc<BlockChoice>,
-}
 
 /// What the closure of a rank gives, with the gradients of the parameters that are ordinary leaves.
 pub(in crate::fused) type Worked<R> = Result<(R, GradientsParams), FusedError>;
@@ -45,7 +34,8 @@ impl<M: Module> Ranks<M> {
     pub(super) fn pass<R>(
         &mut self,
         reports: &mut Reports,
-        order: Order<'_>,
+        order: &Order,
+        closures: &[Closure],
         compute: impl FnOnce(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
         reports.last = StepReport::default();
@@ -53,10 +43,9 @@ impl<M: Module> Ranks<M> {
         let group = self.group.as_deref();
 
         // Begin.
-        let ranks = self.all.iter().zip(order.closures);
-        let running: Vec<_> = ranks
-            .map(|(rank, closure)| rank.begin(&order, *closure))
-            .collect();
+        let ranks = self.all.iter().zip(closures);
+        let begin = |(rank, closure): (&Rank<M>, &Closure)| rank.begin(order, *closure);
+        let running: Vec<_> = ranks.map(begin).collect();
         let mut ending = Ending {
             ranks: &mut self.all,
             is_recorded: running[0].pass.is_recorded,
@@ -94,7 +83,7 @@ impl<M: Module> Ranks<M> {
         if self.remote {
             self.check_connected()?;
         }
-        if goal == Goal::Update && self.read_late {
+        if goal.steps() && self.read_late {
             self.check_written()?;
         }
         Ok(output)
@@ -132,13 +121,10 @@ fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
 }
 
 impl<M: Module> Rank<M> {
-    fn begin(&self, order: &Order<'_>, closure: Closure) -> Running {
-        let (plan, rehearsal) = (order.plan.clone(), order.rehearsal.clone());
-        let choice = order.choice.clone();
+    fn begin(&self, order: &Order, closure: Closure) -> Running {
         let foresight = self.form.brings.then(|| self.form.foresight());
-        let member = self.form.layout.member.as_ref();
-        self.session
-            .begin(plan, closure, rehearsal, choice, foresight, member)
+        let member = self.form.layout.member();
+        self.session.begin(order, closure, foresight, member)
     }
 
     fn part(&self, running: &Running, read_late: bool) -> (RankPass, &M) {
@@ -165,7 +151,7 @@ pub(in crate::fused) struct RankPass {
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
     pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.placement.as_deref().map(InFlight);
+        let in_flight = self.layout.placement().map(|it| InFlight(it));
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         drop(in_flight);
@@ -237,7 +223,7 @@ impl<M: Module> Ending<'_, M> {
 
     /// Uses the gradients of the parameters that are ordinary leaves, of every rank in its pass.
     fn deliver(&mut self, goal: Goal, running: &[Running], gradients: Vec<GradientsParams>) {
-        if goal == Goal::Update {
+        if goal.steps() {
             let ranks = self.ranks.iter_mut();
             ranks.for_each(|rank| rank.form.let_go_of_leaves());
         }

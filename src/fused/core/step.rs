@@ -6,14 +6,14 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::run::{Computed, Order, RankPass};
+use super::run::{Computed, RankPass};
 use super::statistics::SharedStatistics;
 use crate::caught::{Caught, catch};
 use crate::error::FusedError;
 use crate::memory;
 use crate::parameters::ModelKey;
-use crate::pass::{Closure, Rehearsal};
-use crate::policy::{Adaptive, Goal, Plan};
+use crate::pass::{Closure, Order, Rehearsal};
+use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
@@ -30,15 +30,16 @@ impl<M: Module> Core<M> {
             return self.add(closures, compute);
         };
         self.ranks.session().update().learning_rate = learning_rate;
-        let ended = self.attempt(|core| match core.policies.measures_first() {
+        let ended = self.attempt(|core| match core.policies.adaptive.measures_first() {
             true => core.two_passes(closures, compute),
-            false => core.one_pass(false, closures, compute),
+            false => core.one_pass(Goal::Update, closures, compute),
         });
-        if matches!(ended, Ok(Ok(_))) && self.reports.last.updated > 0 {
-            let averaging = self.config.averaging.as_ref();
-            self.statistics.update(averaging, &self.ranks.form().module);
+        if let (Ok(Ok(_)), Some(config)) = (&ended, &self.config.averaging)
+            && self.reports.last.updated > 0
+        {
+            self.statistics.update(config, &self.ranks.form().module);
         }
-        if !matches!(ended, Ok(Ok(_))) && !self.policies.bear_overflow() {
+        if !matches!(ended, Ok(Ok(_))) && !self.policies.adaptive.bear_overflow() {
             self.drop_accumulated_if_not_finite();
         }
         ended.unwrap_or_else(|panic| panic.resume())
@@ -72,7 +73,7 @@ impl<M: Module> Core<M> {
 
     /// Refuses a step whose closure can't run twice, where it has to.
     pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
-        match self.policies.measures_first() {
+        match self.policies.adaptive.measures_first() {
             true => self.refuse(FusedError::RunsTwice),
             false => Ok(()),
         }
@@ -101,7 +102,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         let ended = self.attempt(|core| {
             if core.policies.in_state {
-                return core.one_pass(true, closures, compute);
+                return core.one_pass(Goal::Begin, closures, compute);
             }
             let plan = core.policies.plan(Goal::Accumulate, None);
             core.pass(plan, None, closures, compute)
@@ -130,19 +131,17 @@ impl<M: Module> Core<M> {
         })
     }
 
-    /// An update in one pass; if more gradients follow, the state of the optimizer takes those of this one.
+    /// An update in one pass, or the begin of one.
     fn one_pass<R>(
         &mut self,
-        goes_on: bool,
+        goal: Goal,
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let adaptive = self.policies.adaptive.as_ref();
-        let clip = adaptive.and_then(Adaptive::lagged_coefficient);
-        let mut plan = self.policies.plan(Goal::Update, clip);
-        plan.goes_on = goes_on;
+        let clip = self.policies.adaptive.lagged_coefficient();
+        let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, closures, compute)?;
-        if self.policies.adaptive.is_some() {
+        if self.policies.adaptive.are_there() {
             let norm = plan.norm()?.map(|norm| norm.value);
             self.adapt(&plan, clip, norm, plan.overflowed());
         }
@@ -157,15 +156,16 @@ impl<M: Module> Core<M> {
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
         let goal = plan.goal;
+        let rehearses = rehearsal.is_some();
         let order = Order {
             plan,
             rehearsal,
-            closures,
             choice: self.choice.clone(),
         };
         let statistics = (self.ranks.all.len() > 1)
-            .then(|| SharedStatistics::before(&self.ranks, order.rehearsal.is_some(), closures));
-        let mut ended = self.ranks.pass(&mut self.reports, order, compute);
+            .then(|| SharedStatistics::before(&self.ranks, rehearses, closures));
+        let reports = &mut self.reports;
+        let mut ended = self.ranks.pass(reports, &order, closures, compute);
         if let Some(statistics) = statistics {
             ended = statistics.after(&self.ranks, goal, ended);
         }
@@ -184,9 +184,7 @@ impl<M: Module> Core<M> {
         norm: Option<f64>,
         overflowed: bool,
     ) {
-        let Some(adaptive) = &self.policies.adaptive else {
-            return;
-        };
+        let adaptive = &self.policies.adaptive;
         let report = &mut self.reports.last;
         report.gradient_norm = norm;
         report.clipping = adaptive.clipping.map(|_| clip.unwrap_or(1.0));

@@ -8,11 +8,22 @@ use super::Core;
 use super::run::{Computed, RankPass};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::pass::{Closure, Reads, Rehearsal};
-use crate::policy::{Adaptive, Goal};
+use crate::pass::{Closure, Reads, Rehearsal, Session};
+use crate::policy::{Goal, Plan};
 use crate::random::{Patience, Stream};
 use crate::tap::sweep;
 use crate::weights::KeptStatistics;
+
+/// The running states of a model, which both passes see alike.
+struct States<M: Module> {
+    session: Arc<Session>,
+    /// None once the second pass has updated them.
+    kept: Option<KeptStatistics<M>>,
+    /// How the model reads its own, if that is known.
+    known: Option<Reads>,
+    /// As they are shown to the second pass.
+    reads: Reads,
+}
 
 impl<M: Module> Core<M> {
     /// First all gradients are measured, then they are used; once more from the start if another thread
@@ -24,111 +35,124 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         let session = self.ranks.session().clone();
         let random = Stream::new(self.ranks.devices.clone(), |device| {
-            session.next_seed(device)
+            session.seeds.next(device)
         });
         let reads = !random.devices.iter().any(is_cubecl);
+        let mut states = States::before(&self.ranks.form().module, session);
         let mut patience = Patience::new();
-        let known = session.learned.reads();
-        let mut statistics = Some(KeptStatistics::before(&self.ranks.form().module, known));
-        let mut states = known.unwrap_or_default();
         loop {
             let rehearsal = Arc::new(Rehearsal::new(random.clone(), reads));
-            match self.rehearsed(
-                &rehearsal,
-                &mut statistics,
-                known,
-                states,
-                closures,
-                &mut compute,
-            ) {
-                // A block has been patient itself.
-                Err(error)
-                    if error.is_of_passes()
-                        && reads
-                        && !rehearsal.is_used()
-                        && patience.lasts() =>
-                {
-                    random.devices.iter().for_each(sweep);
-                    if let Some(kept) = &mut statistics {
-                        kept.see();
-                        // It may be no other thread, but that the model reads its states otherwise.
-                        if known.is_none() && kept.differ() {
-                            states = states.other();
-                        }
-                        kept.rewind(states);
-                    }
-                }
-                ended => return ended,
+            let ended = self.rehearsed(&rehearsal, &mut states, closures, &mut compute);
+            // A block has been patient itself.
+            let repeats =
+                |error: &FusedError| error.is_of_passes() && reads && !rehearsal.is_used();
+            if !ended.as_ref().is_err_and(repeats) || !patience.lasts() {
+                return ended;
             }
+            random.devices.iter().for_each(sweep);
+            states.begin_again();
         }
     }
 
     fn rehearsed<R>(
         &mut self,
         rehearsal: &Arc<Rehearsal>,
-        statistics: &mut Option<KeptStatistics<M>>,
-        known: Option<Reads>,
-        states: Reads,
+        states: &mut States<M>,
         closures: &[Closure],
         compute: &mut impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
         // Of several ranks each starts its own.
         let ranks = self.ranks.all.len() > 1;
-        let start = || {
+        let mut pass = |core: &mut Self, plan: &Plan| {
             if !ranks {
-                rehearsal.start();
+                rehearsal.random.start();
             }
-            Some(rehearsal.clone())
+            core.pass(
+                plan.clone(),
+                Some(rehearsal.clone()),
+                closures,
+                &mut *compute,
+            )
         };
-        let learned = self.ranks.session().learned.clone();
         let plan = self.policies.plan(Goal::Measure, None);
-        let output = self.pass(plan.clone(), start(), closures, &mut *compute)?;
-        if known.is_none() && learned.reads() == Some(Reads::InTime) {
-            log::warn!(
-                "the model reads its own running states, as a block that runs twice has shown: they are updated in both \
-                 passes of this step, so twice"
-            );
-        }
-        statistics.iter_mut().for_each(KeptStatistics::see);
+        let output = pass(self, &plan)?;
+        states.are_measured();
         let before = std::mem::take(&mut self.unconfirmed);
         let norm = plan.norm_and_confirm(&before)?;
         let (norm, agree) = norm.expect("the pass measures");
         if !agree {
             return Err(FusedError::other_passes_before());
         }
-        let adaptive = self.policies.adaptive.as_ref();
+        let value = norm.value;
         if let Some(path) = norm.not_finite {
-            if !adaptive.is_some_and(Adaptive::can_back_off) {
-                let norm = norm.value;
-                return Err(FusedError::NormNotFinite { norm, path });
+            if !self.policies.adaptive.can_back_off() {
+                return Err(FusedError::NormNotFinite { norm: value, path });
             }
             self.drop_accumulated();
-            self.adapt(&plan, None, Some(norm.value), true);
+            self.adapt(&plan, None, Some(value), true);
             return Ok(output);
         }
-        let coefficient = adaptive.and_then(|adaptive| adaptive.coefficient(norm.value));
-        let value = norm.value;
+        let coefficient = self.policies.adaptive.coefficient(value);
         let mut plan = self.policies.plan(Goal::Update, coefficient);
-        if !rehearsal.reads() {
-            plan = plan.comparing_later(norm);
-        } else if ranks || rehearsal.draws() {
-            plan = plan.comparing(norm);
+        if !rehearsal.reads() || ranks || rehearsal.random.is_touched() {
+            plan = plan.comparing(norm, !rehearsal.reads());
         }
-        statistics.iter().for_each(|kept| kept.rewind(states));
-        let output = self.pass(plan.clone(), start(), closures, compute);
+        states
+            .kept
+            .iter()
+            .for_each(|kept| kept.rewind(states.reads));
+        let output = pass(self, &plan);
         if !matches!(output, Err(FusedError::RandomNumbers { .. })) {
-            // Whatever came of it, the forward pass has updated them.
-            if let Some(updated) = statistics.take() {
-                if rehearsal.reads() && output.is_ok() && updated.differ() {
-                    learned.have_read(states);
-                }
-                updated.commit(states);
-            }
+            states.are_updated(rehearsal.reads() && output.is_ok());
         }
         let output = output?;
         self.unconfirmed = rehearsal.unconfirmed();
         plan.leave(&mut self.unconfirmed);
         self.adapt(&plan, coefficient, Some(value), false);
         Ok(output)
+    }
+}
+
+impl<M: Module> States<M> {
+    fn before(module: &M, session: Arc<Session>) -> Self {
+        let known = session.learned.reads();
+        Self {
+            kept: Some(KeptStatistics::before(module, known)),
+            known,
+            reads: known.unwrap_or_default(),
+            session,
+        }
+    }
+
+    /// The first pass is over.
+    fn are_measured(&mut self) {
+        if self.known.is_none() && self.session.learned.reads() == Some(Reads::InTime) {
+            log::warn!(
+                "the model reads its own running states, as a block that runs twice has shown: they are updated in both \
+                 passes of this step, so twice"
+            );
+        }
+        self.kept.iter_mut().for_each(KeptStatistics::see);
+    }
+
+    /// Whatever came of the second pass, its closure has updated them; that it is `alike` the first shows how they are read.
+    fn are_updated(&mut self, alike: bool) {
+        if let Some(kept) = self.kept.take() {
+            if alike && kept.differ() {
+                self.session.learned.have_read(self.reads);
+            }
+            kept.commit(self.reads);
+        }
+    }
+
+    /// The passes were not alike. It may be no other thread, but that the model reads its states otherwise.
+    fn begin_again(&mut self) {
+        if let Some(kept) = &mut self.kept {
+            kept.see();
+            if self.known.is_none() && kept.differ() {
+                self.reads = self.reads.other();
+            }
+            kept.rewind(self.reads);
+        }
     }
 }

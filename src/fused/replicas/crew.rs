@@ -168,7 +168,7 @@ fn numbers(
     let devices = group.devices().to_vec();
     let numbers = || {
         Stream::new(devices, |device| match &first.pass.rehearsal {
-            Some(rehearsal) => rehearsal.seed(),
+            Some(rehearsal) => rehearsal.random.seed,
             None => first.pass.seeds.next(device),
         })
     };

@@ -13,6 +13,16 @@ pub(crate) struct Formats {
     pub(crate) weight: WeightFormat,
 }
 
+/// The formats of one parameter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fitted {
+    state: StateFormat,
+    pub(crate) weight: WeightFormat,
+    /// Whether parameter and states are kept as Burn keeps them. (Beside states in few bits, the full ones of small parameters
+    /// in half types are in f32.)
+    pub(crate) is_plain: bool,
+}
+
 /// A parameter with what its format keeps beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight<const D: usize> {
@@ -22,28 +32,19 @@ pub(crate) struct Weight<const D: usize> {
 }
 
 impl Formats {
-    /// Whether this parameter and its states are kept as Burn keeps them. (Beside states in few bits, the full ones
-    /// of small parameters in half types are in f32.)
-    pub(crate) fn are_plain_for<const D: usize>(self, parameter: &Tensor<D>) -> bool {
-        let elements = parameter.shape().num_elements();
-        let is_full = match parameter.dtype() {
-            DType::F32 | DType::F64 => self.state.coding(Root::Signed, elements).is_none(),
-            _ => self.state == StateFormat::Full,
-        };
-        is_full && self.weight_format(parameter) == WeightFormat::Plain
-    }
-
-    /// Whether this weight is kept as it is by any format: it is small, and in f32.
-    pub(crate) fn is_whole<const D: usize>(self, parameter: &Tensor<D>) -> bool {
+    /// Those of this parameter: a small one that was left in f32 (a norm, a bias) has all its bits.
+    pub(crate) fn fit<const D: usize>(self, parameter: &Tensor<D>) -> Fitted {
         let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
-        is_small && parameter.dtype() == DType::F32
-    }
-
-    /// The format of this weight: a small one that was left in f32 (a norm, a bias) has all its bits.
-    pub(crate) fn weight_format<const D: usize>(self, parameter: &Tensor<D>) -> WeightFormat {
-        match self.is_whole(parameter) {
+        let weight = match is_small && parameter.dtype() == DType::F32 {
             true => WeightFormat::Plain,
             false => self.weight,
+        };
+        let is_wide = matches!(parameter.dtype(), DType::F32 | DType::F64);
+        let is_full = self.state == StateFormat::Full || is_small && is_wide;
+        Fitted {
+            state: self.state,
+            weight,
+            is_plain: is_full && weight == WeightFormat::Plain,
         }
     }
 
@@ -54,26 +55,30 @@ impl Formats {
             "a state in few bits would be rounded with every micro-batch: use `StateFormat::Full`",
         )
     }
+}
 
+impl Fitted {
     /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full. Updates in formats
     /// are computed in f32, so full states are in that.
     pub(crate) fn state<const D: usize>(
         self,
         state: Option<StateTensor<D>>,
         root: Option<Root>,
-        blank: f32,
+        blank: impl FnOnce() -> f32,
         parameter: &Tensor<D>,
     ) -> StateTensor<D> {
         let (shape, device) = (parameter.shape(), parameter.device());
         let coding = root.and_then(|root| self.state.coding(root, shape.num_elements()));
-        let dtype = match self.are_plain_for(parameter) {
+        let dtype = match self.is_plain {
             true => parameter.dtype(),
             false => DType::F32,
         };
         match (state, coding) {
-            (Some(state), _) => state.conformed(coding).in_type(dtype),
+            // Burn loads it from a record in the type of its default device.
+            (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
+            (Some(state), coding) => state.conformed(coding),
             (None, Some(coding)) => StateTensor::blank(parameter, coding),
-            (None, None) => StateTensor::Full(Tensor::full(shape, blank, (&device, dtype))),
+            (None, None) => StateTensor::Full(Tensor::full(shape, blank(), (&device, dtype))),
         }
     }
 
@@ -83,7 +88,7 @@ impl Formats {
         parameter: Tensor<D>,
         low_bits: Option<LowBits>,
     ) -> Weight<D> {
-        let format = self.weight_format(&parameter);
+        let format = self.weight;
         let (value, low_bits) = match low_bits {
             None => {
                 let (elements, device) = (parameter.shape().num_elements(), parameter.device());
@@ -129,16 +134,6 @@ impl<const D: usize> Weight<D> {
                 }
             }
             _ => self,
-        }
-    }
-}
-
-impl<const D: usize> StateTensor<D> {
-    /// The same with a full state in this type. (Burn loads it from a record in that of its default device.)
-    fn in_type(self, dtype: DType) -> Self {
-        match self {
-            Self::Full(state) => Self::Full(in_type(state, dtype)),
-            state => state,
         }
     }
 }

@@ -17,11 +17,11 @@ mod weight;
 
 pub(crate) use column::{Column, Kept, Widen};
 pub(crate) use dither::Dither;
-pub(crate) use formats::{Formats, Weight};
+pub(crate) use formats::{Fitted, Formats, Weight};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::Noise;
 pub(crate) use record::{RecordedFormat, around, loaded, recorded_low_bits, steps};
 pub(crate) use root::{Coding, GROUP, Root};
 pub use state::StateFormat;
-pub(crate) use state::{PackedState, StateTensor};
+pub(crate) use state::{MIN_ELEMENTS, PackedState, StateTensor};
 pub use weight::WeightFormat;

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
-use super::super::format::{Formats, LowBits, WeightFormat};
+use super::super::format::{Fitted, LowBits, WeightFormat};
 #[cfg(any(feature = "remote", test))]
 use super::rule::Rule;
 
@@ -33,7 +33,7 @@ pub(super) fn check_sent<T: TensorMetadata>(
     states: &[T],
 ) -> Result<(), String> {
     let (dtype, count) = (parameter.dtype(), states.len());
-    if !dtype.is_float() || rule.states() != count {
+    if !dtype.is_float() || rule.0.states() != count {
         return Err(format!(
             "{rule:?} updates no parameter in {dtype:?} with {count} states"
         ));
@@ -99,14 +99,14 @@ fn check_bf16<const D: usize>(
 
 /// Refuses a step in `formats` whose operands don't fit, or that would lose something.
 pub(in crate::optim) fn check_step<const D: usize>(
-    formats: Formats,
+    formats: Fitted,
     parameter: &Tensor<D>,
     gradient: &Tensor<D>,
     states: impl IntoIterator<Item = Shape>,
     low_bits: Option<&LowBits>,
 ) -> Result<(), String> {
     let (shape, dtype) = (parameter.shape(), parameter.dtype());
-    let format = formats.weight_format(parameter);
+    let format = formats.weight;
     let misfit =
         |operand, found: String| misfit(operand, &found, &format!("{:?}", shape.as_slice()));
     if let Some(low_bits) = low_bits {
@@ -133,7 +133,7 @@ pub(in crate::optim) fn check_step<const D: usize>(
         check_bf16(parameter, &what, "`WeightFormat::Plain`")?;
     }
     let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-    if !is_computed_in_f32 && !formats.are_plain_for(parameter) {
+    if !is_computed_in_f32 && !formats.is_plain {
         return Err(format!(
             "there is no `StateFormat` but `Full` for parameters in {dtype:?}: use them in f32, f16 or bf16. This one was \
              not stepped"

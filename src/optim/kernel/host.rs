@@ -26,7 +26,7 @@ pub(super) fn update<B: Backend>(
     let mut states: Vec<Open> = states
         .map(|state| Open::of(state, WeightFormat::Plain).1)
         .collect();
-    update.rule.run(Pass {
+    update.rule.0.run(Pass {
         length: weight.floats.1.num_elements(),
         weight: weight.column(),
         states: states.iter_mut().map(Open::column).collect(),

@@ -69,7 +69,7 @@ pub(super) fn update<const D: usize>(
     fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
     if !has_kernel(&weight.value, true) {
         let states = states.into_iter().map(StateTensor::full).collect();
-        let (value, states) = operations::update(rule.traced(), weight.value, gradient, states);
+        let (value, states) = operations::update(rule.0.traced(), weight.value, gradient, states);
         let states = states.into_iter().map(StateTensor::Full).collect();
         return (Weight { value, ..weight }, states);
     }
@@ -95,7 +95,7 @@ fn carrying<const D: usize>(rule: Rule, parameter: &Tensor<D>) -> (Rule, Option<
         return (rule, None);
     };
     let fits = fit::check(parameter, &carried.mean, []).is_ok();
-    match rule.averaging(carried.average).filter(|_| fits) {
+    match rule.0.averaging(carried.average).filter(|_| fits) {
         Some(rule) => (rule, Some(carried)),
         None => {
             call::give_average(carried);

@@ -38,25 +38,21 @@ pub(super) fn update<const D: usize>(
             };
             value.expect("it is needed later")
         };
+        macro_rules! binary {
+            ($a:expr, $b:expr, $operation:ident, $with_number:ident) => {
+                Value::Tensor(match (take($a, $a == $b), take($b, false)) {
+                    (Value::Tensor(a), Value::Number(b)) => a.$with_number(b),
+                    (a, b) => tensor(a).$operation(tensor(b)),
+                })
+            };
+        }
         let value = match *operation {
             Operation::Number(number) => Value::Number(rule.numbers[number]),
             Operation::Sqrt(a) => Value::Tensor(tensor(take(a, false)).sqrt()),
-            Operation::Add(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
-                (Value::Tensor(a), Value::Number(b)) => a.add_scalar(b),
-                (a, b) => tensor(a).add(tensor(b)),
-            }),
-            Operation::Sub(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
-                (Value::Tensor(a), Value::Number(b)) => a.sub_scalar(b),
-                (a, b) => tensor(a).sub(tensor(b)),
-            }),
-            Operation::Mul(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
-                (Value::Tensor(a), Value::Number(b)) => a.mul_scalar(b),
-                (a, b) => tensor(a).mul(tensor(b)),
-            }),
-            Operation::Div(a, b) => Value::Tensor(match (take(a, a == b), take(b, false)) {
-                (Value::Tensor(a), Value::Number(b)) => a.div_scalar(b),
-                (a, b) => tensor(a).div(tensor(b)),
-            }),
+            Operation::Add(a, b) => binary!(a, b, add, add_scalar),
+            Operation::Sub(a, b) => binary!(a, b, sub, sub_scalar),
+            Operation::Mul(a, b) => binary!(a, b, mul, mul_scalar),
+            Operation::Div(a, b) => binary!(a, b, div, div_scalar),
             Operation::IfLess(a, b, then, otherwise) => {
                 let [a, b, then, otherwise] =
                     [a, b, then, otherwise].map(|place| take(place, true));

@@ -19,7 +19,7 @@ const LANES: usize = 16;
 const GRAIN: usize = 32 * BLOCK;
 
 /// A pass over a weight and its states, which a rule is to make.
-pub(super) struct Pass<'a> {
+pub(in crate::optim) struct Pass<'a> {
     pub(super) length: usize,
     pub(super) weight: Column<'a>,
     pub(super) states: Vec<Column<'a>>,

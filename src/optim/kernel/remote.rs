@@ -40,7 +40,7 @@ impl SinglePass for Remote {
 
 /// The formula as scalars: its words, then its numbers.
 fn scalars(rule: &Rule) -> Vec<ScalarIr> {
-    let (words, numbers) = rule.traced().into_words();
+    let (words, numbers) = rule.0.traced().into_words();
     let numbers = numbers.into_iter().map(ScalarIr::Float);
     let words = words.into_iter().map(ScalarIr::UInt);
     words.chain(numbers).collect()

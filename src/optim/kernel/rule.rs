@@ -6,7 +6,7 @@ use super::pass::Pass;
 
 /// A formula with the hyperparameters of a step, of whatever type it is.
 #[derive(Clone, Debug)]
-pub struct Rule(Arc<dyn AnyRule>);
+pub struct Rule(pub(in crate::optim) Arc<dyn AnyRule>);
 
 impl Rule {
     /// The rule of this formula. It has three states at most: with more it does not compile.
@@ -19,26 +19,6 @@ impl Rule {
 
     fn of<R: UpdateRule<S>, const S: usize>(rule: R, averaging: WithAverage<R>) -> Self {
         Self(Arc::new(Typed::<_, S> { rule, averaging }))
-    }
-
-    /// The same with an average of the parameter as its last state; none if it has all that a rule can have.
-    pub(super) fn averaging(&self, average: Average) -> Option<Self> {
-        self.0.averaging(average)
-    }
-
-    /// How many states it updates.
-    pub(in crate::optim) fn states(&self) -> usize {
-        self.0.states()
-    }
-
-    /// What it does, operation by operation.
-    pub(super) fn traced(&self) -> Traced {
-        self.0.traced()
-    }
-
-    /// Applies it to every element, on the processor.
-    pub(super) fn run(&self, pass: Pass<'_>) {
-        self.0.run(pass);
     }
 }
 
@@ -76,10 +56,17 @@ impl AtMostThree<3> for States {
 }
 
 /// What is done with a rule whose type is known.
-trait AnyRule: Debug + Send + Sync {
+pub(in crate::optim) trait AnyRule: Debug + Send + Sync {
+    /// How many states it updates.
     fn states(&self) -> usize;
+
+    /// The same with an average of the parameter as its last state; none if it has all that a rule can have.
     fn averaging(&self, average: Average) -> Option<Rule>;
+
+    /// What it does, operation by operation.
     fn traced(&self) -> Traced;
+
+    /// Applies it to every element, on the processor.
     fn run(&self, pass: Pass<'_>);
 }
 

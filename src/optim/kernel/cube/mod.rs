@@ -28,11 +28,11 @@ pub(super) fn update(update: Update, gradient: CubeTensor, operands: CubeOperand
         let parameter = writable(parameter);
         let states: Vec<_> = states.into_iter().map(writable).collect();
         if parameter.meta.num_elements() > 0 {
-            each(update.rule.traced(), &parameter, gradient, &states);
+            each(update.rule.0.traced(), &parameter, gradient, &states);
         }
         return Operands::of_floats(parameter, states);
     };
-    groups::update(update.rule.traced(), format, noise, gradient, operands)
+    groups::update(update.rule.0.traced(), format, noise, gradient, operands)
 }
 
 /// `tensor` in dense rows and a buffer with one owner: itself, or a copy.
