@@ -69,8 +69,7 @@ hold! {
     estimates_of_a_u_net_hold: UNet, 0.98, 1.1;
     estimates_of_tied_weights_hold: Tied, 0.98, 1.05;
     estimates_of_a_network_that_draws_hold: Variational, 0.98, 1.05;
-    // What autodiff notes of many small operations at once, where blocks keep them, is in no recording of blocks that run twice.
-    estimates_of_a_mixture_of_experts_hold: Mixture, 0.96, 1.05;
+    estimates_of_a_mixture_of_experts_hold: Mixture, 0.98, 1.05;
     estimates_of_embeddings_hold: Bag, 0.98, 1.05;
     estimates_of_a_loss_in_chunks_hold: Language, 0.98, 1.05;
     estimates_of_adapters_hold: Adapted, 0.98, 1.05;

@@ -13,6 +13,8 @@ pub(super) struct Bookkeeping {
     pub(super) stock: usize,
     /// In a fused one.
     pub(super) fused: usize,
+    /// And for each parameter that is read in one graph: ticks of the clock stay from pass to pass.
+    pub(super) tick: usize,
     /// By which a fused pass takes more than one of stock Burn when it goes back.
     pub(super) pass: usize,
 }
@@ -22,6 +24,7 @@ pub(super) struct Bookkeeping {
 struct OfOne {
     ordinary: usize,
     fused: usize,
+    tick: usize,
     pass: usize,
 }
 
@@ -35,6 +38,7 @@ impl Bookkeeping {
         Self {
             stock,
             fused: stock + trained * one.fused,
+            tick: one.tick,
             pass: trained * one.pass,
         }
     }
@@ -64,12 +68,14 @@ impl OfOne {
             made = Some(FusedOptimizer::new(model, SgdConfig::new().init()));
         })?;
         let mut form = made?;
+        let ticks = memory::left_by(&device, || drop(form.try_dry_run(loss)))?;
         let before = memory::live(&device).ok()?;
         let of_fused = form.try_dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
         let tensor = size_of::<f32>() * SHAPE.iter().product::<usize>();
         Some(Self {
             ordinary: (ordinary / PARAMETERS).saturating_sub(tensor),
             fused: fused / PARAMETERS,
+            tick: ticks / PARAMETERS,
             pass: of_fused.saturating_sub(of_stock) / PARAMETERS,
         })
     }

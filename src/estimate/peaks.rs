@@ -2,6 +2,7 @@ use std::fmt::{Display, Formatter};
 use std::ops::Range;
 
 use super::MemoryEstimate;
+use super::bookkeeping::Bookkeeping;
 use crate::error::FusedError;
 use crate::memory::{MemoryTimeline, Phase, RecomputedBlock};
 
@@ -64,20 +65,28 @@ impl MemoryEstimate {
         self.check(timeline)?;
         let twice = Curve::of(timeline, |_| 0);
         let beside = Beside::of(timeline);
-        let kept = Curve::of(timeline, |seconds| {
-            let held = timeline.blocks.iter().map(|block| block.held_at(seconds));
-            held.fold(beside.at(seconds), usize::saturating_add)
-        });
+        let kept = |held: fn(&RecomputedBlock, f64) -> usize| {
+            Curve::of(timeline, |seconds| {
+                let held = timeline.blocks.iter().map(|block| held(block, seconds));
+                held.fold(beside.at(seconds), usize::saturating_add)
+            })
+        };
+        let (stock, kept) = (
+            kept(RecomputedBlock::held_in_stock_at),
+            kept(RecomputedBlock::held_at),
+        );
+        let reads = Reads::of(timeline);
+        let Bookkeeping { tick, pass, .. } = self.bookkeeping;
         let held = self.parameters + self.optimizer_state;
         let fused = held + self.bookkeeping.fused;
-        let of_stock = kept
-            .most_with_gradients
-            .saturating_sub(self.bookkeeping.pass);
-        let peak_of = |curve: &Curve| fused + curve.most.max(curve.most_of_updates(self));
+        let of_stock = stock.most_with_gradients.saturating_sub(pass);
+        let peak_of = |curve: &Curve, reads: usize| {
+            fused + reads * tick + curve.most.max(curve.most_of_updates(self))
+        };
         Ok(PeakEstimate {
             stock: held + self.bookkeeping.stock + of_stock.max(self.gradients_and_update),
-            fused: peak_of(&kept),
-            recomputed: peak_of(&twice),
+            fused: peak_of(&kept, reads.in_a_pass),
+            recomputed: peak_of(&twice, reads.in_one_graph),
         })
     }
 
@@ -190,11 +199,41 @@ impl Beside {
     }
 }
 
-/// When this block runs again and back, and the most bytes of that beside its activations.
-fn way_back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
+/// How many parameters are read, by the gradients that come of it.
+struct Reads {
+    in_a_pass: usize,
+    /// The most: in the second run of a block, or outside of all.
+    in_one_graph: usize,
+}
+
+impl Reads {
+    fn of(timeline: &MemoryTimeline) -> Self {
+        let passes = timeline.dry_runs.len().max(1);
+        let of_blocks = timeline.blocks.iter().map(|block| {
+            let back = back(timeline, block);
+            let gradients = timeline.gradients.iter();
+            gradients.filter(|it| back.contains(&it.seconds)).count()
+        });
+        let of_blocks: Vec<usize> = of_blocks.collect();
+        let all = timeline.gradients.len();
+        let outside = all.saturating_sub(of_blocks.iter().sum());
+        Self {
+            in_a_pass: all / passes,
+            in_one_graph: of_blocks.into_iter().fold(outside / passes, usize::max),
+        }
+    }
+}
+
+/// When this block runs again and back.
+fn back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
     let begins = timeline.blocks.iter().map(|block| block.backward);
     let end = begins.filter(|begin| *begin > block.backward);
-    let back = block.backward..end.fold(f64::INFINITY, f64::min);
+    block.backward..end.fold(f64::INFINITY, f64::min)
+}
+
+/// The same, and the most bytes of that beside its activations.
+fn way_back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
+    let back = back(timeline, block);
     let begin = timeline
         .samples
         .partition_point(|it| it.seconds <= back.start);

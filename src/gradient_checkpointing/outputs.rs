@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::activations::{Activations, map_each};
 use super::joint::Joint;
 use crate::device::sent;
+use crate::memory::{self, BlockRun};
 use crate::tap::{GradientSink, Passed, join, lift, tap};
 
 /// What a block returns.
@@ -90,13 +91,15 @@ pub(super) fn root<Y: Activations>(
     output: Y,
     gradients: Vec<Option<DispatchTensor>>,
     strategy: GradientCheckpointingStrategy,
+    run: Option<BlockRun>,
 ) -> Option<Tensor<1>> {
     let mut gradients = gradients.into_iter();
     let mut all: Option<Tensor<1>> = None;
     drop(map_each(output, |tensor| {
         if let Some(gradient) = gradients.next().flatten() {
             let value = Tensor::zeros([1], &tensor.device().inner());
-            let given = Given(Mutex::new(Some(gradient)));
+            let gradient = Mutex::new(Some(gradient));
+            let given = Given { gradient, run };
             let beside = tensor.clone().into_dispatch();
             let root = tap(value, strategy, beside, Arc::new(given), None);
             all = Some(match all.take() {
@@ -110,13 +113,20 @@ pub(super) fn root<Y: Activations>(
 }
 
 /// The gradient of what its tap is beside, whatever arrives itself.
-struct Given(Mutex<Option<DispatchTensor>>);
+struct Given {
+    gradient: Mutex<Option<DispatchTensor>>,
+    /// For the memory recorder.
+    run: Option<BlockRun>,
+}
 
 impl GradientSink for Given {
     fn receive(&self, _gradient: DispatchTensor) -> Passed {
+        if let Some(run) = self.run {
+            memory::go_back(run);
+        }
         Passed {
             value: None,
-            beside: self.0.lock().take(),
+            beside: self.gradient.lock().take(),
         }
     }
 }

@@ -91,7 +91,8 @@ where
         if let Some(run) = run {
             memory::leave_second_run(run);
         }
-        let root = root(output, gradients, strategy).expect("an output has called for the block");
+        let root = root(output, gradients, strategy, run);
+        let root = root.expect("an output has called for the block");
         let gradients = root.backward();
         leaves.into_iter().map(|find| find(&gradients)).collect()
     }

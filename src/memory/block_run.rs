@@ -29,7 +29,7 @@ pub(super) struct SeenBlock {
     pub(super) outputs: usize,
 }
 
-/// The moments of every block: the first run begins, the second begins, the second has been recorded.
+/// The moments of every block: the first run begins, the second begins, the second has been recorded, it goes back (from each output).
 #[derive(Debug, Default)]
 pub(super) struct BlockMoments(BTreeMap<BlockRun, Vec<(f64, usize)>>);
 
@@ -47,7 +47,7 @@ impl BlockMoments {
                 name,
                 outputs,
             } = seen.remove(&run)?;
-            let [(forward, _), (backward, before), (_, after)] = moments[..] else {
+            let [(forward, _), (backward, before), (_, after), (_, back), ..] = moments[..] else {
                 return None;
             };
             Some(RecomputedBlock {
@@ -57,6 +57,7 @@ impl BlockMoments {
                 backward,
                 activations: after.saturating_sub(before),
                 outputs,
+                tape: back.saturating_sub(after),
             })
         });
         blocks.collect()

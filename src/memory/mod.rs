@@ -101,6 +101,6 @@ pub use timeline::{
 pub(crate) use block_run::BlockRun;
 pub(crate) use process::Category;
 pub(crate) use recorder::{
-    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update,
+    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update, go_back,
     is_recording, leave_second_run, left_by, live, most_during, note_gradient, show,
 };

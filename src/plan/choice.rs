@@ -4,7 +4,7 @@ use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig};
 use crate::optim::{StateFormat, WeightFormat};
 
-use super::ladder::{Fidelity, Rung, in_micros};
+use super::ladder::{Fidelity, Rung, in_millionths};
 use super::pass::{Kept, Pass, Run};
 use super::technique::Technique;
 use super::width::{Beside, Footing, Formats, Sums, Width};
@@ -243,12 +243,13 @@ impl Facts {
     fn of(&self, level: &Level, part: Part, kept: Kept) -> Option<Choice> {
         let beside = self.beside(level, part)?;
         let Run { seconds, .. } = kept.run;
-        let in_a_pass = kept.run.in_pass() as f64 * self.margin;
+        let in_a_pass = (kept.run.in_pass() as f64 * self.margin).ceil() as usize;
+        let known = self.widths[part.width].floor() + beside.device;
         Some(Choice {
             part,
-            device: self.widths[part.width].floor() + in_a_pass.ceil() as usize + beside.device,
+            device: known.saturating_add(in_a_pass),
             host: beside.host,
-            seconds: in_micros(part.accumulation as f64 * seconds + beside.seconds),
+            seconds: in_millionths(part.accumulation as f64 * seconds + beside.seconds),
             kept,
         })
     }

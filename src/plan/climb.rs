@@ -65,9 +65,10 @@ where
         for items in sizes(batch) {
             let of_twice = self.expected(&passes, items, |pass| pass.all_twice());
             let of_kept = self.expected(&passes, items, |pass| pass.none_twice());
-            let no_blocks = passes.first().is_some_and(|pass| pass.twice.is_none());
+            let no_blocks = passes.first().is_some_and(Pass::has_no_blocks);
+            let no_twice = passes.first().is_some_and(|pass| pass.twice.is_none());
             let mut pass = Pass::over(items);
-            if !no_blocks
+            if !no_twice
                 && of_twice.is_none_or(|bytes| bytes <= room)
                 && let recorded = self.passes(items, Vec::new())?
                 && recorded.is_whole
@@ -86,7 +87,8 @@ where
                 (None, None) => passes.is_empty(),
                 (None, Some(bytes)) => bytes <= room,
             };
-            let keep = vec![true; pass.twice.as_ref().map_or(MANY, Twice::count)];
+            let many = if no_blocks { 0 } else { MANY };
+            let keep = vec![true; pass.twice.as_ref().map_or(many, Twice::count)];
             if pass.none_twice().is_none()
                 && fits
                 && let recorded = self.passes(items, keep.clone())?

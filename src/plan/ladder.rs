@@ -107,7 +107,7 @@ impl Display for Ladder {
     }
 }
 
-/// Whole microseconds, so that JSON reads back what was written.
-pub(super) fn in_micros(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e6
+/// So that JSON reads back what was written.
+pub(super) fn in_millionths(number: f64) -> f64 {
+    (number * 1e6).round() / 1e6
 }

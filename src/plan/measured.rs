@@ -10,7 +10,7 @@ use crate::replica::Ownership;
 use super::budget::Budget;
 use super::choice::{Choice, Facts, Level, Part};
 use super::error::PlanError;
-use super::ladder::{Ladder, Rung};
+use super::ladder::{Ladder, Rung, in_millionths};
 use super::optimizer::PlannedOptimizer;
 use super::pass::Kept;
 use super::plan::Plan;
@@ -129,6 +129,8 @@ impl<O: PlannedOptimizer> Measured<O> {
             accumulation,
             sums_in_state: level.sums_in_state(choice.part),
             device_bytes: choice.device,
+            pass_bytes: choice.kept.run.in_pass(),
+            margin: self.facts.margin,
             host_bytes: choice.host,
             model: self.key,
             ladder: self.ladder(budget),
@@ -184,12 +186,11 @@ impl<O: PlannedOptimizer> Measured<O> {
     /// Learns from a step of `plan`, after which the device has reserved so many `bytes` (of `Device::memory_pool_usage`), or after which
     /// the peak of the process was so high: another [`choose`](Self::choose) reckons with it.
     pub fn have_seen(&mut self, plan: &Plan<O>, bytes: usize) {
-        let chosen = self.best(plan.ladder.budget);
-        let in_pass = chosen.map_or(plan.device_bytes, |(_, it)| it.kept.run.in_pass());
-        let more = bytes as f64 - plan.device_bytes as f64;
+        let in_pass = plan.pass_bytes.max(1) as f64;
+        let beside = plan.device_bytes as f64 - in_pass * plan.margin;
         let least = if self.apart { 1.0 } else { AT_ONCE };
-        let margin = self.facts.margin + more / in_pass.max(1) as f64;
-        self.facts.margin = margin.max(least);
+        let margin = (bytes as f64 - beside) / in_pass;
+        self.facts.margin = in_millionths(margin.max(least));
     }
 
     /// The first level of which something fits, and what.

@@ -10,6 +10,7 @@ mod climb;
 mod error;
 mod ladder;
 mod measured;
+mod named;
 mod optimizer;
 mod pass;
 #[allow(clippy::module_inception)] // The plan of this room.

@@ -168,6 +168,11 @@ impl Pass {
         }
     }
 
+    /// Whether it is known to have no block.
+    pub(super) fn has_no_blocks(&self) -> bool {
+        self.twice.is_none() && self.runs.iter().any(|run| run.keep.is_empty())
+    }
+
     /// Notes a pass whose blocks all run twice, or that has none.
     pub(super) fn note_twice(&mut self, timeline: MemoryTimeline, run: Run) {
         self.twice = Twice::of(timeline, run);

@@ -14,6 +14,7 @@ use crate::policy::Policies;
 
 use super::error::PlanError;
 use super::ladder::Ladder;
+use super::named;
 use super::optimizer::PlannedOptimizer;
 
 /// How to train a model within a number of bytes: what [`Measured::choose`](crate::Measured::choose) has chosen.
@@ -45,11 +46,13 @@ use super::optimizer::PlannedOptimizer;
 /// # Ok::<(), backburn::PlanError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(bound(serialize = "O: Serialize", deserialize = "O: Deserialize<'de>"))]
 pub struct Plan<O> {
     /// How to train: which blocks run twice, what waits on the host, and what was given to the
     /// [planner](super::Planner::with_config).
     pub config: FusedConfig,
-    /// The optimizer, with its formats.
+    /// The optimizer, with its formats. In a file it is under the name of its type.
+    #[serde(with = "named")]
     pub optimizer: O,
     /// The type of the weights; none is that of the model.
     pub weights: Option<FloatDType>,
@@ -65,6 +68,10 @@ pub struct Plan<O> {
     pub sums_in_state: bool,
     /// Bytes at the peak where the model computes; on a CPU, of the whole process.
     pub device_bytes: usize,
+    /// Those of a pass among them, as it was measured.
+    pub pass_bytes: usize,
+    /// In how many multiples of that they are counted: what threads compute at once differs from pass to pass, and a device does not show all.
+    pub margin: f64,
     /// Bytes on the host, if that is not where the model computes.
     pub host_bytes: usize,
     /// The model that the plan is for.

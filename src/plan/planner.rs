@@ -1,5 +1,6 @@
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
+use parking_lot::Mutex;
 
 use crate::cast::try_cast;
 use crate::caught::catch;
@@ -8,7 +9,7 @@ use crate::device::{check_device, warm_threads};
 use crate::estimate::{self, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
-use crate::memory;
+use crate::memory::{self, MemoryError};
 use crate::parameters::{ModelKey, list};
 
 use super::budget::Budget;
@@ -19,6 +20,9 @@ use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
 use super::width::{Footing, SLACK, Width};
+
+/// Two that measure at once would measure each other.
+static MEASURING: Mutex<()> = Mutex::new(());
 
 /// Finds the smallest change with which a training fits a number of bytes.
 ///
@@ -136,7 +140,7 @@ where
     /// If the budget or the batch is zero, or the budget is not known; if the model can't be fused, is on a device that is not there,
     /// or the loss does not depend on it; if the program does not run on the
     /// [`RecordingAllocator`](crate::memory::RecordingAllocator) and the device does not tell what its pools hold, or something
-    /// else records.
+    /// else records or plans.
     ///
     /// # Panics
     ///
@@ -149,6 +153,8 @@ where
         if self.batch == 0 {
             return Err(PlanError::NoBatch);
         }
+        let alone = MEASURING.try_lock();
+        let _alone = alone.ok_or(MemoryError::AlreadyRecording)?;
         let model = (self.init)();
         let devices = match &self.devices[..] {
             [] => model.devices().into_iter().take(1).collect(),

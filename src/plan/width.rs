@@ -11,7 +11,7 @@ use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
 use crate::replica::Ownership;
 
 use super::climb::AT_FIRST;
-use super::ladder::{Fidelity, Rung, in_micros};
+use super::ladder::{Fidelity, Rung, in_millionths};
 use super::pass::{Pass, Run};
 
 /// How states and weights are kept; none as the optimizer says.
@@ -122,7 +122,7 @@ impl Width {
             name: "stock Burn".to_string(),
             device_bytes: run.peak.max(after) + states.sum(),
             host_bytes: 0,
-            seconds: Some(in_micros(run.seconds + states.seconds)),
+            seconds: Some(in_millionths(run.seconds + states.seconds)),
             fidelity: Fidelity::Exact,
         })
     }

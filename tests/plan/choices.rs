@@ -312,7 +312,10 @@ fn a_peak_that_was_seen_is_reckoned_with() {
     let fused = measured.ladder(ENOUGH).rungs[0].device_bytes;
     let plan = measured.choose(fused).unwrap();
     assert_eq!(plan.ladder.taken, Some(0));
-    measured.have_seen(&plan, plan.device_bytes * 11 / 10);
+    // After each step.
+    for _ in 0..3 {
+        measured.have_seen(&plan, plan.device_bytes * 11 / 10);
+    }
     let again = measured.choose(fused).unwrap();
     assert_ne!(again.ladder.taken, Some(0), "{again}");
     // What the same way is said to take is what it took.

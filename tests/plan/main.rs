@@ -14,6 +14,7 @@ mod bad_input;
 mod choices;
 mod fidelity;
 mod peaks;
+mod unusual;
 
 use std::sync::{Mutex, MutexGuard};
 

@@ -14,7 +14,7 @@ use super::timeline::{MemoryTimeline, Phase};
 use recording::Log;
 
 pub(crate) use recording::{
-    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update,
+    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update, go_back,
     is_recording, leave_second_run, note_gradient, show,
 };
 

@@ -158,6 +158,13 @@ pub(crate) fn leave_second_run(run: BlockRun) {
     tell(|recording| recording.log.note_block(run));
 }
 
+/// The second run goes back, from one of its outputs.
+pub(crate) fn go_back(run: BlockRun) {
+    if let Some(recording) = &mut *CURRENT.lock() {
+        recording.log.note_block(run);
+    }
+}
+
 /// Tells what the buffer of `tensor` is used for, if something records.
 pub(crate) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
     tell(|recording| match &mut recording.log {

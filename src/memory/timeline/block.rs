@@ -19,13 +19,38 @@ pub struct RecomputedBlock {
     /// Bytes of the float tensors that it returns. They are among the activations, and held anyway as inputs of what follows.
     #[serde(default)]
     pub outputs: usize,
+    /// Bytes of autodiff's notes of the way back through it, made when that begins: those of all blocks at once, if they keep their
+    /// activations.
+    #[serde(default)]
+    pub tape: usize,
 }
 
 impl RecomputedBlock {
-    /// Bytes that it would have held at this moment if it had kept its activations. What it returns was there in any case.
+    /// Bytes that it would have held at this moment in a fused step if it had kept its activations.
     pub(crate) fn held_at(&self, seconds: f64) -> usize {
-        let is_between = (self.forward..self.backward).contains(&seconds);
-        let held = self.activations.saturating_sub(self.outputs);
-        if is_between { held } else { 0 }
+        if self.is_between(seconds) {
+            self.own().saturating_add(self.tape)
+        } else {
+            0
+        }
+    }
+
+    /// The same in a step of stock Burn, whose tape is shorter.
+    pub(crate) fn held_in_stock_at(&self, seconds: f64) -> usize {
+        if self.is_between(seconds) {
+            self.own()
+        } else {
+            0
+        }
+    }
+
+    /// What it returns was there in any case.
+    fn own(&self) -> usize {
+        self.activations.saturating_sub(self.outputs)
+    }
+
+    /// Whether its activations would wait at this moment.
+    fn is_between(&self, seconds: f64) -> bool {
+        (self.forward..self.backward).contains(&seconds)
     }
 }

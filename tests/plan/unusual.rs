@@ -1,0 +1,243 @@
+//! Models, losses and plans that nobody expects.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+
+use backburn::memory::MemoryError;
+use backburn::optim::{AdamWConfig, LionConfig, StateFormat, WeightFormat};
+use backburn::{
+    FusedConfig, FusedError, GlobalNormClippingConfig, Offload, OffloadConfig, Plan, PlanError,
+    Planner, StepContext, cast,
+};
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::models::*;
+use crate::{ENOUGH, alone, device, init, measured, peak, planner};
+
+#[test]
+fn a_model_in_which_nothing_is_trained_is_refused() {
+    let _alone = alone();
+    let is_refused = |refused| matches!(refused, Err(PlanError::Fused(FusedError::LossNotTracked)));
+    let frozen = Planner::new(|| init::<Mlp>().no_grad(), AdamWConfig::new()).with_batch(8);
+    assert!(is_refused(frozen.measure(Mlp::loss, ENOUGH).map(drop)));
+    let empty = Planner::new(Vec::<Linear>::new, AdamWConfig::new()).with_batch(8);
+    let loss = |_: &Vec<Linear>, items: usize| Tensor::<1>::ones([items], &device()).mean();
+    assert!(is_refused(empty.measure(loss, ENOUGH).map(drop)));
+}
+
+/// Nothing is trained while it is planned, and no byte depends on a value.
+#[test]
+fn a_loss_that_is_no_number_is_planned_for() {
+    let _alone = alone();
+    let clipping = Some(GlobalNormClippingConfig::Exact(1.0));
+    for config in [
+        FusedConfig::new(),
+        FusedConfig::new().with_clipping(clipping),
+    ] {
+        let of_a_pass = |times: f32| {
+            let planner = planner::<Mlp>().with_batch(8).with_config(config.clone());
+            let measured = planner.measure(|model, items| model.loss(items) * times, ENOUGH);
+            measured.unwrap().choose(ENOUGH).unwrap().pass_bytes
+        };
+        let (number, none) = (of_a_pass(1.0), of_a_pass(f32::NAN));
+        assert!(number.abs_diff(none) < number / 50, "{number} and {none}");
+    }
+}
+
+#[test]
+fn weights_in_f16_are_planned_for() {
+    let _alone = alone();
+    let init = || cast(init::<Bag>(), FloatDType::F16);
+    let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
+    let measured = planner.measure(Bag::loss, ENOUGH).unwrap();
+    for rung in measured.ladder(1).rungs {
+        let plan = measured.choose(rung.device_bytes).unwrap();
+        assert_eq!(plan.weights, None);
+        let train = || {
+            let mut fused = plan.fuse(init);
+            (0..2).for_each(|_| drop(fused.step(1e-3, |model| model.loss(plan.batch))));
+        };
+        let taken = peak(train).1;
+        let ratio = plan.device_bytes as f64 / taken as f64;
+        assert!((0.99..=1.05).contains(&ratio), "{ratio:.3}\n{plan}");
+    }
+}
+
+#[test]
+fn a_budget_below_the_weights_is_refused_before_they_are_made() {
+    let _alone = alone();
+    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let weights = 4 * plan.model.elements;
+    let before = peak(|| ()).1;
+    let budget = before + weights / 2;
+    let (refused, taken) = peak(|| measured::<Bag>(budget).and_then(|it| it.choose(budget)));
+    let Err(PlanError::NothingFits { least, .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(least > before + weights, "{least}");
+    assert!(taken < budget, "{taken} of {budget}");
+}
+
+#[test]
+fn a_plan_is_made_on_another_thread_and_with_threads_in_the_loss() {
+    let _alone = alone();
+    let of_a_pass = || {
+        let measured = measured::<Bag>(ENOUGH).unwrap();
+        measured.choose(ENOUGH).unwrap().pass_bytes
+    };
+    let here = of_a_pass();
+    let elsewhere = std::thread::spawn(of_a_pass).join().unwrap();
+    assert!(
+        here.abs_diff(elsewhere) < here / 50,
+        "{here} and {elsewhere}"
+    );
+
+    let on_a_thread = |model: &Bag, items: usize| {
+        // Stock Burn, which is measured too, has none.
+        let context = StepContext::current();
+        let loss = || match context {
+            Some(context) => context.enter(|| model.loss(items)),
+            None => model.loss(items),
+        };
+        std::thread::scope(|scope| scope.spawn(loss).join().unwrap())
+    };
+    let measured = planner::<Bag>().measure(on_a_thread, ENOUGH).unwrap();
+    let plan = measured.choose(ENOUGH).unwrap();
+    let train = || {
+        let mut fused = plan.fuse(init::<Bag>);
+        (0..2).for_each(|_| drop(fused.step(1e-3, |model| on_a_thread(model, plan.batch))));
+    };
+    let taken = peak(train).1;
+    assert!(taken <= plan.device_bytes, "{taken} taken\n{plan}");
+}
+
+/// Between two passes of the first, where nothing records.
+#[test]
+fn two_planners_do_not_measure_each_other() {
+    static REFUSED: Mutex<Option<bool>> = Mutex::new(None);
+    let _alone = alone();
+    let first = planner::<Bag>().with_progress(|_| {
+        let second = measured::<Bag>(ENOUGH).map(drop);
+        let is_refused = matches!(
+            second,
+            Err(PlanError::Memory(MemoryError::AlreadyRecording))
+        );
+        *REFUSED.lock().unwrap() = Some(is_refused);
+    });
+    first.measure(Bag::loss, ENOUGH).unwrap();
+    assert_eq!(*REFUSED.lock().unwrap(), Some(true));
+    // It is over with the first, or its panic.
+    let panics = |_: &Bag, _| -> Tensor<1> { panic!("no loss") };
+    let planner = planner::<Bag>();
+    let panic = catch_unwind(AssertUnwindSafe(|| {
+        planner.measure(panics, ENOUGH).map(drop)
+    }));
+    assert!(panic.is_err());
+    measured::<Bag>(ENOUGH).unwrap();
+}
+
+#[test]
+fn a_plan_of_a_model_without_blocks_names_none() {
+    let _alone = alone();
+    let whole = measured::<Bag>(ENOUGH).unwrap();
+    for budget in [ENOUGH, whole.ladder(1).rungs[1].device_bytes] {
+        let plan = whole.choose(budget).unwrap();
+        let keep = plan.config.gradient_checkpointing.keep_activations;
+        assert!(keep.is_empty(), "{keep:?}");
+    }
+}
+
+#[test]
+fn a_number_that_nobody_can_have_seen_does_no_harm() {
+    let _alone = alone();
+    let mut measured = measured::<Bag>(ENOUGH).unwrap();
+    let plan = measured.choose(ENOUGH).unwrap();
+    measured.have_seen(&plan, usize::MAX);
+    let refused = measured.choose(ENOUGH).map(drop);
+    assert!(
+        matches!(refused, Err(PlanError::NothingFits { .. })),
+        "{refused:?}"
+    );
+    measured.have_seen(&plan, 0);
+    let again = measured.choose(ENOUGH).unwrap();
+    assert_eq!(again.device_bytes, plan.device_bytes);
+}
+
+#[test]
+fn a_plan_read_with_another_optimizer_is_refused_by_name() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    plan.save(&file).unwrap();
+    let error = Plan::<LionConfig>::load(&file).unwrap_err().to_string();
+    assert!(
+        error.contains("`AdamWConfig`") && error.contains("`LionConfig`"),
+        "{error}"
+    );
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("\"AdamWConfig\"", "\"LionConfig\"")).unwrap();
+    assert!(Plan::<AdamWConfig>::load(&file).is_err());
+}
+
+#[test]
+fn numbers_that_are_none_in_a_plan_are_refused_by_where_they_are() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    plan.save(&file).unwrap();
+    let text = std::fs::read_to_string(&file).unwrap();
+    for (from, to, words) in [
+        ("\"ranks\": 1", "\"ranks\": -1", "integer `-1`"),
+        ("\"batch\": 32", "\"batch\": 1.5", "floating point `1.5`"),
+        ("\"weights\": null", "\"weights\": \"F7\"", "variant `F7`"),
+        (
+            "\"accumulation\": 1",
+            "\"accumulation\": \"many\"",
+            "string \"many\"",
+        ),
+    ] {
+        assert!(text.contains(from), "{from}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        let error = Plan::<AdamWConfig>::load(&file).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("line"), "{error}");
+    }
+}
+
+/// By the parameter that it is about, or by the device.
+#[test]
+fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
+    let _alone = alone();
+    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let mut edited = plan.clone();
+    edited.config.offload = Some(OffloadConfig::new(Offload::States));
+    let error = edited.try_fuse(init::<Bag>).map(drop).unwrap_err();
+    assert!(error.to_string().contains("is the host itself"), "{error}");
+
+    let formats = AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    let formats = formats.with_weight_format(WeightFormat::Split24);
+    let mut edited = Plan {
+        optimizer: formats,
+        ..plan
+    };
+    let step = |plan: &Plan<AdamWConfig>| {
+        let mut fused = plan.fuse(init::<Bag>);
+        fused.step(1e-3, |model| model.loss(plan.batch));
+    };
+    let panic = catch_unwind(AssertUnwindSafe(|| step(&edited))).unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    for words in ["`embedding.weight`", "bf16", "backburn::cast"] {
+        assert!(text.contains(words), "{text}");
+    }
+    edited.weights = Some(FloatDType::BF16);
+    step(&edited);
+    // More blocks than there are, and bytes that nobody has, only say what they say.
+    edited.config.gradient_checkpointing.keep_activations = vec![false; 10_000];
+    (edited.device_bytes, edited.ladder.taken) = (usize::MAX, Some(99));
+    step(&edited);
+    assert!(!edited.to_string().is_empty());
+}
