@@ -12,7 +12,7 @@ use super::choice::{Choice, Facts, Level, Part};
 use super::error::PlanError;
 use super::ladder::{Ladder, Rung, in_millionths};
 use super::optimizer::PlannedOptimizer;
-use super::pass::Kept;
+use super::pass::{Kept, Pass};
 use super::plan::Plan;
 use super::technique::Technique;
 use super::width::{Beside, Footing, Formats, Sums, Width};
@@ -286,7 +286,7 @@ impl<O: PlannedOptimizer> Measured<O> {
             advice.push("Micro-batches are not allowed by the order.".into());
         }
         let mut passes = widths.iter().flat_map(|width| &width.passes).peekable();
-        if passes.peek().is_some() && passes.all(|pass| pass.twice.is_none()) {
+        if passes.peek().is_some() && passes.all(Pass::has_no_blocks) {
             advice.push("No block of the model is under `gradient_checkpointing`.".into());
         }
         advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".into());

@@ -241,3 +241,24 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     step(&edited);
     assert!(!edited.to_string().is_empty());
 }
+
+/// Where not even one item fits with blocks that run twice, only the others are measured.
+#[test]
+fn a_model_whose_blocks_were_not_measured_is_not_told_that_it_has_none() {
+    let _alone = alone();
+    let fused = measured::<Recurrent>(ENOUGH).unwrap().ladder(1).rungs[0].device_bytes;
+    let mut refused = 0;
+    for part in 40..70 {
+        let budget = fused * part / 100;
+        let measured = measured::<Recurrent>(budget).unwrap();
+        if let Err(error) = measured.choose(budget) {
+            let text = error.to_string();
+            assert!(!text.contains("No block"), "{text}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 0);
+    let plain = planner::<Plain>().measure(Plain::loss, ENOUGH).unwrap();
+    let text = plain.choose(1).map(drop).unwrap_err().to_string();
+    assert!(text.contains("No block"), "{text}");
+}
