@@ -6,6 +6,7 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bool, Device, Int, Shape, Tensor};
 
+use super::around::as_inner;
 use crate::device::look;
 
 /// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
@@ -81,13 +82,6 @@ impl TakeOver for Same {
     }
 }
 
-impl<M: Module, T: TakeOver> Loading<M, T> {
-    fn changed(self, change: impl FnOnce(M) -> M) -> Self {
-        let module = change(self.module);
-        Self { module, ..self }
-    }
-}
-
 impl<M: Module, T: TakeOver> Module for Loading<M, T> {
     fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
         let mut load = Load {
@@ -105,29 +99,12 @@ impl<M: Module, T: TakeOver> Module for Loading<M, T> {
         self.module.visit(visitor);
     }
 
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        self.module.collect_devices(devices)
-    }
-
     fn fork(self, device: &Device) -> Self {
-        self.changed(|module| module.fork(device))
+        let module = self.module.fork(device);
+        Self { module, ..self }
     }
 
-    fn to_device(self, device: &Device) -> Self {
-        self.changed(|module| module.to_device(device))
-    }
-
-    fn train(self) -> Self {
-        self.changed(M::train)
-    }
-
-    fn valid(&self) -> Self {
-        self.clone().changed(|module| module.valid())
-    }
-
-    fn materialize(self) -> Self {
-        self.changed(M::materialize)
-    }
+    as_inner!(module);
 }
 
 /// Maps parameters as `mapper` does.

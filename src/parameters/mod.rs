@@ -1,6 +1,7 @@
 //! The float parameters of a module, whatever their ranks: what there is, and other values in their places.
 
 mod any;
+mod around;
 mod exchange;
 mod key;
 mod list;
@@ -9,6 +10,7 @@ mod part;
 mod statistics;
 
 pub(crate) use any::{AnyParam, AnyTensor};
+pub(crate) use around::as_inner;
 pub(crate) use exchange::{exchange, taken};
 pub use key::ModelKey;
 pub(crate) use list::{Parameter, list, values};

@@ -1,6 +1,8 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 
+use crate::parameters::as_inner;
+
 /// A single parameter that shows its path in the model to a mapper: parameter groups match by
 /// path and optimizer records store it.
 #[derive(Clone, Debug)]
@@ -10,32 +12,10 @@ pub(super) struct Addressed<'a, const D: usize> {
 }
 
 impl<const D: usize> Module for Addressed<'_, D> {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        self.param.collect_devices(devices)
-    }
+    as_inner!(param);
 
     fn fork(self, device: &Device) -> Self {
         let param = self.param.fork(device);
-        Self { param, ..self }
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        let param = self.param.to_device(device);
-        Self { param, ..self }
-    }
-
-    fn train(self) -> Self {
-        let param = self.param.train();
-        Self { param, ..self }
-    }
-
-    fn valid(&self) -> Self {
-        let param = self.param.valid();
-        Self { param, ..*self }
-    }
-
-    fn materialize(self) -> Self {
-        let param = self.param.materialize();
         Self { param, ..self }
     }
 

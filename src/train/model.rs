@@ -9,6 +9,7 @@ use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 
 use super::exchange::Exchange;
 use crate::device::is_cubecl;
+use crate::parameters::as_inner;
 use crate::record;
 use crate::weights::forked_in_codes;
 
@@ -35,13 +36,6 @@ impl<M> FusedModel<M> {
 
     pub(super) fn exchange(&self) -> Exchange<M> {
         self.exchange.clone()
-    }
-
-    fn with(self, change: impl FnOnce(M) -> M) -> Self {
-        Self {
-            model: change(self.model),
-            exchange: self.exchange,
-        }
     }
 }
 
@@ -84,31 +78,11 @@ impl<M: Display> Display for FusedModel<M> {
 }
 
 impl<M: Module> Module for FusedModel<M> {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        self.model.collect_devices(devices)
-    }
+    as_inner!(model);
 
     fn fork(self, device: &Device) -> Self {
-        self.with(|model| forked_in_codes(model, device))
-    }
-
-    fn to_device(self, device: &Device) -> Self {
-        self.with(|model| model.to_device(device))
-    }
-
-    fn train(self) -> Self {
-        self.with(Module::train)
-    }
-
-    fn valid(&self) -> Self {
-        Self {
-            model: self.model.valid(),
-            exchange: self.exchange.clone(),
-        }
-    }
-
-    fn materialize(self) -> Self {
-        self.with(Module::materialize)
+        let model = forked_in_codes(self.model, device);
+        Self { model, ..self }
     }
 
     fn into_record(self) -> ModuleRecord {
@@ -126,6 +100,7 @@ impl<M: Module> Module for FusedModel<M> {
     }
 
     fn map<P: ModuleMapper>(self, mapper: &mut P) -> Self {
-        self.with(|model| model.map(mapper))
+        let model = self.model.map(mapper);
+        Self { model, ..self }
     }
 }
