@@ -1,0 +1,93 @@
+//! What a program needs beside model and optimizer comes back, or is refused.
+
+use super::*;
+
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+struct Plan {
+    rates: Vec<f64>,
+    best: Option<f32>,
+    batches: HashMap<u64, String>,
+    kind: Kind,
+    seed: u128,
+}
+
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+enum Kind {
+    Unit,
+    Tuple(i8, (char, Option<bool>)),
+    Struct { folder: PathBuf },
+}
+
+#[test]
+fn any_plan_comes_back_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let hard = [
+        f64::INFINITY,
+        -0.0,
+        f64::MIN_POSITIVE / 3.0,
+        0.1 + 0.2,
+        1e308,
+    ];
+    for kind in [
+        Kind::Unit,
+        Kind::Tuple(-7, ('\u{e9}', Some(false))),
+        Kind::Struct {
+            folder: "a/b".into(),
+        },
+    ] {
+        let plan = Plan {
+            rates: hard.to_vec(),
+            best: None,
+            batches: [(u64::MAX, "last".to_string())].into(),
+            kind,
+            seed: u128::MAX,
+        };
+        let scheduler = LrSchedulerRecord::new()
+            .with_record(
+                "weights",
+                LrSchedulerRecord::new().with_scalar("at", 0.1 + 0.2),
+            )
+            .with_record("biases", LrSchedulerRecord::new().with_scalar("at", 3usize));
+        let progress = Progress::new(u64::MAX)
+            .with_scheduler(scheduler)
+            .with_plan(plan.clone());
+        checkpoint.save(&small(), &progress).unwrap();
+        let told: Progress<Plan> = checkpoint.progress().unwrap();
+        let loaded: Progress<Plan> = checkpoint.load(&mut small()).unwrap();
+        for progress in [told, loaded] {
+            assert_eq!(progress.step, u64::MAX);
+            assert_eq!(progress.plan, plan);
+            let bits = |plan: &Plan| -> Vec<u64> {
+                plan.rates.iter().map(|rate| rate.to_bits()).collect()
+            };
+            assert_eq!(bits(&progress.plan), bits(&plan));
+            let weights = progress.scheduler.record("weights");
+            assert_eq!(weights.scalar::<f64>("at"), Some(0.1 + 0.2));
+            let biases = progress.scheduler.record("biases");
+            assert_eq!(biases.scalar::<usize>("at"), Some(3));
+        }
+    }
+    let nan = Progress::new(1).with_plan(f64::NAN);
+    checkpoint.save(&small(), &nan).unwrap();
+    assert!(checkpoint.progress::<f64>().unwrap().plan.is_nan());
+}
+
+#[test]
+fn a_plan_that_would_not_come_back_is_refused_before_anything_is_written() {
+    /// As two types write it, with `Serialize` of one and `Deserialize` of the other.
+    #[derive(Serialize, Deserialize, Clone, Debug)]
+    struct Lopsided {
+        #[serde(rename(serialize = "before", deserialize = "after"))]
+        _name: u8,
+    }
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 2);
+    let before = files(folder.path());
+    let checkpoint = Checkpoint::at(folder.path());
+    let progress = Progress::new(1).with_plan(Lopsided { _name: 1 });
+    let refused = checkpoint.save(&small(), &progress).unwrap_err();
+    assert!(refused.to_string().contains("Lopsided"), "{refused}");
+    assert!(refused.to_string().contains("after"), "{refused}");
+    assert!(before == files(folder.path()));
+}
