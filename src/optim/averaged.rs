@@ -40,8 +40,9 @@ impl<const D: usize> Averaging<D> {
     pub(crate) fn lend(&self) -> Option<Lent<'_, D>> {
         let mut values = self.average.0.lock();
         let counts = self.config.counts(values.updates + 1);
-        let is_full =
-            |mean: &Weight<D>| mean.format == WeightFormat::Plain && mean.is_as(&self.config);
+        let is_full = |mean: &Weight<D>| {
+            mean.format == WeightFormat::Plain && mean.is_as(&self.config, mean.value.dtype())
+        };
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
         call::give_average(Carried {
             average: self.config.rule(values.count),
@@ -78,10 +79,11 @@ impl<const D: usize> Averaged<D> {
         // An update that panics takes the mean along: it begins anew then.
         let count = std::mem::take(&mut values.count);
         let mean = match values.mean.take() {
-            Some(mean) => mean
-                .on(value)
-                .kept_as(config)
-                .next(config, count, value.clone()),
+            Some(mean) => {
+                mean.on(value)
+                    .kept_as(config, full_of(value))
+                    .next(config, count, value.clone())
+            }
             None => begun(config, value),
         };
         values.mean = Some(mean);
@@ -105,12 +107,8 @@ impl<const D: usize> Averaged<D> {
 
 /// The average of one value.
 fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> Weight<D> {
-    let full = match value.dtype() {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    };
     // A buffer of its own.
-    let value = in_type(value.clone(), full).mul_scalar(1.0);
+    let value = in_type(value.clone(), full_of(value)).mul_scalar(1.0);
     let format = format_of(config, &value);
     if format == WeightFormat::Plain {
         return Weight::plain(value);
@@ -118,6 +116,14 @@ fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> W
     let high = value.clone().cast(FloatDType::BF16);
     let weight = formats(format).fit(&high).weight(high, None);
     set_in_format(weight, value, Noise::of_step(0))
+}
+
+/// The type in which averages of such values are computed.
+fn full_of<const D: usize>(value: &Tensor<D>) -> DType {
+    match value.dtype() {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
 }
 
 /// How the average of `value`, which is in full, is kept.
@@ -144,20 +150,19 @@ impl<const D: usize> Weight<D> {
         }
     }
 
-    /// Whether it is kept as `config` says.
-    fn is_as(&self, config: &WeightAveragingConfig) -> bool {
+    /// Whether it is kept as `config` says, of values in `full`.
+    fn is_as(&self, config: &WeightAveragingConfig, full: DType) -> bool {
         match self.value.dtype() {
-            DType::BF16 => self.format == config.format,
-            DType::F32 | DType::F64 => format_of(config, &self.value) == WeightFormat::Plain,
-            _ => false,
+            DType::BF16 => self.format == config.format && full == DType::F32,
+            dtype => dtype == full && format_of(config, &self.value) == WeightFormat::Plain,
         }
     }
 
-    /// The same, kept as `config` says: it may have been begun by another.
-    fn kept_as(self, config: &WeightAveragingConfig) -> Self {
-        match self.is_as(config) {
+    /// The same, kept as `config` says: another may have begun it, or the parameter been in another type.
+    fn kept_as(self, config: &WeightAveragingConfig, full: DType) -> Self {
+        match self.is_as(config, full) {
             true => self,
-            false => begun(config, &self.full()),
+            false => begun(config, &in_type(self.full(), full)),
         }
     }
 

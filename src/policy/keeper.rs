@@ -80,7 +80,7 @@ pub(crate) fn is_average(path: Option<&str>) -> bool {
 pub(crate) struct AverageKeeper;
 
 thread_local! {
-    /// The average that is given to the optimizer.
+    /// The average that is given to the optimizer; without one, it forgets its own.
     static GIVEN: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
@@ -101,6 +101,15 @@ impl AverageKeeper {
         exchange_state::<D>(optimizer, average_id(parameter), PATH, device);
         GIVEN.take();
     }
+
+    /// Lets `optimizer`, which was joined, hold no average of this parameter.
+    pub(crate) fn forget<const D: usize>(
+        optimizer: &mut ModuleOptimizer,
+        parameter: ParamId,
+        device: &Device,
+    ) {
+        exchange_state::<D>(optimizer, average_id(parameter), PATH, device);
+    }
 }
 
 impl Optimizer for AverageKeeper {
@@ -116,14 +125,10 @@ impl Optimizer for AverageKeeper {
         let given = GIVEN
             .take()
             .and_then(|given| given.downcast::<Averaged<D>>().ok());
-        let average = match (given, loaded) {
-            (Some(given), Some(loaded)) => {
-                given.load(&loaded);
-                Some(*given)
-            }
-            (given, loaded) => given.map(|given| *given).or(loaded),
-        };
-        (nothing, average)
+        if let (Some(given), Some(loaded)) = (&given, loaded) {
+            given.load(&loaded);
+        }
+        (nothing, given.map(|given| *given))
     }
 
     fn to_device<const D: usize>(average: Averaged<D>, _device: &Device) -> Averaged<D> {

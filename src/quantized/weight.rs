@@ -69,13 +69,14 @@ pub(super) fn encoded<const D: usize>(value: Tensor<D>, format: BaseFormat) -> T
     tensor(codes::encoded(values, format), format, &device)
 }
 
+/// Whether `value` is finite in f32, in which it is coded.
 pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
-    value
-        .clone()
-        .inner()
-        .is_finite()
-        .all()
-        .into_scalar::<bool>()
+    let value = value.clone().inner();
+    let value = match value.dtype() {
+        DType::F64 => value.cast(FloatDType::F32),
+        _ => value,
+    };
+    value.is_finite().all().into_scalar::<bool>()
 }
 
 /// `rows` as a tensor of bytes: one that is quantized with a scale of one.

@@ -33,8 +33,8 @@ pub(crate) trait AnyHome {
     /// Averages as `config` says from now on, if it covers the parameter; goes on with what there is.
     fn average(&self, config: Option<&Arc<WeightAveragingConfig>>);
 
-    /// Lets `optimizer`, which has a place for averages, hold the average, if there is one, and show it in its records. The
-    /// average takes over what it has loaded.
+    /// Lets `optimizer`, which has a place for averages, hold the average, and show it in its records, or none if none is
+    /// asked for. The average takes over what it has loaded.
     fn keep_average(&self, optimizer: &mut ModuleOptimizer);
 }
 
@@ -81,9 +81,12 @@ impl<const D: usize> AnyHome for Home<D> {
     }
 
     fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
-        if let Some(averaging) = self.averaging() {
-            let device = &self.site().device;
-            AverageKeeper::restore(optimizer, self.id, &averaging.average, device);
+        let device = &self.site().device;
+        match self.averaging() {
+            Some(averaging) => {
+                AverageKeeper::restore(optimizer, self.id, &averaging.average, device);
+            }
+            None => AverageKeeper::forget::<D>(optimizer, self.id, device),
         }
     }
 }

@@ -18,33 +18,36 @@ use crate::weights::KeptStatistics;
 pub(super) struct AveragedStatistics(HashMap<ParamId, OfOne>);
 
 struct OfOne {
-    /// In records: the statistic of a loaded model keeps an id of its own.
+    /// In records, by its path: the statistic of a loaded model keeps an id of its own.
     id: ParamId,
     average: Averaged<1>,
 }
 
 impl AveragedStatistics {
-    /// Averages those of `module` from now on, if `config` says so; goes on with what there is.
+    /// Averages those of `module` from now on, if `config` says so; goes on with what there is. Returns the ids under which
+    /// records have held those that are elsewhere now, or gone.
     pub(super) fn average<M: Module>(
         &mut self,
         config: Option<&WeightAveragingConfig>,
         module: &M,
-    ) {
+    ) -> Vec<ParamId> {
         let mut before = std::mem::take(&mut self.0);
-        if config.is_none_or(|config| !config.running_statistics) {
-            return;
-        }
-        let all = running_statistics(module);
-        for Parameter { param, path, .. } in list(module) {
-            let id = param.id();
-            if all.contains(&id) {
-                let of_one = before.remove(&id).unwrap_or_else(|| OfOne {
-                    id: id_of(&path),
-                    average: Averaged::default(),
-                });
-                self.0.insert(id, of_one);
+        let mut left = Vec::new();
+        if config.is_some_and(|config| config.running_statistics) {
+            let all = running_statistics(module);
+            for Parameter { param, path, .. } in list(module) {
+                if !all.contains(&param.id()) {
+                    continue;
+                }
+                let id = id_of(&path);
+                let before = before.remove(&param.id());
+                left.extend(before.iter().map(|it| it.id).filter(|was| *was != id));
+                let average = before.map(|it| it.average).unwrap_or_default();
+                self.0.insert(param.id(), OfOne { id, average });
             }
         }
+        left.extend(before.into_values().map(|gone| gone.id));
+        left
     }
 
     /// Those that another training goes on with.
@@ -97,6 +100,13 @@ impl AveragedStatistics {
                 None => value,
             },
         )
+    }
+
+    /// Lets `optimizer` hold none under these ids, since others may have them now.
+    pub(super) fn forget_in(optimizer: &mut ModuleOptimizer, left: &[ParamId], device: &Device) {
+        for id in left {
+            AverageKeeper::forget::<1>(optimizer, *id, device);
+        }
     }
 
     /// Lets `optimizer`, which has a place for averages, hold them; they take over what it has loaded.

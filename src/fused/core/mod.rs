@@ -247,7 +247,7 @@ impl<M: Module> Core<M> {
         let homes = || self.ranks.views().homes();
         homes().for_each(|home| home.average(config.as_ref()));
         let module = &self.ranks.form().module;
-        self.statistics.average(config.as_deref(), module);
+        let left = self.statistics.average(config.as_deref(), module);
         let device = self.ranks.device();
         self.ranks.session().update().change(|mut optimizer| {
             if let Some(keeper) = self.policies.adaptive.keeper() {
@@ -255,7 +255,9 @@ impl<M: Module> Core<M> {
             }
             if self.policies.averages {
                 homes().for_each(|home| home.keep_average(&mut optimizer));
-                self.statistics.keep_in(&mut optimizer, &device.inner());
+                let device = device.inner();
+                AveragedStatistics::forget_in(&mut optimizer, &left, &device);
+                self.statistics.keep_in(&mut optimizer, &device);
             }
             optimizer
         });

@@ -94,6 +94,49 @@ fn only_what_is_asked_for_is_averaged_and_no_longer_than_it_is() {
 }
 
 #[test]
+fn what_is_not_asked_for_any_more_begins_anew_when_it_is() {
+    let xs = batches(6, 8);
+    let some = |part: &str| averaging(ema(0.5).with_parameters(vec![part.into()]));
+    let mut one = fused(&Stack::init(), some("layers.0"));
+    let train = |one: &mut FusedOptimizer<Stack>, range: std::ops::Range<usize>| {
+        for x in &xs[range] {
+            one.step(RATE, |model| model.loss(x.clone()));
+        }
+    };
+    train(&mut one, 0..3);
+    one.set_config(some("layers.1"));
+    // Not in records either.
+    let tensors = Contents::of(one.to_record()).tensors.into_iter();
+    assert_eq!(
+        tensors.filter(|it| it.name.ends_with(".average")).count(),
+        0
+    );
+    train(&mut one, 3..6);
+    one.set_config(some("layers"));
+    let of = |model: Stack, layer: usize| model.layers[layer].weight.val().into_data();
+    assert_eq!(of(one.model(), 0), of(one.averaged(), 0));
+    assert_ne!(of(one.model(), 1), of(one.averaged(), 1));
+}
+
+#[test]
+fn an_average_of_a_parameter_that_has_come_to_f64_is_in_f64() {
+    let xs = batches(6, 8);
+    let optimizer = optim::AdamWConfig::new().init();
+    let mut one = FusedOptimizer::new(Stack::init(), optimizer).with_config(averaging(ema(0.5)));
+    for x in &xs[..3] {
+        one.step(RATE, |model| model.loss(x.clone()));
+    }
+    one.change_model(|model| cast(model, FloatDType::F64));
+    let mut mean = one.averaged();
+    for x in &xs[3..] {
+        let x = Tensor::from_inner(x.clone().inner().cast(FloatDType::F64));
+        one.step(RATE, |model| model.loss(x));
+        mean = next(mean, &one.model(), |mean, value| mean * 0.5 + value * 0.5);
+    }
+    assert_equal_weights(&mean, &one.averaged());
+}
+
+#[test]
 fn an_average_that_another_config_has_begun_is_kept_as_this_one_says() {
     let width = 80;
     let initial = Stack::of_width(width);

@@ -18,6 +18,7 @@ use crate::compare::*;
 
 mod changes;
 mod hostile;
+mod norms;
 mod records;
 mod statistics;
 
