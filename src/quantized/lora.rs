@@ -45,17 +45,24 @@ use super::weight::{encoded, is_finite};
 ///
 /// # Panics
 ///
-/// Applied to a model, if a matrix has a value that is not finite, or is quantized already; the message names it.
+/// Applied to a model, if a matrix has a value that is not finite (in f32), is quantized or carries an adapter already; the
+/// message names it.
 #[derive(Clone, Debug)]
 pub struct QuantizedLora {
     lora: Lora,
     format: BaseFormat,
+    /// The path of the last matrix in codes. What is below it is the adapter that it carries already.
+    last: Option<String>,
 }
 
 impl QuantizedLora {
     /// With the adapters of `lora` on weights in `format`.
     pub fn new(lora: Lora, format: BaseFormat) -> Self {
-        Self { lora, format }
+        Self {
+            lora,
+            format,
+            last: None,
+        }
     }
 
     /// `param` in codes, or why it has none.
@@ -136,12 +143,23 @@ impl Reparameterizer for QuantizedLora {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
+        let is_below = |last: &&String| {
+            let below = path.strip_prefix(&***last);
+            below.is_some_and(|below| below.starts_with('.'))
+        };
+        if let Some(last) = self.last.as_ref().filter(is_below) {
+            panic!(
+                "parameter `{last}` carries an adapter already, and can carry one only: add it to the weight with \
+                 `Module::materialize` before"
+            );
+        }
         let (base, adapter) = self.lora.reparameterize(path, param);
         let Some(adapter) = adapter else {
             return (base, None);
         };
         let coded = self.coded(path, base);
         let coded = coded.unwrap_or_else(|(_, reason)| panic!("{reason}"));
+        self.last = Some(path.to_string());
         (coded, Some(adapter.into()))
     }
 }

@@ -39,6 +39,29 @@ fn a_weight_that_is_not_finite_is_refused_by_name() {
 }
 
 #[test]
+#[should_panic(expected = "parameter `layers.1.weight` has a value that is not finite")]
+fn a_weight_in_f64_that_no_f32_holds_is_refused_by_name() {
+    let mut model = cast(Stack::dense(), FloatDType::F64);
+    let weight = model.layers[1].weight.clone();
+    model.layers[1].weight = weight.map(|weight| weight * 1e60);
+    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+}
+
+#[test]
+#[should_panic(expected = "parameter `layers.0.weight` carries an adapter already")]
+fn a_weight_that_carries_an_adapter_is_refused_by_name() {
+    let model = Stack::dense().apply_lora(lora());
+    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+}
+
+#[test]
+fn a_model_whose_adapters_were_added_takes_others() {
+    let model = Stack::dense().apply_lora(lora()).materialize();
+    let lora = QuantizedLora::new(lora(), BaseFormat::Bits4);
+    assert_in_codes(&model.apply_reparameterization(lora));
+}
+
+#[test]
 #[should_panic(expected = "parameter `layers.0.weight` is quantized already")]
 fn a_weight_in_codes_of_burn_is_refused_by_name() {
     let scheme = Device::flex().settings().quantization.scheme;
