@@ -253,7 +253,8 @@ impl<M: Module> Core<M> {
             if let Some(keeper) = self.policies.adaptive.keeper() {
                 keeper.restore(&mut optimizer, &device);
             }
-            if self.policies.averages {
+            // Before the first config the optimizer may have loaded some.
+            if self.policies.averages && config.is_some() {
                 homes().for_each(|home| home.keep_average(&mut optimizer));
                 let device = device.inner();
                 AveragedStatistics::forget_in(&mut optimizer, &left, &device);
