@@ -240,8 +240,8 @@ pub enum FusedError {
     /// The policies run the forward pass twice, and the closure runs once.
     #[error(
         "exact clipping and `Overflow::SkipStep` run the forward pass twice, and `step` takes a \
-         closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::Lagged` and \
-         `Overflow::SkipParameter`"
+         closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::ExactInBuffer`, in which \
+         the gradients wait, or `GlobalNormClippingConfig::Lagged` and `Overflow::SkipParameter`"
     )]
     RunsTwice,
 

@@ -62,8 +62,9 @@ impl Policy {
         let scaling = LossScalingConfig::new().with_initial_scale(LOSS_SCALE);
         let one_pass = scaling.with_overflow(Overflow::SkipParameter);
         let config = match self {
-            Self::Exact | Self::ExactInBuffer => {
-                config.with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM)))
+            Self::Exact => config.with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM))),
+            Self::ExactInBuffer => {
+                config.with_clipping(Some(GlobalNormClippingConfig::ExactInBuffer(MAX_NORM)))
             }
             Self::Lagged => config.with_clipping(Some(GlobalNormClippingConfig::Lagged(MAX_NORM))),
             Self::SkipStep => config.with_loss_scaling(Some(scaling)),
@@ -81,13 +82,7 @@ impl Policy {
                     fused.accumulate(|model| model.loss(input.clone()));
                 }
             }
-            let loss = |model: &M| model.loss(input.clone());
-            if self == Self::ExactInBuffer {
-                fused.accumulate(loss);
-                fused.step_accumulated(LEARNING_RATE);
-            } else {
-                fused.step_repeatable(LEARNING_RATE, loss);
-            }
+            fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
             fused.last_step().gradients_alive
         }
     }

@@ -56,7 +56,16 @@ impl Adaptive {
     }
 
     pub(super) fn clips_exactly(&self) -> bool {
-        matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)))
+        let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
+        exact || self.waits()
+    }
+
+    /// Whether the gradients of a step wait in the buffer until all are measured.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(
+            self.clipping,
+            Some(GlobalNormClippingConfig::ExactInBuffer(_))
+        )
     }
 
     /// What becomes of a step whose gradients overflow under the scale of the loss.

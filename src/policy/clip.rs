@@ -8,12 +8,13 @@ use crate::error::FusedError;
 /// If the norm is larger than the maximum, every gradient is multiplied by the *coefficient*, the
 /// maximum over the norm ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)). The norm is
 /// known when the last gradient is finished, and by then a fused step has used and released the
-/// others. There are two ways out:
+/// others. There are three ways out:
 ///
 /// ```
 /// use backburn::{FusedConfig, GlobalNormClippingConfig};
 ///
 /// let exact = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))); // with `step_repeatable`
+/// let in_buffer = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::ExactInBuffer(1.0)));
 /// let lagged = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(5.0)));
 /// ```
 #[derive(Config, Copy, Debug, PartialEq)]
@@ -24,6 +25,13 @@ pub enum GlobalNormClippingConfig {
     /// before a stock update, for a second forward and backward pass and without the memory of the
     /// gradients.
     Exact(f64),
+    /// One pass, whose gradients wait in the buffer of micro-batches until the norm is known. The result is that of clipping
+    /// before a stock update, random numbers included, for the memory of the gradients, and closures run once. With
+    /// [offload](crate::FusedConfig::offload) gradients wait in host memory, and take none of the device.
+    ///
+    /// A step that fails after its backward pass drops what was [accumulated](crate::FusedOptimizer::accumulate) before it, too, and
+    /// leaves running statistics as its forward pass has updated them; so does one that is skipped for an overflow.
+    ExactInBuffer(f64),
     /// One pass, with the coefficient of the norm of the step before; the first step is not
     /// clipped. It comes one step late, for one more look at each gradient.
     Lagged(f64),
@@ -41,7 +49,9 @@ impl GlobalNormClippingConfig {
     /// The largest norm that is left as it is.
     fn max_norm(self) -> f64 {
         match self {
-            Self::Exact(max_norm) | Self::Lagged(max_norm) => max_norm,
+            Self::Exact(max_norm) | Self::ExactInBuffer(max_norm) | Self::Lagged(max_norm) => {
+                max_norm
+            }
         }
     }
 

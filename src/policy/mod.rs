@@ -29,7 +29,7 @@ pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average};
-pub(crate) use measure::is_finite;
+pub(crate) use measure::{Norm, is_finite};
 pub(crate) use norm::Squares;
 pub(crate) use plan::{Goal, Plan};
 pub(crate) use policies::Policies;

@@ -35,6 +35,10 @@ const DOWN: f64 = 1.0 / ((1u128 << 100) as f64);
 const SMALL: f64 = 1.0 / LARGE;
 /// by this.
 const UP: f64 = (1u128 << 80) as f64;
+/// If the sum of squares is below this, no element is large;
+const NOT_LARGE: f64 = LARGE * LARGE / 4.0;
+/// and if their mean is above this, the largest is not small.
+const NOT_SMALL: f64 = 4.0 * SMALL * SMALL;
 
 impl Squares {
     /// Half types are computed in f32.
@@ -67,8 +71,8 @@ impl Sum {
         if elements.shape().num_elements() == 0 {
             return Self::Known(0.0);
         }
-        let largest = elements.clone().abs().max();
         if is_cubecl(&elements.device()) {
+            let largest = elements.clone().abs().max();
             let (large, small) = (
                 largest.clone().greater_scalar(LARGE),
                 largest.clone().lower_scalar(SMALL),
@@ -78,16 +82,19 @@ impl Sum {
             let scaled = elements * factor.clone().reshape([1; D]);
             return Self::OnDevice(Box::new([factor, scaled.square().sum()]));
         }
-        // Most gradients need no copy.
+        // Most gradients need neither a second look nor a copy.
+        let count = elements.shape().num_elements() as f64;
+        let sum = elements.clone().square().sum().into_scalar::<f64>();
+        if sum < NOT_LARGE && sum > NOT_SMALL * count {
+            return Self::Known(sum);
+        }
+        let largest = elements.clone().abs().max();
         let factor = match largest.into_scalar::<f64>() {
             largest if largest > LARGE => DOWN,
             largest if largest < SMALL => UP,
             _ => 1.0,
         };
-        let scaled = match factor == 1.0 {
-            true => elements,
-            false => elements.mul_scalar(factor),
-        };
+        let scaled = elements.mul_scalar(factor);
         Self::Known(scaled.square().sum().into_scalar::<f64>() / factor.powi(2))
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub(crate) hooks: Option<Arc<Hooks>>,
     /// What the loss is multiplied by.
     pub(crate) scale: Option<f64>,
+    /// What was accumulated ends with this pass, however that ends: a sum is let go of when it is used.
+    pub(crate) spends_sums: bool,
     pub(crate) accumulation: Accumulation,
     pub(super) measure: Option<Arc<Measure>>,
     pub(super) overflow: Option<Arc<LeaveNotFinite>>,

@@ -140,6 +140,7 @@ impl Policies {
         let mut plan = Plan {
             goal,
             scale: adaptive.loss_scale().map(|it| it.scale),
+            spends_sums: goal == Goal::Update && adaptive.waits(),
             accumulation: self.accumulation,
             ..Plan::default()
         };

@@ -18,6 +18,20 @@ pub(crate) enum Accumulated<S = ()> {
     InOptimizerState,
 }
 
+impl<S: Clone> Accumulated<S> {
+    /// The sum, if there is one; it stays there unless it is `spent`.
+    pub(super) fn sum(&mut self, spent: bool) -> Option<S> {
+        match self {
+            Self::Sum(sum) if !spent => Some(sum.clone()),
+            Self::Sum(_) => match std::mem::replace(self, Self::Nothing) {
+                Self::Sum(sum) => Some(sum),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 impl<S> Accumulated<S> {
     pub(super) fn without_sum(&self) -> Accumulated {
         match self {

@@ -64,15 +64,12 @@ impl<const D: usize> Home<D> {
         if pass.plan.goal == Goal::Accumulate || !pass.admits() {
             return;
         }
-        let state = self.state.lock();
-        let sum = match &state.accumulated {
-            Accumulated::Sum(sum) => Some((**sum).clone()),
-            _ => None,
-        };
+        let mut state = self.state.lock();
+        let sum = state.accumulated.sum(pass.plan.spends_sums);
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
         if let Some(sum) = sum {
-            let sum = in_type(sent(sum, &self.site().device), self.dtype);
+            let sum = in_type(sent(*sum, &self.site().device), self.dtype);
             self.spend(pass, sum);
         } else if begun && pass.plan.goal == Goal::Update {
             let nothing = self.value().zeros_like();

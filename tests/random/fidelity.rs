@@ -61,6 +61,26 @@ fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     );
 }
 
+/// Its closure runs once, and what waits is used without random numbers.
+fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
+    let initial = Model::init(device);
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let loss = |model: &Model, _: usize| model.loss(x.clone());
+
+    let stock = copy(&initial, || Model::init(device));
+    device.seed(7);
+    let stock = train_stock(stock, &mut AdamWConfig::new().init(), 5, 1e-2, loss);
+
+    let fused = copy(&initial, || Model::init(device));
+    device.seed(7);
+    // A norm that no gradient has.
+    let exact = GlobalNormClippingConfig::ExactInBuffer(1e9);
+    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init())
+        .with_config(FusedConfig::new().with_clipping(Some(exact)));
+    train_fused(&mut fused, 5, 1e-2, loss);
+    assert_equal_weights(&stock, &fused.model());
+}
+
 /// What a block draws in its runs, and what is drawn after the block and after the step.
 fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     let model = LinearConfig::new(3, 3).init(device);
@@ -235,6 +255,11 @@ fn dropout_draws_the_numbers_of_stock_on_every_backend() {
 #[test]
 fn both_passes_of_exact_clipping_drop_the_same_elements_on_every_backend() {
     on_every_backend(both_passes_of_exact_clipping_drop_the_same_elements);
+}
+
+#[test]
+fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock_on_every_backend() {
+    on_every_backend(exact_clipping_in_the_buffer_draws_the_numbers_of_stock);
 }
 
 #[test]

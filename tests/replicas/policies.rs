@@ -133,11 +133,15 @@ fn exact_clipping_goes_by_the_norm_over_all_ranks() {
             let clip = |norms: &[f64]| Some((max_norm / norms[norms.len() - 1]).min(1.0));
             let model = copy(&initial, || Network::init(device));
             let expected = train_reference(model, adamw(), &groups, clip);
-            in_every_way(&initial, ranks, adamw, |mut fused| {
-                let exact = Some(GlobalNormClippingConfig::Exact(max_norm));
-                fused.set_config(fused.config().clone().with_clipping(exact));
+            let train = |mut fused: FusedReplicas<Network>, exact: GlobalNormClippingConfig| {
+                fused.set_config(fused.config().clone().with_clipping(Some(exact)));
                 for batches in &steps {
-                    fused.step_repeatable(RATE, batches.clone(), weighed_loss);
+                    match exact {
+                        GlobalNormClippingConfig::Exact(_) => {
+                            fused.step_repeatable(RATE, batches.clone(), weighed_loss)
+                        }
+                        _ => fused.step(RATE, batches.clone(), weighed_loss),
+                    };
                     assert_eq!(fused.last_step().clipping == Some(1.0), max_norm > 1.0);
                 }
                 match fused.config().offload {
@@ -145,7 +149,15 @@ fn exact_clipping_goes_by_the_norm_over_all_ranks() {
                     // The host, another backend, adds up the squares of a norm in another order.
                     Some(_) => assert_close_weights(&expected, &fused.model()),
                 }
-            });
+            };
+            for exact in [
+                GlobalNormClippingConfig::Exact,
+                GlobalNormClippingConfig::ExactInBuffer,
+            ] {
+                in_every_way(&initial, ranks, adamw, |fused| {
+                    train(fused, exact(max_norm));
+                });
+            }
         }
     }
 }

@@ -19,19 +19,39 @@ use crate::weights::KeptStatistics;
 
 impl<M: Module> Core<M> {
     /// A step, or without a learning rate the gradients of a micro-batch. `compute` is called for every pass, in which the
-    /// rank of each of the `closures` [computes](RankPass::compute) with its model.
+    /// rank of each of the `closures` [computes](RankPass::compute) with its model; `idle` for those that only use what waits.
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+        idle: impl FnMut(Vec<(RankPass, &M)>) -> Computed<()>,
     ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
             return self.add(closures, compute);
         };
+        if !self.policies.adaptive.waits() {
+            return self.update(learning_rate, closures, compute);
+        }
+        let output = self.add(closures, compute)?;
+        if self.has_accumulated() {
+            self.step_accumulated(learning_rate, idle)?;
+        }
+        Ok(output)
+    }
+
+    /// A step with the gradients of a pass, and those that were accumulated.
+    fn update<R>(
+        &mut self,
+        learning_rate: ModuleLearningRate,
+        closures: &[Closure],
+        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
         self.ranks.session().update().learning_rate = learning_rate;
+        let computes = closures.iter().any(|it| *it != Closure::Nothing);
         let ended = self.attempt(|core| match core.policies.adaptive.measures_first() {
-            true => core.two_passes(closures, compute),
+            true if computes => core.two_passes(closures, compute),
+            true => core.use_waiting(closures, compute),
             false => core.one_pass(Goal::Update, closures, compute),
         });
         if let (Ok(Ok(_)), Some(config)) = (&ended, &self.config.averaging)
@@ -41,6 +61,10 @@ impl<M: Module> Core<M> {
         }
         if !matches!(ended, Ok(Ok(_))) && !self.policies.adaptive.bear_overflow() {
             self.drop_accumulated_if_not_finite();
+        }
+        if !matches!(ended, Ok(Ok(_))) && self.policies.adaptive.waits() {
+            // Some have been used.
+            self.drop_accumulated();
         }
         ended.unwrap_or_else(|panic| panic.resume())
     }
@@ -55,7 +79,7 @@ impl<M: Module> Core<M> {
             return self.refuse(FusedError::NothingAccumulated);
         }
         let closures = vec![Closure::Nothing; self.ranks.all.len()];
-        self.step(Some(learning_rate), &closures, compute)
+        self.update(learning_rate, &closures, compute)
     }
 
     /// Forward and backward that change nothing.
@@ -73,7 +97,7 @@ impl<M: Module> Core<M> {
 
     /// Refuses a step whose closure can't run twice, where it has to.
     pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
-        match self.policies.adaptive.measures_first() {
+        match self.policies.adaptive.measures_first() && !self.policies.adaptive.waits() {
             true => self.refuse(FusedError::RunsTwice),
             false => Ok(()),
         }

@@ -9,7 +9,7 @@ use super::run::{Computed, RankPass};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::pass::{Closure, Reads, Rehearsal, Session};
-use crate::policy::{Goal, Plan};
+use crate::policy::{Goal, Norm, Plan};
 use crate::random::{Patience, Stream};
 use crate::tap::sweep;
 use crate::weights::KeptStatistics;
@@ -77,22 +77,10 @@ impl<M: Module> Core<M> {
         let plan = self.policies.plan(Goal::Measure, None);
         let output = pass(self, &plan)?;
         states.are_measured();
-        let before = std::mem::take(&mut self.unconfirmed);
-        let norm = plan.norm_and_confirm(&before)?;
-        let (norm, agree) = norm.expect("the pass measures");
-        if !agree {
-            return Err(FusedError::other_passes_before());
-        }
-        let value = norm.value;
-        if let Some(path) = norm.not_finite {
-            if !self.policies.adaptive.can_back_off() {
-                return Err(FusedError::NormNotFinite { norm: value, path });
-            }
-            self.drop_accumulated();
-            self.adapt(&plan, None, Some(value), true);
+        let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
             return Ok(output);
-        }
-        let coefficient = self.policies.adaptive.coefficient(value);
+        };
+        let value = norm.value;
         let mut plan = self.policies.plan(Goal::Update, coefficient);
         if !rehearsal.reads() || ranks || rehearsal.random.is_touched() {
             plan = plan.comparing(norm, !rehearsal.reads());
@@ -110,6 +98,45 @@ impl<M: Module> Core<M> {
         plan.leave(&mut self.unconfirmed);
         self.adapt(&plan, coefficient, Some(value), false);
         Ok(output)
+    }
+
+    /// The same with gradients that are there: nothing is computed twice, and no random numbers are drawn.
+    pub(super) fn use_waiting<R>(
+        &mut self,
+        closures: &[Closure],
+        mut compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+    ) -> Result<R, FusedError> {
+        let plan = self.policies.plan(Goal::Measure, None);
+        let output = self.pass(plan.clone(), None, closures, &mut compute)?;
+        let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
+            return Ok(output);
+        };
+        let plan = self.policies.plan(Goal::Update, coefficient);
+        let output = self.pass(plan.clone(), None, closures, compute)?;
+        self.adapt(&plan, coefficient, Some(norm.value), false);
+        Ok(output)
+    }
+
+    /// The norm that a pass has measured, and what the gradients are multiplied by for it. None if the step is skipped for an
+    /// overflow.
+    fn norm_to_use(&mut self, plan: &Plan) -> Result<Option<(Norm, Option<f64>)>, FusedError> {
+        let before = std::mem::take(&mut self.unconfirmed);
+        let norm = plan.norm_and_confirm(&before)?;
+        let (norm, agree) = norm.expect("the pass measures");
+        if !agree {
+            return Err(FusedError::other_passes_before());
+        }
+        if let Some(path) = norm.not_finite {
+            if !self.policies.adaptive.can_back_off() {
+                let norm = norm.value;
+                return Err(FusedError::NormNotFinite { norm, path });
+            }
+            self.drop_accumulated();
+            self.adapt(plan, None, Some(norm.value), true);
+            return Ok(None);
+        }
+        let coefficient = self.policies.adaptive.coefficient(norm.value);
+        Ok(Some((norm, coefficient)))
     }
 }
 

@@ -87,7 +87,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// As [`try_step`](Self::try_step). If the norm is not finite and there is no loss scale to
-    /// blame, nothing has changed.
+    /// blame, nothing has changed (but running statistics, where gradients
+    /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer)).
     pub fn try_step_repeatable<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -147,9 +148,7 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
     ) -> Result<(), FusedError> {
-        self.core.step_accumulated(learning_rate.into(), |ranks| {
-            alone(ranks, |_, _| Ok(((), GradientsParams::new())))
-        })
+        self.core.step_accumulated(learning_rate.into(), idle)
     }
 
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
@@ -213,10 +212,9 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
+        let compute = |ranks: Vec<(RankPass, &M)>| alone(ranks, |_, model| Ok(train(model)));
         self.core
-            .step(learning_rate, &[Closure::Backward], |ranks| {
-                alone(ranks, |_, model| Ok(train(model)))
-            })
+            .step(learning_rate, &[Closure::Backward], compute, idle)
     }
 
     /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
@@ -252,11 +250,13 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut forward: impl FnMut(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.core.step(learning_rate, &[Closure::Loss], |ranks| {
+        let compute = |ranks: Vec<(RankPass, &M)>| {
             alone(ranks, |rank, model| {
                 rank.there_and_back(model, &mut forward)
             })
-        })
+        };
+        self.core
+            .step(learning_rate, &[Closure::Loss], compute, idle)
     }
 }
 
@@ -264,6 +264,11 @@ impl<M: Module> FusedOptimizer<M> {
 fn once<M, L>(forward: impl FnOnce(&M) -> L) -> impl FnMut(&M) -> L {
     let mut forward = Some(forward);
     move |model| forward.take().expect("the plan is one pass")(model)
+}
+
+/// Has the only rank use what has been accumulated.
+fn idle<M: Module>(ranks: Vec<(RankPass, &M)>) -> Computed<()> {
+    alone(ranks, |_, _| Ok(((), GradientsParams::new())))
 }
 
 /// Has the only rank compute.

@@ -7,8 +7,9 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedReplicas;
-use super::crew::Work;
+use super::crew::{Crew, Work};
 use crate::error::FusedError;
+use crate::fused::core::{Computed, RankPass};
 use crate::loss::Loss;
 use crate::pass::Closure;
 
@@ -134,13 +135,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
     ) -> Result<(), FusedError> {
-        let nothing: Work<M, (), ()> = Arc::new(|_, _, ()| Ok(((), GradientsParams::new())));
         let Self { core, crew } = self;
-        core.step_accumulated(learning_rate.into(), |ranks| {
-            let idle = ranks.iter().map(|_| None).collect();
-            let (_, gradients) = crew.compute(ranks, idle, &nothing)?;
-            Ok(((), gradients))
-        })
+        core.step_accumulated(learning_rate.into(), |ranks| idle(crew, ranks))
     }
 
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
@@ -212,10 +208,11 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let mut next = Some(batches());
         let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);
         let closures: Vec<_> = next.iter().flatten().map(of_rank).collect();
-        core.step(learning_rate, &closures, |ranks| {
+        let compute = |ranks: Vec<(RankPass, &M)>| {
             let batches = next.take().unwrap_or_else(&mut batches);
             crew.compute(ranks, batches, &work)
-        })
+        };
+        core.step(learning_rate, &closures, compute, |ranks| idle(crew, ranks))
     }
 
     /// The batches by rank.
@@ -234,4 +231,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
         dealt.resize_with(ranks, || None);
         Ok(dealt)
     }
+}
+
+/// Has all ranks use what has been accumulated.
+fn idle<M: Module + 'static>(crew: &Crew, ranks: Vec<(RankPass, &M)>) -> Computed<()> {
+    let nothing: Work<M, (), ()> = Arc::new(|_, _, ()| Ok(((), GradientsParams::new())));
+    let batches = ranks.iter().map(|_| None).collect();
+    let (_, gradients) = crew.compute(ranks, batches, &nothing)?;
+    Ok(((), gradients))
 }

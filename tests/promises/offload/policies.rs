@@ -49,6 +49,35 @@ fn adam(model: Network) -> Fused {
     FusedOptimizer::new(model, AdamConfig::new().init())
 }
 
+/// Gradients that wait on the host are measured and used there as those of a second pass are.
+fn exact_clipping_in_the_buffer_is_that_in_two_passes(device: &Device) {
+    let initial = Network::init(device);
+    let batches = batches(device);
+    for mode in modes(device) {
+        let train = |clipping| {
+            let model = copy(&initial, || Network::init(device));
+            let offloaded = FusedConfig::new().with_offload(Some(config(device, mode)));
+            let offloaded = offloaded.with_clipping(Some(clipping));
+            let mut fused = adam(model).with_config_on(offloaded, device);
+            let told = batches.iter().map(|x| {
+                let loss = |model: &Network| model.loss(x.clone());
+                match clipping {
+                    GlobalNormClippingConfig::Exact(_) => fused.step_repeatable(RATE, loss),
+                    _ => fused.step(RATE, loss),
+                };
+                (fused.last_step().gradient_norm, fused.last_step().clipping)
+            });
+            let told: Vec<_> = told.collect();
+            (fused.model(), told)
+        };
+        let (expected, told) = train(GlobalNormClippingConfig::Exact(0.05));
+        let (found, told_too) = train(GlobalNormClippingConfig::ExactInBuffer(0.05));
+        assert_equal_weights(&expected, &found);
+        assert_eq!(told, told_too, "{mode:?}");
+        assert_changed(&initial, &found, |_| true);
+    }
+}
+
 /// The host adds up squares in another order than the device, so the norm, and what is clipped by it, agree in six
 /// digits.
 fn clipping_is_the_same(device: &Device) {
@@ -252,6 +281,7 @@ fn a_pass_that_the_closure_goes_back_itself_is_the_same(device: &Device) {
 }
 
 on_every_backend!(
+    exact_clipping_in_the_buffer_is_that_in_two_passes,
     clipping_is_the_same,
     gradients_are_clipped_to_the_norm_of_all,
     accumulation_is_the_same,

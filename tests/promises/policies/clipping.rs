@@ -1,10 +1,13 @@
 //! Clipping by the global norm equals clipping before a stock update. (Dropout under it is in
 //! `tests/random.rs`.)
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    HookedParameter, LossScalingConfig,
 };
-use burn::module::{Lora, Module};
+use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::LinearConfig;
 use burn::optim::*;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -38,6 +41,26 @@ fn train_reference(
     (model, told)
 }
 
+/// Both that are exact, of which the first may run a closure twice.
+const EXACT: [fn(f64) -> GlobalNormClippingConfig; 2] = [
+    GlobalNormClippingConfig::Exact,
+    GlobalNormClippingConfig::ExactInBuffer,
+];
+
+fn clipped(model: Network, clipping: GlobalNormClippingConfig) -> FusedOptimizer<Network> {
+    FusedOptimizer::new(model, AdamConfig::new().init())
+        .with_config(FusedConfig::new().with_clipping(Some(clipping)))
+}
+
+/// A step with a closure that may run as often as it must.
+fn step(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> Result<Tensor<1>, FusedError> {
+    let loss = |model: &Network| model.loss(x.clone());
+    match fused.config().clipping {
+        Some(GlobalNormClippingConfig::Exact(_)) => fused.try_step_repeatable(LEARNING_RATE, loss),
+        _ => fused.try_step(LEARNING_RATE, loss),
+    }
+}
+
 fn assert_told(fused: &FusedOptimizer<Network>, (norm, coefficient): (f64, f64)) {
     let report = fused.last_step();
     let exact = fused.model().devices().iter().all(is_exact);
@@ -55,14 +78,14 @@ fn exact_clipping_equals_clipping_in_stock(device: &Device) {
     for max_norm in [0.01, 3.0, 1e9] {
         let clip = |norms: &[f64]| (max_norm / norms[norms.len() - 1]).min(1.0);
         let (stock, told) = train_reference(copy(), &groups, clip);
-        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-        );
-        for (group, told) in groups.iter().zip(told) {
-            fused.step_repeatable(LEARNING_RATE, |model| model.loss(group[0].clone()));
-            assert_told(&fused, told);
+        for exact in EXACT {
+            let mut fused = clipped(copy(), exact(max_norm));
+            for (group, told) in groups.iter().zip(&told) {
+                step(&mut fused, &group[0]).unwrap();
+                assert_told(&fused, *told);
+            }
+            assert_equal_weights(&stock, &fused.model());
         }
-        assert_equal_weights(&stock, &fused.model());
     }
 }
 
@@ -95,17 +118,53 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
     let groups = [batches[..3].to_vec(), batches[3..].to_vec()];
     let clip = |norms: &[f64]| (0.1 / norms[norms.len() - 1]).min(1.0);
     let (stock, told) = train_reference(copy(), &groups, clip);
-    let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))));
-    for (group, told) in groups.iter().zip(told) {
-        let (last, before) = group.split_last().unwrap();
-        for x in before {
-            fused.accumulate(|model| model.loss(x.clone()));
+    for exact in EXACT {
+        let mut fused = clipped(copy(), exact(0.1));
+        for (group, told) in groups.iter().zip(&told) {
+            let (last, before) = group.split_last().unwrap();
+            for x in before {
+                fused.accumulate(|model| model.loss(x.clone()));
+            }
+            step(&mut fused, last).unwrap();
+            assert_told(&fused, *told);
         }
-        fused.step_repeatable(LEARNING_RATE, |model| model.loss(last.clone()));
-        assert_told(&fused, told);
+        assert_equal_weights(&stock, &fused.model());
     }
-    assert_equal_weights(&stock, &fused.model());
+}
+
+/// Whatever ends it: a norm that is not finite, or a hook when some have been used.
+fn a_step_that_fails_leaves_nothing_in_the_buffer(device: &Device) {
+    struct StopSecond(AtomicUsize);
+
+    impl GradientHook for StopSecond {
+        fn call<const D: usize>(
+            &self,
+            _: HookedParameter<'_, D>,
+            gradient: Tensor<D>,
+        ) -> GradientFlow<D> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                1 => GradientFlow::Stop(FusedError::RunsTwice),
+                _ => GradientFlow::Continue(gradient),
+            }
+        }
+    }
+
+    let exact = GlobalNormClippingConfig::ExactInBuffer(1.0);
+    let x = batches(device, 1).remove(0);
+    let mut fused = clipped(Network::init(device), exact);
+    fused.accumulate(|model| model.loss(x.clone()));
+    let infinite = Tensor::<2>::full([5, 6], f32::INFINITY, device);
+    let error = step(&mut fused, &infinite).unwrap_err();
+    assert!(matches!(error, FusedError::NormNotFinite { .. }));
+    let nothing = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(nothing, FusedError::NothingAccumulated);
+
+    let stops = StopSecond(AtomicUsize::new(0));
+    let mut fused = clipped(Network::init(device), exact).with_hook(ParamGroup::all(), stops);
+    step(&mut fused, &x).unwrap_err();
+    let nothing = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(nothing, FusedError::NothingAccumulated);
+    step(&mut fused, &x).unwrap();
 }
 
 /// With LoRA the base is frozen, or in training and stepped at the end of the pass from an ordinary
@@ -161,10 +220,9 @@ fn a_norm_that_is_not_finite_changes_nothing(device: &Device) {
     let initial = Network::init(device);
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
-    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
+    let mut fused = clipped(initial, GlobalNormClippingConfig::Exact(1.0));
     let x = Tensor::<2>::full([5, 6], f32::INFINITY, device);
-    let error = fused.try_step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+    let error = step(&mut fused, &x);
     assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
     assert_equal_weights(&before, &fused.model());
     assert!(fused.to_record().is_empty());
@@ -194,6 +252,7 @@ on_every_backend!(
     exact_clipping_equals_clipping_in_stock,
     lagged_clipping_uses_the_norm_of_the_step_before,
     accumulated_gradients_are_clipped_as_their_sum,
+    a_step_that_fails_leaves_nothing_in_the_buffer,
     parameters_beside_the_taps_are_clipped_with_the_others,
     a_norm_that_is_not_finite_changes_nothing,
 );
@@ -205,6 +264,7 @@ fn mistakes_in_clipping_get_a_clear_error() {
     for max_norm in [0.0, -1.0, f64::NAN] {
         for clipping in [
             GlobalNormClippingConfig::Exact,
+            GlobalNormClippingConfig::ExactInBuffer,
             GlobalNormClippingConfig::Lagged,
         ] {
             let error = fused()
@@ -222,6 +282,7 @@ fn mistakes_in_clipping_get_a_clear_error() {
     let error = error.unwrap_err();
     assert_eq!(error, FusedError::RunsTwice);
     assert!(error.to_string().contains("step_repeatable"));
+    assert!(error.to_string().contains("ExactInBuffer"));
     assert_equal_weights(&unchanged, &fused.model());
 }
 
