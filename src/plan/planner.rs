@@ -11,6 +11,7 @@ use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
 use crate::parameters::{ModelKey, list};
+use crate::tap::sweep;
 
 use super::budget::Budget;
 use super::choice::Facts;
@@ -166,7 +167,7 @@ where
         let device = devices.into_iter().next().unwrap_or_default().inner();
         let budget = budget.into().bytes(&device)?;
         warm_threads(&device);
-        let before = memory::live(&device)?;
+        let before = held(&device)?;
         let facts = Facts {
             batch: self.batch,
             config: self.config.clone().with_offload(None),
@@ -234,7 +235,7 @@ where
         device: &Device,
         loss: &impl Fn(&M, usize) -> L,
     ) -> Result<(), PlanError> {
-        let before = memory::live(device)?;
+        let before = held(device)?;
         (self.progress)(&format!("making the model, weights {footing}"));
         let model = (self.init)();
         let model = match footing.dtype() {
@@ -285,4 +286,10 @@ where
         width.left = memory::live(device)?;
         Ok(())
     }
+}
+
+/// Bytes in use, without those of models that are gone: autodiff keeps its notes of them until a way back.
+fn held(device: &Device) -> Result<usize, MemoryError> {
+    sweep(device);
+    memory::live(device)
 }

@@ -262,3 +262,18 @@ fn a_model_whose_blocks_were_not_measured_is_not_told_that_it_has_none() {
     let text = plain.choose(1).map(drop).unwrap_err().to_string();
     assert!(text.contains("No block"), "{text}");
 }
+
+/// Where no pass fits there is no way back, which would take it along.
+#[test]
+fn models_that_are_gone_are_not_planned_for() {
+    let _alone = alone();
+    measured::<Recurrent>(ENOUGH).unwrap();
+    let budget = peak(|| ()).1 + 1_200_000;
+    let mut left = Vec::new();
+    for _ in 0..4 {
+        let refused = measured::<Recurrent>(budget).unwrap().choose(budget);
+        assert!(refused.is_err(), "{refused:?}");
+        left.push(peak(|| ()).1);
+    }
+    assert!(left[3] < left[0] + (1 << 15), "{left:?}");
+}
