@@ -30,9 +30,9 @@ pub(crate) struct Layout {
     device: Option<Device>,
     request: Request,
     /// If something waits on the host.
-    placement: Option<Arc<Placement>>,
+    pub(crate) placement: Option<Arc<Placement>>,
     /// If there are several ranks.
-    member: Option<Membership>,
+    pub(crate) member: Option<Membership>,
 }
 
 /// What a config asks of a layout.

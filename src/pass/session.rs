@@ -71,7 +71,7 @@ impl Session {
             Closure::Backward | Closure::Nothing => Stage::Backward,
         };
         let scales = closure == Closure::Backward && plan.scale.is_some();
-        let census = self.census();
+        let census = self.census.lock().clone();
         if let Some(census) = &census {
             // A pass that failed may have left taps behind, and with them owners of values.
             census.take();

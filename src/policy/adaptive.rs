@@ -1,6 +1,13 @@
+use std::sync::Arc;
+
+use burn::module::ParamGroup;
+
 use super::clip::GlobalNormClippingConfig;
+use super::hook::Hooks;
 use super::keeper::Keeper;
-use super::scaling::{LossScalingConfig, Overflow};
+use super::measure::Measure;
+use super::plan::{Goal, Plan};
+use super::scaling::{LeaveNotFinite, LossScalingConfig, Overflow, Scale};
 use super::state::{LossScale, PolicyState};
 use crate::error::FusedError;
 
@@ -11,6 +18,8 @@ pub(crate) struct Adaptive {
     pub(crate) clipping: Option<GlobalNormClippingConfig>,
     pub(super) scaling: Option<LossScalingConfig>,
     pub(super) state: PolicyState,
+    /// Whether all gradients are measured before the first is used.
+    pub(crate) measures_first: bool,
 }
 
 /// A scale that halved to this finds gradients that are not finite without its doing.
@@ -25,11 +34,15 @@ impl Adaptive {
     ) -> Result<Self, FusedError> {
         clipping.map_or(Ok(()), GlobalNormClippingConfig::check)?;
         scaling.map_or(Ok(()), LossScalingConfig::check)?;
-        Ok(Self {
+        let mut adaptive = Self {
             clipping,
             scaling,
             state,
-        })
+            measures_first: false,
+        };
+        let skips = adaptive.overflow() == Some(Overflow::SkipStep);
+        adaptive.measures_first = adaptive.clips_exactly() || skips;
+        Ok(adaptive)
     }
 
     /// Whether there are any.
@@ -73,9 +86,25 @@ impl Adaptive {
         Some(self.scaling?.overflow)
     }
 
-    /// Whether all gradients are measured before the first is used.
-    pub(crate) fn measures_first(&self) -> bool {
-        self.clips_exactly() || self.overflow() == Some(Overflow::SkipStep)
+    /// Takes part in the `plan` of a pass, and in its `hooks`; `clip` is what gradients are multiplied by, if they are clipped.
+    pub(super) fn take_part(&self, plan: &mut Plan, hooks: &mut Hooks, clip: Option<f64>) {
+        let steps = plan.goal.steps();
+        plan.scale = self.loss_scale().map(|it| it.scale);
+        plan.spends_sums = plan.goal == Goal::Update && self.waits();
+        if plan.goal == Goal::Measure || steps && self.clips_lagged() {
+            let measure = Arc::new(Measure::default());
+            hooks.push(ParamGroup::all(), measure.clone());
+            plan.measure = Some(measure);
+        }
+        if steps && (clip.is_some() || plan.scale.is_some()) {
+            let factor = clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0);
+            hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
+        }
+        if steps && self.overflow() == Some(Overflow::SkipParameter) {
+            let overflow = Arc::new(LeaveNotFinite::default());
+            hooks.push(ParamGroup::all(), overflow.clone());
+            plan.overflow = Some(overflow);
+        }
     }
 
     /// What gradients that were measured to be of this norm are multiplied by, if they are clipped: lagged clipping goes by the

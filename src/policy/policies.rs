@@ -1,6 +1,5 @@
 use std::sync::Arc;
 
-use burn::module::ParamGroup;
 use burn::optim::ModuleOptimizer;
 
 use super::accumulation::Accumulation;
@@ -8,9 +7,8 @@ use super::adaptive::Adaptive;
 use super::clip::GlobalNormClippingConfig;
 use super::hook::Hooks;
 use super::keeper::AverageKeeper;
-use super::measure::Measure;
 use super::plan::{Goal, Plan};
-use super::scaling::{LeaveNotFinite, LossScalingConfig, Overflow, Scale};
+use super::scaling::{LossScalingConfig, Overflow};
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, InState, Ruled};
 
@@ -136,30 +134,16 @@ impl Policies {
 
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
     pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
-        let adaptive = &self.adaptive;
         let mut plan = Plan {
             goal,
-            scale: adaptive.loss_scale().map(|it| it.scale),
-            spends_sums: goal == Goal::Update && adaptive.waits(),
             accumulation: self.accumulation,
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        if goal == Goal::Measure || goal.steps() && adaptive.clips_lagged() {
-            let measure = Arc::new(Measure::default());
-            hooks.push(ParamGroup::all(), measure.clone());
-            plan.measure = Some(measure);
+        if self.adaptive.are_there() {
+            self.adaptive.take_part(&mut plan, &mut hooks, clip);
         }
         if goal.steps() {
-            if clip.is_some() || plan.scale.is_some() {
-                let factor = clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0);
-                hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
-            }
-            if adaptive.overflow() == Some(Overflow::SkipParameter) {
-                let overflow = Arc::new(LeaveNotFinite::default());
-                hooks.push(ParamGroup::all(), overflow.clone());
-                plan.overflow = Some(overflow);
-            }
             hooks.0.extend_from_slice(&self.hooks.0);
         }
         plan.hooks = (!hooks.0.is_empty()).then(|| Arc::new(hooks));
@@ -169,7 +153,7 @@ impl Policies {
     /// A pass that uses gradients for nothing, and measures them only if those of a step do: that takes memory.
     pub(crate) fn dry_plan(&self) -> Plan {
         let mut plan = self.plan(Goal::Measure, None);
-        if !self.adaptive.measures_first() && !self.adaptive.clips_lagged() {
+        if !self.adaptive.measures_first && !self.adaptive.clips_lagged() {
             (plan.hooks, plan.measure) = (None, None);
         }
         plan

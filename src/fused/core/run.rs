@@ -123,7 +123,7 @@ fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
 impl<M: Module> Rank<M> {
     fn begin(&self, order: &Order, closure: Closure) -> Running {
         let foresight = self.form.brings.then(|| self.form.foresight());
-        let member = self.form.layout.member();
+        let member = self.form.layout.member.as_ref();
         self.session.begin(order, closure, foresight, member)
     }
 
@@ -151,7 +151,7 @@ pub(in crate::fused) struct RankPass {
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
     pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.placement().map(|it| InFlight(it));
+        let in_flight = self.layout.placement.as_deref().map(InFlight);
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         drop(in_flight);

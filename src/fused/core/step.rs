@@ -49,7 +49,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.ranks.session().update().learning_rate = learning_rate;
         let computes = closures.iter().any(|it| *it != Closure::Nothing);
-        let ended = self.attempt(|core| match core.policies.adaptive.measures_first() {
+        let ended = self.attempt(|core| match core.policies.adaptive.measures_first {
             true if computes => core.two_passes(closures, compute),
             true => core.use_waiting(closures, compute),
             false => core.one_pass(Goal::Update, closures, compute),
@@ -97,7 +97,7 @@ impl<M: Module> Core<M> {
 
     /// Refuses a step whose closure can't run twice, where it has to.
     pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
-        match self.policies.adaptive.measures_first() && !self.policies.adaptive.waits() {
+        match self.policies.adaptive.measures_first && !self.policies.adaptive.waits() {
             true => self.refuse(FusedError::RunsTwice),
             false => Ok(()),
         }
@@ -162,10 +162,14 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let clip = self.policies.adaptive.lagged_coefficient();
+        let learns = self.policies.adaptive.are_there();
+        let clip = match learns {
+            true => self.policies.adaptive.lagged_coefficient(),
+            false => None,
+        };
         let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, closures, compute)?;
-        if self.policies.adaptive.are_there() {
+        if learns {
             let norm = plan.norm()?.map(|norm| norm.value);
             self.adapt(&plan, clip, norm, plan.overflowed());
         }
