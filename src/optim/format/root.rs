@@ -100,6 +100,12 @@ impl Coding {
         }
     }
 
+    /// What the part of a number in its scale is multiplied by to be the square of a root. It is the next number above `L^2`:
+    /// the part of the largest may be a step below one, and it must get the root `L` whatever its threshold.
+    pub(crate) const fn squares(self) -> f32 {
+        ((self.levels() * self.levels()) as f32).next_up()
+    }
+
     /// The numbers that the `codes` of a group stand for.
     #[inline(always)]
     pub(crate) fn decode(self, codes: &[u8], scale: f32) -> Values {
@@ -135,7 +141,7 @@ impl Coding {
         let levels = self.levels() as f32;
         let mut bits = [0; GROUP];
         for lane in 0..GROUP {
-            let square = values[lane].abs() * part * inverse * (levels * levels);
+            let square = values[lane].abs() * part * inverse * self.squares();
             let below = square.sqrt().trunc();
             let below = if below > 0.0 { below } else { 0.0 };
             let up = square - below * below > thresholds[lane] * (2.0 * below + 1.0);

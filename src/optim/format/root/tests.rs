@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::noise::threshold;
 use super::*;
 
 const CODINGS: [(Coding, f64); 4] = [
@@ -125,6 +126,22 @@ proptest! {
         let scale_after = coding.encode(&values, &TO_THE_NEAREST, &mut after);
         prop_assert_eq!(scale_after, scale);
         prop_assert_eq!(after, before);
+    }
+}
+
+#[test]
+fn the_largest_of_a_group_has_the_largest_code_whatever_its_threshold() {
+    for (coding, levels) in CODINGS {
+        for bits in (1.0_f32.to_bits()..2.0_f32.to_bits()).step_by(1021) {
+            let mut values = [0.0; GROUP];
+            values[5] = f32::from_bits(bits);
+            for random in [0, 0xffff] {
+                let mut bytes = vec![0; coding.width.group_bytes()];
+                coding.encode(&values, &[threshold(random); GROUP], &mut bytes);
+                let root = codes(coding, &bytes)[5] + i32::from(coding.root == Root::Positive);
+                assert_eq!(f64::from(root), levels, "{coding:?}, {}", values[5]);
+            }
+        }
     }
 }
 

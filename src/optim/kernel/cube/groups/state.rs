@@ -148,7 +148,7 @@ fn codes(
     #[comptime] coding: Coding,
 ) -> Block<u32> {
     let levels = comptime!(coding.levels());
-    let squares = comptime!((levels * levels) as f32);
+    let squares = comptime!(coding.squares());
     let square = values.abs() * Block::new(inverse) * Block::new(squares);
     let root = Block::<i32>::cast_from(Vector::sqrt(square));
     let below = Block::<f32>::cast_from(root);
