@@ -64,6 +64,15 @@ impl Optimizer for Keeper {
 /// What the paths have in common under which a record of the optimizer holds averages.
 const PATH: &str = "backburn.average";
 
+/// Under which the average of the running statistic at `path` is kept, in a row: the same for the same path (FNV-1a), since the
+/// statistic of a loaded model keeps an id of its own.
+pub(crate) fn statistic_id(path: &str) -> ParamId {
+    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.into()
+}
+
 /// The id under which the optimizer holds the average of a parameter: that of no other, but by a chance of one in 2^64 /
 /// the number of parameters.
 pub(crate) fn average_id(parameter: ParamId) -> ParamId {

@@ -10,7 +10,7 @@ use crate::optim::{Averaged, WeightAveragingConfig};
 use crate::parameters::{
     AnyTensor, Parameter, exchange, list, running_statistics, values, with_own_statistics,
 };
-use crate::policy::AverageKeeper;
+use crate::policy::{AverageKeeper, statistic_id};
 use crate::weights::KeptStatistics;
 
 /// The averages of the running statistics of a model, in a row each; none if they are not averaged.
@@ -39,7 +39,7 @@ impl AveragedStatistics {
                 if !all.contains(&param.id()) {
                     continue;
                 }
-                let id = id_of(&path);
+                let id = statistic_id(&path);
                 let before = before.remove(&param.id());
                 left.extend(before.iter().map(|it| it.id).filter(|was| *was != id));
                 let average = before.map(|it| it.average).unwrap_or_default();
@@ -115,14 +115,6 @@ impl AveragedStatistics {
             AverageKeeper::restore(optimizer, *id, average, device);
         }
     }
-}
-
-/// The same for the same path (FNV-1a).
-fn id_of(path: &str) -> ParamId {
-    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    hash.into()
 }
 
 fn in_a_row(value: AnyTensor) -> Tensor<1> {

@@ -1,8 +1,9 @@
 //! Averages of running statistics go where their layers go.
 
-use burn::tensor::TensorData;
+use burn::tensor::{Bytes, DType, TensorData};
 
 use super::*;
+use crate::contents::Contents;
 
 #[derive(Module, Debug)]
 struct Norms {
@@ -98,4 +99,30 @@ fn statistics_that_are_not_averaged_any_more_begin_anew() {
     one.set_config(averaging(ema(0.5)));
     one.set_config(with);
     assert_eq!(one.averaged().means(), one.model().means());
+}
+
+#[test]
+fn an_average_of_a_statistic_of_another_size_is_refused_by_name() {
+    let x = batches(1, 8).remove(0);
+    let mut one = fused(Norms::of_widths(&[8]));
+    one.step(RATE, |model| model.loss(x.clone()));
+    let contents = Contents::of(one.to_record());
+    let tensors = contents.tensors.iter().enumerate();
+    let averages = tensors.filter(|(_, tensor)| tensor.name.ends_with(".average"));
+    let errors: Vec<String> = averages
+        .map(|(index, _)| {
+            let short = Bytes::from_bytes_vec(vec![0; 16]);
+            let damaged = contents.with_tensor(index, DType::F32, &[4], short);
+            let error = one.try_load_record(damaged.into_record());
+            error.expect_err("it has four elements").to_string()
+        })
+        .collect();
+    for path in ["gamma", "beta", "running_mean", "running_var"] {
+        let path = format!("`norms.0.{path}`");
+        assert!(
+            errors.iter().any(|it| it.contains(&path)),
+            "{path} in {errors:?}"
+        );
+    }
+    one.step(RATE, |model| model.loss(x.clone()));
 }
