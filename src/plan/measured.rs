@@ -2,11 +2,6 @@ use std::fmt::{Display, Formatter};
 
 use burn::tensor::Device;
 
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
-use crate::optim::{StateFormat, WeightFormat};
-use crate::parameters::ModelKey;
-use crate::replica::Ownership;
-
 use super::budget::Budget;
 use super::choice::{Choice, Facts, Level, Part};
 use super::error::PlanError;
@@ -16,6 +11,10 @@ use super::pass::{Kept, Pass};
 use super::plan::Plan;
 use super::technique::Technique;
 use super::width::{Beside, Footing, Formats, Sums, Width};
+use crate::gradient_checkpointing::GradientCheckpointingConfig;
+use crate::optim::{StateFormat, WeightFormat};
+use crate::parameters::ModelKey;
+use crate::replica::Ownership;
 
 /// What a training of a model holds, as [`Planner::measure`](super::Planner::measure) has found it.
 ///
