@@ -92,7 +92,7 @@ impl Sum {
         let factor = match largest.into_scalar::<f64>() {
             largest if largest > LARGE => DOWN,
             largest if largest < SMALL => UP,
-            _ => 1.0,
+            _ => return Self::Known(sum),
         };
         let scaled = elements.mul_scalar(factor);
         Self::Known(scaled.square().sum().into_scalar::<f64>() / factor.powi(2))

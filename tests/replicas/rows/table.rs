@@ -84,7 +84,7 @@ pub const ROWS: &[Row] = &[
         name: "master weights on the host",
         config: || in_bf16(offloaded(Offload::Updates)),
         rest: 3.5,
-        peak: 4.4,
+        peak: 4.6,
         copied: None,
         ..PLAIN
     },
