@@ -57,7 +57,8 @@ pub struct FusedConfig {
     /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head; the sum is rounded once, when it is used.
     /// Such a buffer takes 4 bytes an element. Without it sums are in the type of the gradients, as those of Burn's
     /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and of its backward pass. Gradients of several devices
-    /// are added up in their own type in a step that has no micro-batches before it.
+    /// are added up in their own type in a step that has no micro-batches before it, unless they
+    /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer) there for their norm.
     #[config(default = false)]
     pub full_precision_accumulation: bool,
     /// An average of the weights beside them: exponential (EMA), or uniform (SWA). It is where the weight rests, on the host or

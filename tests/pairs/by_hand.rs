@@ -82,8 +82,11 @@ impl ByHand {
         self.policy
             .adapt(batches.iter().any(|batch| batch.overflows));
         if factor.is_none() {
-            // A skipped step changes nothing.
-            return self.model.set_statistics(&statistics);
+            // A skipped step changes nothing else.
+            if !self.policy.is_in_buffer() {
+                self.model.set_statistics(&statistics);
+            }
+            return;
         }
         let updated = self.use_gradients(gradients, is_last);
         self.means.take(&self.model, &updated);
@@ -130,8 +133,14 @@ impl ByHand {
             &self.model,
             before,
             scale,
-            (batches, more),
+            (batches, more, self.policy.is_in_buffer()),
         )
+    }
+
+    /// A step that ends with its norm, whose gradients waited in the buffer.
+    pub fn fail_in_buffer(&mut self, batches: &[Batch]) {
+        self.summed(batches, false);
+        self.drop_sum();
     }
 
     pub fn drop_sum(&mut self) {

@@ -34,6 +34,7 @@ impl Clipping {
         match self {
             Self::None => None,
             Self::Exact => Some(GlobalNormClippingConfig::Exact(MAX_NORM)),
+            Self::ExactInBuffer => Some(GlobalNormClippingConfig::ExactInBuffer(MAX_NORM)),
             Self::Lagged => Some(GlobalNormClippingConfig::Lagged(MAX_NORM)),
         }
     }

@@ -86,7 +86,8 @@ impl Course {
                         Clipping::Exact
                     }
                     Clipping::None | Clipping::Exact => Clipping::Lagged,
-                    Clipping::Lagged => Clipping::None,
+                    Clipping::Lagged => Clipping::ExactInBuffer,
+                    Clipping::ExactInBuffer => Clipping::None,
                 };
                 let config = self.training.config().with_clipping(clipping.config());
                 self.training.configure(config).unwrap();
@@ -145,10 +146,13 @@ impl Course {
             batch.push(last.overflowing());
         }
         match (self.options.scaling, self.options.clipping) {
-            (Scaling::None, Clipping::Exact) => {
+            (Scaling::None, Clipping::Exact | Clipping::ExactInBuffer) => {
                 let ended = self.step_with(&batch);
                 let says = |error: &FusedError| matches!(error, FusedError::NormNotFinite { .. });
                 assert!(ended.as_ref().is_err_and(says), "{ended:?}");
+                if self.options.clipping == Clipping::ExactInBuffer {
+                    self.by_hand.fail_in_buffer(&batch);
+                }
             }
             (Scaling::None, _) => {}
             _ if self.options.in_state() && amid_group => {}

@@ -24,7 +24,7 @@ options! {
     Low { Plain, Stochastic, Split24, Split32 }
     Blocks { None, Twice, SomeKept, InputsOffloaded }
     Group { One, Three, ThreeInFull, ThreeInState }
-    Clipping { None, Exact, Lagged }
+    Clipping { None, Exact, Lagged, ExactInBuffer }
     Scaling { None, Static, SkipStep, SkipParameter }
     Hooks { None, Halving, Veto, Both }
     Waiting { None, States, Updates, Weights, HalfOfWeights }

@@ -50,7 +50,7 @@ impl Policy {
         );
         let goes_by = match self.clipping {
             Clipping::None => None,
-            Clipping::Exact => Some(norm),
+            Clipping::Exact | Clipping::ExactInBuffer => Some(norm),
             Clipping::Lagged => self.norm,
         };
         self.norm = told.or(self.norm);
@@ -99,6 +99,11 @@ impl Policy {
             self.norm = None;
         }
         self.clipping = clipping;
+    }
+
+    /// Whether gradients wait until their norm is known: a step that is skipped or fails keeps its running statistics then.
+    pub fn is_in_buffer(&self) -> bool {
+        self.clipping == Clipping::ExactInBuffer
     }
 
     fn overflow(&self) -> Option<Overflow> {

@@ -16,7 +16,7 @@ pub fn refusals(options: &Options) -> Vec<&'static str> {
         stepped,
         ..
     } = *options;
-    let exact = clipping == Clipping::Exact;
+    let exact = matches!(clipping, Clipping::Exact | Clipping::ExactInBuffer);
     let skips_step = matches!(scaling, Scaling::Static | Scaling::SkipStep);
     let in_state = group == Group::ThreeInState;
     let in_few_bits = matches!(stepped, Stepped::AdamW8 | Stepped::AdamW4);

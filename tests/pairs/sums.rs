@@ -14,14 +14,14 @@ use crate::policy::is_half;
 use crate::rows::{Collected, Gradients, Known, known};
 
 /// The gradients of a micro-batch, a batch a rank, added to the `sum` of those before. With `more` to come they stay as they are
-/// added up, else they are in the type of the parameter.
+/// added up, else they are in the type of the parameter. Those of the last wait `in_buffer`, too, or do not.
 pub fn summed(
     options: &Options,
     devices: Devices,
     model: &Model,
     mut sum: Gradients,
     scale: f64,
-    (batches, more): (&[Batch], bool),
+    (batches, more, in_buffer): (&[Batch], bool, bool),
 ) -> Gradients {
     let in_full = options.group == Group::ThreeInFull;
     let parameters = known(model);
@@ -46,7 +46,7 @@ pub fn summed(
                     let dtype = FloatDType::from(sum.dtype());
                     sum.add(gradient.cast(dtype))
                 }
-                None if in_full && more && is_half(gradient.dtype()) => {
+                None if in_full && (more || in_buffer) && is_half(gradient.dtype()) => {
                     gradient.cast(FloatDType::F32)
                 }
                 None => gradient,
