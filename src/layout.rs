@@ -13,14 +13,14 @@
 //! | both, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
 //! | frozen weights on the host | host | the model's | for a read, in a block | same |
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::device::{hand_over, transferred};
 use crate::error::FusedError;
-use crate::offload::{OffloadConfig, Placement};
+use crate::offload::{OffloadConfig, Placement, Transfers};
 use crate::replica::Membership;
 
 /// Where the parameters of one rank rest, and how it computes with them.
@@ -33,6 +33,8 @@ pub(crate) struct Layout {
     pub(crate) placement: Option<Arc<Placement>>,
     /// If there are several ranks.
     pub(crate) member: Option<Membership>,
+    /// Who moves what is saved for the backward pass, if nothing else waits on the host.
+    transfers: OnceLock<Option<Arc<Transfers>>>,
 }
 
 /// What a config asks of a layout.
@@ -110,6 +112,28 @@ impl Layout {
     /// If something waits on the host.
     pub(crate) fn placement(&self) -> Option<&Arc<Placement>> {
         self.placement.as_ref()
+    }
+
+    /// Who moves what leaves the device for a while, if threads for it could be started.
+    pub(crate) fn transfers(&self) -> Option<&Arc<Transfers>> {
+        if let Some(placement) = self.placement() {
+            return Some(&placement.transfers);
+        }
+        let start = || match Transfers::new(self.request.max_bytes_under_way, None) {
+            Ok(transfers) => Some(Arc::new(transfers)),
+            Err(error) => {
+                log::error!("inputs of blocks stay on the device: {error}");
+                None
+            }
+        };
+        self.transfers.get_or_init(start).as_ref()
+    }
+
+    /// The same, if anything may be under way.
+    pub(crate) fn under_way(&self) -> Option<&Transfers> {
+        let placement = self.placement().map(|placement| &placement.transfers);
+        let own = || self.transfers.get()?.as_ref();
+        placement.or_else(own).map(Arc::as_ref)
     }
 
     /// Which rank it is that of.

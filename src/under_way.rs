@@ -29,8 +29,13 @@ impl Limit {
         self.max.unwrap_or(largest + largest / 4)
     }
 
-    /// Of weights that are brought before they are read: if nothing was asked for, all that the next block reads.
-    pub(crate) fn of_weights(&self) -> usize {
+    /// Of what is saved for the backward pass, so many bytes at once: if nothing was asked for, what was saved before is gone by then.
+    pub(crate) fn of_saved(&self, bytes: usize) -> usize {
+        self.max.unwrap_or(bytes + bytes / 4)
+    }
+
+    /// Of what is brought before it is read: if nothing was asked for, all that the next block reads.
+    pub(crate) fn of_reads(&self) -> usize {
         self.max.unwrap_or(usize::MAX)
     }
 }

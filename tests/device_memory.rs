@@ -29,8 +29,8 @@ fn in_use(device: &Device) -> usize {
     usage.bytes_in_use as usize
 }
 
-/// Trains a stack of recomputed layers for two steps, the second one recorded. Returns the bytes
-/// in use at the end of its forward pass, above those before it, and the recording.
+/// Trains a stack of recomputed layers for two steps, the second one recorded, which waits for inputs that leave. Returns the
+/// bytes in use at the end of its forward pass, above those before it, and the recording.
 fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
     let device = Device::wgpu(Default::default()).autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);

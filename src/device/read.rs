@@ -43,7 +43,7 @@ pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tenso
 }
 
 /// A float tensor of `data`, in its type. `Tensor::from_data` would ask the type for the rank.
-fn of_data<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+pub(crate) fn of_data<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
     let device = device.as_dispatch();
     Tensor::from_dispatch(match data.dtype() {
         DType::QFloat(_) => Dispatch::q_from_data(data, device),

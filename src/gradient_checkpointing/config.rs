@@ -23,7 +23,9 @@ pub struct GradientCheckpointingConfig {
     #[config(default = "Vec::new()")]
     pub keep_activations: Vec<bool>,
     /// Whether the float inputs of recomputed blocks wait for the second run in the memory of the
-    /// host, on devices that have memory of their own. Each transfer is waited for.
+    /// host, on CubeCL devices and on the one that computes with [offload](crate::OffloadConfig). They leave and come
+    /// back on threads of their own, the latter a block ahead, as far as
+    /// [`max_bytes_under_way`](crate::FusedConfig::max_bytes_under_way) allows.
     #[config(default = false)]
     pub offload_inputs: bool,
 }

@@ -1,64 +1,102 @@
 //! Inputs that wait for the second run, in the memory of the device or of the host.
 
-use burn::tensor::{Tensor, TensorData};
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
 
 use super::activations::{Activations, FloatMap};
-use crate::device::{is_cubecl, read};
+use crate::device::host;
+use crate::error::FusedError;
+use crate::offload::{Saved, SavedTensors};
+use crate::parameters::AnyTensor;
 
 /// The input of a block between its runs, without autodiff.
 pub(super) struct KeptInput<X> {
     /// The input, with placeholders for what is on the host.
     input: X,
-    /// For every float tensor what it holds, if that is on the host.
-    moved: Vec<Option<TensorData>>,
+    on_host: Option<OnHost>,
+}
+
+/// What is on the host.
+struct OnHost {
+    /// Whether it is there, for every float tensor of the input.
+    which: Vec<bool>,
+    saved: Arc<Saved>,
 }
 
 impl<X: Activations> KeptInput<X> {
-    /// Keeps `input`, on the host if it is to be offloaded from a device with memory of its own.
-    pub(super) fn new(input: X, offload: bool) -> Self {
-        let mut down = Down {
-            offload,
-            moved: Vec::new(),
+    /// Keeps `input`; what has memory of its own in `on_host`, if there is that.
+    pub(super) fn new(input: X, on_host: Option<&SavedTensors>) -> Self {
+        let Some(on_host) = on_host else {
+            let on_host = None;
+            return Self { input, on_host };
         };
-        let input = input.map_floats(&mut down);
-        let moved = down.moved;
-        Self { input, moved }
+        let (which, leaving) = (Vec::new(), Vec::new());
+        let mut out = Out {
+            on_host,
+            which,
+            leaving,
+        };
+        let input = input.map_floats(&mut out);
+        let Out { which, leaving, .. } = out;
+        let on_host = (!leaving.is_empty()).then(|| OnHost {
+            which,
+            saved: on_host.save(leaving),
+        });
+        Self { input, on_host }
     }
 
-    /// The input, where it was.
-    pub(super) fn take(self) -> X {
-        let moved = self.moved.into_iter();
-        self.input.map_floats(&mut Up { moved })
+    /// The input of the block of this name, where it was, from where it was kept.
+    pub(super) fn take(self, on_host: Option<&SavedTensors>, name: &str) -> Result<X, FusedError> {
+        let (Some(OnHost { which, saved }), Some(on_host)) = (self.on_host, on_host) else {
+            return Ok(self.input);
+        };
+        let bytes = saved.bytes();
+        let back = on_host.take(saved).map_err(|reason| FusedError::Offload {
+            reason: format!(
+                "the input of the recomputed block {name}, {bytes} bytes that \
+                 `GradientCheckpointingConfig::offload_inputs` keeps on the host, was lost on its way ({reason}): make the \
+                 batch or the blocks smaller, or leave the option out. The parameters of the block and those before it are \
+                 unchanged"
+            ),
+        })?;
+        Ok(self.input.map_floats(&mut Back {
+            which: which.into_iter(),
+            back: back.into_iter(),
+        }))
     }
 }
 
-struct Down {
-    offload: bool,
-    moved: Vec<Option<TensorData>>,
+/// Takes out what leaves.
+struct Out<'a> {
+    on_host: &'a SavedTensors,
+    which: Vec<bool>,
+    leaving: Vec<Tensor<1>>,
 }
 
-impl FloatMap for Down {
+impl FloatMap for Out<'_> {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let device = tensor.device();
-        if !self.offload || !is_cubecl(&device) {
-            self.moved.push(None);
+        let leaves = self.on_host.leaves(&device);
+        self.which.push(leaves);
+        if !leaves {
             return tensor;
         }
-        let placeholder = Tensor::zeros([1; D], (&device, tensor.dtype()));
-        self.moved.push(Some(read(tensor)));
-        placeholder
+        self.leaving.push(AnyTensor::from(tensor).untyped());
+        Tensor::zeros([1; D], &host(&device))
     }
 }
 
-struct Up {
-    moved: std::vec::IntoIter<Option<TensorData>>,
+/// Puts in what is back.
+struct Back {
+    which: std::vec::IntoIter<bool>,
+    back: std::vec::IntoIter<Tensor<1>>,
 }
 
-impl FloatMap for Up {
+impl FloatMap for Back {
     fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        match self.moved.next().flatten() {
-            Some(data) => Tensor::from_data(data, (&tensor.device(), tensor.dtype())),
-            None => tensor,
-        }
+        let is_back = self.which.next().unwrap_or_default();
+        let back = is_back.then(|| self.back.next()).flatten();
+        back.map_or(tensor, |back| AnyTensor::from(back).of_rank())
     }
 }

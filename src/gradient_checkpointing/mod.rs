@@ -278,7 +278,7 @@ where
         block,
         outside_of_form,
         name,
-        input: KeptInput::new(kept, scope.pass.blocks().choice.offload_inputs),
+        input: KeptInput::new(kept, scope.pass.saved.as_ref()),
         tracked: is_tracked,
         forward,
         strategy,

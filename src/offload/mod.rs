@@ -2,6 +2,10 @@
 
 mod config;
 mod placement;
+mod saved;
+mod transfers;
 
 pub use config::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub(crate) use placement::Placement;
+pub(crate) use saved::{Saved, SavedTensors};
+pub(crate) use transfers::Transfers;

@@ -1,13 +1,13 @@
 use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 
 use super::config::OffloadConfig;
+use super::transfers::Transfers;
 use crate::device;
 use crate::error::FusedError;
 use crate::tap;
-use crate::under_way::Limit;
-use crate::worker::Worker;
 
 /// Where the parts of a training are, and who moves them.
 pub(crate) struct Placement {
@@ -16,12 +16,7 @@ pub(crate) struct Placement {
     pub(crate) device: Device,
     /// What waits there is without autodiff.
     pub(crate) host: Device,
-    /// Brings gradients to the host, and steps their parameters there.
-    pub(crate) to_host: Worker,
-    /// Brings weights to the device before they are read.
-    pub(crate) to_device: Worker,
-    /// Of what goes either way.
-    pub(crate) limit: Limit,
+    pub(crate) transfers: Arc<Transfers>,
 }
 
 impl Debug for Placement {
@@ -65,15 +60,9 @@ impl Placement {
             true => device.clone(),
             false => device.clone().autodiff(),
         };
-        let worker = |name| {
-            Worker::new(name).map_err(|error| FusedError::Offload {
-                reason: format!("no thread could be started for it: {error}"),
-            })
-        };
+        let apart = Some(device.clone().inner());
         Ok(Self {
-            to_host: worker("to host")?,
-            to_device: worker("to device")?,
-            limit: Limit::new(max_bytes_under_way),
+            transfers: Arc::new(Transfers::new(max_bytes_under_way, apart)?),
             config,
             device,
             host,
@@ -83,9 +72,9 @@ impl Placement {
     /// Brings a gradient of so many bytes to the host and steps its parameter there, beside what this thread does;
     /// waits while too much is under way.
     pub(crate) fn send_home(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
-        let limit = self.limit.of_gradients();
+        let limit = self.transfers.limit.of_gradients();
         let device = self.device.clone();
-        self.to_host.give(bytes, limit, move || {
+        self.transfers.to_host.give(bytes, limit, move || {
             step();
             device::hand_over(&device);
         });
@@ -94,7 +83,7 @@ impl Placement {
     /// Brings weights to the device before they are read, beside what this thread does.
     pub(crate) fn send_ahead(&self, fetch: impl FnOnce() + Send + 'static) {
         let device = self.device.clone();
-        self.to_device.give(0, usize::MAX, move || {
+        self.transfers.to_device.give(0, usize::MAX, move || {
             fetch();
             device::hand_over(&device);
         });
@@ -107,12 +96,6 @@ impl Placement {
             // Whoever reads a result is told what has failed.
             log::debug!("{:?} has not computed everything: {error}", self.device);
         }
-    }
-
-    /// Waits until nothing is under way.
-    pub(crate) fn wait(&self) {
-        self.to_host.wait();
-        self.to_device.wait();
     }
 }
 

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
-use crate::offload::Placement;
+use crate::offload::{Placement, SavedTensors};
 use crate::policy::Plan;
 use crate::random::StepSeeds;
 use crate::replica::Turn;
@@ -65,6 +65,8 @@ pub(crate) struct Pass {
     pub(crate) blocks: OnceLock<Blocks>,
     choice: Arc<BlockChoice>,
     foresight: Option<Arc<dyn Foresight>>,
+    /// If inputs of blocks wait on the host.
+    pub(crate) saved: Option<SavedTensors>,
     pub(crate) seeds: Arc<StepSeeds>,
     learned: Arc<Learned>,
     /// Who counts the gradients that are alive, if anybody does.
@@ -114,6 +116,9 @@ impl Pass {
             among.end_turn();
         }
         *self.stage.lock() = Stage::Backward;
+        if let Some(saved) = &self.saved {
+            saved.send_for_last();
+        }
     }
 
     /// Ends the pass with an error, if it has none yet.

@@ -7,6 +7,7 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use super::ranks::AmongRanks;
 use super::{BlockChoice, Closure, Foresight, Learned, Pass, Rehearsal, Stage};
 use crate::memory;
+use crate::offload::{SavedTensors, Transfers};
 use crate::policy::{Plan, Update};
 use crate::random::StepSeeds;
 use crate::replica::Membership;
@@ -60,6 +61,7 @@ impl Session {
         closure: Closure,
         foresight: Option<Arc<dyn Foresight>>,
         member: Option<&Membership>,
+        transfers: Option<Arc<Transfers>>,
     ) -> Running {
         let Order {
             plan,
@@ -76,6 +78,7 @@ impl Session {
             // A pass that failed may have left taps behind, and with them owners of values.
             census.take();
         }
+        let is_recorded = memory::is_recording();
         let pass = Arc::new(Pass {
             plan,
             graph: Arc::default(),
@@ -89,10 +92,11 @@ impl Session {
             blocks: OnceLock::new(),
             choice,
             foresight,
+            saved: transfers.map(|transfers| SavedTensors::new(transfers, is_recorded)),
             seeds: self.seeds.clone(),
             learned: self.learned.clone(),
             census,
-            is_recorded: memory::is_recording(),
+            is_recorded,
         });
         *self.pass.lock() = Some(pass.clone());
         let session = self.clone();

@@ -35,7 +35,7 @@ impl FetchAhead {
     /// Brings what the run of this number reads, and the one before it did not, as far as it may be under way.
     fn fetch_for(&self, run: usize, placement: &Placement) -> Vec<ParamId> {
         let reads = self.before.reads_anew(run).unwrap_or_default();
-        let mut left = placement.limit.of_weights();
+        let mut left = placement.transfers.limit.of_reads();
         let mut fits = |id: &&ParamId| {
             let terms = self.views.get(**id).terms();
             let rest = left.checked_sub(terms.bytes());
@@ -73,7 +73,7 @@ impl Foresight for FetchAhead {
             of_this = self.fetch_for(run, placement);
         }
         // Else the run could overtake what was sent for, and both would come over for it.
-        placement.to_device.wait();
+        placement.transfers.to_device.wait();
         // The run before has read what it wanted: what is left of what was brought for it would stay in the way.
         let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
         in_the_way.for_each(|id| self.views.get(*id).let_go());

@@ -19,7 +19,7 @@ impl<const D: usize> View<D> {
         let has_answered = matches!(self.state.lock().stage, stage::Stage::Answered { .. });
         if let (true, Some(placement)) = (has_answered, &self.terms.placement) {
             // What is read does not depend on how far an update is.
-            placement.to_host.wait();
+            placement.transfers.to_host.wait();
         }
         let mut state = self.state.lock();
         let may_change = || {
@@ -200,7 +200,7 @@ impl<const D: usize> View<D> {
         {
             let view = self.clone();
             placement.send_ahead(move || drop(view.bring_copy()));
-            placement.to_device.wait();
+            placement.transfers.to_device.wait();
         }
     }
 

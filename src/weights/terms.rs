@@ -61,7 +61,7 @@ impl Terms {
             stays: AtomicBool::new(false),
         };
         if let Some(placement) = terms.layout.placement().filter(|_| terms.waits) {
-            placement.limit.note(terms.bytes());
+            placement.transfers.limit.note(terms.bytes());
         }
         terms
     }

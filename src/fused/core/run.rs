@@ -13,7 +13,7 @@ use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
-use crate::offload::Placement;
+use crate::offload::Transfers;
 use crate::pass::{Closure, Failure, Order, Pass, Running, Scope};
 use crate::policy::Goal;
 use crate::replica::{Group, Membership};
@@ -123,8 +123,12 @@ fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
 impl<M: Module> Rank<M> {
     fn begin(&self, order: &Order, closure: Closure) -> Running {
         let foresight = self.form.brings.then(|| self.form.foresight());
-        let member = self.form.layout.member.as_ref();
-        self.session.begin(order, closure, foresight, member)
+        let layout = &self.form.layout;
+        let transfers = order.choice.offload_inputs.then(|| layout.transfers());
+        let transfers = transfers.flatten().cloned();
+        let member = layout.member.as_ref();
+        self.session
+            .begin(order, closure, foresight, member, transfers)
     }
 
     fn part(&self, running: &Running, read_late: bool) -> (RankPass, &M) {
@@ -151,7 +155,7 @@ pub(in crate::fused) struct RankPass {
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
     pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.placement.as_deref().map(InFlight);
+        let in_flight = self.layout.under_way().map(InFlight);
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         drop(in_flight);
@@ -201,7 +205,7 @@ impl RankPass {
 }
 
 /// Waits, when dropped, for what is on its way between a device and the host.
-struct InFlight<'a>(&'a Placement);
+struct InFlight<'a>(&'a Transfers);
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {

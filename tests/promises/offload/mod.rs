@@ -3,6 +3,7 @@
 mod blocks;
 mod fragile;
 mod frozen;
+mod inputs;
 mod misuse;
 mod mixed;
 mod policies;

@@ -1,0 +1,336 @@
+//! Tensors that are saved for the backward pass in the memory of the host. They leave while the forward pass goes on, and the last ones
+//! come back first, each while the backward pass is at what was saved after it.
+
+use std::sync::{Arc, Weak};
+
+use burn::tensor::{Device, Tensor, TensorData};
+use parking_lot::{Condvar, Mutex};
+
+use super::transfers::Transfers;
+use crate::device::{caught, hand_over, of_data, read};
+
+/// What a pass has saved on the host.
+#[derive(Debug)]
+pub(crate) struct SavedTensors {
+    transfers: Arc<Transfers>,
+    /// Whether whoever saves or takes something waits for it: a recording knows one thread at a time.
+    waits: bool,
+    /// In the order in which they were saved.
+    order: Mutex<Vec<Weak<Saved>>>,
+}
+
+/// Tensors that were saved together, without autodiff. The rank in their type doesn't matter.
+pub(crate) struct Saved {
+    bytes: usize,
+    stage: Mutex<Stage>,
+    is_back: Condvar,
+}
+
+enum Stage {
+    /// On the device, until a copy of them is on the host.
+    Leaving(Vec<Tensor<1>>),
+    /// On the host alone, for a device.
+    Away(Vec<(TensorData, Device)>),
+    /// On the way back, which takes the data along.
+    Coming(Vec<(TensorData, Device)>),
+    /// On the device.
+    Here(Vec<Tensor<1>>),
+    /// Lost on the way, for a reason.
+    Lost(String),
+}
+
+impl SavedTensors {
+    pub(crate) fn new(transfers: Arc<Transfers>, waits: bool) -> Self {
+        Self {
+            transfers,
+            waits,
+            order: Mutex::default(),
+        }
+    }
+
+    /// Whether a tensor on `device` would leave it.
+    pub(crate) fn leaves(&self, device: &Device) -> bool {
+        self.transfers.is_apart(device)
+    }
+
+    /// Saves `tensors` on the host. They are on the device until they have arrived.
+    pub(crate) fn save(&self, tensors: Vec<Tensor<1>>) -> Arc<Saved> {
+        let bytes = tensors.iter().map(bytes).sum();
+        let saved = Arc::new(Saved {
+            bytes,
+            stage: Mutex::new(Stage::Leaving(tensors)),
+            is_back: Condvar::new(),
+        });
+        self.order.lock().push(Arc::downgrade(&saved));
+        if self.waits {
+            saved.leave();
+        } else {
+            let limit = self.transfers.limit.of_saved(bytes);
+            let leaving = Arc::downgrade(&saved);
+            self.transfers.to_host.give(bytes, limit, move || {
+                if let Some(saved) = leaving.upgrade() {
+                    saved.leave();
+                }
+            });
+        }
+        saved
+    }
+
+    /// The tensors where they were, or why they can't be there. Those that were saved before them are sent for.
+    pub(crate) fn take(&self, saved: Arc<Saved>) -> Result<Vec<Tensor<1>>, String> {
+        let before = {
+            let mut order = self.order.lock();
+            order.retain(|other| other.strong_count() > 0);
+            let place = order
+                .iter()
+                .position(|it| it.as_ptr() == Arc::as_ptr(&saved));
+            let place = place.expect("they were saved in this pass, and are taken once");
+            order.remove(place);
+            order[..place].last().and_then(Weak::upgrade)
+        };
+        #[cfg(test)]
+        SENT_FOR.with_borrow_mut(|all| all.push(!matches!(*saved.stage.lock(), Stage::Away(_))));
+        self.send_for(&saved);
+        let tensors = saved.take();
+        if let Some(before) = before {
+            self.send_for_ahead(&before);
+        }
+        tensors
+    }
+
+    /// Sends for those that were saved last: the backward pass begins.
+    pub(crate) fn send_for_last(&self) {
+        let last = self.order.lock().iter().rev().find_map(Weak::upgrade);
+        if let Some(last) = last {
+            self.send_for_ahead(&last);
+        }
+    }
+
+    /// Has `saved` come back beside what this thread does, as far as so much may be under way. Else it comes when it is taken.
+    fn send_for_ahead(&self, saved: &Arc<Saved>) {
+        if saved.bytes <= self.transfers.limit.of_reads() {
+            self.send_for(saved);
+        }
+    }
+
+    /// Has `saved` come back, if it has left: from one stream and its memory, whoever takes it.
+    fn send_for(&self, saved: &Arc<Saved>) {
+        if !saved.is_to_come() {
+            return;
+        }
+        if self.waits {
+            return saved.come();
+        }
+        let coming = saved.clone();
+        let worker = &self.transfers.to_device;
+        worker.give(saved.bytes, usize::MAX, move || coming.come());
+    }
+}
+
+impl Saved {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Leaves the device, if nobody has taken the tensors or sent for them.
+    fn leave(&self) {
+        let tensors = match &*self.stage.lock() {
+            Stage::Leaving(tensors) => tensors.clone(),
+            _ => return,
+        };
+        let devices: Vec<_> = tensors.iter().map(Tensor::device).collect();
+        // Waits for the device. Meanwhile somebody may take them.
+        let data = caught(|| tensors.into_iter().map(read).collect::<Vec<_>>());
+        let mut stage = self.stage.lock();
+        if let Stage::Leaving(_) = *stage {
+            *stage = match data {
+                Ok(data) => Stage::Away(data.into_iter().zip(devices.clone()).collect()),
+                Err(reason) => Stage::Lost(reason),
+            };
+        }
+        drop(stage);
+        devices.iter().for_each(hand_over);
+    }
+
+    /// Lets them stay if they have not left. Returns whether they have to come.
+    fn is_to_come(&self) -> bool {
+        let mut stage = self.stage.lock();
+        let (next, is_to_come) = match std::mem::take(&mut *stage) {
+            Stage::Leaving(tensors) => (Stage::Here(tensors), false),
+            Stage::Away(data) => (Stage::Coming(data), true),
+            other => (other, false),
+        };
+        *stage = next;
+        is_to_come
+    }
+
+    /// Comes back to the device.
+    fn come(&self) {
+        let data = match &mut *self.stage.lock() {
+            Stage::Coming(data) => std::mem::take(data),
+            _ => return,
+        };
+        let devices: Vec<_> = data.iter().map(|(_, device)| device.clone()).collect();
+        let data = data.into_iter();
+        let back = caught(|| data.map(|(data, device)| of_data(data, &device)).collect());
+        devices.iter().for_each(hand_over);
+        *self.stage.lock() = back.map_or_else(Stage::Lost, Stage::Here);
+        self.is_back.notify_all();
+    }
+
+    /// The tensors, when they are back.
+    fn take(&self) -> Result<Vec<Tensor<1>>, String> {
+        let mut stage = self.stage.lock();
+        while let Stage::Coming(_) = *stage {
+            self.is_back.wait(&mut stage);
+        }
+        match std::mem::take(&mut *stage) {
+            Stage::Here(tensors) => Ok(tensors),
+            Stage::Lost(reason) => Err(reason),
+            _ => unreachable!("they were sent for"),
+        }
+    }
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self::Here(Vec::new())
+    }
+}
+
+fn bytes(tensor: &Tensor<1>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// For all that was taken on this thread, whether it was sent for before.
+    static SENT_FOR: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::SgdConfig;
+
+    use super::*;
+    use crate::pass::Scope;
+    use crate::{
+        FusedConfig, FusedOptimizer, GradientCheckpointingConfig, Offload, OffloadConfig,
+        OffloadHost, gradient_checkpointing,
+    };
+
+    fn saved_tensors(waits: bool) -> SavedTensors {
+        let transfers = Transfers::new(None, Some(Device::flex())).unwrap();
+        SavedTensors::new(Arc::new(transfers), waits)
+    }
+
+    fn save(all: &SavedTensors, value: f32) -> Arc<Saved> {
+        all.save(vec![Tensor::full([2], value, &Device::flex())])
+    }
+
+    fn is_away(saved: &Saved) -> bool {
+        matches!(*saved.stage.lock(), Stage::Away(_))
+    }
+
+    fn take(all: &SavedTensors, saved: Arc<Saved>) -> Vec<f32> {
+        let tensors = all.take(saved).unwrap().into_iter();
+        tensors
+            .flat_map(|it| it.into_data().iter::<f32>().collect::<Vec<_>>())
+            .collect()
+    }
+
+    #[test]
+    fn what_is_saved_comes_back_one_ahead_in_whatever_order_it_is_taken() {
+        for waits in [false, true] {
+            let all = saved_tensors(waits);
+            let [first, unused, third, last] = [1.0, 2.0, 3.0, 4.0].map(|value| save(&all, value));
+            all.transfers.wait();
+            assert!(
+                [&first, &unused, &third, &last]
+                    .into_iter()
+                    .all(|it| is_away(it))
+            );
+            all.send_for_last();
+            assert!(!is_away(&last) && is_away(&third));
+            assert_eq!(take(&all, last), [4.0; 2]);
+            assert!(!is_away(&third) && is_away(&unused));
+            // One that nobody takes is in nobody's way, whether it is still there or not.
+            drop(unused);
+            assert_eq!(take(&all, third), [3.0; 2]);
+            assert!(!is_away(&first));
+            assert_eq!(take(&all, first), [1.0; 2]);
+            let [earlier, later] = [5.0, 6.0].map(|value| save(&all, value));
+            assert_eq!(take(&all, earlier), [5.0; 2]);
+            assert_eq!(take(&all, later), [6.0; 2]);
+            assert!(all.order.lock().is_empty());
+        }
+    }
+
+    #[test]
+    fn what_has_not_left_stays_and_what_is_dropped_leaves_nothing() {
+        let all = saved_tensors(false);
+        // The thread that it would leave on has something else to do.
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        all.transfers
+            .to_host
+            .give(0, usize::MAX, move || wait.recv().unwrap());
+        let [dropped, taken] = [1.0, 2.0].map(|value| {
+            let tensor = Tensor::full([2], value, &Device::flex());
+            let stage = Mutex::new(Stage::Leaving(vec![tensor]));
+            let is_back = Condvar::new();
+            let saved = Arc::new(Saved {
+                bytes: 8,
+                stage,
+                is_back,
+            });
+            all.order.lock().push(Arc::downgrade(&saved));
+            saved
+        });
+        let gone = Arc::downgrade(&dropped);
+        drop(dropped);
+        assert_eq!(take(&all, taken), [2.0; 2]);
+        assert!(gone.upgrade().is_none());
+        go_on.send(()).unwrap();
+        all.transfers.wait();
+    }
+
+    #[test]
+    fn what_is_lost_on_the_way_is_an_error_and_holds_nobody_up() {
+        let all = saved_tensors(false);
+        let saved = save(&all, 1.0);
+        all.transfers.wait();
+        *saved.stage.lock() = Stage::Lost("no memory".to_string());
+        assert_eq!(all.take(saved).unwrap_err(), "no memory");
+    }
+
+    #[test]
+    #[cfg(feature = "ndarray")]
+    #[allow(deprecated)] // Burn 0.22 still ships it.
+    fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
+        let device = Device::ndarray().autodiff();
+        let linear = |_| LinearConfig::new(4, 4).init(&device);
+        let model: Vec<Linear> = (0..5).map(linear).collect();
+        let blocks = GradientCheckpointingConfig::new().with_offload_inputs(true);
+        let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::Flex);
+        let config = FusedConfig::new()
+            .with_gradient_checkpointing(blocks)
+            .with_offload(Some(offload));
+        let mut fused =
+            FusedOptimizer::new(model, SgdConfig::new().init()).with_config_on(config, &device);
+        SENT_FOR.take();
+        for _ in 0..2 {
+            fused.step(0.1, |model| {
+                let block = |linear: &Linear, x| linear.forward(x).tanh();
+                let x = Tensor::<2>::ones([3, 4], &device);
+                let run = |x, linear| gradient_checkpointing(linear, x, block);
+                let loss = model.iter().fold(x, run).mean();
+                // All have left when the backward pass begins.
+                let scope = Scope::current().unwrap();
+                scope.pass.saved.as_ref().unwrap().transfers.wait();
+                loss
+            });
+        }
+        assert_eq!(SENT_FOR.take(), [true; 10]);
+    }
+}

@@ -1,0 +1,57 @@
+use std::fmt::{Debug, Formatter};
+
+use burn::tensor::Device;
+
+use crate::device::is_cubecl;
+use crate::error::FusedError;
+use crate::under_way::Limit;
+use crate::worker::Worker;
+
+/// Who moves things between a device and the host, beside the thread that computes.
+pub(crate) struct Transfers {
+    /// Brings gradients to the host, and steps their parameters there; and what is saved for the backward pass.
+    pub(crate) to_host: Worker,
+    /// Brings back what waits on the host, before it is read.
+    pub(crate) to_device: Worker,
+    /// Of what goes either way.
+    pub(crate) limit: Limit,
+    /// The device that is known to have memory of its own, without autodiff.
+    apart: Option<Device>,
+}
+
+impl Debug for Transfers {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Transfers({:?})", self.limit)
+    }
+}
+
+impl Transfers {
+    /// Those of a device that has memory of its own, or of any of CubeCL's, with so many bytes under way.
+    pub(crate) fn new(
+        max_bytes_under_way: Option<usize>,
+        apart: Option<Device>,
+    ) -> Result<Self, FusedError> {
+        let worker = |name| {
+            Worker::new(name).map_err(|error| FusedError::Offload {
+                reason: format!("no thread could be started for it: {error}"),
+            })
+        };
+        Ok(Self {
+            to_host: worker("to host")?,
+            to_device: worker("to device")?,
+            limit: Limit::new(max_bytes_under_way),
+            apart,
+        })
+    }
+
+    /// Whether what is on `device`, without autodiff, takes no memory of the host.
+    pub(super) fn is_apart(&self, device: &Device) -> bool {
+        is_cubecl(device) || self.apart.as_ref() == Some(device)
+    }
+
+    /// Waits until nothing is under way.
+    pub(crate) fn wait(&self) {
+        self.to_host.wait();
+        self.to_device.wait();
+    }
+}
