@@ -60,7 +60,7 @@ pub(super) fn tapped<Y: Activations>(
         let output = Output {
             joint: joint.clone(),
             index: outputs.next().unwrap_or_default(),
-            signal: Mutex::new(Some(Tensor::ones([1], (&device.inner(), beside.dtype())))),
+            signal: Mutex::new(Some(beside.clone().inner())),
         };
         let untracked = lift(tensor.inner(), strategy);
         join(untracked, beside.into_dispatch(), Arc::new(output), None)
@@ -71,7 +71,7 @@ pub(super) fn tapped<Y: Activations>(
 struct Output {
     joint: Arc<Joint>,
     index: usize,
-    /// What the joint gets, to be reached.
+    /// What the joint gets, to be reached: its own value, which says nothing.
     signal: Mutex<Option<Tensor<1>>>,
 }
 
