@@ -54,10 +54,9 @@ impl<X: Activations> KeptInput<X> {
         let bytes = saved.bytes();
         let back = on_host.take(saved).map_err(|reason| FusedError::Offload {
             reason: format!(
-                "the input of the recomputed block {name}, {bytes} bytes that \
-                 `GradientCheckpointingConfig::offload_inputs` keeps on the host, was lost on its way ({reason}): make the \
-                 batch or the blocks smaller, or leave the option out. The parameters of the block and those before it are \
-                 unchanged"
+                "the input of the recomputed block {name}, {bytes} bytes, was lost on its way to the host or back: {reason}. Make \
+                 the batch or the blocks smaller, or leave out `GradientCheckpointingConfig::offload_inputs`. The parameters of the \
+                 block and those before it are unchanged"
             ),
         })?;
         Ok(self.input.map_floats(&mut Back {

@@ -2,10 +2,12 @@
 
 mod config;
 mod placement;
+mod room;
 mod saved;
 mod transfers;
 
 pub use config::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub(crate) use placement::Placement;
+pub(crate) use room::check_room;
 pub(crate) use saved::{Saved, SavedTensors};
 pub(crate) use transfers::Transfers;

@@ -1,13 +1,20 @@
 //! Tensors that are saved for the backward pass in the memory of the host. They leave while the forward pass goes on, and the last ones
 //! come back first, each while the backward pass is at what was saved after it.
 
+#[cfg(all(test, feature = "flex"))]
+mod tests;
+
 use std::sync::{Arc, Weak};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use parking_lot::{Condvar, Mutex};
 
+use super::room::check_room;
 use super::transfers::Transfers;
 use crate::device::{caught, hand_over, of_data, read};
+
+/// Asks for it.
+const OPTION: &str = "GradientCheckpointingConfig::offload_inputs";
 
 /// What a pass has saved on the host.
 #[derive(Debug)]
@@ -140,7 +147,8 @@ impl Saved {
         };
         let devices: Vec<_> = tensors.iter().map(Tensor::device).collect();
         // Waits for the device. Meanwhile somebody may take them.
-        let data = caught(|| tensors.into_iter().map(read).collect::<Vec<_>>());
+        let room = check_room(self.bytes, OPTION);
+        let data = room.and_then(|()| caught(|| tensors.into_iter().map(read).collect::<Vec<_>>()));
         let mut stage = self.stage.lock();
         if let Stage::Leaving(_) = *stage {
             *stage = match data {
@@ -206,131 +214,4 @@ fn bytes(tensor: &Tensor<1>) -> usize {
 thread_local! {
     /// For all that was taken on this thread, whether it was sent for before.
     static SENT_FOR: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
-#[cfg(all(test, feature = "flex"))]
-mod tests {
-    use burn::nn::{Linear, LinearConfig};
-    use burn::optim::SgdConfig;
-
-    use super::*;
-    use crate::pass::Scope;
-    use crate::{
-        FusedConfig, FusedOptimizer, GradientCheckpointingConfig, Offload, OffloadConfig,
-        OffloadHost, gradient_checkpointing,
-    };
-
-    fn saved_tensors(waits: bool) -> SavedTensors {
-        let transfers = Transfers::new(None, Some(Device::flex())).unwrap();
-        SavedTensors::new(Arc::new(transfers), waits)
-    }
-
-    fn save(all: &SavedTensors, value: f32) -> Arc<Saved> {
-        all.save(vec![Tensor::full([2], value, &Device::flex())])
-    }
-
-    fn is_away(saved: &Saved) -> bool {
-        matches!(*saved.stage.lock(), Stage::Away(_))
-    }
-
-    fn take(all: &SavedTensors, saved: Arc<Saved>) -> Vec<f32> {
-        let tensors = all.take(saved).unwrap().into_iter();
-        tensors
-            .flat_map(|it| it.into_data().iter::<f32>().collect::<Vec<_>>())
-            .collect()
-    }
-
-    #[test]
-    fn what_is_saved_comes_back_one_ahead_in_whatever_order_it_is_taken() {
-        for waits in [false, true] {
-            let all = saved_tensors(waits);
-            let [first, unused, third, last] = [1.0, 2.0, 3.0, 4.0].map(|value| save(&all, value));
-            all.transfers.wait();
-            assert!(
-                [&first, &unused, &third, &last]
-                    .into_iter()
-                    .all(|it| is_away(it))
-            );
-            all.send_for_last();
-            assert!(!is_away(&last) && is_away(&third));
-            assert_eq!(take(&all, last), [4.0; 2]);
-            assert!(!is_away(&third) && is_away(&unused));
-            // One that nobody takes is in nobody's way, whether it is still there or not.
-            drop(unused);
-            assert_eq!(take(&all, third), [3.0; 2]);
-            assert!(!is_away(&first));
-            assert_eq!(take(&all, first), [1.0; 2]);
-            let [earlier, later] = [5.0, 6.0].map(|value| save(&all, value));
-            assert_eq!(take(&all, earlier), [5.0; 2]);
-            assert_eq!(take(&all, later), [6.0; 2]);
-            assert!(all.order.lock().is_empty());
-        }
-    }
-
-    #[test]
-    fn what_has_not_left_stays_and_what_is_dropped_leaves_nothing() {
-        let all = saved_tensors(false);
-        // The thread that it would leave on has something else to do.
-        let (go_on, wait) = std::sync::mpsc::channel::<()>();
-        all.transfers
-            .to_host
-            .give(0, usize::MAX, move || wait.recv().unwrap());
-        let [dropped, taken] = [1.0, 2.0].map(|value| {
-            let tensor = Tensor::full([2], value, &Device::flex());
-            let stage = Mutex::new(Stage::Leaving(vec![tensor]));
-            let is_back = Condvar::new();
-            let saved = Arc::new(Saved {
-                bytes: 8,
-                stage,
-                is_back,
-            });
-            all.order.lock().push(Arc::downgrade(&saved));
-            saved
-        });
-        let gone = Arc::downgrade(&dropped);
-        drop(dropped);
-        assert_eq!(take(&all, taken), [2.0; 2]);
-        assert!(gone.upgrade().is_none());
-        go_on.send(()).unwrap();
-        all.transfers.wait();
-    }
-
-    #[test]
-    fn what_is_lost_on_the_way_is_an_error_and_holds_nobody_up() {
-        let all = saved_tensors(false);
-        let saved = save(&all, 1.0);
-        all.transfers.wait();
-        *saved.stage.lock() = Stage::Lost("no memory".to_string());
-        assert_eq!(all.take(saved).unwrap_err(), "no memory");
-    }
-
-    #[test]
-    #[cfg(feature = "ndarray")]
-    #[allow(deprecated)] // Burn 0.22 still ships it.
-    fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
-        let device = Device::ndarray().autodiff();
-        let linear = |_| LinearConfig::new(4, 4).init(&device);
-        let model: Vec<Linear> = (0..5).map(linear).collect();
-        let blocks = GradientCheckpointingConfig::new().with_offload_inputs(true);
-        let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::Flex);
-        let config = FusedConfig::new()
-            .with_gradient_checkpointing(blocks)
-            .with_offload(Some(offload));
-        let mut fused =
-            FusedOptimizer::new(model, SgdConfig::new().init()).with_config_on(config, &device);
-        SENT_FOR.take();
-        for _ in 0..2 {
-            fused.step(0.1, |model| {
-                let block = |linear: &Linear, x| linear.forward(x).tanh();
-                let x = Tensor::<2>::ones([3, 4], &device);
-                let run = |x, linear| gradient_checkpointing(linear, x, block);
-                let loss = model.iter().fold(x, run).mean();
-                // All have left when the backward pass begins.
-                let scope = Scope::current().unwrap();
-                scope.pass.saved.as_ref().unwrap().transfers.wait();
-                loss
-            });
-        }
-        assert_eq!(SENT_FOR.take(), [true; 10]);
-    }
 }

@@ -8,7 +8,7 @@ use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::offload::Placement;
+use crate::offload::{Placement, check_room};
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
 use crate::quantized::QuantizedAdapter;
@@ -82,8 +82,10 @@ impl Inventory {
         let mut entries = HashMap::<ParamId, Entry>::new();
         // A server is asked over the network.
         let mut checked = Vec::new();
+        let mut leaving = 0;
         for found in found {
             found.check(layout, &mut checked)?;
+            leaving += found.bytes_leaving(layout);
             let Found { id, entry, .. } = found;
             match entries.get(&id) {
                 Some(first) if entry.role != Role::Frozen || first.role != Role::Frozen => {
@@ -96,6 +98,8 @@ impl Inventory {
                 _ => entries.insert(id, entry),
             };
         }
+        check_room(leaving, "FusedConfig::offload")
+            .map_err(|reason| FusedError::Offload { reason })?;
         Ok(Self { entries })
     }
 
@@ -255,6 +259,22 @@ impl Found {
             }),
             false => Ok(()),
         }
+    }
+
+    /// The bytes that leave for the host, if `layout` has it wait there. (Of several ranks the first is asked alone, before there are
+    /// others: the values are there once for all.)
+    fn bytes_leaving(&self, layout: &Layout) -> usize {
+        let Entry { dtype, role, .. } = &self.entry;
+        let elements = self.entry.elements();
+        let waits = |placement: &&Arc<Placement>| match role {
+            Role::Released => layout.site(self.id, elements, *dtype, &self.device).is_host,
+            Role::Frozen => placement.config.frozen_waits(elements),
+            Role::Retained => false,
+        };
+        let leaves = layout.placement().filter(waits).is_some_and(|placement| {
+            layout.member().is_none() && placement.host != self.device.clone().inner()
+        });
+        if leaves { elements * dtype.size() } else { 0 }
     }
 
     /// The same on the host, where all of the ordinary model is.

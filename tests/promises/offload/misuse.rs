@@ -25,6 +25,35 @@ fn the_host_is_no_device_to_offload_from() {
     assert!(error.contains("the host itself"), "{error}");
 }
 
+/// A frozen weight that is a view of one element, and would be that long on the host.
+#[test]
+fn a_host_without_the_bytes_is_refused_by_option_and_bytes() {
+    let device = Device::flex().autodiff();
+    let linear = || LinearConfig::new(2, 2).with_bias(false).init(&device);
+    let mut model = vec![linear(), linear().no_grad()];
+    let long = Tensor::<2>::ones([1, 1], &device.clone().inner()).expand([1 << 24, 1 << 24]);
+    model[1].weight = Param::initialized(model[1].weight.id, Tensor::from_inner(long));
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
+        fused.step(RATE, |model| {
+            let x = Tensor::<2>::ones([1, 2], &device);
+            model[0].forward(x).mean()
+        });
+    };
+    step(&mut fused);
+    let config = config(&device, Offload::Weights(WaitingBlocks::All));
+    let config = FusedConfig::new().with_offload(Some(config));
+    let error = fused.try_set_config_on(config, &device).unwrap_err();
+    let FusedError::Offload { reason } = &error else {
+        panic!("{error}")
+    };
+    let named = "`FusedConfig::offload` needs 1125899906842624 bytes";
+    assert!(reason.contains(named), "{reason}");
+    // It goes on as if nothing had been asked for.
+    step(&mut fused);
+    assert_eq!(fused.last_step().updated, 1);
+}
+
 fn options_that_contradict_each_other_are_refused(device: &Device) {
     for part in [-0.5, 1.5, f64::NAN] {
         let blocks = Offload::Weights(WaitingBlocks::Fraction(part));

@@ -11,7 +11,7 @@ mod records;
 
 use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 use backburn::{gradient_checkpointing, optim};
-use burn::module::{Lora, Module, ParamGroup};
+use burn::module::{Lora, Module, Param, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::*;
 use burn::tensor::{Device, Distribution, Int, Tensor};

@@ -1,0 +1,49 @@
+//! Whether the host has memory left for what is to wait there. It is asked before: a system that has none left ends a process without a word.
+
+use std::sync::OnceLock;
+
+use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+
+/// Refuses `bytes` more in host memory if the machine, or the control group of this process, has less left. Says so in the name of
+/// `option`, which asks for them.
+pub(crate) fn check_room(bytes: usize, option: &str) -> Result<(), String> {
+    let left = if bytes == 0 { None } else { left() };
+    match left {
+        Some(left) if bytes as u64 > left => Err(format!(
+            "`{option}` needs {bytes} bytes of host memory, of which {left} are left: give the process more, or have less wait there"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What this process can still get, swap included, if the system tells. What the system keeps of files makes room.
+fn left() -> Option<u64> {
+    static PID: OnceLock<Option<Pid>> = OnceLock::new();
+    let pid = (*PID.get_or_init(|| sysinfo::get_current_pid().ok()))?;
+    let mut system = System::new();
+    system.refresh_memory();
+    let refresh = ProcessRefreshKind::nothing();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, refresh);
+    let of_machine = system.available_memory().saturating_add(system.free_swap());
+    let limits = system.process(pid)?.cgroup_limits();
+    let of_group = limits.map_or(u64::MAX, |group| {
+        let left = group.total_memory.saturating_sub(group.rss);
+        left.saturating_add(group.free_swap)
+    });
+    Some(of_machine.min(of_group)).filter(|left| *left > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_host_has_is_refused_by_option_and_bytes() {
+        check_room(1 << 10, "some_option").unwrap();
+        let error = check_room(1 << 60, "some_option").unwrap_err();
+        assert!(
+            error.contains("`some_option` needs 1152921504606846976 bytes"),
+            "{error}"
+        );
+    }
+}
