@@ -82,7 +82,13 @@ fn reaching(group: &[f32; GROUP], top: f32) -> Option<f32> {
     let largest = group
         .iter()
         .fold(0.0_f32, |largest, value| largest.max(value.abs()));
-    Some(largest / top).filter(|scale| *scale > SMALLEST)
+    let scale = largest / top;
+    // What is as large as a number can be is not rounded beyond it.
+    let scale = match (scale * top).is_finite() {
+        true => scale,
+        false => scale.next_down(),
+    };
+    Some(scale).filter(|scale| *scale > SMALLEST)
 }
 
 /// Scales have to be normal numbers on devices that take smaller ones for zero, and so must what makes one of its bytes there.
@@ -136,6 +142,19 @@ mod tests {
         let mut values = vec![0.0; elements];
         add(rows, format, 1.0, &mut values);
         values
+    }
+
+    #[test]
+    fn the_largest_finite_weight_stays_finite() {
+        for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
+            for values in [[f32::MAX, 1.0], [f32::MIN, f32::MAX]] {
+                let back = decoded(&encoded(&values, format), format, 2);
+                assert!(
+                    back.iter().all(|value| value.is_finite()),
+                    "{format:?}: {back:?}"
+                );
+            }
+        }
     }
 
     proptest! {
