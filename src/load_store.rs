@@ -8,7 +8,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
-use crate::parameters::{Loading, TakeOver, empty, running_statistics};
+use crate::parameters::{Loading, TakeOver, empty, list, running_statistics};
 use crate::quantized::{Coding, QuantizedLora};
 
 /// Why weights were not loaded from a file.
@@ -103,7 +103,7 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
 ///
 /// # Errors
 ///
-/// As [`load_from_store`], and if a weight to be coded has a value that is not finite.
+/// As [`load_from_store`], and if a weight to be coded has a value that is not finite, or carries an adapter already.
 pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,
@@ -146,6 +146,14 @@ fn loaded<M: Module, S: ModuleStore>(
     }
     if !loading.takes.uncoded.is_empty() {
         return Err(unloadable(loading.takes.uncoded.join("; ")));
+    }
+    let parameters = list(&loading.module);
+    let coding = loading.takes.coding.as_ref();
+    if let Some(adapted) = coding.and_then(|coding| coding.adapted_before(&parameters)) {
+        return Err(unloadable(format!(
+            "parameter `{}` carries an adapter already, and can carry one only: load into a model without",
+            adapted.path
+        )));
     }
     Ok((loading, applied))
 }

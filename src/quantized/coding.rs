@@ -5,6 +5,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::adapter::QuantizedAdapter;
 use super::lora::QuantizedLora;
+use crate::parameters::Parameter;
 
 /// Codes the weights of a model one after the other, as they come, and gives them adapters when all are there.
 #[derive(Clone, Debug)]
@@ -42,6 +43,14 @@ impl Coding {
         let coded = self.lora.coded(path, param)?;
         self.shapes.insert(id, shape);
         Ok(coded)
+    }
+
+    /// One of these that is in codes now and carries an adapter already.
+    pub(crate) fn adapted_before<'a>(&self, parameters: &'a [Parameter]) -> Option<&'a Parameter> {
+        parameters.iter().find(|parameter| {
+            let coded = self.shapes.contains_key(&parameter.param.id());
+            coded && parameter.reparameterization.is_some()
+        })
     }
 }
 

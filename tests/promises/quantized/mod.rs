@@ -308,7 +308,8 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     saved
         .save_into(&mut SafetensorsStore::from_file(&path))
         .unwrap();
-    let lora = || QuantizedLora::new(lora(), BaseFormat::Bits4);
+    let adapters = lora;
+    let lora = || QuantizedLora::new(adapters(), BaseFormat::Bits4);
     let store = SafetensorsStore::from_file;
     let load = |dtype| load_quantized_from_store(Stack::dense(), &path, store, dtype, lora());
     let (loaded, applied) = load(FloatDType::F32).unwrap();
@@ -351,6 +352,11 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     assert_eq!(without_factors(&both), without_factors(&expected));
 
     // What can't be coded is an error, and no end of the process.
+    let adapted = Stack::dense().apply_reparameterization(adapters());
+    let part = |path| SafetensorsStore::from_file(path).allow_partial(true);
+    let error = load_quantized_from_store(adapted, &path, part, dtype, lora()).unwrap_err();
+    let says = "`layers.0.weight` carries an adapter already";
+    assert!(error.to_string().contains(says), "{error}");
     let mut broken = saved;
     let weight = broken.layers[2].weight.clone();
     broken.layers[2].weight = weight.map(|weight| weight / 0.0);
