@@ -106,6 +106,34 @@ macro_rules! door {
                 self.core.change_model(change)
             }
 
+            /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
+            /// was the last: the update of [`step`](Self::step), without its forward and backward pass.
+            ///
+            /// # Panics
+            ///
+            /// With the message of the error that
+            /// [`try_step_accumulated`](Self::try_step_accumulated) returns.
+            pub fn step_accumulated(
+                &mut self,
+                learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
+            ) {
+                self.try_step_accumulated(learning_rate)
+                    .unwrap_or_else(|error| panic!("{error}"));
+            }
+
+            /// The fallible [`step_accumulated`](Self::step_accumulated).
+            ///
+            /// # Errors
+            ///
+            /// If nothing has been accumulated since the last step, the norm is not finite, or a hook stops
+            /// the step.
+            pub fn try_step_accumulated(
+                &mut self,
+                learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
+            ) -> Result<(), crate::FusedError> {
+                self.core.step_accumulated(learning_rate.into())
+            }
+
             /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
             ///
             /// Those that are in the optimizer state already

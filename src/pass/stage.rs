@@ -66,7 +66,7 @@ impl Stage {
 
 impl Failure {
     /// Goes on with it.
-    pub(crate) fn go_on(self) -> Result<(), FusedError> {
+    pub(crate) fn go_on<R>(self) -> Result<R, FusedError> {
         match self {
             Self::Error(error) => Err(error),
             Self::Panic(panic) => panic.resume(),
@@ -74,27 +74,31 @@ impl Failure {
         }
     }
 
+    /// What it says.
+    pub(crate) fn message(&self) -> String {
+        match self {
+            Self::Error(error) => error.to_string(),
+            Self::Panic(panic) => panic.message().to_string(),
+            Self::GivenUp(reason) => reason.clone(),
+        }
+    }
+
     /// The error of a step if this has ended the pass of a rank, which may be `repeated` if it has drawn other random
     /// numbers than the one before.
     pub(crate) fn on_rank(self, rank: usize, device: &Device, repeated: bool) -> FusedError {
         let device = format!("{device:?}");
-        let message = match self {
-            Self::Error(error @ FusedError::RandomNumbers { .. }) if repeated => return error,
-            Self::Error(error) => {
-                let error = Box::new(error);
-                return FusedError::Rank {
-                    rank,
-                    device,
-                    error,
-                };
-            }
-            Self::Panic(panic) => panic.message().to_string(),
-            Self::GivenUp(reason) => reason,
-        };
-        FusedError::RankPanicked {
-            rank,
-            device,
-            message,
+        match self {
+            Self::Error(error @ FusedError::RandomNumbers { .. }) if repeated => error,
+            Self::Error(error) => FusedError::Rank {
+                rank,
+                device,
+                error: Box::new(error),
+            },
+            panic => FusedError::RankPanicked {
+                rank,
+                device,
+                message: panic.message(),
+            },
         }
     }
 }

@@ -211,52 +211,34 @@ impl Found {
     /// Refuses it where `layout` would put it, if it can't be there or be computed with. What has been `checked` is not
     /// asked again.
     fn check(&self, layout: &Layout, checked: &mut Vec<(Device, DType)>) -> Result<(), FusedError> {
-        let Entry {
-            path, dtype, role, ..
-        } = &self.entry;
-        let compute_dtype = layout.compute_dtype(*dtype);
+        let Entry { dtype, role, .. } = &self.entry;
+        let path = || self.entry.path.to_string();
         let device = layout.device().unwrap_or(&self.device);
-        let placement = layout.placement();
-        let is_released = *role == Role::Released;
-        if is_released && !tap::covers(device) {
+        if *role == Role::Released && !tap::covers(device) {
             return Err(FusedError::BackendNotCovered {
                 device: format!("{device:?}"),
-                path: path.to_string(),
+                path: path(),
             });
         }
-        let site = match is_released {
-            true => layout.site(self.id, self.entry.elements(), *dtype, device),
-            false => layout.site_of_leaf(self.id, device),
-        };
-        // Where it is already, a frozen one may be in any type.
-        let goes = device.clone().inner() != self.device.clone().inner();
-        let needed = *role != Role::Frozen || goes;
-        let computed = needed.then(|| (device.clone().inner(), compute_dtype));
-        let rests = is_released && !site.is_host;
-        let rests = rests.then_some((site.device, *dtype));
-        // The ordinary model of a rank is on its device.
-        let ordinary = layout.member().filter(|_| needed && placement.is_none());
-        let ordinary = ordinary.map(|member| (member.device().clone(), *dtype));
-        for asked in [computed, rests, ordinary].into_iter().flatten() {
+        for asked in self.places(layout, device) {
             if !checked.contains(&asked) {
                 device::check(&asked.0, asked.1)?;
                 checked.push(asked);
             }
         }
-        if let Some(placement) = placement {
+        if let Some(placement) = layout.placement() {
             self.check_on_host(placement)?;
         }
-        if compute_dtype != *dtype && !is_released {
+        let compute_dtype = layout.compute_dtype(*dtype);
+        if compute_dtype != *dtype && *role != Role::Released {
             return Err(FusedError::ComputeDtype {
-                path: path.to_string(),
+                path: path(),
                 dtype: format!("{dtype:?}"),
                 compute_dtype: format!("{compute_dtype:?}"),
             });
         }
         match self.is_computed {
-            true => Err(FusedError::NotALeaf {
-                path: path.to_string(),
-            }),
+            true => Err(FusedError::NotALeaf { path: path() }),
             false => Ok(()),
         }
     }
@@ -275,6 +257,25 @@ impl Found {
             layout.member().is_none() && placement.host != self.device.clone().inner()
         });
         if leaves { elements * dtype.size() } else { 0 }
+    }
+
+    /// On which devices it will be when it is computed with on `device`, and in which types.
+    fn places(&self, layout: &Layout, device: &Device) -> impl Iterator<Item = (Device, DType)> {
+        let Entry { dtype, role, .. } = self.entry;
+        let here = device.clone().inner();
+        // Where it is already, a frozen one may be in any type.
+        let is_needed = role != Role::Frozen || here != self.device.clone().inner();
+        let computed = is_needed.then(|| (here, layout.compute_dtype(dtype)));
+        let rests = (role == Role::Released)
+            .then(|| layout.site(self.id, self.entry.elements(), dtype, device))
+            .filter(|site| !site.is_host)
+            .map(|site| (site.device, dtype));
+        // The ordinary model of a rank is on its device.
+        let ordinary = layout
+            .member()
+            .filter(|_| is_needed && layout.placement().is_none())
+            .map(|member| (member.device().clone(), dtype));
+        [computed, rests, ordinary].into_iter().flatten()
     }
 
     /// The same on the host, where all of the ordinary model is.

@@ -61,8 +61,7 @@ impl<M: Module> Core<M> {
         let ranks = self.ranks.with_model(model, &self.config);
         self.enter(ranks.map_err(Unfit::Fused)?);
         statistics.commit(Reads::InTime);
-        self.ranks.session().update().start_over(optimizer);
-        self.follow_state();
+        self.begin_from(|update| update.start_over(optimizer));
         // What autodiff has noted of the parameters that were there.
         sweep(&self.ranks.device());
         Ok(())
@@ -86,8 +85,6 @@ impl<M: Module> Core<M> {
             let views = self.ranks.views().clone();
             self.enter(ranks);
             statistics.commit(Reads::InTime);
-            self.place_states(&config);
-            self.restore_kept();
             if self.ranks.named.is_none() {
                 self.ranks.views().copy_accumulated(&views);
             } else if sums {
@@ -116,11 +113,11 @@ impl<M: Module> Core<M> {
 
     /// Takes over a config, and the policies that are its.
     pub(super) fn adopt(&mut self, config: FusedConfig, policies: Policies) {
+        self.place_states(&config);
         let join = self.policies.reconfigure(policies);
-        self.ranks.session().update().make_place(join);
         self.choice = Arc::new(config.gradient_checkpointing.choice());
         self.config = config;
-        self.restore_kept();
+        self.change_optimizer(|update| update.make_place(join));
     }
 
     /// A model alone where `config` lets it rest, and computing on `device`, by default where it does; none if it is there.
@@ -178,27 +175,26 @@ impl<M: Module> Core<M> {
 
     /// Goes on with the ranks of a changed model.
     fn enter(&mut self, ranks: Ranks<M>) {
-        let (before, form) = (self.ranks.form(), ranks.form());
-        let gone = before.inventory.gone_from(&form.inventory);
-        let is_here = |id| form.inventory.get(id).is_some();
+        let before = std::mem::replace(&mut self.ranks, ranks);
+        let (before, views) = (before.form(), self.ranks.views().clone());
+        let inventory = self.ranks.form().inventory.clone();
+        let gone = before.inventory.gone_from(&inventory);
+        let is_here = |id| inventory.get(id).is_some();
         let averages = gone.iter().map(|id| average_id(*id));
         let departing = gone.iter().copied().chain(averages).collect();
-        let through_a_record = ranks.session().update().depart(departing, is_here);
+        views.copy_averages(&before.views, |id| gone.contains(&id));
+        let through_a_record = self.change_optimizer(|update| update.depart(departing, is_here));
         if !through_a_record {
-            form.views.copy_groups(&before.views);
+            views.copy_groups(&before.views);
         }
-        form.views
-            .copy_averages(&before.views, |id| gone.contains(&id));
-        self.ranks = ranks;
-        self.restore_kept();
     }
 
     /// Brings the states to where they wait by now. They go through a record, so the model was brought there before: what is
     /// refused has not touched them.
-    pub(super) fn place_states(&self, config: &FusedConfig) {
+    fn place_states(&mut self, config: &FusedConfig) {
         let offload = config.offload.as_ref();
         let from = offload.and_then(OffloadConfig::states_wait_from);
-        self.ranks.session().update().wait_from(from);
+        self.change_optimizer(|update| update.wait_from(from));
     }
 
     /// A second training from here, of a model alone.
@@ -216,12 +212,12 @@ impl<M: Module> Core<M> {
             statistics: self.statistics.split(),
             unconfirmed: Default::default(),
         };
-        core.place_states(&core.config);
-        core.ranks.views().copy_accumulated(self.ranks.views());
+        // The place that the optimizer has is that of this training.
         if let Some(keeper) = core.policies.adaptive.keeper() {
-            session.update().make_place(|it| keeper.join(it));
+            core.change_optimizer(|update| update.make_place(|it| keeper.join(it)));
         }
-        core.restore_kept();
+        core.place_states(&self.config);
+        core.ranks.views().copy_accumulated(self.ranks.views());
         Ok(core)
     }
 }

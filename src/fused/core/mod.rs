@@ -2,6 +2,7 @@
 
 mod averaged_statistics;
 mod change;
+mod part;
 mod ranks;
 mod reports;
 mod run;
@@ -27,9 +28,9 @@ use crate::report::StepReport;
 use crate::weights::{Accumulated, KeptStatistics, Role, Value};
 use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
+pub(in crate::fused) use part::{Computed, RankPass, Worked, begin};
 pub(super) use ranks::Ranks;
 use reports::Reports;
-pub(in crate::fused) use run::{Computed, RankPass, Worked};
 
 /// A training, whoever calls its closures.
 pub struct Core<M: Module> {
@@ -65,9 +66,8 @@ impl<M: Module> Core<M> {
         policies: Policies,
     ) -> Result<Self, FusedError> {
         let session = Arc::new(Session::new(Update::new(optimizer)));
-        let mut core = Self::of(Ranks::alone(model, &session, Arc::default())?, policies);
-        core.restore_kept();
-        Ok(core)
+        let ranks = Ranks::alone(model, &session, Arc::default())?;
+        Ok(Self::of(ranks, policies))
     }
 
     /// A training of replicas of `model`, one on each of these devices.
@@ -84,14 +84,12 @@ impl<M: Module> Core<M> {
         let ranks = Ranks::on_devices(model, devices, &session, &config)?;
         config.check_averaged(ranks.form().trained_paths())?;
         let mut core = Self::of(ranks, policies);
-        core.place_states(&config);
-        core.restore_kept();
         core.adopt(config, configured);
         Ok(core)
     }
 
     fn of(ranks: Ranks<M>, policies: Policies) -> Self {
-        Self {
+        let mut core = Self {
             ranks,
             policies,
             config: FusedConfig::default(),
@@ -99,7 +97,9 @@ impl<M: Module> Core<M> {
             reports: Reports::default(),
             statistics: AveragedStatistics::default(),
             unconfirmed: Unconfirmed::default(),
-        }
+        };
+        core.restore_kept();
+        core
     }
 }
 
@@ -183,29 +183,26 @@ impl<M: Module> Core<M> {
 
     /// Loads the state of the optimizer, or leaves it as it is.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        let mut update = self.ranks.session().update();
-        let loaded = record::load(record, &update.optimizer(), &self.ranks.form().module)?;
-        update.replace(loaded);
-        drop(update);
-        self.follow_state();
+        let optimizer = self.ranks.session().update().optimizer();
+        let loaded = record::load(record, &optimizer, &self.ranks.form().module)?;
+        drop(optimizer);
+        self.begin_from(|update| drop(update.replace(loaded)));
         Ok(())
     }
 
     /// Puts another optimizer in, state and all, and returns the one before.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        let before = self.ranks.session().update().replace(optimizer);
-        self.restore_kept();
-        before
+        self.change_optimizer(|update| update.replace(optimizer))
     }
 
-    /// Goes on from the optimizer state that has just come.
-    pub(super) fn follow_state(&mut self) {
+    /// Goes on from the optimizer state that `change` brings.
+    pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut Update)) {
         // What there is belongs to other weights.
         let homes = self.ranks.views().homes();
         homes.for_each(|home| home.average(None));
         self.statistics.forget();
-        self.restore_kept();
+        self.change_optimizer(change);
         if self.has_accumulated() {
             log::warn!(
                 "the accumulated gradients are dropped: they belong to the optimizer state before this one"
@@ -240,9 +237,17 @@ impl<M: Module> Core<M> {
         }
     }
 
+    /// Changes the optimizer, its states, or the places that it has for what it keeps beside them: by no other way, since after
+    /// each change what it keeps is taken over, and shown by its records again.
+    pub(super) fn change_optimizer<R>(&mut self, change: impl FnOnce(&mut Update) -> R) -> R {
+        let changed = change(&mut self.ranks.session().update());
+        self.restore_kept();
+        changed
+    }
+
     /// Lets records of the optimizer show the state of the policies and the averages that the config asks for, which take over
     /// what it has loaded.
-    pub(super) fn restore_kept(&mut self) {
+    fn restore_kept(&mut self) {
         let config = self.config.averaging.clone().map(Arc::new);
         let homes = || self.ranks.views().homes();
         homes().for_each(|home| home.average(config.as_ref()));

@@ -1,30 +1,21 @@
 //! One pass of all ranks, from its begin to its end.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
+use super::part::{Computed, RankPass};
 use super::ranks::{Rank, Ranks};
 use super::reports::Reports;
-use crate::device::{Written, check_connected, check_written};
+use crate::device::{Written, check_connected};
 use crate::error::FusedError;
-use crate::layout::Layout;
-use crate::loss::{Loss, Told};
 use crate::memory;
-use crate::offload::Transfers;
-use crate::pass::{Closure, Failure, Order, Pass, Running, Scope};
+use crate::pass::{Closure, Order, Running};
 use crate::policy::Goal;
-use crate::replica::{Group, Membership};
+use crate::replica::Group;
 use crate::report::StepReport;
-use crate::weights::{ParameterReport, Views};
-
-/// What the closure of a rank gives, with the gradients of the parameters that are ordinary leaves.
-pub(in crate::fused) type Worked<R> = Result<(R, GradientsParams), FusedError>;
-
-/// The same of all ranks.
-pub(in crate::fused) type Computed<R> = Result<(R, Vec<GradientsParams>), FusedError>;
+use crate::weights::ParameterReport;
 
 impl<M: Module> Ranks<M> {
     /// A pass. `compute` has every rank [compute](RankPass::compute) with its model.
@@ -139,77 +130,6 @@ impl<M: Module> Rank<M> {
             read_late,
         };
         (part, &self.form.module)
-    }
-}
-
-/// The part of one rank in a pass that has begun, on whichever thread.
-#[derive(Clone)]
-pub(in crate::fused) struct RankPass {
-    pub(in crate::fused) pass: Arc<Pass>,
-    views: Arc<Views>,
-    layout: Arc<Layout>,
-    /// Whether a device that has not computed something says so when it is asked.
-    read_late: bool,
-}
-
-impl RankPass {
-    /// Does the `work` of a closure, and uses what the backward pass has left then.
-    pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.under_way().map(InFlight);
-        let _scope = Scope::of_step(&self.pass).enter();
-        let worked = work()?;
-        drop(in_flight);
-        self.views.flush(&self.pass);
-        Ok(worked)
-    }
-
-    /// Which of several ranks it is that of.
-    pub(in crate::fused) fn member(&self) -> &Membership {
-        self.layout.member().expect("there are several")
-    }
-
-    /// Computes the loss, and the gradients back from it.
-    pub(in crate::fused) fn there_and_back<M: Module, L: Loss>(
-        &self,
-        model: &M,
-        forward: impl FnOnce(&M) -> L,
-    ) -> Worked<L> {
-        let loss = forward(model);
-        // A backward pass inside of the closure has failed in a block, and gone on.
-        self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
-        if !loss.has_graph() {
-            return Err(FusedError::LossNotTracked);
-        }
-        if self.read_late {
-            check_written(&loss.numbers())
-                .map_err(|reason| FusedError::LossNotComputed { reason })?;
-        }
-        if let Some(rehearsal) = &self.pass.rehearsal
-            && !rehearsal.agrees(self.pass.rank(), &loss)
-        {
-            return Err(FusedError::other_passes());
-        }
-        self.pass.enter_backward();
-        let begins = self.pass.among.as_ref().map(|among| {
-            let Membership { group, rank } = among.member.clone();
-            group.flow.ready(rank);
-            Box::new(move || group.flow.begun(rank)) as Told
-        });
-        if self.pass.is_recorded {
-            memory::enter(memory::Phase::Backward);
-        }
-        let (loss, mut gradients) = loss.go_back(self.pass.plan.scale, begins);
-        let gradients = GradientsParams::from_params(&mut gradients, model, &self.views.leaves);
-        Ok((loss, gradients))
-    }
-}
-
-/// Waits, when dropped, for what is on its way between a device and the host.
-struct InFlight<'a>(&'a Transfers);
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.wait();
     }
 }
 

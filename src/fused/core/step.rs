@@ -6,26 +6,25 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::run::{Computed, RankPass};
+use super::part::{Computed, RankPass, all_stand_by};
 use super::statistics::SharedStatistics;
-use crate::caught::{Caught, catch};
+use crate::caught::catch;
 use crate::error::FusedError;
 use crate::memory;
 use crate::parameters::ModelKey;
-use crate::pass::{Closure, Order, Rehearsal};
+use crate::pass::{Closure, Failure, Order, Rehearsal};
 use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
 impl<M: Module> Core<M> {
     /// A step, or without a learning rate the gradients of a micro-batch. `compute` is called for every pass, in which the
-    /// rank of each of the `closures` [computes](RankPass::compute) with its model; `idle` for those that only use what waits.
+    /// rank of each of the `closures` [computes](RankPass::compute) with its model.
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
-        idle: impl FnMut(Vec<(RankPass, &M)>) -> Computed<()>,
     ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
             return self.add(closures, compute);
@@ -35,7 +34,7 @@ impl<M: Module> Core<M> {
         }
         let output = self.add(closures, compute)?;
         if self.has_accumulated() {
-            self.step_accumulated(learning_rate, idle)?;
+            self.step_accumulated(learning_rate)?;
         }
         Ok(output)
     }
@@ -54,32 +53,38 @@ impl<M: Module> Core<M> {
             true => core.use_waiting(closures, compute),
             false => core.one_pass(Goal::Update, closures, compute),
         });
-        if let (Ok(Ok(_)), Some(config)) = (&ended, &self.config.averaging)
-            && self.reports.last.updated > 0
-        {
-            self.statistics.update(config, &self.ranks.form().module);
+        match ended {
+            Ok(output) => {
+                if let Some(config) = &self.config.averaging
+                    && self.reports.last.updated > 0
+                {
+                    self.statistics.update(config, &self.ranks.form().module);
+                }
+                Ok(output)
+            }
+            Err(failure) => {
+                if !self.policies.adaptive.bear_overflow() {
+                    self.drop_accumulated_if_not_finite();
+                }
+                if self.policies.adaptive.waits() {
+                    // Some have been used.
+                    self.drop_accumulated();
+                }
+                failure.go_on()
+            }
         }
-        if !matches!(ended, Ok(Ok(_))) && !self.policies.adaptive.bear_overflow() {
-            self.drop_accumulated_if_not_finite();
-        }
-        if !matches!(ended, Ok(Ok(_))) && self.policies.adaptive.waits() {
-            // Some have been used.
-            self.drop_accumulated();
-        }
-        ended.unwrap_or_else(|panic| panic.resume())
     }
 
     /// Steps with the accumulated gradients alone.
     pub(in crate::fused) fn step_accumulated(
         &mut self,
         learning_rate: ModuleLearningRate,
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<()>,
     ) -> Result<(), FusedError> {
         if !self.has_accumulated() {
             return self.refuse(FusedError::NothingAccumulated);
         }
         let closures = vec![Closure::Nothing; self.ranks.all.len()];
-        self.update(learning_rate, &closures, compute)
+        self.update(learning_rate, &closures, all_stand_by)
     }
 
     /// Forward and backward that change nothing.
@@ -133,14 +138,10 @@ impl<M: Module> Core<M> {
         });
         let lost = self.ranks.views().lost_accumulated().map(str::to_string);
         let Some(path) = lost else {
-            return ended.unwrap_or_else(|panic| panic.resume());
+            return ended.or_else(Failure::go_on);
         };
         self.drop_accumulated();
-        let reason = match ended {
-            Ok(Ok(_)) => String::new(),
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => panic.message().to_string(),
-        };
+        let reason = ended.map_or_else(|failure| failure.message(), |_| String::new());
         Err(FusedError::AccumulatedLost { path, reason })
     }
 
@@ -148,11 +149,14 @@ impl<M: Module> Core<M> {
     fn attempt<R>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<R, FusedError>,
-    ) -> Result<Result<R, FusedError>, Caught> {
-        catch(|| work(self)).or_else(|panic| match self.ranks.check_connected() {
-            Ok(()) => Err(panic),
-            Err(lost) => Ok(Err(lost)),
-        })
+    ) -> Result<R, Failure> {
+        match catch(|| work(self)) {
+            Ok(ended) => ended.map_err(Failure::Error),
+            Err(panic) => Err(match self.ranks.check_connected() {
+                Ok(()) => Failure::Panic(panic),
+                Err(lost) => Failure::Error(lost),
+            }),
+        }
     }
 
     /// An update in one pass, or the begin of one.

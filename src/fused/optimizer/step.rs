@@ -126,31 +126,6 @@ impl<M: Module> FusedOptimizer<M> {
         self.with_loss(None, once(forward))
     }
 
-    /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
-    /// was the last: the update of [`step`](Self::step), without its forward and backward pass.
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that
-    /// [`try_step_accumulated`](Self::try_step_accumulated) returns.
-    pub fn step_accumulated(&mut self, learning_rate: impl Into<ModuleLearningRate>) {
-        self.try_step_accumulated(learning_rate)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The fallible [`step_accumulated`](Self::step_accumulated).
-    ///
-    /// # Errors
-    ///
-    /// If nothing has been accumulated since the last step, the norm is not finite, or a hook stops
-    /// the step.
-    pub fn try_step_accumulated(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-    ) -> Result<(), FusedError> {
-        self.core.step_accumulated(learning_rate.into(), idle)
-    }
-
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
     /// a loop with Burn alone: for the gradients of tensors that are no parameters.
     ///
@@ -213,8 +188,7 @@ impl<M: Module> FusedOptimizer<M> {
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
         let compute = |ranks: Vec<(RankPass, &M)>| alone(ranks, |_, model| Ok(train(model)));
-        self.core
-            .step(learning_rate, &[Closure::Backward], compute, idle)
+        self.core.step(learning_rate, &[Closure::Backward], compute)
     }
 
     /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
@@ -255,8 +229,7 @@ impl<M: Module> FusedOptimizer<M> {
                 rank.there_and_back(model, &mut forward)
             })
         };
-        self.core
-            .step(learning_rate, &[Closure::Loss], compute, idle)
+        self.core.step(learning_rate, &[Closure::Loss], compute)
     }
 }
 
@@ -264,11 +237,6 @@ impl<M: Module> FusedOptimizer<M> {
 fn once<M, L>(forward: impl FnOnce(&M) -> L) -> impl FnMut(&M) -> L {
     let mut forward = Some(forward);
     move |model| forward.take().expect("the plan is one pass")(model)
-}
-
-/// Has the only rank use what has been accumulated.
-fn idle<M: Module>(ranks: Vec<(RankPass, &M)>) -> Computed<()> {
-    alone(ranks, |_, _| Ok(((), GradientsParams::new())))
 }
 
 /// Has the only rank compute.

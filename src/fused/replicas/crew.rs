@@ -9,8 +9,8 @@ use burn::optim::GradientsParams;
 use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
-use crate::fused::core::{Computed, RankPass, Worked};
-use crate::pass::{Failure, Scope};
+use crate::fused::core::{Computed, RankPass, Worked, begin};
+use crate::pass::Failure;
 use crate::random::Stream;
 use crate::replica::{Group, Membership, Turn};
 use crate::worker::Worker;
@@ -40,9 +40,8 @@ impl Crew {
         work: &Work<M, B, R>,
     ) -> Computed<Vec<R>> {
         let group = ranks[0].0.member().group.clone();
-        check_place(&group)?;
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
-        group.begin(&takes_part);
+        begin(&group, &takes_part)?;
         let numbers = numbers(&ranks[0].0, &group, &takes_part)?;
         // The batches come from this thread.
         group.devices().iter().for_each(hand_over);
@@ -66,10 +65,7 @@ impl Crew {
             });
         }
         drop(sender);
-        for part in idle {
-            let flushed = catch(|| part.compute(|| Ok(((), GradientsParams::new()))));
-            settled(&part, flushed);
-        }
+        idle.iter().for_each(RankPass::stand_by);
         let mut outputs: Vec<_> = (0..group.ranks()).map(|_| None).collect();
         for (rank, output) in computed {
             at_work.retain(|(at_work, _)| *at_work != rank);
@@ -123,36 +119,9 @@ fn take_part<R>(
         Ok(output)
     });
     end_turn();
-    let output = settled(part, done)?;
+    let output = part.settled(done)?;
     taken.well();
     Some(output)
-}
-
-/// What the part of a rank has given; what it has failed with ends its pass.
-fn settled<R>(part: &RankPass, done: Result<Result<R, FusedError>, Caught>) -> Option<R> {
-    match done {
-        Ok(Ok(output)) => return (!part.pass.has_failed()).then_some(output),
-        Ok(Err(error)) => part.pass.end_with(Failure::Error(error)),
-        Err(panic) => part.pass.end_with(Failure::Panic(panic)),
-    }
-    None
-}
-
-/// Refuses a pass in the closure of another, which has the turn to draw random numbers.
-fn check_place(group: &Group) -> Result<(), FusedError> {
-    let waits = |outer: Scope| {
-        let among = outer.pass.among.as_ref();
-        let takes_turns = among.is_some_and(|among| among.member.group.takes_turns());
-        takes_turns && group.takes_turns()
-    };
-    match Scope::current().is_some_and(waits) {
-        false => Ok(()),
-        true => Err(FusedError::Replicas {
-            reason: "a step of replicas was called in the closure of another's, and each waits for the other to draw \
-                     random numbers: call it outside, or set `FusedConfig::draws_random_numbers` to false in one of them"
-                .to_string(),
-        }),
-    }
 }
 
 /// The random numbers that those of all ranks in a pass come from, if they take turns.

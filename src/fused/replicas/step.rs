@@ -7,9 +7,9 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedReplicas;
-use super::crew::{Crew, Work};
+use super::crew::Work;
 use crate::error::FusedError;
-use crate::fused::core::{Computed, RankPass};
+use crate::fused::core::RankPass;
 use crate::loss::Loss;
 use crate::pass::Closure;
 
@@ -116,29 +116,6 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.pass_of_loss(None, batches, forward)
     }
 
-    /// Steps with the accumulated gradients alone, as [`FusedOptimizer::step_accumulated`](crate::FusedOptimizer::step_accumulated).
-    ///
-    /// # Panics
-    ///
-    /// As [`step`](Self::step).
-    pub fn step_accumulated(&mut self, learning_rate: impl Into<ModuleLearningRate>) {
-        self.try_step_accumulated(learning_rate)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The fallible [`step_accumulated`](Self::step_accumulated).
-    ///
-    /// # Errors
-    ///
-    /// As [`FusedOptimizer::try_step_accumulated`](crate::FusedOptimizer::try_step_accumulated).
-    pub fn try_step_accumulated(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-    ) -> Result<(), FusedError> {
-        let Self { core, crew } = self;
-        core.step_accumulated(learning_rate.into(), |ranks| idle(crew, ranks))
-    }
-
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
     /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
     ///
@@ -212,7 +189,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
             let batches = next.take().unwrap_or_else(&mut batches);
             crew.compute(ranks, batches, &work)
         };
-        core.step(learning_rate, &closures, compute, |ranks| idle(crew, ranks))
+        core.step(learning_rate, &closures, compute)
     }
 
     /// The batches by rank.
@@ -231,12 +208,4 @@ impl<M: Module + 'static> FusedReplicas<M> {
         dealt.resize_with(ranks, || None);
         Ok(dealt)
     }
-}
-
-/// Has all ranks use what has been accumulated.
-fn idle<M: Module + 'static>(crew: &Crew, ranks: Vec<(RankPass, &M)>) -> Computed<()> {
-    let nothing: Work<M, (), ()> = Arc::new(|_, _, ()| Ok(((), GradientsParams::new())));
-    let batches = ranks.iter().map(|_| None).collect();
-    let (_, gradients) = crew.compute(ranks, batches, &nothing)?;
-    Ok(((), gradients))
 }

@@ -1,0 +1,144 @@
+//! What a rank does in a pass.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::optim::GradientsParams;
+
+use crate::caught::{Caught, catch};
+use crate::device::check_written;
+use crate::error::FusedError;
+use crate::layout::Layout;
+use crate::loss::{Loss, Told};
+use crate::memory;
+use crate::offload::Transfers;
+use crate::pass::{Failure, Pass, Scope};
+use crate::replica::{Group, Membership};
+use crate::weights::Views;
+
+/// What the closure of a rank gives, with the gradients of the parameters that are ordinary leaves.
+pub(in crate::fused) type Worked<R> = Result<(R, GradientsParams), FusedError>;
+
+/// The same of all ranks.
+pub(in crate::fused) type Computed<R> = Result<(R, Vec<GradientsParams>), FusedError>;
+
+/// The part of one rank in a pass that has begun, on whichever thread.
+#[derive(Clone)]
+pub(in crate::fused) struct RankPass {
+    pub(in crate::fused) pass: Arc<Pass>,
+    pub(super) views: Arc<Views>,
+    pub(super) layout: Arc<Layout>,
+    /// Whether a device that has not computed something says so when it is asked.
+    pub(super) read_late: bool,
+}
+
+impl RankPass {
+    /// Does the `work` of a closure, and uses what the backward pass has left then.
+    pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
+        let in_flight = self.layout.under_way().map(InFlight);
+        let _scope = Scope::of_step(&self.pass).enter();
+        let worked = work()?;
+        drop(in_flight);
+        self.views.flush(&self.pass);
+        Ok(worked)
+    }
+
+    /// The same without a closure: uses what has been accumulated. What goes wrong ends the pass.
+    pub(in crate::fused) fn stand_by(&self) {
+        let flushed = catch(|| self.compute(|| Ok(((), GradientsParams::new()))));
+        self.settled(flushed);
+    }
+
+    /// What the part has given; what it has failed with ends its pass.
+    pub(in crate::fused) fn settled<R>(
+        &self,
+        done: Result<Result<R, FusedError>, Caught>,
+    ) -> Option<R> {
+        match done {
+            Ok(Ok(output)) => return (!self.pass.has_failed()).then_some(output),
+            Ok(Err(error)) => self.pass.end_with(Failure::Error(error)),
+            Err(panic) => self.pass.end_with(Failure::Panic(panic)),
+        }
+        None
+    }
+
+    /// Which of several ranks it is that of.
+    pub(in crate::fused) fn member(&self) -> &Membership {
+        self.layout.member().expect("there are several")
+    }
+
+    /// Computes the loss, and the gradients back from it.
+    pub(in crate::fused) fn there_and_back<M: Module, L: Loss>(
+        &self,
+        model: &M,
+        forward: impl FnOnce(&M) -> L,
+    ) -> Worked<L> {
+        let loss = forward(model);
+        // A backward pass inside of the closure has failed in a block, and gone on.
+        self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
+        if !loss.has_graph() {
+            return Err(FusedError::LossNotTracked);
+        }
+        if self.read_late {
+            check_written(&loss.numbers())
+                .map_err(|reason| FusedError::LossNotComputed { reason })?;
+        }
+        if let Some(rehearsal) = &self.pass.rehearsal
+            && !rehearsal.agrees(self.pass.rank(), &loss)
+        {
+            return Err(FusedError::other_passes());
+        }
+        self.pass.enter_backward();
+        let begins = self.pass.among.as_ref().map(|among| {
+            let Membership { group, rank } = among.member.clone();
+            group.flow.ready(rank);
+            Box::new(move || group.flow.begun(rank)) as Told
+        });
+        if self.pass.is_recorded {
+            memory::enter(memory::Phase::Backward);
+        }
+        let (loss, mut gradients) = loss.go_back(self.pass.plan.scale, begins);
+        let gradients = GradientsParams::from_params(&mut gradients, model, &self.views.leaves);
+        Ok((loss, gradients))
+    }
+}
+
+/// Waits, when dropped, for what is on its way between a device and the host.
+struct InFlight<'a>(&'a Transfers);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
+}
+
+/// Has all ranks stand by in a pass, which then only uses what has been accumulated.
+pub(super) fn all_stand_by<M>(ranks: Vec<(RankPass, &M)>) -> Computed<()> {
+    if let Some(member) = ranks[0].0.layout.member() {
+        begin(&member.group, &vec![false; ranks.len()])?;
+    }
+    let gradients = ranks.iter().map(|(part, _)| {
+        part.stand_by();
+        GradientsParams::new()
+    });
+    Ok(((), gradients.collect()))
+}
+
+/// A pass of several ranks begins, in which these have a closure. Refuses one in the closure of another, which has the turn
+/// to draw random numbers.
+pub(in crate::fused) fn begin(group: &Group, have_closures: &[bool]) -> Result<(), FusedError> {
+    let waits = |outer: Scope| {
+        let among = outer.pass.among.as_ref();
+        let takes_turns = among.is_some_and(|among| among.member.group.takes_turns());
+        takes_turns && group.takes_turns()
+    };
+    if Scope::current().is_some_and(waits) {
+        return Err(FusedError::Replicas {
+            reason: "a step of replicas was called in the closure of another's, and each waits for the other to draw \
+                     random numbers: call it outside, or set `FusedConfig::draws_random_numbers` to false in one of them"
+                .to_string(),
+        });
+    }
+    group.begin(have_closures);
+    Ok(())
+}
