@@ -1,7 +1,7 @@
 use burn::config::Config;
 
 use super::format::WeightFormat;
-use super::rule::Average;
+use super::rule::AverageRule;
 use crate::error::FusedError;
 
 /// Which average of the weights, for a [`WeightAveragingConfig`].
@@ -106,14 +106,14 @@ impl WeightAveragingConfig {
     }
 
     /// What takes an average of so many values on to the next.
-    pub(super) fn rule(&self, values: usize) -> Average {
+    pub(super) fn rule(&self, values: usize) -> AverageRule {
         match self.average {
-            WeightAverage::Uniform => Average::Uniform(values + 1),
+            WeightAverage::Uniform => AverageRule::Uniform(values + 1),
             WeightAverage::Exponential(decay) => {
                 let values = values as f64;
                 let warm = (1.0 + values) / (10.0 + values);
                 let decay = if self.warm_up { decay.min(warm) } else { decay };
-                Average::Exponential(decay)
+                AverageRule::Exponential(decay)
             }
         }
     }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::rule::Average;
+use super::rule::AverageRule;
 
 #[derive(Default)]
 struct Call {
@@ -15,20 +15,19 @@ struct Call {
     reserve: Option<Box<dyn Any>>,
     in_place: bool,
     refusal: Option<String>,
-    /// An average of the parameter, a [`Carried`] of its rank.
-    carried: Option<Box<dyn Any>>,
+    /// An average of the parameter, a [`LentAverage`] of its rank.
+    average: Option<Box<dyn Any>>,
     /// Whether what an optimizer writes is what the caller gets.
     is_direct: bool,
 }
 
-/// An average of a parameter, which a step may take on in its own pass over memory.
+/// An average of the parameter, which a step may take on in its own pass over memory.
 #[derive(Debug)]
-pub(crate) struct Carried<const D: usize> {
-    pub(crate) average: Average,
-    /// Of the type in which it is computed.
-    pub(crate) mean: Tensor<D>,
-    /// Whether it has been taken on.
-    pub(crate) is_done: bool,
+pub(super) enum LentAverage<const D: usize> {
+    /// As it was, in the type in which it is computed, and how it goes on.
+    Before(Tensor<D>, AverageRule),
+    /// As the step has left it.
+    After(Tensor<D>),
 }
 
 /// An optimizer of this crate that nobody of another has put into his own: what it writes is the new parameter.
@@ -94,6 +93,17 @@ impl StepCall {
         let reserve = tell(|call| call.reserve.take()).flatten()?;
         reserve.downcast().ok().map(|reserve| *reserve)
     }
+
+    /// Lends the step an average.
+    pub(super) fn lend<const D: usize>(&self, average: LentAverage<D>) {
+        tell(|call| call.average = Some(Box::new(average)));
+    }
+
+    /// The average that was lent, unless it was lost in a panic.
+    pub(super) fn take_back<const D: usize>(&self) -> Option<LentAverage<D>> {
+        let average = tell(|call| call.average.take()).flatten()?;
+        average.downcast().ok().map(|average| *average)
+    }
 }
 
 impl Drop for StepCall {
@@ -126,21 +136,26 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
     reason
 }
 
-/// The average that the step can take on in its pass, if what it writes is the new parameter.
-pub(super) fn average<const D: usize>() -> Option<Carried<D>> {
-    let is_direct = tell(|call| call.is_direct).unwrap_or(false);
-    is_direct.then(take_average).flatten()
+/// The average that was lent, with what `join` makes of it and of how it goes on: if that is something, and if what the step writes
+/// is the new parameter.
+pub(super) fn borrow_average<const D: usize, R>(
+    join: impl FnOnce(&Tensor<D>, AverageRule) -> Option<R>,
+) -> Option<(R, Tensor<D>)> {
+    let borrow = |call: &mut Call| {
+        let average = call.average.as_ref().filter(|_| call.is_direct)?;
+        let LentAverage::Before(mean, rule) = average.downcast_ref()? else {
+            return None;
+        };
+        let joined = (join(mean, *rule)?, mean.clone());
+        call.average = None;
+        Some(joined)
+    };
+    tell(borrow).flatten()
 }
 
-/// The average that was given, unless it was lost in a panic.
-pub(super) fn take_average<const D: usize>() -> Option<Carried<D>> {
-    let carried = tell(|call| call.carried.take()).flatten()?;
-    carried.downcast().ok().map(|carried| *carried)
-}
-
-/// Gives the other side an average: the optimizer, which may take it on in the pass of its step, or the caller, who has it back then.
-pub(super) fn give_average<const D: usize>(carried: Carried<D>) {
-    tell(|call| call.carried = Some(Box::new(carried)));
+/// Gives the average back, which has gone on with the step.
+pub(super) fn return_average<const D: usize>(mean: Tensor<D>) {
+    tell(|call| call.average = Some(Box::new(LentAverage::After(mean))));
 }
 
 /// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.

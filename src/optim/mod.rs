@@ -70,7 +70,7 @@
 
 mod adam;
 mod adamw;
-mod averaged;
+mod average;
 mod averaging;
 mod call;
 mod element_wise;
@@ -92,7 +92,7 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
-pub(crate) use averaged::{Averaged, Averaging, Lent};
+pub(crate) use average::{Average, AverageState};
 pub use averaging::{WeightAverage, WeightAveragingConfig};
 use call::Direct;
 pub(crate) use call::StepCall;

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::addressed::Addressed;
 use super::state::PolicyState;
-use crate::optim::Averaged;
+use crate::optim::AverageState;
 
 /// The parameter under which a record of the optimizer holds the state of the policies. (The loss
 /// scale came first.)
@@ -103,7 +103,7 @@ impl AverageKeeper {
     pub(crate) fn restore<const D: usize>(
         optimizer: &mut ModuleOptimizer,
         parameter: ParamId,
-        average: &Averaged<D>,
+        average: &AverageState<D>,
         device: &Device,
     ) {
         GIVEN.set(Some(Box::new(average.clone())));
@@ -122,25 +122,25 @@ impl AverageKeeper {
 }
 
 impl Optimizer for AverageKeeper {
-    type State<const D: usize> = Averaged<D>;
+    type State<const D: usize> = AverageState<D>;
 
     fn step<const D: usize>(
         &self,
         _learning_rate: LearningRate,
         nothing: Tensor<D>,
         _gradient: Tensor<D>,
-        loaded: Option<Averaged<D>>,
-    ) -> (Tensor<D>, Option<Averaged<D>>) {
+        loaded: Option<AverageState<D>>,
+    ) -> (Tensor<D>, Option<AverageState<D>>) {
         let given = GIVEN
             .take()
-            .and_then(|given| given.downcast::<Averaged<D>>().ok());
+            .and_then(|given| given.downcast::<AverageState<D>>().ok());
         if let (Some(given), Some(loaded)) = (&given, loaded) {
             given.load(&loaded);
         }
         (nothing, given.map(|given| *given))
     }
 
-    fn to_device<const D: usize>(average: Averaged<D>, _device: &Device) -> Averaged<D> {
+    fn to_device<const D: usize>(average: AverageState<D>, _device: &Device) -> AverageState<D> {
         average
     }
 }

@@ -9,7 +9,7 @@ use super::addressed::Addressed;
 use super::departed::Departed;
 use super::states::{holds_codes, joined, split, written};
 use crate::caught::{Caught, catch};
-use crate::optim::{Averaging, Lent, StepCall};
+use crate::optim::{Average, StepCall};
 use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -190,12 +190,12 @@ impl Update {
         value: Tensor<D>,
         gradient: Tensor<D>,
         more_to_come: bool,
-        averaging: Option<&Averaging<D>>,
+        average: Option<&Average<D>>,
     ) -> Stepped<D> {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
         let call = StepCall::begin(more_to_come, value.clone());
-        let lent = averaging.and_then(Averaging::lend);
+        let lent = average.and_then(|average| average.lend(&call));
         let waiting = self.waiting.get(&id).cloned();
         // What has come from a record waits on, however small.
         let waits = waiting.is_some() || self.wait_from.is_some_and(|from| elements >= from);
@@ -220,7 +220,7 @@ impl Update {
             stepped.param.into_value().inner()
         };
         let stepped = catch(step);
-        let averaged = lent.is_some_and(Lent::back);
+        let averaged = lent.is_some_and(|lent| lent.back(&call));
         match stepped {
             Ok(value) => Stepped {
                 averaged,

@@ -7,7 +7,7 @@ use burn::optim::ModuleOptimizer;
 use super::home::Home;
 use super::stage::Accumulated;
 use crate::memory::{self, Category};
-use crate::optim::{Averaging, WeightAveragingConfig};
+use crate::optim::{Average, WeightAveragingConfig};
 use crate::policy::{self, AverageKeeper};
 
 /// The home of a parameter of any rank: what is asked of all of them between passes.
@@ -31,7 +31,7 @@ pub(crate) trait AnyHome {
     fn show(&self);
 
     /// Averages as `config` says from now on, if it covers the parameter; goes on with what there is.
-    fn average(&self, config: Option<&Arc<WeightAveragingConfig>>);
+    fn average_as(&self, config: Option<&Arc<WeightAveragingConfig>>);
 
     /// Lets `optimizer`, which has a place for averages, hold the average, and show it in its records, or none if none is
     /// asked for. The average takes over what it has loaded.
@@ -70,22 +70,17 @@ impl<const D: usize> AnyHome for Home<D> {
         }
     }
 
-    fn average(&self, config: Option<&Arc<WeightAveragingConfig>>) {
+    fn average_as(&self, config: Option<&Arc<WeightAveragingConfig>>) {
         let mut state = self.state.lock();
-        let before = state.averaging.take();
+        let before = state.average.take();
         let config = config.filter(|config| config.covers(&self.path));
-        state.averaging = config.map(|config| Averaging {
-            config: config.clone(),
-            average: before.map(|before| before.average).unwrap_or_default(),
-        });
+        state.average = config.map(|config| Average::new(config, before));
     }
 
     fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
         let device = &self.site().device;
-        match self.averaging() {
-            Some(averaging) => {
-                AverageKeeper::restore(optimizer, self.id, &averaging.average, device);
-            }
+        match self.average() {
+            Some(average) => AverageKeeper::restore(optimizer, self.id, average.state(), device),
             None => AverageKeeper::forget::<D>(optimizer, self.id, device),
         }
     }

@@ -14,7 +14,7 @@ use super::stage::{Accumulated, Outcome};
 use crate::device::{moved, sent};
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
-use crate::optim::Averaging;
+use crate::optim::Average;
 use crate::pass::Session;
 
 /// The home of a parameter of rank `D`.
@@ -62,7 +62,7 @@ pub(super) struct State<const D: usize> {
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated<Box<Tensor<D>>>,
     /// An average of the value, if one is asked for.
-    pub(super) averaging: Option<Averaging<D>>,
+    pub(super) average: Option<Average<D>>,
     /// What has become of the gradient of this pass.
     pub(super) outcome: Option<Outcome<D>>,
     answers: Answers<D>,
@@ -84,7 +84,7 @@ impl<const D: usize> Home<D> {
         let state = State {
             value: Some(value),
             accumulated: Accumulated::Nothing,
-            averaging: None,
+            average: None,
             outcome: None,
             answers: Answers::default(),
         };
@@ -192,18 +192,18 @@ impl<const D: usize> Home<D> {
 
     /// The average, where the value rests and in its type; the value while there is none.
     pub(super) fn averaged(&self) -> Tensor<D> {
-        let mean = self.averaging().and_then(|it| it.average.mean(self.dtype));
+        let mean = self.average().and_then(|it| it.mean(self.dtype));
         let mean = mean.map(|mean| moved(mean, &self.site().device));
         mean.unwrap_or_else(|| self.value())
     }
 
-    pub(super) fn averaging(&self) -> Option<Averaging<D>> {
-        self.state.lock().averaging.clone()
+    pub(super) fn average(&self) -> Option<Average<D>> {
+        self.state.lock().average.clone()
     }
 
     /// Goes on with the average that another home of the same parameter has.
     pub(super) fn take_over_average(&self, from: &Self) {
-        self.state.lock().averaging = from.averaging();
+        self.state.lock().average = from.average();
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.

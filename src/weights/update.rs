@@ -136,15 +136,11 @@ impl<const D: usize> Home<D> {
             memory::enter_update(&self.path);
         }
         let more_to_come = pass.plan.goal == Goal::Begin;
-        let averaging = state.averaging.as_ref().filter(|_| !more_to_come);
-        let stepped = session.update().step(
-            &self.path,
-            self.id,
-            value,
-            gradient,
-            more_to_come,
-            averaging,
-        );
+        let average = state.average.as_ref().filter(|_| !more_to_come);
+        let stepped =
+            session
+                .update()
+                .step(&self.path, self.id, value, gradient, more_to_come, average);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
                 memory::show(Category::Parameter, value);
@@ -158,10 +154,10 @@ impl<const D: usize> Home<D> {
                 self.outdate_copies();
                 state.outcome = Some(Outcome::Updated { copied });
                 // Last, since it can fail: the value has moved then.
-                if let (Some(value), Some(averaging)) = (&state.value, &state.averaging)
+                if let (Some(value), Some(average)) = (&state.value, &state.average)
                     && !stepped.averaged
                 {
-                    averaging.average.update(&averaging.config, value);
+                    average.update(value);
                 }
             }
             (Err(_), _) => self.outdate_copies(),

@@ -1,12 +1,13 @@
 //! Averages of running statistics.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 
-use crate::optim::{Averaged, WeightAveragingConfig};
+use crate::optim::{Average, WeightAveragingConfig};
 use crate::parameters::{
     AnyTensor, Parameter, exchange, list, running_statistics, values, with_own_statistics,
 };
@@ -20,7 +21,7 @@ pub(super) struct AveragedStatistics(HashMap<ParamId, OfOne>);
 struct OfOne {
     /// In records, by its path: the statistic of a loaded model keeps an id of its own.
     id: ParamId,
-    average: Averaged<1>,
+    average: Average<1>,
 }
 
 impl AveragedStatistics {
@@ -28,12 +29,12 @@ impl AveragedStatistics {
     /// records have held those that are elsewhere now, or gone.
     pub(super) fn average<M: Module>(
         &mut self,
-        config: Option<&WeightAveragingConfig>,
+        config: Option<&Arc<WeightAveragingConfig>>,
         module: &M,
     ) -> Vec<ParamId> {
         let mut before = std::mem::take(&mut self.0);
         let mut left = Vec::new();
-        if config.is_some_and(|config| config.running_statistics) {
+        if let Some(config) = config.filter(|config| config.running_statistics) {
             let all = running_statistics(module);
             for Parameter { param, path, .. } in list(module) {
                 if !all.contains(&param.id()) {
@@ -42,7 +43,7 @@ impl AveragedStatistics {
                 let id = statistic_id(&path);
                 let before = before.remove(&param.id());
                 left.extend(before.iter().map(|it| it.id).filter(|was| *was != id));
-                let average = before.map(|it| it.average).unwrap_or_default();
+                let average = Average::new(config, before.map(|it| it.average));
                 self.0.insert(param.id(), OfOne { id, average });
             }
         }
@@ -52,14 +53,9 @@ impl AveragedStatistics {
 
     /// Those that another training goes on with.
     pub(super) fn split(&self) -> Self {
-        let all = self.0.iter().map(|(id, of_one)| {
-            let average = Averaged::default();
-            average.load(&of_one.average);
-            let split = OfOne {
-                id: of_one.id,
-                average,
-            };
-            (*id, split)
+        let all = self.0.iter().map(|(statistic, OfOne { id, average })| {
+            let (id, average) = (*id, average.split());
+            (*statistic, OfOne { id, average })
         });
         Self(all.collect())
     }
@@ -70,14 +66,14 @@ impl AveragedStatistics {
     }
 
     /// Takes note of the statistics of `module` after an update.
-    pub(super) fn update<M: Module>(&self, config: &WeightAveragingConfig, module: &M) {
+    pub(super) fn update<M: Module>(&self, module: &M) {
         if self.0.is_empty() {
             return;
         }
         // Burn keeps updates aside: they are merged to be looked at, and aside again.
         let _kept = KeptStatistics::of(module);
         for (id, value) in values(module, &self.0.keys().copied().collect()) {
-            self.0[&id].average.update(config, &in_a_row(value));
+            self.0[&id].average.update(&in_a_row(value));
         }
     }
 
@@ -112,7 +108,7 @@ impl AveragedStatistics {
     /// Lets `optimizer`, which has a place for averages, hold them; they take over what it has loaded.
     pub(super) fn keep_in(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
         for OfOne { id, average } in self.0.values() {
-            AverageKeeper::restore(optimizer, *id, average, device);
+            AverageKeeper::restore(optimizer, *id, average.state(), device);
         }
     }
 }

@@ -200,7 +200,7 @@ impl<M: Module> Core<M> {
     pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut Update)) {
         // What there is belongs to other weights.
         let homes = self.ranks.views().homes();
-        homes.for_each(|home| home.average(None));
+        homes.for_each(|home| home.average_as(None));
         self.statistics.forget();
         self.change_optimizer(change);
         if self.has_accumulated() {
@@ -250,9 +250,9 @@ impl<M: Module> Core<M> {
     fn restore_kept(&mut self) {
         let config = self.config.averaging.clone().map(Arc::new);
         let homes = || self.ranks.views().homes();
-        homes().for_each(|home| home.average(config.as_ref()));
+        homes().for_each(|home| home.average_as(config.as_ref()));
         let module = &self.ranks.form().module;
-        let left = self.statistics.average(config.as_deref(), module);
+        let left = self.statistics.average(config.as_ref(), module);
         let device = self.ranks.device();
         self.ranks.session().update().change(|mut optimizer| {
             if let Some(keeper) = self.policies.adaptive.keeper() {

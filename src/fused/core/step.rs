@@ -55,10 +55,8 @@ impl<M: Module> Core<M> {
         });
         match ended {
             Ok(output) => {
-                if let Some(config) = &self.config.averaging
-                    && self.reports.last.updated > 0
-                {
-                    self.statistics.update(config, &self.ranks.form().module);
+                if self.reports.last.updated > 0 {
+                    self.statistics.update(&self.ranks.form().module);
                 }
                 Ok(output)
             }

@@ -24,7 +24,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
 use burn::tensor::{FloatDType, Tensor, read_sync};
 
-use super::call::{self, Carried};
+use super::call;
 use super::format::{Noise, StateTensor, Weight, WeightFormat};
 use super::rule::Set;
 use gradient::Gradient;
@@ -73,35 +73,20 @@ pub(super) fn update<const D: usize>(
         let states = states.into_iter().map(StateTensor::Full).collect();
         return (Weight { value, ..weight }, states);
     }
-    let (rule, carried) = carrying(rule, &weight.value);
-    let (average, mean) = carried.map(|it| (it.average, it.mean)).unzip();
-    states.extend(mean.map(StateTensor::Full));
     let formats = None;
-    let (weight, mut states) = written(Update { rule, formats }, weight, gradient, states);
-    if let Some(average) = average {
-        let mean = states.pop().expect("it is the last of them").full();
-        call::give_average(Carried {
-            average,
-            mean,
-            is_done: true,
-        });
-    }
-    (weight, states)
-}
-
-/// `rule` with the average of `parameter` that the caller has, if one pass can do both.
-fn carrying<const D: usize>(rule: Rule, parameter: &Tensor<D>) -> (Rule, Option<Carried<D>>) {
-    let Some(carried) = call::average::<D>() else {
-        return (rule, None);
+    // One pass takes an average on, too, if it can.
+    let joined = call::borrow_average(|mean, average| {
+        let fits = fit::check(&weight.value, mean, []).is_ok();
+        fits.then(|| rule.0.with_average(average)).flatten()
+    });
+    let Some((rule, mean)) = joined else {
+        return written(Update { rule, formats }, weight, gradient, states);
     };
-    let fits = fit::check(parameter, &carried.mean, []).is_ok();
-    match rule.0.averaging(carried.average).filter(|_| fits) {
-        Some(rule) => (rule, Some(carried)),
-        None => {
-            call::give_average(carried);
-            (rule, None)
-        }
-    }
+    states.push(StateTensor::Full(mean));
+    let (weight, mut states) = written(Update { rule, formats }, weight, gradient, states);
+    let mean = states.pop().expect("it is the last of them");
+    call::return_average(mean.full());
+    (weight, states)
 }
 
 /// Takes a step that does not fail any more.

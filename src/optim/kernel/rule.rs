@@ -1,7 +1,7 @@
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
-use super::super::rule::{Average, Averaging, Traced, UpdateRule};
+use super::super::rule::{AverageRule, Traced, UpdateRule, WithAverage};
 use super::pass::Pass;
 
 /// A formula with the hyperparameters of a step, of whatever type it is.
@@ -14,11 +14,11 @@ impl Rule {
     where
         States: AtMostThree<S>,
     {
-        Self::of::<_, S>(rule, States::averaging)
+        Self::of::<_, S>(rule, States::with_average)
     }
 
-    fn of<R: UpdateRule<S>, const S: usize>(rule: R, averaging: WithAverage<R>) -> Self {
-        Self(Arc::new(Typed::<_, S> { rule, averaging }))
+    fn of<R: UpdateRule<S>, const S: usize>(rule: R, with_average: JoinAverage<R>) -> Self {
+        Self(Arc::new(Typed::<_, S> { rule, with_average }))
     }
 }
 
@@ -31,15 +31,15 @@ pub struct States;
 #[diagnostic::on_unimplemented(message = "a rule has three states at most")]
 pub trait AtMostThree<const S: usize> {
     /// `rule` with one state more, an average of the parameter, if it can have that.
-    fn averaging<R: UpdateRule<S>>(rule: R, average: Average) -> Option<Rule>;
+    fn with_average<R: UpdateRule<S>>(rule: R, average: AverageRule) -> Option<Rule>;
 }
 
 macro_rules! and_an_average {
     ($($states:literal => $more:literal)*) => {
         $(
             impl AtMostThree<$states> for States {
-                fn averaging<R: UpdateRule<$states>>(rule: R, average: Average) -> Option<Rule> {
-                    let rule = Averaging { rule, average };
+                fn with_average<R: UpdateRule<$states>>(rule: R, average: AverageRule) -> Option<Rule> {
+                    let rule = WithAverage { rule, average };
                     Some(Rule::of::<_, $more>(rule, |_, _| None))
                 }
             }
@@ -50,7 +50,7 @@ macro_rules! and_an_average {
 and_an_average!(0 => 1 1 => 2 2 => 3);
 
 impl AtMostThree<3> for States {
-    fn averaging<R: UpdateRule<3>>(_rule: R, _average: Average) -> Option<Rule> {
+    fn with_average<R: UpdateRule<3>>(_rule: R, _average: AverageRule) -> Option<Rule> {
         None
     }
 }
@@ -61,7 +61,7 @@ pub(in crate::optim) trait AnyRule: Debug + Send + Sync {
     fn states(&self) -> usize;
 
     /// The same with an average of the parameter as its last state; none if it has all that a rule can have.
-    fn averaging(&self, average: Average) -> Option<Rule>;
+    fn with_average(&self, average: AverageRule) -> Option<Rule>;
 
     /// What it does, operation by operation.
     fn traced(&self) -> Traced;
@@ -70,12 +70,12 @@ pub(in crate::optim) trait AnyRule: Debug + Send + Sync {
     fn run(&self, pass: Pass<'_>);
 }
 
-/// Makes a rule that averages of one that does not.
-type WithAverage<R> = fn(R, Average) -> Option<Rule>;
+/// Makes a rule with an average of one without.
+type JoinAverage<R> = fn(R, AverageRule) -> Option<Rule>;
 
 struct Typed<R, const S: usize> {
     rule: R,
-    averaging: WithAverage<R>,
+    with_average: JoinAverage<R>,
 }
 
 impl<R: Debug, const S: usize> Debug for Typed<R, S> {
@@ -89,8 +89,8 @@ impl<R: UpdateRule<S>, const S: usize> AnyRule for Typed<R, S> {
         S
     }
 
-    fn averaging(&self, average: Average) -> Option<Rule> {
-        (self.averaging)(self.rule.clone(), average)
+    fn with_average(&self, average: AverageRule) -> Option<Rule> {
+        (self.with_average)(self.rule.clone(), average)
     }
 
     fn traced(&self) -> Traced {

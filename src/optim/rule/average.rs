@@ -2,14 +2,14 @@ use super::{Number, UpdateRule};
 
 /// Takes an average on to the next value.
 #[derive(Clone, Copy, Debug)]
-pub enum Average {
+pub enum AverageRule {
     /// Exponential, with this decay.
     Exponential(f64),
     /// Uniform, over so many values with this one.
     Uniform(usize),
 }
 
-impl UpdateRule<0> for Average {
+impl UpdateRule<0> for AverageRule {
     #[inline(always)]
     fn update<N: Number>(&self, average: N, value: N, []: [N; 0]) -> (N, [N; 0]) {
         let average = match *self {
@@ -22,15 +22,15 @@ impl UpdateRule<0> for Average {
 
 /// A step of `rule` whose last state is an average of the parameter, which goes on to what the parameter is then.
 #[derive(Clone, Debug)]
-pub(crate) struct Averaging<R> {
+pub(crate) struct WithAverage<R> {
     pub(crate) rule: R,
-    pub(crate) average: Average,
+    pub(crate) average: AverageRule,
 }
 
 macro_rules! averaging {
     ($($states:literal => $more:literal)*) => {
         $(
-            impl<R: UpdateRule<$states>> UpdateRule<$more> for Averaging<R> {
+            impl<R: UpdateRule<$states>> UpdateRule<$more> for WithAverage<R> {
                 #[inline(always)]
                 fn update<N: Number>(
                     &self,

@@ -18,8 +18,8 @@ use std::fmt::Debug;
 
 pub(crate) use adam::Adam;
 pub(crate) use adamw::AdamW;
-pub use average::Average;
-pub(crate) use average::Averaging;
+pub use average::AverageRule;
+pub(crate) use average::WithAverage;
 pub(crate) use decayed::Decayed;
 pub(crate) use lion::Lion;
 pub(crate) use moments::Moments;

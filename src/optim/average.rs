@@ -5,16 +5,23 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::averaging::WeightAveragingConfig;
-use super::call::{self, Carried};
+use super::call::{LentAverage, StepCall};
 use super::format::{Formats, LowBits, Noise, StateFormat, Weight, WeightFormat, steps};
 use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved};
 
-/// The average of a parameter. All handles share it, so that a record shows it as it is.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Averaged<const D: usize>(Arc<Mutex<Values<D>>>);
+/// The average of a parameter over its updates.
+#[derive(Clone, Debug)]
+pub(crate) struct Average<const D: usize> {
+    config: Arc<WeightAveragingConfig>,
+    state: AverageState<D>,
+}
 
-/// What there is of it.
+/// What records hold of an average. All handles share it, so that a record shows it as it is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AverageState<const D: usize>(Arc<Mutex<Values<D>>>);
+
+/// What there is of an average.
 #[derive(Clone, Debug, Default)]
 struct Values<const D: usize> {
     /// Of the parameter.
@@ -25,53 +32,48 @@ struct Values<const D: usize> {
     mean: Option<Weight<D>>,
 }
 
-/// An average in the making.
-#[derive(Clone, Debug)]
-pub(crate) struct Averaging<const D: usize> {
-    pub(crate) config: Arc<WeightAveragingConfig>,
-    pub(crate) average: Averaged<D>,
-}
-
 /// An average that a step under way may take on in its own pass over memory.
 pub(crate) struct Lent<'a, const D: usize>(MutexGuard<'a, Values<D>>);
 
-impl<const D: usize> Averaging<D> {
+impl<const D: usize> Average<D> {
+    /// One that begins, or goes on as `config` says from now on.
+    pub(crate) fn new(config: &Arc<WeightAveragingConfig>, before: Option<Self>) -> Self {
+        Self {
+            config: config.clone(),
+            state: before.map(|before| before.state).unwrap_or_default(),
+        }
+    }
+
+    /// The same, which goes on by itself from here.
+    pub(crate) fn split(&self) -> Self {
+        let split = Self::new(&self.config, None);
+        split.state.load(&self.state);
+        split
+    }
+
+    pub(crate) fn state(&self) -> &AverageState<D> {
+        &self.state
+    }
+
     /// Lets the step under way take the average on, if the value after it counts and the average is in full.
-    pub(crate) fn lend(&self) -> Option<Lent<'_, D>> {
-        let mut values = self.average.0.lock();
+    pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_, D>> {
+        let mut values = self.state.0.lock();
         let counts = self.config.counts(values.updates + 1);
         let is_full = |mean: &Weight<D>| {
             mean.format == WeightFormat::Plain && mean.is_as(&self.config, mean.value.dtype())
         };
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
-        call::give_average(Carried {
-            average: self.config.rule(values.count),
-            mean: mean.value,
-            is_done: false,
-        });
+        call.lend(LentAverage::Before(
+            mean.value,
+            self.config.rule(values.count),
+        ));
         Some(Lent(values))
     }
-}
 
-impl<const D: usize> Lent<'_, D> {
-    /// The step is over. Returns whether it has taken the average on.
-    pub(crate) fn back(mut self) -> bool {
-        let Some(Carried { mean, is_done, .. }) = call::take_average() else {
-            // It begins anew.
-            self.0.count = 0;
-            return false;
-        };
-        self.0.mean = Some(Weight::plain(mean));
-        self.0.updates += usize::from(is_done);
-        self.0.count += usize::from(is_done);
-        is_done
-    }
-}
-
-impl<const D: usize> Averaged<D> {
     /// Takes note of the value after an update, which has no autodiff.
-    pub(crate) fn update(&self, config: &WeightAveragingConfig, value: &Tensor<D>) {
-        let mut values = self.0.lock();
+    pub(crate) fn update(&self, value: &Tensor<D>) {
+        let config = &self.config;
+        let mut values = self.state.0.lock();
         values.updates += 1;
         if !config.counts(values.updates) {
             return;
@@ -92,10 +94,31 @@ impl<const D: usize> Averaged<D> {
 
     /// The average in this type, if there is one yet.
     pub(crate) fn mean(&self, dtype: DType) -> Option<Tensor<D>> {
-        let values = self.0.lock();
+        let values = self.state.0.lock();
         values.mean.as_ref().map(|mean| in_type(mean.full(), dtype))
     }
+}
 
+impl<const D: usize> Lent<'_, D> {
+    /// The step is over. Returns whether it has taken the average on.
+    pub(crate) fn back(mut self, call: &StepCall) -> bool {
+        let (mean, is_done) = match call.take_back() {
+            Some(LentAverage::Before(mean, _)) => (mean, false),
+            Some(LentAverage::After(mean)) => (mean, true),
+            None => {
+                // It begins anew.
+                self.0.count = 0;
+                return false;
+            }
+        };
+        self.0.mean = Some(Weight::plain(mean));
+        self.0.updates += usize::from(is_done);
+        self.0.count += usize::from(is_done);
+        is_done
+    }
+}
+
+impl<const D: usize> AverageState<D> {
     /// Goes on from where another is.
     pub(crate) fn load(&self, other: &Self) {
         if !Arc::ptr_eq(&self.0, &other.0) {
@@ -188,7 +211,7 @@ impl<const D: usize> Weight<D> {
     }
 }
 
-impl<const D: usize> RecordState for Averaged<D> {
+impl<const D: usize> RecordState for AverageState<D> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         let values = self.0.lock();
         sink.push_scalar(prefix, "updates", values.updates.into());
