@@ -11,6 +11,7 @@ mod arrival;
 mod attach;
 mod averaged;
 mod come_over;
+mod copy;
 mod fetch_ahead;
 mod form;
 mod frozen;

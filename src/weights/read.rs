@@ -5,18 +5,17 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::arrival::Arrival;
+use super::copy::Keeps;
 use super::frozen::refuse_outside_of_a_block;
-use super::stage;
-use super::view::{Keeps, View};
-use crate::layout::Holding;
+use super::view::{State, View};
 use crate::parameters::Part;
-use crate::pass::{Blocks, Graph, Pass, Place, Scope, Stage};
+use crate::pass::{Blocks, Graph, Pass, Place, Readers, Scope, Stage};
 use crate::tap::tap;
 
 impl<const D: usize> View<D> {
     /// The current value without autodiff, as the model computes with it, or a part of it.
     pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> Tensor<D> {
-        let has_answered = matches!(self.state.lock().stage, stage::Stage::Answered { .. });
+        let has_answered = self.state.lock().has_answered();
         if let (true, Some(placement)) = (has_answered, &self.terms.placement) {
             // What is read does not depend on how far an update is.
             placement.transfers.to_host.wait();
@@ -26,8 +25,7 @@ impl<const D: usize> View<D> {
             let pass = self.session.pass();
             pass.is_some_and(|pass| pass.plan.goal.steps())
         };
-        let has_answered = matches!(state.stage, stage::Stage::Answered { .. });
-        if has_answered && self.terms.rank.is_some() && may_change() {
+        if state.has_answered() && self.terms.rank.is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
@@ -51,8 +49,8 @@ impl<const D: usize> View<D> {
                 .is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
         {
             let mut state = self.state.lock();
-            if !matches!(state.stage, stage::Stage::Answered { .. }) {
-                readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
+            if !state.has_answered() {
+                self.note_reader(&mut state, readers);
             }
             drop(state);
             return self.plain(Keeps::ForRun, part);
@@ -91,9 +89,7 @@ impl<const D: usize> View<D> {
                 if self.terms.waits {
                     self.have_brought(None);
                 }
-                let mut state = self.state.lock();
-                readers.add(self.terms.id, self.path(), &self.expecting(&mut state).debt);
-                drop(state);
+                self.note_reader(&mut self.state.lock(), &readers);
                 drop(self.terms.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks().sweep(&self.terms.device);
@@ -107,6 +103,11 @@ impl<const D: usize> View<D> {
                 self.path()
             ),
         }
+    }
+
+    /// The block that reads it owes it a gradient, until its second run.
+    fn note_reader(&self, state: &mut State<D>, readers: &Readers) {
+        readers.add(self.terms.id, self.path(), &self.expecting(state).debt);
     }
 
     fn place(&self, pass: &Arc<Pass>) -> Place {
@@ -164,10 +165,7 @@ impl<const D: usize> View<D> {
         if self.terms.waits && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
-        let value = match self.terms.given {
-            Holding::Shared => Part::or_whole(part, self.home.value()),
-            _ => self.here(&mut state, Keeps::Nothing, part),
-        };
+        let value = self.here(&mut state, Keeps::Nothing, part);
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
         let mut clock = self.session.clock(&value.device(), self.home.strategy);
@@ -178,10 +176,7 @@ impl<const D: usize> View<D> {
             pass: pass.clone(),
             part: part.cloned(),
             owed,
-            _gathered: match &self.terms.rank {
-                Some(_) => self.terms.count_gathered(),
-                None => None,
-            },
+            _gathered: self.terms.count_gathered(),
         };
         let census = pass.census.clone();
         let tapped = tap(value, self.home.strategy, tick, Arc::new(arrival), census);
@@ -189,33 +184,5 @@ impl<const D: usize> View<D> {
             expecting.tapped = Some((graph.clone(), tapped.clone()));
         }
         tapped
-    }
-
-    /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
-    /// stream and its memory.
-    fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
-        if let Some(placement) = self.terms.layout.placement()
-            && self.terms.comes_from_host()
-            && self.lacks_copy(graph)
-        {
-            let view = self.clone();
-            placement.send_ahead(move || drop(view.bring_copy()));
-            placement.transfers.to_device.wait();
-        }
-    }
-
-    /// The parameter is read outside of a block: what the device computes with stays in the graph.
-    fn stay(&self) {
-        if !self.terms.comes_from_host() {
-            return;
-        }
-        self.terms.keep_copy();
-        if !self.terms.comes_over() {
-            log::warn!(
-                "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
-                 the device; only the host keeps its optimizer state",
-                self.path()
-            );
-        }
     }
 }

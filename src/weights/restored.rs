@@ -2,8 +2,9 @@
 
 use burn::tensor::{Device, Tensor};
 
+use super::copy::Keeps;
 use super::terms::Terms;
-use super::view::{Keeps, View};
+use super::view::View;
 
 /// Which of its values.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,168 @@
+//! Who has a copy of the value at home, and when. That is by what the rank [holds](Holding) of the parameter:
+//!
+//! | | a copy comes | and goes |
+//! |---|---|---|
+//! | [`Shared`](Holding::Shared) | never: home is where the model computes | |
+//! | [`Kept`](Holding::Kept) | with the first read, and anew after every update | when the next one has come |
+//! | [`ForRead`](Holding::ForRead) | with a read; that of a block from the host, before it | with the graph that has read it, or with the run of the block |
+//! | [`Gathered`](Holding::Gathered) | with a read | with the graph that has read it |
+//!
+//! A parameter on the host that is read outside of a block is in the graph of the whole pass anyway, so its copy [stays](View::stay)
+//! from then on.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::stage::Stage;
+use super::view::{Copy, State, View};
+use crate::error::FusedError;
+use crate::layout::Holding;
+use crate::parameters::Part;
+use crate::pass::Graph;
+
+/// What becomes of a copy that comes for a read.
+#[derive(Clone, std::marker::Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keeps {
+    /// It goes with the reader, a graph that holds it.
+    Nothing,
+    /// It stays for further reads of the run of a block.
+    ForRun,
+}
+
+impl<const D: usize> View<D> {
+    /// The value, or a part of it, as the model computes with it.
+    fn come_over(&self, part: Option<&Part>) -> Result<Tensor<D>, FusedError> {
+        let value = Part::or_whole(part, self.home.value());
+        self.carried(value, &self.terms.device, self.terms.dtype)
+    }
+
+    /// The value, or a part of it, as the model computes with it. A part comes over alone where the whole would not stay.
+    ///
+    /// # Panics
+    ///
+    /// If it can't come over to the device.
+    pub(super) fn here(
+        &self,
+        state: &mut State<D>,
+        keeps: Keeps,
+        part: Option<&Part>,
+    ) -> Tensor<D> {
+        let holding = self.terms.holding();
+        if holding == Holding::Shared {
+            return Part::or_whole(part, self.home.value());
+        }
+        let version = self.home.version();
+        let copy = state.copy.take();
+        let copy = copy.filter(|copy| copy.version == version);
+        let alone = part.filter(|_| copy.is_none() && holding != Holding::Kept);
+        let value = match copy {
+            Some(copy) => copy.value,
+            None => self
+                .come_over(alone)
+                .unwrap_or_else(|error| panic!("{error}")),
+        };
+        if alone.is_some() {
+            return value;
+        }
+        let stays = match holding {
+            Holding::Shared | Holding::Gathered => false,
+            Holding::Kept => true,
+            Holding::ForRead => keeps == Keeps::ForRun,
+        };
+        if stays {
+            state.copy = Some(Copy::of(value.clone(), version));
+        }
+        Part::or_whole(part, value)
+    }
+
+    /// Has a copy of what is at home now. Where the home's device may be lost, the one before stays until it has come.
+    pub(super) fn bring_copy(&self) -> Result<(), FusedError> {
+        let mut state = self.state.lock();
+        if self.terms.holding() == Holding::Shared
+            || self.has_copy(&state)
+            || self.home.find().is_none()
+        {
+            return Ok(());
+        }
+        if self.home.site().is_host {
+            state.copy = None;
+        }
+        let version = self.home.version();
+        let value = self.come_over(None)?;
+        state.copy = Some(Copy::of(value, version));
+        Ok(())
+    }
+
+    fn has_copy(&self, state: &State<D>) -> bool {
+        let copy = state.copy.as_ref();
+        copy.is_some_and(|copy| copy.version == self.home.version())
+    }
+
+    /// Whether a read in this graph, if it is recorded, finds neither a copy nor the tap of a read before.
+    pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
+        let state = self.state.lock();
+        let is_tapped = match (&state.stage, graph) {
+            (Stage::Expecting(expecting), Some(graph)) => expecting.is_tapped_in(graph),
+            _ => false,
+        };
+        !self.has_copy(&state) && !is_tapped
+    }
+
+    /// Drops what came for a read.
+    pub(super) fn let_go(&self) {
+        // Whoever is at it takes the copy away itself.
+        if self.terms.holding() != Holding::Kept
+            && let Some(mut state) = self.state.try_lock()
+        {
+            state.copy = None;
+        }
+    }
+
+    /// Lets a rank that has kept a copy have that of after an update.
+    pub(super) fn renew_copy(&self) -> Result<(), FusedError> {
+        let keeps = self.terms.holding() == Holding::Kept && self.state.lock().copy.is_some();
+        if keeps { self.bring_copy() } else { Ok(()) }
+    }
+
+    /// The pass is over: has what the owner has now, if this rank keeps it.
+    pub(super) fn refresh_copy(&self) {
+        let keeps_all = self.terms.holding() == Holding::Kept && !self.home.site().is_host;
+        let brought = match keeps_all {
+            true => self.bring_copy(),
+            false => self.renew_copy(),
+        };
+        // Where it can't be had, what was there before stays, or who reads it is told why.
+        if let Err(error) = brought {
+            log::debug!("{error}");
+        }
+    }
+
+    /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
+    /// stream and its memory.
+    pub(super) fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
+        if let Some(placement) = self.terms.layout.placement()
+            && self.terms.comes_from_host()
+            && self.lacks_copy(graph)
+        {
+            let view = self.clone();
+            placement.send_ahead(move || drop(view.bring_copy()));
+            placement.transfers.to_device.wait();
+        }
+    }
+
+    /// The parameter is read outside of a block: what the device computes with stays in the graph.
+    pub(super) fn stay(&self) {
+        if !self.terms.comes_from_host() {
+            return;
+        }
+        self.terms.keep_copy();
+        if !self.terms.comes_over() {
+            log::warn!(
+                "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
+                 the device; only the host keeps its optimizer state",
+                self.path()
+            );
+        }
+    }
+}
