@@ -1,17 +1,19 @@
 //! A home, whatever the rank of its parameter.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use burn::optim::ModuleOptimizer;
 
 use super::home::Home;
 use super::stage::Accumulated;
+use crate::device::sent;
 use crate::memory::{self, Category};
 use crate::optim::{Average, WeightAveragingConfig};
 use crate::policy::{self, AverageKeeper};
 
 /// The home of a parameter of any rank: what is asked of all of them between passes.
-pub(crate) trait AnyHome {
+pub(crate) trait AnyHome: Any {
     /// What the passes so far have left for an update.
     fn left(&self) -> Accumulated;
 
@@ -23,6 +25,12 @@ pub(crate) trait AnyHome {
 
     /// The state of the optimizer holds gradients of a group that has not ended.
     fn begin_group(&self);
+
+    /// Takes over what another home of the same parameter has accumulated.
+    fn take_over_sum(&self, from: &dyn AnyHome);
+
+    /// Goes on with the average that another home of the same parameter has.
+    fn take_over_average(&self, from: &dyn AnyHome);
 
     /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
     fn sum_is_finite(&self) -> bool;
@@ -57,6 +65,23 @@ impl<const D: usize> AnyHome for Home<D> {
         self.state.lock().accumulated = Accumulated::InOptimizerState;
     }
 
+    fn take_over_sum(&self, from: &dyn AnyHome) {
+        let Some(from) = of_rank::<D>(from) else {
+            return;
+        };
+        let accumulated = from.state.lock().accumulated.clone();
+        self.state.lock().accumulated = match accumulated {
+            Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sent(*sum, &self.ground.sums))),
+            other => other,
+        };
+    }
+
+    fn take_over_average(&self, from: &dyn AnyHome) {
+        if let Some(from) = of_rank::<D>(from) {
+            self.state.lock().average = from.average();
+        }
+    }
+
     fn sum_is_finite(&self) -> bool {
         match &self.state.lock().accumulated {
             Accumulated::Sum(sum) => policy::is_finite(sum),
@@ -84,4 +109,9 @@ impl<const D: usize> AnyHome for Home<D> {
             None => AverageKeeper::forget::<D>(optimizer, self.id, device),
         }
     }
+}
+
+/// A home of a parameter of rank `D`, if it is one.
+fn of_rank<const D: usize>(home: &dyn AnyHome) -> Option<&Home<D>> {
+    (home as &dyn Any).downcast_ref()
 }

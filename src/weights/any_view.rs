@@ -18,7 +18,7 @@ use crate::parameters::AnyTensor;
 use crate::pass::Pass;
 
 /// A view of a parameter of any rank.
-pub(crate) trait AnyView: Debug + Send + Sync {
+pub(crate) trait AnyView: Any + Debug + Send + Sync {
     /// On which terms the rank has the parameter.
     fn terms(&self) -> &Terms;
 
@@ -48,15 +48,6 @@ pub(crate) trait AnyView: Debug + Send + Sync {
     /// Lets go of the autodiff graph and says what happened in this pass, which has ended `well` on all ranks or has
     /// not.
     fn end(&self, well: bool) -> ParameterReport;
-
-    /// Takes over what the home of another view of the same parameter has accumulated.
-    fn copy_accumulated(&self, from: &Arc<dyn AnyView>);
-
-    /// Goes on with the average that the home of another view of the same parameter has.
-    fn copy_average(&self, from: &Arc<dyn AnyView>);
-
-    /// For downcasting to the rank of the parameter.
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
 impl<const D: usize> AnyView for View<D> {
@@ -129,21 +120,5 @@ impl<const D: usize> AnyView for View<D> {
             self.refresh_copy();
         }
         report
-    }
-
-    fn copy_accumulated(&self, from: &Arc<dyn AnyView>) {
-        if let Ok(from) = from.clone().into_any().downcast::<Self>() {
-            self.home.take_over_sum(&from.home);
-        }
-    }
-
-    fn copy_average(&self, from: &Arc<dyn AnyView>) {
-        if let Ok(from) = from.clone().into_any().downcast::<Self>() {
-            self.home.take_over_average(&from.home);
-        }
-    }
-
-    fn into_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
-        self
     }
 }

@@ -11,7 +11,7 @@ use super::answers::{Answers, Held};
 use super::placeholder::unreadable;
 use super::report::ParameterReport;
 use super::stage::{Accumulated, Outcome};
-use crate::device::{moved, sent};
+use crate::device::moved;
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
 use crate::optim::Average;
@@ -181,15 +181,6 @@ impl<const D: usize> Home<D> {
         report
     }
 
-    /// Takes over what another home of the same parameter has accumulated.
-    pub(super) fn take_over_sum(&self, from: &Self) {
-        let accumulated = from.state.lock().accumulated.clone();
-        self.state.lock().accumulated = match accumulated {
-            Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sent(*sum, &self.ground.sums))),
-            other => other,
-        };
-    }
-
     /// The average, where the value rests and in its type; the value while there is none.
     pub(super) fn averaged(&self) -> Tensor<D> {
         let mean = self.average().and_then(|it| it.mean(self.dtype));
@@ -199,11 +190,6 @@ impl<const D: usize> Home<D> {
 
     pub(super) fn average(&self) -> Option<Average<D>> {
         self.state.lock().average.clone()
-    }
-
-    /// Goes on with the average that another home of the same parameter has.
-    pub(super) fn take_over_average(&self, from: &Self) {
-        self.state.lock().average = from.average();
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.

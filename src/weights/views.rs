@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -53,7 +54,8 @@ impl Views {
 
     /// That of a parameter of this rank.
     pub(super) fn of_rank<const D: usize>(&self, id: ParamId) -> Arc<View<D>> {
-        let view = self.get(id).clone().into_any().downcast::<View<D>>();
+        let view: Arc<dyn Any + Send + Sync> = self.get(id).clone();
+        let view = view.downcast::<View<D>>();
         view.expect("a parameter has the same rank everywhere")
     }
 
@@ -124,31 +126,31 @@ impl Views {
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
-        for (_, view, from) in self.beside(from) {
-            if from.home().left() == Accumulated::InOptimizerState {
-                view.home().begin_group();
+        for (_, home, from) in self.homes_beside(from) {
+            if from.left() == Accumulated::InOptimizerState {
+                home.begin_group();
             }
         }
     }
 
     /// Goes on with the averages of the parameters that are in another form, in the same shape.
     pub(crate) fn copy_averages(&self, from: &Self, is_gone: impl Fn(ParamId) -> bool) {
-        let both = self.beside(from).filter(|(id, ..)| !is_gone(*id));
-        both.for_each(|(_, view, from)| view.copy_average(from));
+        let both = self.homes_beside(from).filter(|(id, ..)| !is_gone(*id));
+        both.for_each(|(_, home, from)| home.take_over_average(from));
     }
 
     /// Takes over what has been accumulated for the parameters of another form of the same model.
     pub(crate) fn copy_accumulated(&self, from: &Self) {
-        let both = self.beside(from);
-        both.for_each(|(_, view, from)| view.copy_accumulated(from));
+        let both = self.homes_beside(from);
+        both.for_each(|(_, home, from)| home.take_over_sum(from));
     }
 
-    /// Each view with that of the same parameter in another form, if it has one.
-    fn beside<'a>(
+    /// Each home with that of the same parameter in another form, if it has one.
+    fn homes_beside<'a>(
         &'a self,
         other: &'a Self,
-    ) -> impl Iterator<Item = (ParamId, &'a Arc<dyn AnyView>, &'a Arc<dyn AnyView>)> {
+    ) -> impl Iterator<Item = (ParamId, &'a dyn AnyHome, &'a dyn AnyHome)> {
         let views = self.of.iter();
-        views.filter_map(|(id, view)| Some((*id, view, other.of.get(id)?)))
+        views.filter_map(|(id, view)| Some((*id, view.home(), other.of.get(id)?.home())))
     }
 }
