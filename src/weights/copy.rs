@@ -3,7 +3,7 @@
 //! | | a copy comes | and goes |
 //! |---|---|---|
 //! | [`Shared`](Holding::Shared) | never: home is where the model computes | |
-//! | [`Kept`](Holding::Kept) | with the first read, and anew after every update | when the next one has come |
+//! | [`Kept`](Holding::Kept) | with the first read, and anew after every update | when the next one has come; from the host, before |
 //! | [`ForRead`](Holding::ForRead) | with a read; that of a block from the host, before it | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Holding::Gathered) | with a read | with the graph that has read it |
 //!

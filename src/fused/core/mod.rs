@@ -2,7 +2,7 @@
 
 mod averaged_statistics;
 mod change;
-mod part;
+mod rank_pass;
 mod ranks;
 mod reports;
 mod run;
@@ -28,7 +28,7 @@ use crate::report::StepReport;
 use crate::weights::{Accumulated, KeptStatistics, Role, Value};
 use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
-pub(in crate::fused) use part::{Computed, RankPass, Worked, begin};
+pub(in crate::fused) use rank_pass::{Computed, RankPass, Worked, begin};
 pub(super) use ranks::Ranks;
 use reports::Reports;
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
-use super::part::{Computed, RankPass};
+use super::rank_pass::{Computed, RankPass};
 use super::ranks::{Rank, Ranks};
 use super::reports::Reports;
 use crate::device::{Written, check_connected};

@@ -6,7 +6,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::part::{Computed, RankPass, all_stand_by};
+use super::rank_pass::{Computed, RankPass, all_stand_by};
 use super::statistics::SharedStatistics;
 use crate::caught::catch;
 use crate::error::FusedError;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::Core;
-use super::part::{Computed, RankPass};
+use super::rank_pass::{Computed, RankPass};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::pass::{Closure, Reads, Rehearsal, Session};
