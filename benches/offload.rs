@@ -8,7 +8,7 @@
 //! own, and prints the most bytes that the device's pools had in use and reserved, from the second step on, looked
 //! at before every update and at the end of a step; in multiples of the parameters' bytes (P) and of those of one
 //! block. Pools match sizes. Blocks run twice where their weights wait. The time of a step is in multiples of
-//! the first row's.
+//! the first row's. A second table, `-- widths` alone, has blocks of other sizes, and one weight fetched at a time.
 //!
 //! On a machine whose device is its own processor (a software Vulkan device) both sides take turns on the same
 //! cores: what overlaps on a GPU does not there.
@@ -37,6 +37,8 @@ const LEARNING_RATE: f64 = 1e-4;
 const BATCH: usize = 8;
 /// The depth at which all ways are compared.
 const DEPTH: usize = 12;
+/// Of the residual stream, in most rows; blocks are four times as wide within.
+const WIDTH: usize = 512;
 
 fn main() {
     let arguments: Vec<String> = std::env::args()
@@ -44,7 +46,11 @@ fn main() {
         .filter(|a| !a.starts_with('-'))
         .collect();
     match arguments.as_slice() {
-        [way, depth] => println!("{}", measure(way, depth.parse().expect("a number")).line()),
+        [way, depth, width] => {
+            let [depth, width] = [depth, width].map(|text| text.parse().expect("a number"));
+            println!("{}", measure(way, depth, width).line());
+        }
+        [only] if only == "widths" => compare_widths(),
         _ => compare(),
     }
 }
@@ -77,24 +83,44 @@ fn compare() {
         print(depth, "in blocks", blocks, blocks.time);
         print(depth, "weights", row("weights", depth), blocks.time);
     }
+    println!();
+    compare_widths();
+}
+
+/// Blocks of other sizes: what pools reserve beside tensors has a size of its own.
+fn compare_widths() {
+    println!("| width | block (MB) | blocks | | in use (blocks) | reserved (blocks) |");
+    println!("|---:|---:|---:|---|---:|---:|");
+    for (width, depth) in [(512, 6), (512, 12), (1024, 6), (2048, 4)] {
+        for way in ["weights", "a weight ahead"] {
+            let found = row_of(way, depth, width);
+            let block = parameters(1, width) as f64;
+            println!(
+                "| {width} | {:.1} | {depth} | {way} | {:.2} | {:.2} |",
+                block / 1e6,
+                found.in_use / block,
+                found.reserved / block
+            );
+        }
+    }
 }
 
 fn print(depth: usize, way: &str, found: Measured, time: f64) {
-    let parameters = parameters(depth) as f64;
+    let parameters = parameters(depth, WIDTH) as f64;
     let block = parameters / depth as f64;
     println!(
         "| {depth} | {way} | {:.3} | {:.3} | {:.2} | {:.2} | {:.2} |",
         found.in_use / parameters,
         found.reserved / parameters,
         found.in_use / block,
-        (depth * BATCH * 512 * 4) as f64 / block,
+        (depth * BATCH * WIDTH * 4) as f64 / block,
         found.time / time
     );
 }
 
-/// Bytes of the parameters of so many blocks of 512 and 2048.
-fn parameters(depth: usize) -> usize {
-    4 * depth * (2 * 512 * 2048 + 512 + 2048)
+/// Bytes of the parameters of so many blocks.
+fn parameters(depth: usize, width: usize) -> usize {
+    4 * depth * (2 * width * 4 * width + 5 * width)
 }
 
 #[derive(Clone, Copy)]
@@ -112,8 +138,14 @@ impl Measured {
 
 /// Measured in a process of its own.
 fn row(way: &str, depth: usize) -> Measured {
+    row_of(way, depth, WIDTH)
+}
+
+fn row_of(way: &str, depth: usize, width: usize) -> Measured {
     let mut process = Command::new(std::env::current_exe().expect("a program"));
-    let output = process.args([way, &depth.to_string()]).output();
+    let output = process
+        .args([way, &depth.to_string(), &width.to_string()])
+        .output();
     let output = output.expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     let numbers: Vec<f64> = text.split_whitespace().flat_map(str::parse).collect();
@@ -130,30 +162,31 @@ fn row(way: &str, depth: usize) -> Measured {
     }
 }
 
-fn measure(way: &str, depth: usize) -> Measured {
+fn measure(way: &str, depth: usize, width: usize) -> Measured {
     match_pool_sizes().expect("nothing was used before");
     let device = Device::wgpu(Default::default());
     let tracked = device.clone().autodiff();
-    let input = Tensor::<2>::random([BATCH, 512], Distribution::Default, &tracked);
+    let input = Tensor::<2>::random([BATCH, width], Distribution::Default, &tracked);
     let peaks = Peaks::of(&device);
     let offload = match way {
         "states" => Some(Offload::States),
         "updates" => Some(Offload::Updates),
         "half" => Some(Offload::Weights(WaitingBlocks::Fraction(0.5))),
-        "weights" => Some(Offload::Weights(WaitingBlocks::All)),
+        "weights" | "a weight ahead" => Some(Offload::Weights(WaitingBlocks::All)),
         _ => None,
     };
-    let in_blocks = matches!(way, "in blocks" | "half" | "weights");
+    let in_blocks = matches!(way, "in blocks" | "half" | "weights" | "a weight ahead");
+    let limit = (way == "a weight ahead").then_some(4 * width * 4 * width);
     // What rests on the host is made there.
     let home = match offload {
         None | Some(Offload::States) => tracked,
         _ => Device::flex().autodiff(),
     };
-    let model = Mlp::of_size(depth, 512, &home).with_recompute_blocks(in_blocks);
-    assert_eq!(4 * model.num_params(), parameters(depth));
+    let model = Mlp::of_size(depth, width, &home).with_recompute_blocks(in_blocks);
+    assert_eq!(4 * model.num_params(), parameters(depth, width));
     let mut step: Box<dyn FnMut()> = match way {
         "stock" => stock(model, input, peaks.clone()),
-        _ => fused(model, offload, input, peaks.clone()),
+        _ => fused(model, offload, limit, input, peaks.clone()),
     };
     step();
     device.sync().expect("it computes");
@@ -187,14 +220,22 @@ fn stock(model: Mlp, input: Tensor<2>, peaks: Peaks) -> Box<dyn FnMut()> {
     })
 }
 
-fn fused(model: Mlp, offload: Option<Offload>, input: Tensor<2>, peaks: Peaks) -> Box<dyn FnMut()> {
+fn fused(
+    model: Mlp,
+    offload: Option<Offload>,
+    limit: Option<usize>,
+    input: Tensor<2>,
+    peaks: Peaks,
+) -> Box<dyn FnMut()> {
     let device = input.device();
     let optimizer = backburn::optim::AdamConfig::new().init();
     let fused = FusedOptimizer::new(model, optimizer).with_hook(ParamGroup::all(), peaks);
     let mut fused = match offload {
         None => fused,
         Some(offload) => fused.with_config_on(
-            FusedConfig::new().with_offload(Some(OffloadConfig::new(offload))),
+            FusedConfig::new()
+                .with_offload(Some(OffloadConfig::new(offload)))
+                .with_max_bytes_under_way(limit),
             &device,
         ),
     };
