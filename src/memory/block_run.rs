@@ -39,6 +39,13 @@ impl BlockMoments {
         self.0.entry(run).or_default().push((seconds, bytes));
     }
 
+    /// Bytes of the notes, about.
+    pub(super) fn own_bytes(&self) -> usize {
+        /// The first moments of a block make room for so many.
+        const MOMENTS: usize = 4;
+        self.0.len() * (MOMENTS * size_of::<(f64, usize)>() + size_of::<(BlockRun, Vec<()>)>())
+    }
+
     /// The blocks that ran twice, in the order of their first runs.
     pub(super) fn blocks(self, mut seen: SeenBlocks) -> Vec<RecomputedBlock> {
         let blocks = self.0.into_iter().filter_map(|(run, moments)| {

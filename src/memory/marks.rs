@@ -107,8 +107,9 @@ impl MarkLog {
                 (in_use, None, Some(reserved))
             }
             Meter::Process { .. } => {
-                let now = process::live();
-                (now, Some(process::take_peak()), None)
+                let now = process::live().saturating_sub(self.own_bytes());
+                let most = process::take_peak().saturating_sub(self.own_bytes());
+                (now, Some(most), None)
             }
         };
         let (seconds, mark) = (self.seconds(), self.marks.len() - 1);
@@ -129,6 +130,14 @@ impl MarkLog {
         }
         self.readings.push(reading);
         Some(reading)
+    }
+
+    /// Bytes of the log itself, which nobody wants to know.
+    fn own_bytes(&self) -> usize {
+        self.marks.capacity() * size_of::<Mark>()
+            + self.readings.capacity() * size_of::<Reading>()
+            + self.gradients.capacity() * size_of::<CompletedGradient>()
+            + self.moments.own_bytes()
     }
 
     /// Whether there were more bytes than the limit.

@@ -1,34 +1,27 @@
 //! What a training takes with some techniques, and which of these ways costs least.
 
 use crate::config::FusedConfig;
-use crate::offload::{Offload, OffloadConfig};
-use crate::optim::{StateFormat, WeightFormat};
 
-use super::ladder::{Fidelity, Rung, in_millionths};
+use super::ladder::in_millionths;
+use super::level::Level;
 use super::pass::{Kept, Pass, Run};
 use super::technique::Technique;
-use super::width::{Beside, Footing, Formats, Sums, Width};
+use super::width::{Beside, Footing, Sums, Width};
 
-/// The techniques that are allowed on a rung.
-#[derive(Clone, Debug)]
-pub(super) struct Level {
-    /// The one that the rung before does not have.
-    pub(super) last: Option<Technique>,
-    pub(super) states: Option<StateFormat>,
-    pub(super) weights: Option<WeightFormat>,
-    pub(super) waits: Option<Offload>,
-    blocks: bool,
-    parts: bool,
-    /// Ranks at most.
-    pub(super) ranks: usize,
-    /// Whether smaller parts of the batch come before blocks that run twice.
-    parts_first: bool,
-    /// Whether the optimizer's state takes the gradients of micro-batches.
-    in_state: bool,
-}
+/// The margin where each byte is counted: what threads compute at once differs from run to run.
+pub(super) const AT_ONCE: f64 = 1.01;
+
+/// The margin at best: a pass may hold less in a step than it did alone.
+const HOPED: f64 = 0.97;
+
+/// What threads keep for themselves differs from run to run by about so many bytes.
+pub(super) const SLACK: usize = 1 << 17;
+
+/// And if steps were made.
+const SEEN_SLACK: usize = 1 << 15;
 
 /// Which pass a rank goes through, again and again.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) width: usize,
     pub(super) pass: usize,
@@ -58,128 +51,14 @@ pub(super) struct Facts {
     pub(super) config: FusedConfig,
     /// What a pass is taken to hold, in parts of what was measured.
     pub(super) margin: f64,
+    /// Bytes that a training is taken to hold beside what is known of it.
+    pub(super) slack: usize,
     pub(super) widths: Vec<Width>,
-}
-
-impl Level {
-    /// The level with these techniques, where there are so many ranks.
-    pub(super) fn of(techniques: &[Technique], ranks: usize) -> Self {
-        let place = |technique| techniques.iter().position(|it| *it == technique);
-        let (blocks, parts) = (place(Technique::Blocks), place(Technique::MicroBatches));
-        let on_ranks = place(Technique::Ranks);
-        let first = [parts, on_ranks].into_iter().flatten().min();
-        let waits = techniques.iter().filter_map(|it| it.waits()).next_back();
-        let states = techniques.iter().filter_map(|it| it.states()).next_back();
-        let takes_sums = place(Technique::SumsInState).is_some();
-        Self {
-            last: techniques.last().copied(),
-            states,
-            weights: techniques.iter().filter_map(|it| it.weights()).next_back(),
-            waits,
-            blocks: blocks.is_some(),
-            parts: parts.is_some(),
-            ranks: on_ranks.map_or(1, |_| ranks),
-            parts_first: first.is_some_and(|first| blocks.is_none_or(|blocks| first < blocks)),
-            // States in few bits can't take them, and those that wait are records.
-            in_state: takes_sums && states.is_none() && waits.is_none(),
-        }
-    }
-
-    pub(super) fn formats(&self) -> Formats {
-        (self.states, self.weights)
-    }
-
-    pub(super) fn footing(&self) -> Footing {
-        Footing {
-            in_bf16: self.weights.is_some(),
-            on_host: matches!(self.waits, Some(Offload::Weights(_))),
-        }
-    }
-
-    pub(super) fn offload(&self) -> Option<OffloadConfig> {
-        self.waits.map(OffloadConfig::new)
-    }
-
-    /// Whether this part adds gradients up in the optimizer's state.
-    pub(super) fn sums_in_state(&self, part: Part) -> bool {
-        self.in_state && part.accumulation > 1
-    }
-
-    /// What comes of the result.
-    fn fidelity(&self, part: Part) -> Fidelity {
-        if self.states.is_some() || self.weights.is_some() {
-            Fidelity::Precision
-        } else if self.sums_in_state(part) {
-            Fidelity::Approximation
-        } else if part.accumulation * part.ranks > 1 {
-            Fidelity::Rounding
-        } else {
-            Fidelity::Exact
-        }
-    }
-
-    pub(super) fn rung(&self, choice: &Choice) -> Rung {
-        Rung {
-            name: self.name(choice.part, &choice.kept.keep),
-            device_bytes: choice.device,
-            host_bytes: choice.host,
-            seconds: Some(choice.seconds),
-            fidelity: self.fidelity(choice.part),
-        }
-    }
-
-    /// One of which no pass was run, since so many bytes are needed before.
-    pub(super) fn unmeasured(&self, bytes: usize) -> Rung {
-        Rung {
-            name: self.name(Part::WHOLE, &[]),
-            device_bytes: bytes,
-            host_bytes: 0,
-            seconds: None,
-            fidelity: self.fidelity(Part::WHOLE),
-        }
-    }
-
-    /// What is done, in words.
-    fn name(&self, part: Part, keep: &[bool]) -> String {
-        let mut parts = Vec::new();
-        if let Some(weights) = self.weights {
-            parts.push(format!("weights in bf16 {weights:?}"));
-        }
-        if let Some(states) = self.states {
-            parts.push(format!("states in {states:?}"));
-        }
-        match self.waits {
-            Some(Offload::States) => parts.push("states on the host".into()),
-            Some(Offload::Updates) => parts.push("updates on the host".into()),
-            Some(Offload::Weights(_)) => parts.push("weights on the host".into()),
-            None => {}
-        }
-        if part.ranks > 1 {
-            parts.push(format!("{} ranks", part.ranks));
-        }
-        if part.accumulation > 1 {
-            let sums = if self.in_state {
-                " summed in states"
-            } else {
-                ""
-            };
-            parts.push(format!("{} micro-batches{sums}", part.accumulation));
-        }
-        let twice = keep.iter().filter(|keep| !**keep).count();
-        if twice > 0 {
-            parts.push(format!("{twice} of {} blocks run twice", keep.len()));
-        }
-        if parts.is_empty() {
-            "fused".to_string()
-        } else {
-            parts.join(", ")
-        }
-    }
 }
 
 impl Part {
     /// The batch as it is.
-    const WHOLE: Self = Self {
+    pub(super) const WHOLE: Self = Self {
         width: 0,
         pass: 0,
         ranks: 1,
@@ -230,9 +109,13 @@ impl Facts {
         let pass = self.pass(part);
         let kept = if blocks && let Some(twice) = &pass.twice {
             // What is there when the pass begins is known.
-            let known = self.beside(level, part)?.device + self.widths[part.width].floor();
-            let room = budget.checked_sub(known)? as f64 / self.margin;
-            pass.fewest_twice(twice.run.start.saturating_add(room as usize))
+            let known = self.beside(level, part)?.device + self.floor(part);
+            let room = budget.saturating_sub(known) as f64 / self.margin;
+            let fits = |kept: &Kept| {
+                let choice = self.of(level, part, kept.clone());
+                choice.is_some_and(|choice| choice.device <= budget)
+            };
+            pass.fewest_twice(twice.run.start.saturating_add(room as usize), fits)
         } else {
             pass.none_twice()
         };
@@ -243,15 +126,60 @@ impl Facts {
     fn of(&self, level: &Level, part: Part, kept: Kept) -> Option<Choice> {
         let beside = self.beside(level, part)?;
         let Run { seconds, .. } = kept.run;
-        let in_a_pass = (kept.run.in_pass() as f64 * self.margin).ceil() as usize;
-        let known = self.widths[part.width].floor() + beside.device;
+        let in_pass = kept.run.in_pass() as f64;
+        let device = match self.seen(level, part, &kept.keep) {
+            Some(bytes) => bytes + (in_pass * (self.margin - AT_ONCE).max(0.0)) as usize,
+            None => self.floor(part) + beside.device + (in_pass * self.margin).ceil() as usize,
+        };
         Some(Choice {
             part,
-            device: known.saturating_add(in_a_pass),
+            device,
             host: beside.host,
             seconds: in_millionths(part.accumulation as f64 * seconds + beside.seconds),
             kept,
         })
+    }
+
+    /// Bytes that steps on this part have taken, with what the optimizer holds for them.
+    fn seen(&self, level: &Level, part: Part, keep: &[bool]) -> Option<usize> {
+        let steps = self.pass(part).rehearsed(keep, part.accumulation > 1)?;
+        let held = self.optimizers(level, part)?;
+        let notes = self.widths[part.width].notes;
+        Some(steps + held.saturating_sub(notes) + SEEN_SLACK)
+    }
+
+    /// Bytes that the optimizer holds, and takes for an update.
+    pub(super) fn optimizers(&self, level: &Level, part: Part) -> Option<usize> {
+        let states = self.widths[part.width].states_in(level.formats())?;
+        Some(states.sum() + states.update)
+    }
+
+    /// Whether steps on this part can tell what it takes: without what an optimizer holds they stay within `budget`.
+    pub(super) fn can_rehearse(&self, level: &Level, choice: &Choice, budget: usize) -> bool {
+        let Choice { part, kept, .. } = choice;
+        let is_plain = part.ranks == 1 && level.waits.is_none() && !level.in_state;
+        let is_plain = is_plain && self.config.averaging.is_none();
+        let is_new = !self
+            .pass(*part)
+            .is_rehearsed(&kept.keep, part.accumulation > 1);
+        let feared = self.of(level, *part, kept.clone());
+        let steps = feared.zip(self.optimizers(level, *part));
+        let stays = steps.is_some_and(|(feared, held)| feared.device - held <= budget);
+        is_plain && is_new && stays && self.widths[part.width].shared == 0
+    }
+
+    /// The same, for what would be if all went well.
+    pub(super) fn hoped(&self) -> Self {
+        Self {
+            margin: HOPED,
+            slack: 0,
+            ..self.clone()
+        }
+    }
+
+    /// What is held when a pass on this part begins, without the optimizer.
+    fn floor(&self, part: Part) -> usize {
+        self.widths[part.width].floor() + self.slack
     }
 
     fn beside(&self, level: &Level, part: Part) -> Option<Beside> {

@@ -1,20 +1,20 @@
 //! Measures passes over more and more items, within a budget.
 
-use std::time::Instant;
-
 use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
-use crate::memory::{self, MemoryRecorder, MemoryTimeline};
-use crate::tap::sweep;
+use crate::memory;
 
 use super::error::PlanError;
-use super::pass::{Kept, Pass, Run, Twice};
+use super::expected::Expected;
+use super::pass::{Kept, Pass, Run};
+use super::recorded::{Recorded, recorded};
+use super::trial::steps;
+use super::twice::Twice;
 
 /// More blocks than a step has of which no recording has told the number.
 const MANY: usize = 1 << 12;
@@ -26,7 +26,7 @@ pub(super) const AT_FIRST: usize = 1 << 19;
 const SLOW: f64 = 2.0;
 
 /// Seconds up to which a pass is run several times, to see how passes spread: so many tell it.
-const QUICK: f64 = 0.5;
+pub(super) const QUICK: f64 = 0.5;
 const TELLING: usize = 10;
 
 /// Bytes from which on the threads of the backend make passes that are alike differ.
@@ -37,7 +37,9 @@ pub(super) struct Climber<'a, M: Module, F> {
     pub(super) fused: &'a mut FusedOptimizer<M>,
     pub(super) loss: &'a F,
     pub(super) device: &'a Device,
-    /// Bytes that a pass may take, with all that was there before.
+    /// Bytes that there are.
+    pub(super) budget: usize,
+    /// And those of them that a pass may take, with all that was there before.
     pub(super) room: usize,
     /// Bytes of the largest gradient.
     pub(super) largest: usize,
@@ -56,10 +58,9 @@ where
     /// Measures passes over more and more items of a batch, as long as there is room for the next one, with blocks that run
     /// twice and with blocks that don't.
     pub(super) fn climb(&mut self, batch: usize) -> Result<Vec<Pass>, PlanError> {
-        let room = self.room;
         let mut passes: Vec<Pass> = Vec::new();
         // Nobody knows what the first pass takes beside gradients.
-        if memory::live(self.device)? + 2 * self.largest + AT_FIRST > room {
+        if memory::live(self.device)? + 2 * self.largest + AT_FIRST > self.room {
             return Ok(passes);
         }
         for items in sizes(batch) {
@@ -69,23 +70,23 @@ where
             let no_twice = passes.first().is_some_and(|pass| pass.twice.is_none());
             let mut pass = Pass::over(items);
             if !no_twice
-                && of_twice.is_none_or(|bytes| bytes <= room)
+                && of_twice.is_none_or(|it| self.has_room(it))
                 && let recorded = self.passes(items, Vec::new())?
                 && recorded.is_whole
             {
                 pass.note_twice(recorded.timeline, recorded.run);
             }
             if let (Some(twice), Some(share)) = (&mut pass.twice, share(&passes)) {
-                twice.fear(share);
+                twice.take_over(share);
             }
             let fits = match (&pass.twice, of_kept) {
                 (Some(twice), of_kept) => {
-                    let of_blocks = self.with_margin(twice.run.start, twice.peak_of_all());
-                    of_kept.unwrap_or(0).max(of_blocks) <= room
+                    let of_blocks = self.with_margin(twice.peak_of_all());
+                    self.has_room(of_blocks) && of_kept.is_none_or(|it| self.has_room(it))
                 }
                 // Blocks that run twice are not always the smaller way.
                 (None, None) => passes.is_empty(),
-                (None, Some(bytes)) => bytes <= room,
+                (None, Some(expected)) => self.has_room(expected),
             };
             let many = if no_blocks { 0 } else { MANY };
             let keep = vec![true; pass.twice.as_ref().map_or(many, Twice::count)];
@@ -110,28 +111,22 @@ where
         passes: &[Pass],
         items: usize,
         of: impl Fn(&Pass) -> Option<Kept>,
-    ) -> Option<usize> {
-        let mut known = passes
-            .iter()
-            .filter_map(|pass| of(pass).map(|kept| (pass.items, kept.run)));
-        let (many, last) = known.next_back()?;
-        // Of the gradients in it are no more for more items: one comes into being beside another.
-        let in_backward = last.peak - last.forward.max(last.start);
-        let fixed = in_backward.min(2 * self.largest);
-        let in_proportion = (last.in_pass() - fixed) as f64 / many as f64;
-        // A line through two sizes would be less, and wrong where other sizes are computed in other ways.
-        let grows = known.next_back().map_or(in_proportion, |(few, before)| {
-            let more = last.in_pass().saturating_sub(before.in_pass());
-            in_proportion.max(more as f64 / (many - few) as f64)
-        });
-        let expected = last.peak + (grows * (items - many) as f64) as usize;
-        Some(self.with_margin(last.start, expected))
+    ) -> Option<Expected> {
+        let known = passes.iter();
+        let known: Vec<_> = known
+            .filter_map(|pass| of(pass).map(|kept| (pass.items, kept.run)))
+            .collect();
+        Expected::after(&known, items, self.largest).map(|it| self.with_margin(it))
     }
 
-    /// What a pass that begins with `start` bytes is feared to take, if `peak` is expected.
-    fn with_margin(&self, start: usize, peak: usize) -> usize {
-        let margin = 0.1 + self.spread;
-        peak + (peak.saturating_sub(start) as f64 * margin) as usize
+    /// Whether a pass is worth it, and stays within the budget in any case: what a training holds beside a pass is not there yet.
+    fn has_room(&self, Expected { hoped, feared, .. }: Expected) -> bool {
+        hoped <= self.room && feared <= self.budget
+    }
+
+    /// With what passes that are alike differ by, and may by chance.
+    fn with_margin(&self, expected: Expected) -> Expected {
+        expected.with_margin(0.1 + self.spread)
     }
 
     /// Runs a pass with these blocks, and learns from it.
@@ -139,6 +134,26 @@ where
         let recorded = self.passes(pass.items, kept.keep.clone())?;
         pass.note(kept.keep.clone(), recorded.run);
         Ok(())
+    }
+
+    /// The most bytes in steps whose optimizer holds nothing; none if they don't come to their end: a norm may be no number.
+    pub(super) fn rehearse(
+        &mut self,
+        items: usize,
+        keep: Vec<bool>,
+        accumulation: usize,
+    ) -> Result<Option<usize>, PlanError> {
+        (self.progress)(&format!("steps of {accumulation} times {items} items"));
+        self.keep(keep)?;
+        let mut came = Ok(());
+        let recorded = recorded(self.device, usize::MAX, || {
+            came = steps(self.fused, accumulation, |model| (self.loss)(model, items));
+            Ok(())
+        })?;
+        // What the first step has left is there in the second.
+        let (start, peak) = (recorded.run.start, recorded.timeline.peak().bytes.total());
+        let peak = peak + ((peak - start) as f64 * self.spread) as usize;
+        Ok(came.is_ok().then_some(peak))
     }
 
     /// How many choices of blocks are tried: of a slow pass, one.
@@ -194,13 +209,7 @@ where
             _ => format!("{kept} of {} blocks run once", keep.len()),
         };
         (self.progress)(&format!("{items} items, {blocks}"));
-        let config: FusedConfig = self.fused.config().clone();
-        let blocks = config
-            .gradient_checkpointing
-            .clone()
-            .with_keep_activations(keep);
-        self.fused
-            .try_set_config(config.with_gradient_checkpointing(blocks))?;
+        self.keep(keep)?;
         let mut once = || {
             recorded(self.device, self.room, || {
                 self.fused
@@ -215,39 +224,15 @@ where
             Ok(first)
         }
     }
-}
 
-/// A pass, as it was recorded.
-struct Recorded {
-    timeline: MemoryTimeline,
-    run: Run,
-    /// Whether it came to its end: beyond a limit it has ended at a block.
-    is_whole: bool,
-}
-
-fn recorded(
-    device: &Device,
-    limit: usize,
-    pass: impl FnOnce() -> Result<(), FusedError>,
-) -> Result<Recorded, PlanError> {
-    let recorder = MemoryRecorder::start_peaks(device, limit)?;
-    let begun = Instant::now();
-    let ended = catch(|| recorder.forward(pass));
-    let seconds = begun.elapsed().as_secs_f64();
-    let timeline = recorder.finish()?;
-    let run = Run::of(&timeline, seconds);
-    let is_whole = ended.is_ok();
-    match ended {
-        Ok(ended) => ended?,
-        // Autodiff still has what the pass has kept until then.
-        Err(_) if run.peak > limit => sweep(device),
-        Err(panic) => panic.resume(),
+    /// Has these blocks keep their activations.
+    fn keep(&mut self, keep: Vec<bool>) -> Result<(), FusedError> {
+        let config: FusedConfig = self.fused.config().clone();
+        let blocks = config.gradient_checkpointing.clone();
+        let blocks = blocks.with_keep_activations(keep);
+        self.fused
+            .try_set_config(config.with_gradient_checkpointing(blocks))
     }
-    Ok(Recorded {
-        timeline,
-        run,
-        is_whole,
-    })
 }
 
 /// What has been learned of blocks that keep their activations.

@@ -3,11 +3,12 @@ use std::fmt::{Display, Formatter};
 use burn::tensor::Device;
 
 use super::budget::Budget;
-use super::choice::{Choice, Facts, Level, Part};
+use super::choice::{AT_ONCE, Choice, Facts, Part, SLACK};
 use super::error::PlanError;
 use super::ladder::{Ladder, Rung, in_millionths};
+use super::level::Level;
 use super::optimizer::PlannedOptimizer;
-use super::pass::{Kept, Pass};
+use super::pass::Pass;
 use super::plan::Plan;
 use super::technique::Technique;
 use super::width::{Beside, Footing, Formats, Sums, Width};
@@ -27,7 +28,7 @@ pub struct Measured<O> {
     optimizer: O,
     device: Device,
     /// Whether the device has memory of its own, and tells of it now and then only.
-    apart: bool,
+    pub(super) apart: bool,
     /// Number of devices.
     ranks: usize,
     pub(super) facts: Facts,
@@ -36,9 +37,6 @@ pub struct Measured<O> {
     /// Why weights in bf16 can't be.
     refused_bf16: Option<String>,
 }
-
-/// The margin where each byte is counted: what threads compute at once differs from run to run.
-const AT_ONCE: f64 = 1.01;
 
 /// The margin where the device is looked at between kernels only.
 const APART: f64 = 1.25;
@@ -75,7 +73,11 @@ impl<O: PlannedOptimizer> Measured<O> {
             device,
             apart,
             ranks,
-            facts: Facts { margin, ..facts },
+            facts: Facts {
+                margin,
+                slack: SLACK,
+                ..facts
+            },
             too_large: Vec::new(),
             refused_bf16: None,
         }
@@ -194,11 +196,13 @@ impl<O: PlannedOptimizer> Measured<O> {
 
     /// The first level of which something fits, and what.
     fn best(&self, budget: usize) -> Option<(Level, Choice)> {
+        self.best_of(&self.facts, budget)
+    }
+
+    /// The same, if these were the facts.
+    pub(super) fn best_of(&self, facts: &Facts, budget: usize) -> Option<(Level, Choice)> {
         let mut levels = self.levels();
-        levels.find_map(|level| {
-            let choice = self.facts.choice(&level, budget)?;
-            Some((level, choice))
-        })
+        levels.find_map(|level| Some((level.clone(), facts.choice(&level, budget)?)))
     }
 
     /// Fused training alone, and then with one technique more each time.
@@ -247,14 +251,6 @@ impl<O: PlannedOptimizer> Measured<O> {
         // What was measured until then is not to be trusted.
         self.facts.widths.retain(|width| !width.footing.in_bf16);
         self.refused_bf16 = Some(reason.to_string());
-    }
-
-    /// A choice of blocks for the budget that no pass was run with: which pass, and the blocks.
-    pub(super) fn untried(&self, width: usize, most: usize) -> Option<(usize, Kept)> {
-        let (_, Choice { part, kept, .. }) = self.best(self.budget)?;
-        let pass = self.facts.pass(part);
-        let is_new = part.width == width && !pass.knows(&kept) && pass.tried() < most;
-        is_new.then_some((part.pass, kept))
     }
 
     fn nothing_fits(&self, budget: usize) -> PlanError {

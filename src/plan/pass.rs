@@ -1,6 +1,8 @@
 //! What a forward and a backward pass hold.
 
-use crate::memory::{MemoryTimeline, Phase, RecomputedBlock, Sample};
+use crate::memory::{MemoryTimeline, Phase, Sample};
+
+use super::twice::Twice;
 
 /// Passes over so many items, as they were measured.
 #[derive(Clone, Debug)]
@@ -10,6 +12,17 @@ pub(super) struct Pass {
     pub(super) twice: Option<Twice>,
     /// The others.
     runs: Vec<Kept>,
+    rehearsals: Vec<Rehearsal>,
+}
+
+/// Steps that were made, whose optimizer holds nothing.
+#[derive(Clone, Debug)]
+struct Rehearsal {
+    keep: Vec<bool>,
+    /// Whether gradients were summed up.
+    summed: bool,
+    /// The most bytes in use, with all that was there before; none if the steps did not come to their end.
+    peak: Option<usize>,
 }
 
 /// The most bytes in use in a pass, with all that was there before, and its time.
@@ -21,17 +34,6 @@ pub(super) struct Run {
     /// The most until the backward pass began.
     pub(super) forward: usize,
     pub(super) seconds: f64,
-}
-
-/// A pass whose blocks all run twice.
-#[derive(Clone, Debug)]
-pub(super) struct Twice {
-    pub(super) run: Run,
-    /// Bytes in use, by seconds.
-    samples: Vec<(f64, usize)>,
-    blocks: Vec<RecomputedBlock>,
-    /// What a block holds if it keeps its activations, in parts of what the recording says.
-    share: f64,
 }
 
 /// Which blocks keep their activations, and the peak then.
@@ -92,72 +94,6 @@ impl Run {
     }
 }
 
-impl Twice {
-    /// The pass in `timeline`; none if no block ran twice in it.
-    pub(super) fn of(timeline: MemoryTimeline, run: Run) -> Option<Self> {
-        let top = timeline.peak().bytes.total();
-        let grown = run.peak - top;
-        let samples = timeline.samples.iter();
-        let samples = samples.map(|sample| (sample.seconds, sample.bytes.total() + grown));
-        (!timeline.blocks.is_empty()).then(|| Self {
-            run,
-            samples: samples.collect(),
-            blocks: timeline.blocks,
-            share: 1.0,
-        })
-    }
-
-    /// Number of blocks.
-    pub(super) fn count(&self) -> usize {
-        let last = self.blocks.iter().map(|block| block.index).max();
-        last.map_or(0, |last| last + 1)
-    }
-
-    /// The peak if the blocks that `keep` tells hold this share of their activations.
-    fn peak(&self, keep: impl Fn(usize) -> bool, share: f64) -> usize {
-        let at = |(seconds, bytes): &(f64, usize)| {
-            let kept = self.blocks.iter().filter(|block| keep(block.index));
-            let held: usize = kept.map(|block| block.held_at(*seconds)).sum();
-            bytes + (held as f64 * share).ceil() as usize
-        };
-        self.samples.iter().map(at).max().unwrap_or(self.run.peak)
-    }
-
-    /// The peak of a pass whose blocks all keep their activations, as far as this one tells.
-    pub(super) fn peak_of_all(&self) -> usize {
-        self.peak(|_| true, self.share)
-    }
-
-    /// Learns how large the activations are from a pass in which these blocks kept theirs.
-    fn learn(&mut self, keep: impl Fn(usize) -> bool, run: Run) {
-        // It tells nothing of them where the most was elsewhere.
-        if run.peak <= self.run.peak {
-            return;
-        }
-        let (mut low, mut high) = (0.0, 4.0);
-        for _ in 0..24 {
-            let middle = f64::midpoint(low, high);
-            if self.peak(&keep, middle) < run.peak {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        self.share = high;
-    }
-
-    /// The share that was learned.
-    pub(super) fn share(&self) -> f64 {
-        self.share
-    }
-
-    /// Takes over a share that was learned from another number of items. Blocks side by side hold more at once, the more there are, so it
-    /// begins with half as much again.
-    pub(super) fn fear(&mut self, share: f64) {
-        self.share = 1.5 * share.max(1.0);
-    }
-}
-
 impl Pass {
     /// None yet.
     pub(super) fn over(items: usize) -> Self {
@@ -165,6 +101,7 @@ impl Pass {
             items,
             twice: None,
             runs: Vec::new(),
+            rehearsals: Vec::new(),
         }
     }
 
@@ -197,6 +134,31 @@ impl Pass {
         self.runs.push(Kept { keep, run });
     }
 
+    /// Notes steps with these blocks.
+    pub(super) fn note_rehearsal(&mut self, keep: Vec<bool>, summed: bool, peak: Option<usize>) {
+        self.rehearsals.push(Rehearsal { keep, summed, peak });
+    }
+
+    /// Number of steps that were made.
+    pub(super) fn rehearsals(&self) -> usize {
+        self.rehearsals.len()
+    }
+
+    /// Whether steps with these blocks were made.
+    pub(super) fn is_rehearsed(&self, keep: &[bool], summed: bool) -> bool {
+        self.rehearsal(keep, summed).is_some()
+    }
+
+    /// The peak of steps with these blocks, if they were made.
+    pub(super) fn rehearsed(&self, keep: &[bool], summed: bool) -> Option<usize> {
+        self.rehearsal(keep, summed)?.peak
+    }
+
+    fn rehearsal(&self, keep: &[bool], summed: bool) -> Option<&Rehearsal> {
+        let mut rehearsals = self.rehearsals.iter();
+        rehearsals.find(|it| it.keep == keep && it.summed == summed)
+    }
+
     /// Number of passes with some blocks of each kind.
     pub(super) fn tried(&self) -> usize {
         self.runs.iter().filter(|run| !run.is_all()).count()
@@ -220,10 +182,10 @@ impl Pass {
         })
     }
 
-    /// As few blocks that run twice as a pass of `budget` bytes takes.
-    pub(super) fn fewest_twice(&self, budget: usize) -> Option<Kept> {
+    /// As few blocks that run twice as a pass of `budget` bytes takes; whether one `fits` that was run is known better.
+    pub(super) fn fewest_twice(&self, budget: usize, fits: impl Fn(&Kept) -> bool) -> Option<Kept> {
         let known = self.all_twice().into_iter().chain(self.runs.clone());
-        let known = known.filter(|known| known.run.peak <= budget);
+        let known = known.filter(fits);
         let best = known.max_by_key(Kept::count);
         match (&self.twice, best) {
             (Some(twice), best) if twice.run.peak <= budget => {
@@ -246,7 +208,7 @@ impl Pass {
         // The last ones cost least: what a block keeps is needed until the backward pass has come back to it.
         for index in (0..expected.keep.len()).rev() {
             expected.keep[index] = true;
-            let peak = twice.peak(|block| expected.keep[block], twice.share);
+            let peak = twice.peak_of(|block| expected.keep[block]);
             let too_many = expected.is_all() && kept.is_some_and(|kept| kept.peak > budget);
             if peak <= budget && !too_many {
                 expected.run.peak = expected.run.peak.max(peak);

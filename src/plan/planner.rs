@@ -10,6 +10,7 @@ use crate::estimate::{self, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
+use crate::optim::SgdConfig;
 use crate::parameters::{ModelKey, list};
 use crate::tap::sweep;
 
@@ -20,7 +21,8 @@ use super::error::PlanError;
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
-use super::width::{Footing, SLACK, Width};
+use super::trial::Trial;
+use super::width::{Footing, Width};
 
 /// Two that measure at once would measure each other.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -132,9 +134,9 @@ where
     /// `loss` computes the loss of so many items.
     ///
     /// Every part is run with blocks that keep their activations, and with blocks that run twice; a pass that goes beyond the budget
-    /// ends at its next block; what fits is run once more as it was chosen. Weights in bf16, and on the host, are tried if nothing
-    /// fits without. Nothing is trained, but random numbers are drawn: seed the device afterwards. The memory that is measured is
-    /// that of the whole process, or of the device: train nothing beside it.
+    /// ends at its next block. What is chosen, and what may just fit, is run as it would be, quick passes in steps that change no
+    /// weight. Weights in bf16, and on the host, are tried if nothing fits without. Random numbers are drawn: seed the device
+    /// afterwards. The memory that is measured is that of the whole process, or of the device: train nothing beside it.
     ///
     /// # Errors
     ///
@@ -172,6 +174,7 @@ where
             batch: self.batch,
             config: self.config.clone().with_offload(None),
             margin: 1.0,
+            slack: 0,
             widths: Vec::new(),
         };
         let mut measured = Measured::new(
@@ -242,7 +245,9 @@ where
             Some(dtype) => try_cast(model, dtype)?,
             None => model,
         };
-        let mut fused = FusedOptimizer::try_new(model, self.optimizer.build())?;
+        // What the optimizer holds is reckoned.
+        let stateless = SgdConfig::new();
+        let mut fused = FusedOptimizer::try_new(model, stateless.init())?;
         let config = measured.facts.config.clone();
         let config = config.with_offload(footing.offload());
         match self.devices.first() {
@@ -252,6 +257,7 @@ where
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);
         let mut width = Width::new(footing, parameters, held);
+        width.notes = estimate::measure(&stateless.init(), &width.parameters, true).sum();
         for (states, weights) in measured.formats(footing) {
             if let Some(optimizer) = self.optimizer.formatted(states, weights) {
                 let optimizer = optimizer.build();
@@ -259,12 +265,13 @@ where
                 width.states.push(((states, weights), held));
             }
         }
-        let beside = measured.least_beside(&width) + SLACK;
+        let beside = measured.least_beside(&width);
         let room = measured.budget.saturating_sub(beside);
         let mut climber = Climber {
             fused: &mut fused,
             loss,
             device,
+            budget: measured.budget,
             room,
             largest: width.largest(),
             spread: 0.0,
@@ -274,10 +281,8 @@ where
         let tries = climber.tries(&width.passes);
         let place = measured.facts.widths.len();
         measured.facts.widths.push(width);
-        // What was chosen is tried, until that tells nothing new.
-        while let Some((place_of_pass, kept)) = measured.untried(place, tries) {
-            let pass = &mut measured.facts.widths[place].passes[place_of_pass];
-            climber.check(pass, &kept)?;
+        while let Some((pass, trial)) = Trial::next(measured, place, tries) {
+            trial.run(&mut climber, &mut measured.facts.widths[place].passes[pass])?;
         }
         let width = &mut measured.facts.widths[place];
         if width.room_for_stock(self.batch, measured.budget) {

@@ -17,9 +17,6 @@ use super::pass::{Pass, Run};
 /// How states and weights are kept; none as the optimizer says.
 pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
 
-/// What threads keep for themselves differs from run to run by about so many bytes.
-pub(super) const SLACK: usize = 1 << 17;
-
 /// In which type the weights are, and where: trainings that differ in these are measured each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Footing {
@@ -61,6 +58,8 @@ pub(super) struct Width {
     /// Bytes of weights that somebody else holds, too: the first update makes a copy of each.
     pub(super) shared: usize,
     pub(super) states: Vec<(Formats, States)>,
+    /// Bytes of the notes of an optimizer without states, that steps are tried with.
+    pub(super) notes: usize,
     /// Over more and more items.
     pub(super) passes: Vec<Pass>,
     /// A pass over the whole batch as stock Burn does it.
@@ -103,6 +102,7 @@ impl Width {
             parameters,
             shared: if are_shared { missing } else { 0 },
             states: Vec::new(),
+            notes: 0,
             passes: Vec::new(),
             stock: None,
             left: 0,
@@ -135,14 +135,14 @@ impl Width {
         is_plain && kept.is_some_and(|kept| kept.run.peak + self.gradients() <= budget)
     }
 
-    /// Bytes in use before a pass. What larger passes have made the backend keep for itself stays; it may keep a little more.
+    /// Bytes in use before a pass. What larger passes have made the backend keep for itself stays.
     pub(super) fn floor(&self) -> usize {
         let runs = self.passes.iter().flat_map(|pass| {
             let runs = [pass.all_twice(), pass.none_twice()];
             runs.into_iter().flatten()
         });
         let start = runs.map(|kept| kept.run.start).fold(self.left, usize::max);
-        start + self.shared + SLACK
+        start + self.shared
     }
 
     pub(super) fn states_in(&self, formats: Formats) -> Option<&States> {
