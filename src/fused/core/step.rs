@@ -55,7 +55,7 @@ impl<M: Module> Core<M> {
         });
         match ended {
             Ok(output) => {
-                if self.reports.last.updated > 0 {
+                if self.config.averaging.is_some() && self.reports.last.updated > 0 {
                     self.statistics.update(&self.ranks.form().module);
                 }
                 Ok(output)
