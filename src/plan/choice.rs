@@ -128,8 +128,13 @@ impl Facts {
         let Run { seconds, .. } = kept.run;
         let in_pass = kept.run.in_pass() as f64;
         let device = match self.seen(level, part, &kept.keep) {
-            Some(bytes) => bytes + (in_pass * (self.margin - AT_ONCE).max(0.0)) as usize,
-            None => self.floor(part) + beside.device + (in_pass * self.margin).ceil() as usize,
+            Some(bytes) => {
+                bytes.saturating_add((in_pass * (self.margin - AT_ONCE).max(0.0)) as usize)
+            }
+            None => {
+                let known = self.floor(part) + beside.device;
+                known.saturating_add((in_pass * self.margin).ceil() as usize)
+            }
         };
         Some(Choice {
             part,
