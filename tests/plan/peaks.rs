@@ -1,7 +1,7 @@
 //! The peaks are those that were planned.
 
 use backburn::optim::{AdamWConfig, WeightFormat};
-use backburn::{FusedConfig, Plan, PlanError, Planner, WeightAverage, WeightAveragingConfig};
+use backburn::{FusedConfig, PlanError, Planner, WeightAverage, WeightAveragingConfig};
 use burn::optim::GradientsParams;
 
 use crate::models::*;
@@ -73,29 +73,6 @@ hold! {
     plans_of_adapters_hold: Adapted, 0.99, 1.05;
     plans_of_adapters_on_codes_hold: InCodes, 0.99, 1.05;
     plans_of_adversarial_networks_hold: Adversarial, 0.99, 1.05;
-}
-
-/// Of a budget a hundredth above what a way takes, that way or a cheaper one is made: it is tried, whatever is feared of it.
-fn is_taken<K: Kind>() {
-    let all = measured::<K>(ENOUGH).unwrap();
-    let fused = all.ladder(ENOUGH).rungs[0].device_bytes;
-    let way = all.choose(fused * 9 / 10).unwrap();
-    let budget = trained::<K, _>(&way) * 101 / 100;
-    let plan = measured::<K>(budget).unwrap().choose(budget).unwrap();
-    let twice = |plan: &Plan<AdamWConfig>| {
-        let blocks = &plan.config.gradient_checkpointing.keep_activations;
-        blocks.iter().filter(|keep| !**keep).count()
-    };
-    assert_eq!(plan.accumulation, 1, "{way}{plan}");
-    assert!(twice(&plan) <= twice(&way), "{way}{plan}");
-    assert!(trained::<K, _>(&plan) <= budget, "{way}{plan}");
-}
-
-#[test]
-fn a_cheaper_way_that_fits_is_not_passed_over() {
-    let _alone = alone();
-    is_taken::<Mlp>();
-    is_taken::<Adapted>();
 }
 
 /// In one thread: how many parts of images threads of the backend hold at once is by chance.
