@@ -90,6 +90,7 @@ mod error;
 mod estimate;
 mod fused;
 mod gradient_checkpointing;
+mod host_memory;
 mod layout;
 mod linear_cross_entropy;
 mod load;

@@ -147,9 +147,9 @@ fn loaded<M: Module, S: ModuleStore>(
     if !loading.takes.uncoded.is_empty() {
         return Err(unloadable(loading.takes.uncoded.join("; ")));
     }
-    let parameters = list(&loading.module);
-    let coding = loading.takes.coding.as_ref();
-    if let Some(adapted) = coding.and_then(|coding| coding.adapted_before(&parameters)) {
+    if let Some(coding) = &loading.takes.coding
+        && let Some(adapted) = coding.adapted_before(&list(&loading.module))
+    {
         return Err(unloadable(format!(
             "parameter `{}` carries an adapter already, and can carry one only: load into a model without",
             adapted.path

@@ -22,11 +22,13 @@ struct OnHost {
     /// Whether it is there, for every float tensor of the input.
     which: Vec<bool>,
     saved: Arc<Saved>,
+    /// Among what the pass has saved.
+    all: Arc<SavedTensors>,
 }
 
 impl<X: Activations> KeptInput<X> {
     /// Keeps `input`; what has memory of its own in `on_host`, if there is that.
-    pub(super) fn new(input: X, on_host: Option<&SavedTensors>) -> Self {
+    pub(super) fn new(input: X, on_host: Option<&Arc<SavedTensors>>) -> Self {
         let Some(on_host) = on_host else {
             let on_host = None;
             return Self { input, on_host };
@@ -42,17 +44,18 @@ impl<X: Activations> KeptInput<X> {
         let on_host = (!leaving.is_empty()).then(|| OnHost {
             which,
             saved: on_host.save(leaving),
+            all: on_host.clone(),
         });
         Self { input, on_host }
     }
 
-    /// The input of the block of this name, where it was, from where it was kept.
-    pub(super) fn take(self, on_host: Option<&SavedTensors>, name: &str) -> Result<X, FusedError> {
-        let (Some(OnHost { which, saved }), Some(on_host)) = (self.on_host, on_host) else {
+    /// The input of the block of this name, where it was.
+    pub(super) fn take(self, name: &str) -> Result<X, FusedError> {
+        let Some(OnHost { which, saved, all }) = self.on_host else {
             return Ok(self.input);
         };
         let bytes = saved.bytes();
-        let back = on_host.take(saved).map_err(|reason| FusedError::Offload {
+        let back = all.take(saved).map_err(|reason| FusedError::Offload {
             reason: format!(
                 "the input of the recomputed block {name}, {bytes} bytes, was lost on its way to the host or back: {reason}. Make \
                  the batch or the blocks smaller, or leave out `GradientCheckpointingConfig::offload_inputs`. The parameters of the \

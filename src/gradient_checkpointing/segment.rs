@@ -120,7 +120,7 @@ where
         let mut spoiled = false;
         let has_one_stream = !random.devices.iter().any(is_cubecl);
         let mut patience = Patience::new();
-        let mut input = Some(self.input.take(scope.pass.saved.as_ref(), &name)?);
+        let mut input = Some(self.input.take(&name)?);
         loop {
             // A run that is not compared with the first is the last, and nothing else holds what it computes with.
             let input = match fingerprint {

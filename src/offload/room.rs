@@ -1,8 +1,6 @@
 //! Whether the host has memory left for what is to wait there. It is asked before: a system that has none left ends a process without a word.
 
-use std::sync::OnceLock;
-
-use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+use crate::host_memory::HostMemory;
 
 /// Refuses `bytes` more in host memory if the machine, or the control group of this process, has less left. Says so in the name of
 /// `option`, which asks for them.
@@ -16,17 +14,11 @@ pub(crate) fn check_room(bytes: usize, option: &str) -> Result<(), String> {
     }
 }
 
-/// What this process can still get, swap included, if the system tells. What the system keeps of files makes room.
+/// What this process can still get, swap included, if the system tells.
 fn left() -> Option<u64> {
-    static PID: OnceLock<Option<Pid>> = OnceLock::new();
-    let pid = (*PID.get_or_init(|| sysinfo::get_current_pid().ok()))?;
-    let mut system = System::new();
-    system.refresh_memory();
-    let refresh = ProcessRefreshKind::nothing();
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, refresh);
-    let of_machine = system.available_memory().saturating_add(system.free_swap());
-    let limits = system.process(pid)?.cgroup_limits();
-    let of_group = limits.map_or(u64::MAX, |group| {
+    let memory = HostMemory::now().ok()?;
+    let of_machine = memory.available.saturating_add(memory.free_swap);
+    let of_group = memory.group.map_or(u64::MAX, |group| {
         let left = group.total_memory.saturating_sub(group.rss);
         left.saturating_add(group.free_swap)
     });

@@ -66,7 +66,7 @@ pub(crate) struct Pass {
     choice: Arc<BlockChoice>,
     foresight: Option<Arc<dyn Foresight>>,
     /// If inputs of blocks wait on the host.
-    pub(crate) saved: Option<SavedTensors>,
+    pub(crate) saved: Option<Arc<SavedTensors>>,
     pub(crate) seeds: Arc<StepSeeds>,
     learned: Arc<Learned>,
     /// Who counts the gradients that are alive, if anybody does.

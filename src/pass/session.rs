@@ -92,7 +92,7 @@ impl Session {
             blocks: OnceLock::new(),
             choice,
             foresight,
-            saved: transfers.map(|transfers| SavedTensors::new(transfers, is_recorded)),
+            saved: transfers.map(|it| Arc::new(SavedTensors::new(it, is_recorded))),
             seeds: self.seeds.clone(),
             learned: self.learned.clone(),
             census,

@@ -2,9 +2,9 @@ use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
 use burn::tensor::Device;
-use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use super::error::PlanError;
+use crate::host_memory::HostMemory;
 
 /// The bytes that a training may take at its peak.
 ///
@@ -103,16 +103,9 @@ fn machine() -> Result<usize, PlanError> {
     let unknown = |reason: &str| PlanError::UnknownMachine {
         reason: reason.to_string(),
     };
-    let pid = sysinfo::get_current_pid().map_err(unknown)?;
-    let mut system = System::new();
-    system.refresh_memory();
-    let refresh = ProcessRefreshKind::nothing().with_memory();
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, refresh);
-    let process = system.process(pid);
-    let held = process.map_or(0, |process| process.memory());
-    let available = system.available_memory().saturating_add(held);
-    let limit = process.and_then(|process| process.cgroup_limits());
-    let limit = limit.map_or(u64::MAX, |limits| limits.total_memory);
+    let memory = HostMemory::now().map_err(unknown)?;
+    let available = memory.available.saturating_add(memory.held);
+    let limit = memory.group.map_or(u64::MAX, |group| group.total_memory);
     match available.min(limit) {
         0 => Err(unknown("the system does not tell")),
         bytes => Ok((bytes / 10 * 9) as usize),

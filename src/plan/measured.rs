@@ -88,7 +88,7 @@ impl<O: PlannedOptimizer> Measured<O> {
     /// Only what was measured is chosen from: a larger budget than that of [`measure`](super::Planner::measure) may have room for larger
     /// micro-batches, and a smaller one takes weights in bf16 only if they were measured.
     /// For a smaller one it was not tried, either, how few blocks have to run twice: where some do and some don't, such a plan is a first
-    /// guess (one of a language model was 14 % low). Measure within the budget that you train with.
+    /// guess, and may be low. Measure within the budget that you train with.
     ///
     /// # Errors
     ///

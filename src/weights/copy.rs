@@ -15,14 +15,14 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::stage::Stage;
-use super::view::{Copy, State, View};
+use super::view::{HomeCopy, State, View};
 use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::parameters::Part;
 use crate::pass::Graph;
 
 /// What becomes of a copy that comes for a read.
-#[derive(Clone, std::marker::Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeps {
     /// It goes with the reader, a graph that holds it.
     Nothing,
@@ -71,7 +71,7 @@ impl<const D: usize> View<D> {
             Holding::ForRead => keeps == Keeps::ForRun,
         };
         if stays {
-            state.copy = Some(Copy::of(value.clone(), version));
+            state.copy = Some(HomeCopy::of(value.clone(), version));
         }
         Part::or_whole(part, value)
     }
@@ -90,7 +90,7 @@ impl<const D: usize> View<D> {
         }
         let version = self.home.version();
         let value = self.come_over(None)?;
-        state.copy = Some(Copy::of(value, version));
+        state.copy = Some(HomeCopy::of(value, version));
         Ok(())
     }
 

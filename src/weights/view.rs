@@ -22,7 +22,7 @@ pub(crate) struct View<const D: usize> {
 #[derive(Debug)]
 pub(super) struct State<const D: usize> {
     pub(super) stage: Stage<D>,
-    pub(super) copy: Option<Box<Copy<D>>>,
+    pub(super) copy: Option<Box<HomeCopy<D>>>,
     /// Whether the device has computed a gradient for it.
     pub(super) proven: bool,
 }
@@ -35,13 +35,13 @@ impl<const D: usize> State<D> {
 
 /// What the model computes with, if that is not the value at home.
 #[derive(Debug)]
-pub(super) struct Copy<const D: usize> {
+pub(super) struct HomeCopy<const D: usize> {
     pub(super) value: Tensor<D>,
     /// Of the value at home.
     pub(super) version: usize,
 }
 
-impl<const D: usize> Copy<D> {
+impl<const D: usize> HomeCopy<D> {
     pub(super) fn of(value: Tensor<D>, version: usize) -> Box<Self> {
         Box::new(Self { value, version })
     }
