@@ -83,7 +83,8 @@ pub struct FusedConfig {
     /// where they are computed with. A single one that is larger goes alone.
     ///
     /// - With [offload](Self::offload) these are gradients that have left the device and are not used yet, for which the backward pass
-    ///   waits, and weights that are fetched before their block runs, which otherwise come when they are read.
+    ///   waits, and weights that are fetched before their block runs, which otherwise come when they are read. Under
+    ///   [`Offload::States`](crate::Offload::States) it is one state on either way, which otherwise travels in its update.
     /// - With [inputs of blocks on the host](GradientCheckpointingConfig::offload_inputs) these leave and are fetched in the same way.
     /// - With several devices these are gradients that a device has sent more than the slowest: they wait at their owner. With N devices
     ///   that read parameters in the same order at most (N - 1) times this number of bytes and one gradient wait there. Devices

@@ -14,6 +14,7 @@ use crate::parameters::ModelKey;
 use bookkeeping::Bookkeeping;
 
 pub use offload::OffloadEstimate;
+pub(crate) use offload::StatesUnderWay;
 pub use peaks::PeakEstimate;
 pub(crate) use states::{Parameter, States, measure, parameters};
 

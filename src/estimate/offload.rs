@@ -27,7 +27,7 @@ pub struct OffloadEstimate {
     /// parameters were read in blocks of one size: those that are read outside of blocks come on top.
     pub device: usize,
     /// Bytes that come over in a step beside that, at most: the largest gradient twice, one leaving and one coming
-    /// into being, or a parameter's gradient and state. The weights of two blocks come on top under
+    /// into being, or a gradient and three states, one used, one coming and one leaving. The weights of two blocks come on top under
     /// [`Offload::Weights`](crate::Offload::Weights).
     pub on_the_way: usize,
     /// Bytes in host memory.
@@ -48,6 +48,7 @@ impl OffloadEstimate {
         };
         let offload = config.offload.as_ref();
         let computed = |dtype: DType| config.compute_dtype.map_or(dtype, FloatDType::into);
+        let mut states_under_way = StatesUnderWay::within(config.max_bytes_under_way);
         // Bytes of the weights that rest on the host, as the device computes with them.
         let mut copies = 0;
         let parameters = parameters(model);
@@ -65,7 +66,9 @@ impl OffloadEstimate {
                     copies += copy;
                     (0, bytes + state, 2 * copy)
                 }
-                Some(state) if offload.is_some_and(state_waits) => (bytes, state, bytes + state),
+                Some(state) if offload.is_some_and(state_waits) => {
+                    (bytes, state, states_under_way.with(bytes, state))
+                }
                 Some(state) => (bytes + state, 0, bytes),
                 None if offload.is_some_and(|it| it.frozen_waits(elements)) => (0, bytes, 0),
                 None => (bytes, 0, 0),
@@ -76,6 +79,37 @@ impl OffloadEstimate {
         }
         estimate.device += offload.map_or(0, |offload| offload.kept_of(copies));
         estimate
+    }
+}
+
+/// What is on the device for the update of a parameter whose state waits on the host.
+#[derive(Debug, Default)]
+pub(crate) struct StatesUnderWay {
+    limit: usize,
+    gradient: usize,
+    /// The largest one, and the two next ones that may be under way beside it.
+    states: [usize; 3],
+}
+
+impl StatesUnderWay {
+    /// Where so many bytes may be under way.
+    pub(crate) fn within(limit: Option<usize>) -> Self {
+        Self {
+            limit: limit.unwrap_or(usize::MAX),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes for any of the parameters so far, at most, with one of so many bytes whose state has so many.
+    pub(crate) fn with(&mut self, gradient: usize, state: usize) -> usize {
+        self.gradient = self.gradient.max(gradient);
+        let mut less = state;
+        for (place, kept) in self.states.iter_mut().enumerate() {
+            if less > *kept && (place == 0 || less <= self.limit) {
+                std::mem::swap(kept, &mut less);
+            }
+        }
+        self.gradient + self.states.iter().sum::<usize>()
     }
 }
 

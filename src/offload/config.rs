@@ -9,7 +9,7 @@ use crate::error::FusedError;
 /// Each waits beside all that the ones before it leave there.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Offload {
-    /// The optimizer state. It comes over for the update of its parameter and goes back.
+    /// The optimizer state. It comes over for the update of its parameter and goes back, while others are computed.
     States,
     /// The update. A finished gradient leaves for the host, which keeps the weights and the optimizer state and
     /// steps them there; the device holds the weights that it computes with, and gets the new ones back.

@@ -89,6 +89,15 @@ impl Placement {
         });
     }
 
+    /// Has an optimizer state leave for the host beside what this thread does, one at a time.
+    pub(crate) fn send_state_home(&self, leave: impl FnOnce() + Send + 'static) {
+        let device = self.device.clone();
+        self.transfers.to_host.give(1, 1, move || {
+            leave();
+            device::hand_over(&device);
+        });
+    }
+
     /// Waits until the device has computed what this thread has asked it for, so that it has let go of what it needs
     /// no longer.
     pub(crate) fn catch_up(&self) {

@@ -8,6 +8,7 @@ use super::format::{
     Coding, Formats, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
 };
 use super::kernel::check_step;
+use crate::optimizer_record::loads_on;
 
 /// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
 /// beside them if there are any.
@@ -125,6 +126,7 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let device = &loads_on(device);
         let format = RecordedFormat::unflatten(prefix, source)?;
         let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
         let time = match R::TIME {

@@ -5,11 +5,13 @@
 //! `{parameter id}.{name in the state}`; beside them there are the paths of the parameters.
 
 mod compact;
+mod loading;
 mod names;
 mod state;
 
 pub use compact::compact_records;
 pub(crate) use compact::records_are_compact;
+pub(crate) use loading::{load_on, loads_on};
 pub(crate) use names::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
     is_of_elements, stock_can_ignore,

@@ -99,6 +99,7 @@ impl Session {
             is_recorded,
         });
         *self.pass.lock() = Some(pass.clone());
+        self.update().waiting.begin();
         let session = self.clone();
         Running { session, pass }
     }
@@ -164,5 +165,6 @@ impl Drop for Running {
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
+        self.session.update().waiting.begin();
     }
 }

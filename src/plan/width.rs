@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use burn::tensor::FloatDType;
 
 use crate::config::FusedConfig;
-use crate::estimate::{Parameter, States};
+use crate::estimate::{Parameter, States, StatesUnderWay};
 use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
 use crate::replica::Ownership;
@@ -177,6 +177,7 @@ impl Width {
         let states = self.states_in(formats)?;
         let (mut devices, mut host) = (vec![0; ranks], 0);
         let mut on_the_way = states.update;
+        let mut states_under_way = StatesUnderWay::within(config.max_bytes_under_way);
         let trained = self.parameters.iter().filter(|it| it.trained);
         let owners = Ownership::BySize.assign(trained.map(Parameter::size).collect(), ranks);
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
@@ -209,7 +210,7 @@ impl Width {
             } else if state_waits {
                 host += state;
                 *device += average;
-                on_the_way = on_the_way.max(bytes + state);
+                on_the_way = on_the_way.max(states_under_way.with(bytes, *state));
             } else {
                 *device += state + average;
             }

@@ -22,6 +22,7 @@ mod state;
 mod states;
 mod statistics;
 mod update;
+mod waiting;
 
 pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
 pub use anomaly::AnomalyCheck;
@@ -36,3 +37,4 @@ pub(crate) use policies::Policies;
 pub use scaling::{LossScalingConfig, Overflow};
 pub use statistics::{GradientStatistic, GradientStatistics};
 pub(crate) use update::Update;
+pub(crate) use waiting::Leaving;

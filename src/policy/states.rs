@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::module::ParamId;
-use burn::optim::OptimizerRecord;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 
 use super::keeper::{KEEPER_ID, is_average};
@@ -13,6 +13,14 @@ use crate::optimizer_record::{self as record, RecordedState};
 pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecord {
     let states = records.into_iter().flat_map(read);
     OptimizerRecord::from_bytes(write(states)).expect("Burn reads what it has written")
+}
+
+/// `optimizer` with the states of these records, and no other.
+pub(super) fn with_states(
+    optimizer: &ModuleOptimizer,
+    records: impl IntoIterator<Item = Bytes>,
+) -> ModuleOptimizer {
+    optimizer.clone().load_record(joined(records))
 }
 
 /// A record of each state in `record`, and one of all that are no states of a parameter.

@@ -1,13 +1,12 @@
-use std::collections::HashMap;
-
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Param, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Bytes, Tensor};
+use burn::tensor::{Bytes, Device, Tensor};
 
 use super::addressed::Addressed;
 use super::departed::Departed;
-use super::states::{holds_codes, joined, split, written};
+use super::states::{holds_codes, joined, split, with_states, written};
+use super::waiting::{Leaving, WaitingStates};
 use crate::caught::{Caught, catch};
 use crate::optim::{Average, StepCall};
 use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
@@ -21,8 +20,8 @@ pub(crate) struct Update {
     pub(crate) learning_rate: ModuleLearningRate,
     /// If states wait on the host: those of parameters of so many elements.
     wait_from: Option<usize>,
-    /// The records of the states that do.
-    waiting: HashMap<ParamId, Bytes>,
+    /// The states that do.
+    pub(crate) waiting: WaitingStates,
     /// If parameters have left the model.
     departed: Option<Departed>,
 }
@@ -33,7 +32,7 @@ impl Update {
             optimizer,
             learning_rate: 0.0.into(),
             wait_from: None,
-            waiting: HashMap::new(),
+            waiting: WaitingStates::default(),
             departed: None,
         }
     }
@@ -78,9 +77,7 @@ impl Update {
         parameters: Vec<ParamId>,
         is_here: impl Fn(ParamId) -> bool,
     ) -> bool {
-        for id in &parameters {
-            self.waiting.remove(id);
-        }
+        self.waiting.forget(&parameters);
         if !parameters.is_empty() {
             let departed = self.departed.take();
             let mut departed = departed.unwrap_or_else(|| Departed::none_of(&self.optimizer));
@@ -117,21 +114,16 @@ impl Update {
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
         if !self.waiting.is_empty() {
             self.optimizer = self.optimizer();
-            self.waiting.clear();
+            self.waiting = WaitingStates::default();
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
         if self.wait_from.is_some() {
             let record = compact_records(|| self.optimizer.to_record());
             let (states, others) = split(record);
-            self.waiting = states;
-            self.optimizer = self.with_states([others]);
+            self.waiting = WaitingStates::of(states);
+            self.optimizer = with_states(&self.optimizer, [others]);
         }
         before
-    }
-
-    /// The optimizer with the states of these records, and no other.
-    fn with_states(&self, records: impl IntoIterator<Item = Bytes>) -> ModuleOptimizer {
-        self.optimizer.clone().load_record(joined(records))
     }
 
     /// Replaces the optimizer, without the states that it has not itself, by what `change` makes of it, its only
@@ -154,14 +146,15 @@ impl Update {
         if self.waiting.is_empty() {
             return record;
         }
-        let waiting = self.waiting.values().map(|state| self.asked_for(state));
+        let waiting = self.waiting.records().into_iter();
+        let waiting = waiting.map(|state| self.asked_for(state));
         joined([written(record)].into_iter().chain(waiting))
     }
 
     /// The state of one parameter, as it is kept.
     pub(crate) fn record_of(&self, id: ParamId) -> OptimizerRecord {
-        if let Some(state) = self.waiting.get(&id) {
-            return joined([state.clone()]);
+        if let Some(state) = self.waiting.record(id) {
+            return joined([state]);
         }
         // Burn's optimizer drops the states of a group that another optimizer is added for.
         let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![id]));
@@ -171,11 +164,32 @@ impl Update {
     }
 
     /// The record of a state that waits, in the form that was asked for: it waits as it is kept, in codes.
-    fn asked_for(&self, state: &Bytes) -> Bytes {
-        match holds_codes(state) && !records_are_compact() {
-            true => written(self.with_states([state.clone()]).to_record()),
-            false => state.clone(),
+    fn asked_for(&self, state: Bytes) -> Bytes {
+        match holds_codes(&state) && !records_are_compact() {
+            true => written(with_states(&self.optimizer, [state]).to_record()),
+            false => state,
         }
+    }
+
+    /// Whether the state of a parameter of so many elements waits. What has come from a record waits on, however small.
+    fn waits(&self, id: ParamId, elements: usize) -> bool {
+        self.waiting.has(id) || self.wait_from.is_some_and(|from| elements >= from)
+    }
+
+    /// A parameter of so many elements is about to be stepped. Returns what brings the state of the one that came next in the
+    /// pass before, if that has no more than so many bytes.
+    pub(crate) fn send_for_next(
+        &mut self,
+        id: ParamId,
+        elements: usize,
+        limit: usize,
+        device: &Device,
+    ) -> Option<impl FnOnce() + Send + 'static> {
+        let waits = self.waits(id, elements);
+        waits.then(|| {
+            self.waiting
+                .send_for_next(id, limit, device, &self.optimizer)
+        })?
     }
 
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
@@ -196,9 +210,9 @@ impl Update {
         // Until the update has succeeded there is a handle to the value.
         let call = StepCall::begin(more_to_come, value.clone());
         let lent = average.and_then(|average| average.lend(&call));
-        let waiting = self.waiting.get(&id).cloned();
-        // What has come from a record waits on, however small.
-        let waits = waiting.is_some() || self.wait_from.is_some_and(|from| elements >= from);
+        let waits = self.waits(id, elements);
+        let device = value.device();
+        let mut leaving = None;
         let step = || {
             let mut gradients = GradientsParams::new();
             gradients.register(id, gradient);
@@ -209,10 +223,9 @@ impl Update {
             };
             let learning_rate = self.learning_rate.clone();
             let stepped = if waits {
-                let mut own = self.with_states(waiting);
+                let mut own = self.waiting.take(id, &device, &self.optimizer);
                 let stepped = own.step(learning_rate, addressed, gradients);
-                let state = compact_records(|| written(own.to_record()));
-                self.waiting.insert(id, state.shared());
+                leaving = Some(self.waiting.put(id, own));
                 stepped
             } else {
                 self.optimizer.step(learning_rate, addressed, gradients)
@@ -224,6 +237,7 @@ impl Update {
         match stepped {
             Ok(value) => Stepped {
                 averaged,
+                leaving,
                 value: Some(value),
                 result: match call.refusal() {
                     Some(reason) => Err(Caught::saying(reason)),
@@ -239,6 +253,7 @@ impl Update {
                 }
                 Stepped {
                     averaged,
+                    leaving,
                     value: call.take_reserve(),
                     result: Err(panic),
                 }
@@ -252,6 +267,8 @@ pub(crate) struct Stepped<const D: usize> {
     /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
     /// while it writes in place.
     pub(crate) value: Option<Tensor<D>>,
+    /// What has the state leave, if it waits on the host.
+    pub(crate) leaving: Option<Leaving>,
     /// Whether the average was taken on with it.
     pub(crate) averaged: bool,
     /// How it panicked.

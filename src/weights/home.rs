@@ -14,6 +14,7 @@ use super::stage::{Accumulated, Outcome};
 use crate::device::moved;
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
+use crate::offload::Placement;
 use crate::optim::Average;
 use crate::pass::Session;
 
@@ -40,15 +41,21 @@ pub(super) struct Ground {
     pub(super) site: Site,
     /// Where the gradients of micro-batches are added up.
     pub(super) sums: Device,
+    /// Who moves optimizer states that wait on the host, beside the thread that computes: those of a model alone.
+    pub(super) states: Option<Arc<Placement>>,
     /// Whether the backend can tell that a buffer has one owner.
     tells_owners: bool,
 }
 
 impl Ground {
     pub(super) fn new(site: Site, layout: &Layout) -> Self {
+        let moves_states = |placement: &&Arc<Placement>| {
+            placement.config.states_wait() && layout.member().is_none()
+        };
         let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
         Self {
             sums: layout.sums_at(&site),
+            states: layout.placement().filter(moves_states).cloned(),
             tells_owners: probe.can_mut(),
             site,
         }

@@ -7,11 +7,12 @@ use burn::tensor::Tensor;
 use super::answers::Held;
 use super::home::Home;
 use super::stage::{Accumulated, Outcome};
-use crate::caught::Caught;
+use crate::caught::{Caught, catch};
 use crate::device::{in_type, moved, sent};
 use crate::memory::{self, Category};
+use crate::offload::Placement;
 use crate::pass::Pass;
-use crate::policy::{self, Goal};
+use crate::policy::{self, Goal, Leaving};
 use crate::replica::Group;
 
 impl<const D: usize> Home<D> {
@@ -128,6 +129,18 @@ impl<const D: usize> Home<D> {
             rehearsal.use_gradient();
         }
         let session = self.session.get().expect("a home has an owner");
+        // A recording knows one thread at a time.
+        let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);
+        if let Some(placement) = placement {
+            let limit = placement.transfers.limit.of_reads();
+            let next = session.update().send_for_next(
+                self.id,
+                self.elements(),
+                limit,
+                &self.site().device,
+            );
+            next.into_iter().for_each(|next| placement.send_ahead(next));
+        }
         let mut state = self.state.lock();
         let value = state.value.take();
         let value = value.unwrap_or_else(|| panic!("{}", self.is_gone()));
@@ -165,6 +178,31 @@ impl<const D: usize> Home<D> {
         drop(state);
         if let Err(panic) = stepped.result {
             self.pass_on(panic);
+        }
+        if let Some(leaving) = stepped.leaving {
+            self.let_leave(pass, leaving, placement);
+        }
+    }
+
+    /// Has the state leave for the host: beside what this thread does, if it may.
+    fn let_leave(&self, pass: &Arc<Pass>, leaving: Leaving, placement: Option<&Arc<Placement>>) {
+        let path = self.path.clone();
+        let leave = move || match catch(leaving.leave) {
+            Ok(()) => {}
+            Err(panic) => panic!(
+                "the optimizer state of parameter `{path}` stays on the device, since it can't be read: {}",
+                panic.message()
+            ),
+        };
+        let may = |placement: &&Arc<Placement>| {
+            leaving.bytes.unwrap_or(usize::MAX) <= placement.transfers.limit.of_reads()
+        };
+        match placement.filter(may) {
+            None => leave(),
+            Some(placement) => {
+                let of_queue = pass.clone();
+                placement.send_state_home(move || of_queue.guarded_in_queue(leave));
+            }
         }
     }
 

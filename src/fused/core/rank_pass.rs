@@ -39,6 +39,7 @@ impl RankPass {
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         drop(in_flight);
+        let _in_flight = self.layout.under_way().map(InFlight);
         self.views.flush(&self.pass);
         Ok(worked)
     }

@@ -154,6 +154,7 @@ impl<M: Module> Ending<'_, M> {
         for ((rank, running), gradients) in self.ranks.iter().zip(running).zip(gradients) {
             let pass = &running.pass;
             pass.guarded_in_queue(|| rank.form.views.deliver(pass, gradients));
+            rank.form.layout.under_way().iter().for_each(|it| it.wait());
         }
     }
 

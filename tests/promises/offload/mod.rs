@@ -8,6 +8,7 @@ mod misuse;
 mod mixed;
 mod policies;
 mod records;
+mod states;
 
 use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 use backburn::{gradient_checkpointing, optim};

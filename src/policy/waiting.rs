@@ -1,0 +1,251 @@
+//! Optimizer states that wait on the host. Each comes for the update of its parameter, and goes back. What is to come next is known
+//! from the pass before, so it comes ahead.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use burn::module::ParamId;
+use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::tensor::{Bytes, Device};
+use parking_lot::Mutex;
+
+use super::states::{with_states, written};
+use crate::caught::{Caught, catch};
+use crate::device::hand_over;
+use crate::optimizer_record::{compact_records, load_on};
+
+/// The states that wait on the host.
+#[derive(Default)]
+pub(crate) struct WaitingStates {
+    all: Arc<Mutex<HashMap<ParamId, Waiting>>>,
+    /// What came after what in the last pass that had it; after nothing what came first.
+    next: HashMap<Option<ParamId>, ParamId>,
+    last: Option<ParamId>,
+    /// Those that were sent for.
+    coming: HashMap<ParamId, Receiver<Result<ModuleOptimizer, Caught>>>,
+}
+
+/// A state that waits.
+#[derive(Clone)]
+pub(super) enum Waiting {
+    /// On the host, as a record in the form in which it is kept.
+    There(Bytes),
+    /// Where its parameter was stepped, in an optimizer of its own, until it has left. It had so many bytes as a record before.
+    Here(Arc<ModuleOptimizer>, Option<usize>),
+}
+
+/// What has a state leave for the host, and its bytes if they are known. If that fails, the state stays.
+pub(crate) struct Leaving {
+    pub(crate) bytes: Option<usize>,
+    pub(crate) leave: Box<dyn FnOnce() + Send>,
+}
+
+impl Waiting {
+    fn bytes(&self) -> Option<usize> {
+        match self {
+            Self::There(record) => Some(record.len()),
+            Self::Here(_, bytes) => *bytes,
+        }
+    }
+
+    fn record(self) -> Bytes {
+        match self {
+            Self::There(record) => record,
+            Self::Here(optimizer, _) => recorded(&optimizer),
+        }
+    }
+
+    fn is(&self, optimizer: &Arc<ModuleOptimizer>) -> bool {
+        matches!(self, Self::Here(here, _) if Arc::ptr_eq(here, optimizer))
+    }
+}
+
+impl WaitingStates {
+    pub(super) fn of(records: HashMap<ParamId, Bytes>) -> Self {
+        let all = records.into_iter();
+        let all = all.map(|(id, record)| (id, Waiting::There(record)));
+        Self {
+            all: Arc::new(Mutex::new(all.collect())),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.lock().is_empty()
+    }
+
+    pub(super) fn has(&self, id: ParamId) -> bool {
+        self.all.lock().contains_key(&id)
+    }
+
+    pub(super) fn forget(&mut self, parameters: &[ParamId]) {
+        let mut all = self.all.lock();
+        all.retain(|id, _| !parameters.contains(id));
+    }
+
+    fn get(&self, id: ParamId) -> Option<Waiting> {
+        self.all.lock().get(&id).cloned()
+    }
+
+    pub(super) fn record(&self, id: ParamId) -> Option<Bytes> {
+        self.get(id).map(Waiting::record)
+    }
+
+    pub(super) fn records(&self) -> Vec<Bytes> {
+        let all: Vec<_> = self.all.lock().values().cloned().collect();
+        all.into_iter().map(Waiting::record).collect()
+    }
+
+    /// A pass begins, or has ended: what was sent for and not used goes. It is there as it was.
+    pub(crate) fn begin(&mut self) {
+        self.last = None;
+        self.coming.clear();
+    }
+
+    /// The parameter is about to be stepped. Returns what brings the state of the next one to `device`, if that waits and has no more
+    /// than so many bytes.
+    pub(super) fn send_for_next(
+        &mut self,
+        id: ParamId,
+        limit: usize,
+        device: &Device,
+        optimizer: &ModuleOptimizer,
+    ) -> Option<impl FnOnce() + Send + 'static> {
+        self.next.insert(self.last.replace(id), id);
+        self.coming.retain(|coming, _| *coming == id);
+        let next = *self.next.get(&Some(id)).filter(|next| **next != id)?;
+        let Some(Waiting::There(record)) = self.get(next) else {
+            return None;
+        };
+        if record.len() > limit {
+            return None;
+        }
+        // The states of others have one owner.
+        let anew = optimizer.clone().load_record(OptimizerRecord::default());
+        let (here, coming) = sync_channel(1);
+        self.coming.insert(next, coming);
+        let device = device.clone();
+        Some(move || {
+            let come = catch(|| load_on(&device, || with_states(&anew, [record])));
+            hand_over(&device);
+            // Nobody waits for it any more if the order is another one.
+            let _ = here.send(come);
+        })
+    }
+
+    /// `optimizer` with the state of the parameter, and no other, on `device` if its kind allows. It is there as it was until another is [`put`](Self::put).
+    pub(super) fn take(
+        &mut self,
+        id: ParamId,
+        device: &Device,
+        optimizer: &ModuleOptimizer,
+    ) -> ModuleOptimizer {
+        let coming = self.coming.remove(&id);
+        #[cfg(test)]
+        SENT_FOR.with_borrow_mut(|all| all.push(coming.is_some()));
+        match (coming.map(|coming| coming.recv()), self.get(id)) {
+            (Some(Ok(come)), _) => come.unwrap_or_else(|panic| panic.resume()),
+            (_, Some(Waiting::Here(here, _))) => Arc::unwrap_or_clone(here),
+            (_, Some(Waiting::There(record))) => {
+                load_on(device, || with_states(optimizer, [record]))
+            }
+            (_, None) => with_states(optimizer, []),
+        }
+    }
+
+    /// The state of the parameter is the one in `optimizer`, which has no other. Returns what has it leave.
+    pub(super) fn put(&mut self, id: ParamId, optimizer: ModuleOptimizer) -> Leaving {
+        let here = Arc::new(optimizer);
+        let mut all = self.all.lock();
+        let bytes = all.get(&id).and_then(Waiting::bytes);
+        all.insert(id, Waiting::Here(here.clone(), bytes));
+        let all = self.all.clone();
+        let leave = move || {
+            let record = recorded(&here);
+            let mut all = all.lock();
+            // Unless it has been stepped again.
+            let state = all.get_mut(&id).filter(|state| state.is(&here));
+            let before = state.map(|state| std::mem::replace(state, Waiting::There(record)));
+            drop(all);
+            drop(before);
+        };
+        Leaving {
+            bytes,
+            leave: Box::new(leave),
+        }
+    }
+}
+
+/// The state in `optimizer`, as it is kept.
+fn recorded(optimizer: &ModuleOptimizer) -> Bytes {
+    compact_records(|| written(optimizer.to_record())).shared()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// For all that was taken on this thread, whether it was sent for before.
+    pub(crate) static SENT_FOR: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+#[cfg(all(test, feature = "flex", feature = "ndarray"))]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::AdamConfig;
+    use burn::tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::{FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost};
+
+    type Fused = FusedOptimizer<Vec<Linear>>;
+
+    #[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
+    fn device() -> Device {
+        Device::ndarray().autodiff()
+    }
+
+    /// Three layers, each with a weight and a bias that wait.
+    fn fused(limit: Option<usize>) -> Fused {
+        let linear = |_| LinearConfig::new(4, 4).init(&device());
+        let model: Vec<Linear> = (0..3).map(linear).collect();
+        let offload = OffloadConfig::new(Offload::States).with_host(OffloadHost::Flex);
+        let config = FusedConfig::new()
+            .with_offload(Some(offload.with_min_elements(1)))
+            .with_max_bytes_under_way(limit);
+        FusedOptimizer::new(model, AdamConfig::new().init()).with_config_on(config, &device())
+    }
+
+    /// Steps through layers in this order, and tells which states were sent for before.
+    fn step(fused: &mut Fused, order: &[usize]) -> Vec<bool> {
+        SENT_FOR.take();
+        fused.step(0.1, |model| {
+            let x = Tensor::<2>::ones([3, 4], &device());
+            let run = |x, layer: &usize| model[*layer].forward(x).tanh();
+            order.iter().fold(x, run).mean()
+        });
+        SENT_FOR.take()
+    }
+
+    #[test]
+    fn every_state_but_the_first_is_sent_for_before_it_is_needed() {
+        let mut fused = fused(None);
+        assert_eq!(step(&mut fused, &[0, 1, 2]), [false; 6]);
+        for _ in 0..2 {
+            assert_eq!(
+                step(&mut fused, &[0, 1, 2]),
+                [false, true, true, true, true, true]
+            );
+        }
+        // Without the one in the middle: what came for it goes, and the order is another from then on.
+        assert_eq!(step(&mut fused, &[0, 2]), [false, true, false, true]);
+        assert_eq!(step(&mut fused, &[0, 2]), [false, true, true, true]);
+    }
+
+    #[test]
+    fn no_more_comes_than_may_be_under_way() {
+        let mut fused = fused(Some(0));
+        for _ in 0..3 {
+            assert_eq!(step(&mut fused, &[0, 1, 2]), [false; 6]);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! States that come a parameter ahead, and leave beside the next one, change no bit and are never lost.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backburn::{FusedConfig, GradientFlow, GradientHook, HookedParameter};
+
+use super::*;
+
+/// The blocks of each step, in their order: some take turns, some are left out.
+const COURSES: [&[usize]; 6] = [
+    &[0, 1, 2, 3],
+    &[3, 1, 2, 0],
+    &[0, 1],
+    &[2, 3, 0],
+    &[1, 3, 0, 2],
+    &[0, 1, 2, 3],
+];
+
+fn loss(model: &Network, tokens: Tensor<2, Int>, course: &[usize]) -> Tensor<1> {
+    let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
+    let run = |x, block: &usize| model.blocks[*block].forward(x);
+    course.iter().fold(x, run).powi_scalar(2).mean()
+}
+
+fn with_states(device: &Device, limit: Option<usize>) -> FusedConfig {
+    let offload = config(device, Offload::States);
+    FusedConfig::new()
+        .with_offload(Some(offload))
+        .with_max_bytes_under_way(limit)
+}
+
+fn states_come_ahead_in_whatever_order(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), COURSES[step]);
+    for optimizer in optimizers(device) {
+        let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
+        train_fused(&mut plain, 6, RATE, loss);
+        for limit in [None, Some(0), Some(1000)] {
+            let fused = FusedOptimizer::new(copy(), optimizer.clone());
+            let mut fused = fused.with_config_on(with_states(device, limit), device);
+            train_fused(&mut fused, 3, RATE, loss);
+            // What is a clone's own stays its own, and a record is complete between two steps.
+            let mut other = fused.clone();
+            drop(fused);
+            let record = other.to_record();
+            other.load_record(record);
+            train_fused(&mut other, 3, RATE, |model, step| loss(model, step + 3));
+            assert_equal_weights(&plain.model(), &other.model());
+            assert_eq!(other.to_record().len(), plain.to_record().len());
+        }
+    }
+}
+
+on_every_backend!(states_come_ahead_in_whatever_order);
+
+/// Panics at a parameter, or keeps its gradient from being used, while it is armed.
+#[derive(Clone)]
+struct At {
+    path: &'static str,
+    panics: bool,
+    armed: Arc<AtomicBool>,
+}
+
+impl GradientHook for At {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        match parameter.path == self.path && self.armed.load(Ordering::Relaxed) {
+            true if self.panics => panic!("at {}", self.path),
+            true => GradientFlow::Veto,
+            false => GradientFlow::Continue(gradient),
+        }
+    }
+}
+
+/// While the state of the parameter is on its way, or has just come.
+#[test]
+fn what_came_for_a_parameter_that_is_not_stepped_is_there_as_it_was() {
+    let device = Device::flex().autodiff();
+    let initial = Network::init(&device);
+    let batches = batches(&device);
+    let good = |model: &Network, step: usize| loss(model, batches[step].clone(), COURSES[0]);
+    for panics in [false, true] {
+        for path in [
+            "blocks.3.contract.weight",
+            "blocks.2.expand.weight",
+            "blocks.0.norm.gamma",
+            "embedding.weight",
+        ] {
+            let trained = |config: Option<FusedConfig>| {
+                let model = copy(&initial, || Network::init(&device));
+                let armed = Arc::new(AtomicBool::new(false));
+                let at = At {
+                    path,
+                    panics,
+                    armed: armed.clone(),
+                };
+                let fused = FusedOptimizer::new(model, AdamConfig::new().init());
+                let mut fused = fused.with_hook(ParamGroup::all(), at);
+                if let Some(config) = config {
+                    fused = fused.with_config_on(config, &device);
+                }
+                train_fused(&mut fused, 2, RATE, good);
+                armed.store(true, Ordering::Relaxed);
+                let step = || fused.step(RATE, |model| good(model, 2));
+                assert_eq!(catch_unwind(AssertUnwindSafe(step)).is_err(), panics);
+                armed.store(false, Ordering::Relaxed);
+                train_fused(&mut fused, 2, RATE, |model, step| good(model, step + 3));
+                fused
+            };
+            let plain = trained(None);
+            let fused = trained(Some(with_states(&device, None)));
+            assert_equal_weights(&plain.model(), &fused.model());
+            assert_eq!(fused.to_record().len(), plain.to_record().len());
+        }
+    }
+}
