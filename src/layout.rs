@@ -16,11 +16,12 @@
 use std::sync::{Arc, OnceLock};
 
 use burn::module::ParamId;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType};
 
 use crate::device::{hand_over, transferred};
 use crate::error::FusedError;
 use crate::offload::{OffloadConfig, Placement, Transfers};
+use crate::parameters::AnyTensor;
 use crate::replica::Membership;
 
 /// Where the parameters of one rank rest, and how it computes with them.
@@ -275,34 +276,32 @@ impl Layout {
     }
 
     /// `tensor`, of the parameter at `path` and without autodiff, on `device` in `dtype`.
-    pub(crate) fn carried<const D: usize>(
+    pub(crate) fn carried(
         &self,
         path: &str,
-        tensor: Tensor<D>,
+        tensor: AnyTensor,
         device: &Device,
         dtype: DType,
-    ) -> Result<Tensor<D>, FusedError> {
+    ) -> Result<AnyTensor, FusedError> {
         let travels = tensor.device() != *device;
         let ranks = self.member().filter(|_| travels);
         // Transfers in both directions at once can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
-        let carried = transferred(tensor, device, dtype);
+        let carried = transferred(tensor.untyped(), device, dtype);
         if ranks.is_some() {
             // Another thread may be the one that computes with it.
             hand_over(device);
         }
-        carried.map_err(|reason| FusedError::Transfer {
-            path: path.to_string(),
-            reason,
-        })
+        carried
+            .map(AnyTensor::from)
+            .map_err(|reason| FusedError::Transfer {
+                path: path.to_string(),
+                reason,
+            })
     }
 
     /// A value without autodiff that waits, as the model computes with it.
-    pub(crate) fn over<const D: usize>(
-        &self,
-        path: &str,
-        value: Tensor<D>,
-    ) -> Result<Tensor<D>, FusedError> {
+    pub(crate) fn over(&self, path: &str, value: AnyTensor) -> Result<AnyTensor, FusedError> {
         let (device, dtype) = (self.computes_on(&value.device()), value.dtype());
         self.carried(path, value, &device, self.compute_dtype(dtype))
     }

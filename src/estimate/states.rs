@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::memory;
 use crate::optimizer_record::{compact_records, read, written};
-use crate::parameters::list;
+use crate::parameters::{AnyTensor, list, with_rank};
 use crate::policy::Update;
 use crate::replica::Size;
 
@@ -168,7 +168,7 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Parameter) -> Stepped {
 fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     const PARAMETERS: usize = 64;
     let mut update = Update::new(optimizer.clone());
-    let zeros = || Tensor::<2>::zeros([8, 8], device);
+    let zeros = || AnyTensor::from(Tensor::<2>::zeros([8, 8], device));
     let held = memory::left_by(device, || {
         for _ in 0..PARAMETERS {
             // One that it refuses is told of where it is measured.
@@ -189,22 +189,8 @@ fn recorded(update: &Update) -> usize {
     tensors.map(|tensor| tensor.byte_len()).sum()
 }
 
-fn step(optimizer: &ModuleOptimizer, parameter: &Parameter, shape: &[usize]) -> Stepped {
-    match *shape {
-        [a, b] => step_of(optimizer, parameter, [a, b]),
-        [a, b, c] => step_of(optimizer, parameter, [a, b, c]),
-        [a, b, c, d] => step_of(optimizer, parameter, [a, b, c, d]),
-        [a, b, c, d, e] => step_of(optimizer, parameter, [a, b, c, d, e]),
-        _ => step_of(optimizer, parameter, [shape.iter().product()]),
-    }
-}
-
 /// The second step of zeros: the first makes the state.
-fn step_of<const D: usize>(
-    optimizer: &ModuleOptimizer,
-    parameter: &Parameter,
-    shape: [usize; D],
-) -> Stepped {
+fn step(optimizer: &ModuleOptimizer, parameter: &Parameter, shape: &[usize]) -> Stepped {
     let Parameter {
         path,
         id,
@@ -213,7 +199,10 @@ fn step_of<const D: usize>(
         ..
     } = parameter;
     let mut update = Update::new(optimizer.clone());
-    let zeros = || Tensor::<D>::zeros(shape, (device, *dtype));
+    let options = || (device, *dtype);
+    let zeros = || -> AnyTensor {
+        with_rank!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())
+    };
     let stepped = update.step(path, *id, zeros(), zeros(), false, None);
     stepped.result.unwrap_or_else(|panic| panic.resume());
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());

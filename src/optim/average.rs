@@ -8,34 +8,35 @@ use super::averaging::WeightAveragingConfig;
 use super::call::{LentAverage, StepCall};
 use super::format::{Formats, LowBits, Noise, StateFormat, Weight, WeightFormat, steps};
 use super::kernel::{self, in_full, set_in_format};
-use crate::device::{host, in_type, moved};
+use crate::device::{host, in_type, moved, of_data};
+use crate::parameters::AnyTensor;
 
 /// The average of a parameter over its updates.
 #[derive(Clone, Debug)]
-pub(crate) struct Average<const D: usize> {
+pub(crate) struct Average {
     config: Arc<WeightAveragingConfig>,
-    state: AverageState<D>,
+    state: AverageState,
 }
 
 /// What records hold of an average. All handles share it, so that a record shows it as it is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AverageState<const D: usize>(Arc<Mutex<Values<D>>>);
+pub(crate) struct AverageState(Arc<Mutex<Values>>);
 
-/// What there is of an average.
+/// What there is of an average. Its mean is of the rank of the parameter, whatever its type says.
 #[derive(Clone, Debug, Default)]
-struct Values<const D: usize> {
+struct Values {
     /// Of the parameter.
     updates: usize,
     /// The values that have counted.
     count: usize,
     /// None before the first.
-    mean: Option<Weight<D>>,
+    mean: Option<Weight<1>>,
 }
 
 /// An average that a step under way may take on in its own pass over memory.
-pub(crate) struct Lent<'a, const D: usize>(MutexGuard<'a, Values<D>>);
+pub(crate) struct Lent<'a>(MutexGuard<'a, Values>);
 
-impl<const D: usize> Average<D> {
+impl Average {
     /// One that begins, or goes on as `config` says from now on.
     pub(crate) fn new(config: &Arc<WeightAveragingConfig>, before: Option<Self>) -> Self {
         Self {
@@ -51,27 +52,25 @@ impl<const D: usize> Average<D> {
         split
     }
 
-    pub(crate) fn state(&self) -> &AverageState<D> {
+    pub(crate) fn state(&self) -> &AverageState {
         &self.state
     }
 
     /// Lets the step under way take the average on, if the value after it counts and the average is in full.
-    pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_, D>> {
+    pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_>> {
         let mut values = self.state.0.lock();
         let counts = self.config.counts(values.updates + 1);
-        let is_full = |mean: &Weight<D>| {
+        let is_full = |mean: &Weight<1>| {
             mean.format == WeightFormat::Plain && mean.is_as(&self.config, mean.value.dtype())
         };
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
-        call.lend(LentAverage::Before(
-            mean.value,
-            self.config.rule(values.count),
-        ));
+        let rule = self.config.rule(values.count);
+        call.lend(LentAverage::Before(mean.value.into(), rule));
         Some(Lent(values))
     }
 
     /// Takes note of the value after an update, which has no autodiff.
-    pub(crate) fn update(&self, value: &Tensor<D>) {
+    pub(crate) fn update(&self, value: &AnyTensor) {
         let config = &self.config;
         let mut values = self.state.0.lock();
         values.updates += 1;
@@ -81,11 +80,11 @@ impl<const D: usize> Average<D> {
         // An update that panics takes the mean along: it begins anew then.
         let count = std::mem::take(&mut values.count);
         let mean = match values.mean.take() {
-            Some(mean) => {
-                mean.on(value)
-                    .kept_as(config, full_of(value))
-                    .next(config, count, value.clone())
-            }
+            Some(mean) => mean.on(value).kept_as(config, full_of(value)).next(
+                config,
+                count,
+                value.clone().untyped(),
+            ),
             None => begun(config, value),
         };
         values.mean = Some(mean);
@@ -93,13 +92,14 @@ impl<const D: usize> Average<D> {
     }
 
     /// The average in this type, if there is one yet.
-    pub(crate) fn mean(&self, dtype: DType) -> Option<Tensor<D>> {
+    pub(crate) fn mean(&self, dtype: DType) -> Option<AnyTensor> {
         let values = self.state.0.lock();
-        values.mean.as_ref().map(|mean| in_type(mean.full(), dtype))
+        let mean = values.mean.as_ref()?;
+        Some(in_type(mean.full(), dtype).into())
     }
 }
 
-impl<const D: usize> Lent<'_, D> {
+impl Lent<'_> {
     /// The step is over. Returns whether it has taken the average on.
     pub(crate) fn back(mut self, call: &StepCall) -> bool {
         let (mean, is_done) = match call.take_back() {
@@ -111,14 +111,14 @@ impl<const D: usize> Lent<'_, D> {
                 return false;
             }
         };
-        self.0.mean = Some(Weight::plain(mean));
+        self.0.mean = Some(Weight::plain(mean.untyped()));
         self.0.updates += usize::from(is_done);
         self.0.count += usize::from(is_done);
         is_done
     }
 }
 
-impl<const D: usize> AverageState<D> {
+impl AverageState {
     /// Goes on from where another is.
     pub(crate) fn load(&self, other: &Self) {
         if !Arc::ptr_eq(&self.0, &other.0) {
@@ -129,7 +129,7 @@ impl<const D: usize> AverageState<D> {
 }
 
 /// The average of one value.
-fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> Weight<D> {
+fn begun(config: &WeightAveragingConfig, value: &Tensor<1>) -> Weight<1> {
     // A buffer of its own.
     let value = in_type(value.clone(), full_of(value)).mul_scalar(1.0);
     let format = format_of(config, &value);
@@ -142,7 +142,7 @@ fn begun<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> W
 }
 
 /// The type in which averages of such values are computed.
-fn full_of<const D: usize>(value: &Tensor<D>) -> DType {
+fn full_of(value: &Tensor<1>) -> DType {
     match value.dtype() {
         DType::F64 => DType::F64,
         _ => DType::F32,
@@ -150,7 +150,7 @@ fn full_of<const D: usize>(value: &Tensor<D>) -> DType {
 }
 
 /// How the average of `value`, which is in full, is kept.
-fn format_of<const D: usize>(config: &WeightAveragingConfig, value: &Tensor<D>) -> WeightFormat {
+fn format_of(config: &WeightAveragingConfig, value: &Tensor<1>) -> WeightFormat {
     match value.dtype() {
         DType::F64 => WeightFormat::Plain,
         _ => formats(config.format).fit(value).weight,
@@ -164,9 +164,9 @@ fn formats(weight: WeightFormat) -> Formats {
     }
 }
 
-impl<const D: usize> Weight<D> {
+impl Weight<1> {
     /// In f32, or f64.
-    fn full(&self) -> Tensor<D> {
+    fn full(&self) -> Tensor<1> {
         match self.value.dtype() {
             DType::BF16 => in_full(self),
             _ => self.value.clone(),
@@ -190,7 +190,7 @@ impl<const D: usize> Weight<D> {
     }
 
     /// The same where `value` is: it may have been loaded elsewhere.
-    fn on(self, value: &Tensor<D>) -> Self {
+    fn on(self, value: &Tensor<1>) -> Self {
         let device = value.device();
         Self {
             value: moved(self.value, &device),
@@ -200,7 +200,7 @@ impl<const D: usize> Weight<D> {
     }
 
     /// The average of so many values taken on to the next.
-    fn next(self, config: &WeightAveragingConfig, count: usize, value: Tensor<D>) -> Self {
+    fn next(self, config: &WeightAveragingConfig, count: usize, value: Tensor<1>) -> Self {
         let rule = kernel::Rule::new::<0>(config.rule(count));
         let full = match self.value.dtype() {
             DType::BF16 => DType::F32,
@@ -211,7 +211,7 @@ impl<const D: usize> Weight<D> {
     }
 }
 
-impl<const D: usize> RecordState for AverageState<D> {
+impl RecordState for AverageState {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         let values = self.0.lock();
         sink.push_scalar(prefix, "updates", values.updates.into());
@@ -219,7 +219,7 @@ impl<const D: usize> RecordState for AverageState<D> {
         if let Some(mean) = &values.mean {
             sink.push_tensor(prefix, "average", mean.value.clone().into_data());
             if let Some(low) = &mean.low_bits {
-                low.flatten::<D>(prefix, sink);
+                low.flatten(prefix, mean.value.shape().num_dims(), sink);
             }
         }
     }
@@ -233,10 +233,10 @@ impl<const D: usize> RecordState for AverageState<D> {
                 // In its type, which not every device has.
                 let device = &host(device);
                 let dtype = data.dtype();
-                if !dtype.is_float() || data.rank() != D {
+                if !dtype.is_float() {
                     return None;
                 }
-                let value = Tensor::from_data(data, (device, dtype));
+                let value = of_data(data, device);
                 let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
                 let elements = value.shape().num_elements();
                 let is_of = |low: &LowBits| dtype == DType::BF16 && low.elements == elements;

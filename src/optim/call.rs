@@ -1,33 +1,32 @@
 //! What the caller of an optimizer's step and the optimizer tell each other beside arguments and
 //! result, for which Burn's `Optimizer` has no room.
 
-use std::any::Any;
 use std::cell::RefCell;
 
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::rule::AverageRule;
+use crate::parameters::AnyTensor;
 
 #[derive(Default)]
 struct Call {
     more_to_come: bool,
-    reserve: Option<Box<dyn Any>>,
+    reserve: Option<AnyTensor>,
     in_place: bool,
     refusal: Option<String>,
-    /// An average of the parameter, a [`LentAverage`] of its rank.
-    average: Option<Box<dyn Any>>,
+    average: Option<LentAverage>,
     /// Whether what an optimizer writes is what the caller gets.
     is_direct: bool,
 }
 
 /// An average of the parameter, which a step may take on in its own pass over memory.
 #[derive(Debug)]
-pub(super) enum LentAverage<const D: usize> {
+pub(super) enum LentAverage {
     /// As it was, in the type in which it is computed, and how it goes on.
-    Before(Tensor<D>, AverageRule),
+    Before(AnyTensor, AverageRule),
     /// As the step has left it.
-    After(Tensor<D>),
+    After(AnyTensor),
 }
 
 /// An optimizer of this crate that nobody of another has put into his own: what it writes is the new parameter.
@@ -72,10 +71,10 @@ impl StepCall {
     /// `more_to_come` says that the gradient is not the last of its group of micro-batches. The
     /// `reserve` is a handle to the parameter, which an optimizer that writes in place gives up when
     /// nothing can go wrong any more.
-    pub(crate) fn begin(more_to_come: bool, reserve: impl Any) -> Self {
+    pub(crate) fn begin(more_to_come: bool, reserve: Option<AnyTensor>) -> Self {
         let call = Call {
             more_to_come,
-            reserve: Some(Box::new(reserve)),
+            reserve,
             ..Call::default()
         };
         Self {
@@ -89,20 +88,18 @@ impl StepCall {
     }
 
     /// The reserve, unless the optimizer has given it up and has not come to the end.
-    pub(crate) fn take_reserve<T: 'static>(&self) -> Option<T> {
-        let reserve = tell(|call| call.reserve.take()).flatten()?;
-        reserve.downcast().ok().map(|reserve| *reserve)
+    pub(crate) fn take_reserve(&self) -> Option<AnyTensor> {
+        tell(|call| call.reserve.take()).flatten()
     }
 
     /// Lends the step an average.
-    pub(super) fn lend<const D: usize>(&self, average: LentAverage<D>) {
-        tell(|call| call.average = Some(Box::new(average)));
+    pub(super) fn lend(&self, average: LentAverage) {
+        tell(|call| call.average = Some(average));
     }
 
     /// The average that was lent, unless it was lost in a panic.
-    pub(super) fn take_back<const D: usize>(&self) -> Option<LentAverage<D>> {
-        let average = tell(|call| call.average.take()).flatten()?;
-        average.downcast().ok().map(|average| *average)
+    pub(super) fn take_back(&self) -> Option<LentAverage> {
+        tell(|call| call.average.take()).flatten()
     }
 }
 
@@ -143,10 +140,11 @@ pub(super) fn borrow_average<const D: usize, R>(
 ) -> Option<(R, Tensor<D>)> {
     let borrow = |call: &mut Call| {
         let average = call.average.as_ref().filter(|_| call.is_direct)?;
-        let LentAverage::Before(mean, rule) = average.downcast_ref()? else {
+        let LentAverage::Before(mean, rule) = average else {
             return None;
         };
-        let joined = (join(mean, *rule)?, mean.clone());
+        let mean = (mean.rank() == D).then(|| mean.clone().of_rank())?;
+        let joined = (join(&mean, *rule)?, mean);
         call.average = None;
         Some(joined)
     };
@@ -155,7 +153,7 @@ pub(super) fn borrow_average<const D: usize, R>(
 
 /// Gives the average back, which has gone on with the step.
 pub(super) fn return_average<const D: usize>(mean: Tensor<D>) {
-    tell(|call| call.average = Some(Box::new(LentAverage::After(mean))));
+    tell(|call| call.average = Some(LentAverage::After(mean.into())));
 }
 
 /// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.
@@ -175,8 +173,8 @@ pub(super) fn give_up_reserve() {
 }
 
 /// The parameter has been written: what has called this optimizer may fail yet.
-pub(super) fn renew_reserve<T: Any + Clone>(parameter: &T) {
-    let reserve: Box<dyn Any> = Box::new(parameter.clone());
+pub(super) fn renew_reserve<const D: usize>(parameter: &Tensor<D>) {
+    let reserve = AnyTensor::from(parameter.clone());
     let before = tell(|call| call.in_place.then(|| call.reserve.replace(reserve)));
     drop(before);
 }

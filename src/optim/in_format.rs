@@ -130,7 +130,7 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
         };
         format.flatten(&around, sink);
         if let Some(low) = &self.low_bits {
-            low.flatten::<D>(&around, sink);
+            low.flatten(&around, D, sink);
         }
     }
 

@@ -121,7 +121,7 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
         }
         RecordedFormat::of(self.states.iter().flatten(), uncounted).flatten(prefix, sink);
         if let Some(low) = &self.low_bits {
-            low.flatten::<D>(prefix, sink);
+            low.flatten(prefix, D, sink);
         }
     }
 

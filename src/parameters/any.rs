@@ -1,14 +1,14 @@
 use std::ops::Deref;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
-use crate::device::moved;
+use crate::device::{in_type, moved, sent};
 use crate::tap::lift;
 
 /// A float tensor of any rank. It shows itself as one of rank one: Burn keeps the rank in the type alone, where neither
 /// what a tensor tells of itself nor an operation on single elements looks at it. A function that does takes it
-/// [`of_rank`](Self::of_rank).
+/// [`of_rank`](Self::of_rank), [`with_rank`] if that has to be found out.
 #[derive(Clone, Debug)]
 pub(crate) struct AnyTensor(Tensor<1>);
 
@@ -17,7 +17,7 @@ impl AnyTensor {
     ///
     /// If it is of another rank.
     pub(crate) fn of_rank<const D: usize>(self) -> Tensor<D> {
-        let rank = self.shape().num_dims();
+        let rank = self.rank();
         assert!(
             rank == D,
             "a tensor of rank {rank} was taken for one of {D}"
@@ -38,7 +38,55 @@ impl AnyTensor {
     pub(crate) fn untyped(self) -> Tensor<1> {
         self.0
     }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.shape().num_dims()
+    }
+
+    /// The same in this float type.
+    pub(crate) fn in_type(self, dtype: DType) -> Self {
+        Self(in_type(self.0, dtype))
+    }
+
+    /// The same, which has no autodiff, on `device`: what it holds now.
+    pub(crate) fn moved(self, device: &Device) -> Self {
+        Self(moved(self.0, device))
+    }
+
+    /// The same on `device`, when its time comes.
+    pub(crate) fn sent(self, device: &Device) -> Self {
+        Self(sent(self.0, device))
+    }
+
+    /// With another one added, in the type and the buffer of this one.
+    pub(crate) fn added(self, other: Self) -> Self {
+        let other = in_type(other.0, self.0.dtype());
+        Self(self.0.add(other))
+    }
+
+    /// As a constant under autodiff.
+    pub(crate) fn lifted(self, strategy: GradientCheckpointingStrategy) -> Self {
+        Self(lift(self.0, strategy))
+    }
 }
+
+/// What `$do` gives, in which `$D` is this rank as a constant: one of those that Burn's optimizers know.
+macro_rules! with_rank {
+    ($rank:expr, $D:ident => $do:expr) => {
+        with_rank!(1 2 3 4 5 6 7 8: $rank, $D => $do)
+    };
+    ($($known:literal)*: $rank:expr, $D:ident => $do:expr) => {
+        match $rank {
+            $($known => {
+                const $D: usize = $known;
+                $do
+            })*
+            rank => unreachable!("Burn has no optimizer for a tensor of rank {rank}"),
+        }
+    };
+}
+
+pub(crate) use with_rank;
 
 impl<const D: usize> From<Tensor<D>> for AnyTensor {
     fn from(tensor: Tensor<D>) -> Self {

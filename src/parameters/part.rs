@@ -3,6 +3,8 @@ use std::ops::Range;
 
 use burn::tensor::Tensor;
 
+use super::any::{AnyTensor, with_rank};
+
 /// A part of a parameter: what lies in a range along one of its dimensions.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
@@ -17,9 +19,9 @@ impl Part {
     }
 
     /// This part of `whole`, if there is one, or all of it.
-    pub(crate) fn or_whole<const D: usize>(part: Option<&Self>, whole: Tensor<D>) -> Tensor<D> {
+    pub(crate) fn or_whole(part: Option<&Self>, whole: AnyTensor) -> AnyTensor {
         match part {
-            Some(part) => part.of(whole),
+            Some(part) => with_rank!(whole.rank(), D => part.of(whole.of_rank::<D>()).into()),
             None => whole,
         }
     }

@@ -1,7 +1,6 @@
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
-use crate::device::{in_type, sent};
-use crate::parameters::Part;
+use crate::parameters::{AnyTensor, Part, with_rank};
 
 /// The float type in which gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,57 +24,48 @@ impl Accumulation {
 
 /// Gradients of some uses of a parameter, added up.
 #[derive(Debug)]
-pub(crate) struct PartialSum<const D: usize> {
-    sum: Tensor<D>,
+pub(crate) struct PartialSum {
+    sum: AnyTensor,
     /// Of each of them, and of the whole.
     dtype: DType,
 }
 
-impl<const D: usize> PartialSum<D> {
-    pub(crate) fn of(gradient: Tensor<D>) -> Self {
+impl PartialSum {
+    pub(crate) fn of(gradient: AnyTensor) -> Self {
         let dtype = gradient.dtype();
         let sum = gradient;
         Self { sum, dtype }
     }
 
-    pub(crate) fn with(self, gradient: Tensor<D>, accumulation: Accumulation) -> Self {
-        let sum = add(accumulation.begin(self.sum), gradient);
+    pub(crate) fn with(self, gradient: AnyTensor, accumulation: Accumulation) -> Self {
+        let sum = AnyTensor::from(accumulation.begin(self.sum.untyped()));
+        let sum = sum.added(gradient);
         Self { sum, ..self }
     }
 
     /// The same with the gradient of a part of the parameter, which is of this `shape` as a whole.
     pub(crate) fn with_part(
         sum: Option<Self>,
-        shape: [usize; D],
-        gradient: Tensor<D>,
+        shape: &Shape,
+        gradient: AnyTensor,
         part: &Part,
         accumulation: Accumulation,
     ) -> Self {
-        let none = || {
-            let options = (&gradient.device(), gradient.dtype());
-            // `zeros` take twice their bytes on `flex` while they are made.
-            Self::of(Tensor::full(shape, 0.0, options))
-        };
-        let Self { sum, dtype } = sum.unwrap_or_else(none);
-        let sum = accumulation.begin(sum);
-        let gradient = in_type(gradient, sum.dtype());
-        let sum = part.add_to(sum, gradient);
+        let dtype = sum.as_ref().map_or(gradient.dtype(), |sum| sum.dtype);
+        let sum = with_rank!(shape.num_dims(), D => {
+            let sum = match sum {
+                Some(Self { sum, .. }) => sum.of_rank::<D>(),
+                // `zeros` take twice their bytes on `flex` while they are made.
+                None => Tensor::full(shape.clone(), 0.0, (&gradient.device(), gradient.dtype())),
+            };
+            let sum = accumulation.begin(sum);
+            let gradient = gradient.in_type(sum.dtype());
+            part.add_to(sum, gradient.of_rank()).into()
+        });
         Self { sum, dtype }
     }
 
-    pub(crate) fn whole(self) -> Tensor<D> {
-        in_type(self.sum, self.dtype)
+    pub(crate) fn whole(self) -> AnyTensor {
+        self.sum.in_type(self.dtype)
     }
-}
-
-/// A sum with one gradient more, in the buffer of the sum.
-pub(crate) fn add<const D: usize>(sum: Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
-    let gradient = in_type(gradient, sum.dtype());
-    sum.add(gradient)
-}
-
-/// The same for a sum that stays as it is, in the buffer of the gradient.
-pub(crate) fn added<const D: usize>(sum: &Tensor<D>, gradient: Tensor<D>) -> Tensor<D> {
-    let sum = sent(sum.clone(), &gradient.device());
-    in_type(gradient, sum.dtype()).add(sum)
 }

@@ -1,14 +1,36 @@
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 
-use crate::parameters::as_inner;
+use crate::parameters::{AnyTensor, as_inner, with_rank};
+
+/// The value of the parameter at `path` after a step of `optimizer`.
+pub(super) fn step_one(
+    optimizer: &mut ModuleOptimizer,
+    learning_rate: ModuleLearningRate,
+    path: &str,
+    id: ParamId,
+    value: AnyTensor,
+    gradient: AnyTensor,
+) -> AnyTensor {
+    with_rank!(value.rank(), D => {
+        let mut gradients = GradientsParams::new();
+        gradients.register(id, gradient.of_rank::<D>());
+        // Burn asks the parameter for its autodiff state before it takes the inner value.
+        let value = Tensor::from_inner(value.of_rank::<D>());
+        let param = Param::initialized(id, value);
+        let stepped = optimizer.step(learning_rate, Addressed { path, param }, gradients);
+        stepped.param.into_value().inner().into()
+    })
+}
 
 /// A single parameter that shows its path in the model to a mapper: parameter groups match by
 /// path and optimizer records store it.
 #[derive(Clone, Debug)]
-pub(super) struct Addressed<'a, const D: usize> {
-    pub(super) path: &'a str,
-    pub(super) param: Param<Tensor<D>>,
+struct Addressed<'a, const D: usize> {
+    path: &'a str,
+    param: Param<Tensor<D>>,
 }
 
 impl<const D: usize> Module for Addressed<'_, D> {

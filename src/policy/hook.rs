@@ -1,10 +1,10 @@
-use std::any::Any;
 use std::sync::Arc;
 
 use burn::module::{ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor};
 
 use crate::error::FusedError;
+use crate::parameters::{AnyTensor, with_rank};
 
 /// A look at every finished gradient on its way to the update: PyTorch's
 /// [`register_post_accumulate_grad_hook`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html),
@@ -84,15 +84,14 @@ pub enum GradientFlow<const D: usize> {
 
 /// A hook, whatever the rank of the parameter.
 pub(crate) trait AnyHook: Send + Sync {
-    /// `value` is a `Tensor<D>`, `gradient` an `Option<Tensor<D>>`: the hook takes the gradient out,
-    /// and puts one in if the update is to go on.
+    /// The gradient that the update goes on with; none if the hook vetoes it.
     fn call_any(
         &self,
         path: &str,
         id: ParamId,
-        value: &dyn Any,
-        gradient: &mut dyn Any,
-    ) -> Result<(), FusedError>;
+        value: &AnyTensor,
+        gradient: AnyTensor,
+    ) -> Result<Option<AnyTensor>, FusedError>;
 }
 
 impl<H: GradientHook> AnyHook for H {
@@ -100,45 +99,28 @@ impl<H: GradientHook> AnyHook for H {
         &self,
         path: &str,
         id: ParamId,
-        value: &dyn Any,
-        gradient: &mut dyn Any,
-    ) -> Result<(), FusedError> {
-        macro_rules! call_with_rank {
-            ($($rank:literal)*) => {
-                $(if let Some(value) = value.downcast_ref::<Tensor<$rank>>()
-                    && let Some(gradient) = gradient.downcast_mut::<Option<Tensor<$rank>>>()
-                {
-                    return call(self, HookedParameter { path, id, value }, gradient);
-                })*
-            };
+        value: &AnyTensor,
+        gradient: AnyTensor,
+    ) -> Result<Option<AnyTensor>, FusedError> {
+        let expected = Form::of(&gradient);
+        let flow = with_rank!(value.rank(), D => {
+            let value = &value.clone().of_rank::<D>();
+            match self.call(HookedParameter { path, id, value }, gradient.of_rank()) {
+                GradientFlow::Continue(gradient) => Ok(Some(AnyTensor::from(gradient))),
+                GradientFlow::Veto => Ok(None),
+                GradientFlow::Stop(error) => Err(error),
+            }
+        });
+        match flow {
+            Ok(Some(returned)) if Form::of(&returned) != expected => {
+                Err(FusedError::HookedGradient {
+                    path: path.to_string(),
+                    expected: format!("{expected:?}"),
+                    found: format!("{:?}", Form::of(&returned)),
+                })
+            }
+            flow => flow,
         }
-        // The ranks of Burn's optimizers.
-        call_with_rank!(0 1 2 3 4 5 6 7 8);
-        unreachable!("the optimizer takes no parameter of a higher rank")
-    }
-}
-
-fn call<H: GradientHook, const D: usize>(
-    hook: &H,
-    parameter: HookedParameter<'_, D>,
-    gradient: &mut Option<Tensor<D>>,
-) -> Result<(), FusedError> {
-    let Some(given) = gradient.take() else {
-        return Ok(());
-    };
-    let expected = Form::of(&given);
-    match hook.call(parameter, given) {
-        GradientFlow::Continue(returned) if Form::of(&returned) == expected => {
-            *gradient = Some(returned);
-            Ok(())
-        }
-        GradientFlow::Continue(returned) => Err(FusedError::HookedGradient {
-            path: parameter.path.to_string(),
-            expected: format!("{expected:?}"),
-            found: format!("{:?}", Form::of(&returned)),
-        }),
-        GradientFlow::Veto => Ok(()),
-        GradientFlow::Stop(error) => Err(error),
     }
 }
 
@@ -152,7 +134,7 @@ struct Form {
 }
 
 impl Form {
-    fn of<const D: usize>(gradient: &Tensor<D>) -> Self {
+    fn of(gradient: &AnyTensor) -> Self {
         Self {
             shape: gradient.shape(),
             dtype: gradient.dtype(),
@@ -172,20 +154,22 @@ impl Hooks {
     }
 
     /// The gradient after all hooks; none if one of them vetoed.
-    pub(crate) fn call<const D: usize>(
+    pub(crate) fn call(
         &self,
         path: &str,
         id: ParamId,
-        value: &Tensor<D>,
-        gradient: Tensor<D>,
-    ) -> Result<Option<Tensor<D>>, FusedError> {
-        let mut gradient = Some(gradient);
+        value: &AnyTensor,
+        mut gradient: AnyTensor,
+    ) -> Result<Option<AnyTensor>, FusedError> {
         for (group, hook) in &self.0 {
-            if gradient.is_some() && group.matches(&id, Some(path)) {
-                hook.call_any(path, id, value, &mut gradient)?;
+            if group.matches(&id, Some(path)) {
+                match hook.call_any(path, id, value, gradient)? {
+                    Some(continued) => gradient = continued,
+                    None => return Ok(None),
+                }
             }
         }
-        Ok(gradient)
+        Ok(Some(gradient))
     }
 }
 

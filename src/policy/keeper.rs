@@ -1,16 +1,16 @@
 //! What the optimizer keeps beside states of parameters: as the states of parameters that no model has. Burn's optimizers, records
 //! and checkpoints carry it along, and optimizers without it pass it over.
 
-use std::any::Any;
 use std::cell::RefCell;
 
-use burn::module::{Param, ParamGroup, ParamId};
-use burn::optim::{GradientsParams, LearningRate, ModuleOptimizer, Optimizer};
+use burn::module::{ParamGroup, ParamId};
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::addressed::Addressed;
+use super::addressed::step_one;
 use super::state::PolicyState;
 use crate::optim::AverageState;
+use crate::parameters::with_rank;
 
 /// The parameter under which a record of the optimizer holds the state of the policies. (The loss
 /// scale came first.)
@@ -36,7 +36,8 @@ impl Keeper {
     /// Takes over the state that `optimizer`, which was joined, has loaded, if it has. From now on its
     /// records show the state as it is.
     pub(crate) fn restore(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
-        exchange_state::<1>(optimizer, KEEPER_ID.into(), "", &device.clone().inner());
+        let device = device.clone().inner();
+        exchange_state(optimizer, KEEPER_ID.into(), 1, "", &device);
     }
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct AverageKeeper;
 
 thread_local! {
     /// The average that is given to the optimizer; without one, it forgets its own.
-    static GIVEN: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+    static GIVEN: RefCell<Option<AverageState>> = const { RefCell::new(None) };
 }
 
 impl AverageKeeper {
@@ -99,62 +100,51 @@ impl AverageKeeper {
         optimizer.with_group(ParamGroup::from_predicate(PATH), Self, None)
     }
 
-    /// Lets `optimizer`, which was joined, hold the average of this parameter, which takes over what it has loaded.
-    pub(crate) fn restore<const D: usize>(
+    /// Lets `optimizer`, which was joined, hold this average of a parameter of this rank, which takes over what it has
+    /// loaded; or none.
+    pub(crate) fn exchange(
         optimizer: &mut ModuleOptimizer,
         parameter: ParamId,
-        average: &AverageState<D>,
+        rank: usize,
+        average: Option<&AverageState>,
         device: &Device,
     ) {
-        GIVEN.set(Some(Box::new(average.clone())));
-        exchange_state::<D>(optimizer, average_id(parameter), PATH, device);
+        GIVEN.set(average.cloned());
+        exchange_state(optimizer, average_id(parameter), rank, PATH, device);
         GIVEN.take();
-    }
-
-    /// Lets `optimizer`, which was joined, hold no average of this parameter.
-    pub(crate) fn forget<const D: usize>(
-        optimizer: &mut ModuleOptimizer,
-        parameter: ParamId,
-        device: &Device,
-    ) {
-        exchange_state::<D>(optimizer, average_id(parameter), PATH, device);
     }
 }
 
 impl Optimizer for AverageKeeper {
-    type State<const D: usize> = AverageState<D>;
+    type State<const D: usize> = AverageState;
 
     fn step<const D: usize>(
         &self,
         _learning_rate: LearningRate,
         nothing: Tensor<D>,
         _gradient: Tensor<D>,
-        loaded: Option<AverageState<D>>,
-    ) -> (Tensor<D>, Option<AverageState<D>>) {
-        let given = GIVEN
-            .take()
-            .and_then(|given| given.downcast::<AverageState<D>>().ok());
+        loaded: Option<AverageState>,
+    ) -> (Tensor<D>, Option<AverageState>) {
+        let given = GIVEN.take();
         if let (Some(given), Some(loaded)) = (&given, loaded) {
             given.load(&loaded);
         }
-        (nothing, given.map(|given| *given))
+        (nothing, given)
     }
 
-    fn to_device<const D: usize>(average: AverageState<D>, _device: &Device) -> AverageState<D> {
+    fn to_device<const D: usize>(average: AverageState, _device: &Device) -> AverageState {
         average
     }
 }
 
 /// Lets the keeper of this id and path have the state that `optimizer` has, and give it another: only a step does.
-fn exchange_state<const D: usize>(
+fn exchange_state(
     optimizer: &mut ModuleOptimizer,
     id: ParamId,
+    rank: usize,
     path: &str,
     device: &Device,
 ) {
-    let nothing = Tensor::<D>::zeros([1; D], device);
-    let mut gradients = GradientsParams::new();
-    gradients.register(id, nothing.clone());
-    let param = Param::initialized(id, Tensor::from_inner(nothing));
-    optimizer.step(0.0, Addressed { path, param }, gradients);
+    let nothing = || with_rank!(rank, D => Tensor::<D>::zeros([1; D], device).into());
+    step_one(optimizer, 0.0.into(), path, id, nothing(), nothing());
 }

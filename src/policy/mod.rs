@@ -24,7 +24,7 @@ mod statistics;
 mod update;
 mod waiting;
 
-pub(crate) use accumulation::{Accumulation, PartialSum, add, added};
+pub(crate) use accumulation::{Accumulation, PartialSum};
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;

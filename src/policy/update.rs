@@ -1,15 +1,16 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Param, ParamGroup, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Bytes, Device, Tensor};
+use burn::module::{ParamGroup, ParamId};
+use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::tensor::{Bytes, Device};
 
-use super::addressed::Addressed;
+use super::addressed::step_one;
 use super::departed::Departed;
 use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::{Caught, catch};
 use crate::optim::{Average, StepCall};
 use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
+use crate::parameters::AnyTensor;
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -57,7 +58,7 @@ impl Update {
     /// Why a parameter of this path and rank can't be stepped, if its optimizer says so. Burn lets the optimizer of a
     /// parameter read its state when it loads a record; this one has none.
     pub(crate) fn unfit(&self, id: ParamId, path: &str, rank: usize) -> Option<String> {
-        let call = StepCall::begin(false, ());
+        let call = StepCall::begin(false, None);
         let nothing = write([RecordedState::none(id, path, rank)]);
         let nothing = nothing.expect("Burn writes what has no state");
         self.anew().load_record(joined([nothing]));
@@ -197,40 +198,38 @@ impl Update {
     ///
     /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
     /// the reserve, which is given up then. An optimizer that panics takes the state that it was given along.
-    pub(crate) fn step<const D: usize>(
+    pub(crate) fn step(
         &mut self,
         path: &str,
         id: ParamId,
-        value: Tensor<D>,
-        gradient: Tensor<D>,
+        value: AnyTensor,
+        gradient: AnyTensor,
         more_to_come: bool,
-        average: Option<&Average<D>>,
-    ) -> Stepped<D> {
+        average: Option<&Average>,
+    ) -> Stepped {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
-        let call = StepCall::begin(more_to_come, value.clone());
+        let call = StepCall::begin(more_to_come, Some(value.clone()));
         let lent = average.and_then(|average| average.lend(&call));
         let waits = self.waits(id, elements);
         let device = value.device();
         let mut leaving = None;
         let step = || {
-            let mut gradients = GradientsParams::new();
-            gradients.register(id, gradient);
-            let addressed = Addressed {
-                path,
-                // Burn asks the parameter for its autodiff state before it takes the inner value.
-                param: Param::initialized(id, Tensor::from_inner(value)),
-            };
             let learning_rate = self.learning_rate.clone();
-            let stepped = if waits {
-                let mut own = self.waiting.take(id, &device, &self.optimizer);
-                let stepped = own.step(learning_rate, addressed, gradients);
-                leaving = Some(self.waiting.put(id, own));
-                stepped
-            } else {
-                self.optimizer.step(learning_rate, addressed, gradients)
-            };
-            stepped.param.into_value().inner()
+            if !waits {
+                return step_one(
+                    &mut self.optimizer,
+                    learning_rate,
+                    path,
+                    id,
+                    value,
+                    gradient,
+                );
+            }
+            let mut own = self.waiting.take(id, &device, &self.optimizer);
+            let stepped = step_one(&mut own, learning_rate, path, id, value, gradient);
+            leaving = Some(self.waiting.put(id, own));
+            stepped
         };
         let stepped = catch(step);
         let averaged = lent.is_some_and(|lent| lent.back(&call));
@@ -263,10 +262,10 @@ impl Update {
 }
 
 /// How the update of a parameter ended.
-pub(crate) struct Stepped<const D: usize> {
+pub(crate) struct Stepped {
     /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
     /// while it writes in place.
-    pub(crate) value: Option<Tensor<D>>,
+    pub(crate) value: Option<AnyTensor>,
     /// What has the state leave, if it waits on the host.
     pub(crate) leaving: Option<Leaving>,
     /// Whether the average was taken on with it.

@@ -6,24 +6,24 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
+use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::answers::Held;
-use super::stage::Stage;
+use super::stage::{Held, Stage};
 use super::view::View;
 use crate::device;
 use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::memory::{self, Category};
-use crate::parameters::Part;
+use crate::parameters::{AnyTensor, Part, with_rank};
 use crate::pass::{self, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
 use crate::tap::{self, GradientSink, Passed};
 
 /// Where the gradient of one tap of a parameter arrives.
-pub(super) struct Arrival<const D: usize> {
-    pub(super) view: Arc<View<D>>,
+pub(super) struct Arrival {
+    pub(super) view: Arc<View>,
     pub(super) pass: Arc<Pass>,
     /// What of the parameter was read, if not all.
     pub(super) part: Option<Part>,
@@ -32,7 +32,7 @@ pub(super) struct Arrival<const D: usize> {
     pub(super) _gathered: Option<Hold>,
 }
 
-impl<const D: usize> GradientSink for Arrival<D> {
+impl GradientSink for Arrival {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
         let path = &self.view.terms.path;
         match *self.pass.stage.lock() {
@@ -49,20 +49,23 @@ impl<const D: usize> GradientSink for Arrival<D> {
         if let Some(among) = &self.pass.among {
             among.end_turn();
         }
-        let gradient = Tensor::<D>::from_dispatch(gradient);
+        let gradient = Tensor::<1>::from_dispatch(gradient);
         if self.pass.is_recorded {
             memory::show(Category::Gradient, &gradient);
         }
         self.owed.settle();
-        let arrive = || self.view.arrive(&self.pass, gradient, self.part.as_ref());
+        let arrive = || {
+            self.view
+                .arrive(&self.pass, gradient.into(), self.part.as_ref())
+        };
         self.pass.guarded(arrive);
         Passed::default()
     }
 }
 
-impl<const D: usize> View<D> {
+impl View {
     /// Adds a gradient, of the whole or of a part, to those that have come, and uses their sum if nothing else is to come.
-    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: Tensor<D>, part: Option<&Part>) {
+    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, part: Option<&Part>) {
         let mut state = self.state.lock();
         let Stage::Expecting(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
@@ -77,7 +80,7 @@ impl<const D: usize> View<D> {
                 let partial = match (partial, part) {
                     (sum, Some(part)) => PartialSum::with_part(
                         sum.map(|sum| *sum),
-                        self.home.shape,
+                        &self.home.shape,
                         gradient,
                         part,
                         accumulation,
@@ -118,7 +121,7 @@ impl<const D: usize> View<D> {
     }
 
     /// Uses a gradient that has not come through a tap, or was not complete before the end of the pass.
-    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         self.state.lock().stage = Stage::Answered { received: true };
         if pass.admits() {
             self.give(pass, gradient);
@@ -128,16 +131,46 @@ impl<const D: usize> View<D> {
         }
     }
 
+    /// Uses what has come and what was accumulated, as far as the backward pass has not.
+    pub(super) fn flush(&self, pass: &Arc<Pass>) {
+        let arrived = match &mut self.state.lock().stage {
+            Stage::Answered { .. } => return,
+            // A use that the loss does not depend on.
+            Stage::Expecting(expecting) => {
+                expecting.tapped = None;
+                expecting.partial.take()
+            }
+            Stage::Unread => None,
+        };
+        match arrived {
+            Some(partial) => self.complete(pass, partial.whole()),
+            None => self.answer(pass, None),
+        }
+    }
+
+    /// Uses the gradient of a parameter that is an ordinary leaf, if it is among these.
+    pub(super) fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
+        let id = self.terms.id;
+        let gradient = with_rank!(
+            self.home.shape.num_dims(),
+            D => gradients.remove::<D>(id).map(AnyTensor::from)
+        );
+        match gradient {
+            Some(gradient) => self.complete(pass, gradient),
+            None => self.flush(pass),
+        }
+    }
+
     /// Gives a gradient home, if its device has computed it: the first of the parameter is asked for, since most kernels are
     /// launched for the first time then, and one that fails would spoil whatever is written with its result. With offload
     /// each is, since memory is short there: what waits on the host is read anyway.
-    fn give(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    fn give(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         if pass.is_recorded {
             memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
         }
         let is_proven = self.state.lock().proven && self.terms.placement.is_none();
         if !is_proven {
-            if let Err(reason) = device::check_written(&gradient) {
+            if let Err(reason) = device::check_written(&*gradient) {
                 let path = self.path().to_string();
                 return pass.stop(FusedError::GradientNotComputed { path, reason });
             }
@@ -147,7 +180,7 @@ impl<const D: usize> View<D> {
     }
 
     /// Tells the home what this rank has of the gradient. The last rank to do so has the home use the sum.
-    pub(super) fn answer(&self, pass: &Arc<Pass>, gradient: Option<Tensor<D>>) {
+    pub(super) fn answer(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
         let home = &self.home;
         let ranks = self.terms.rank.as_ref();
         // Where the home is what this rank computes with, the gradient is there.
@@ -188,7 +221,7 @@ impl<const D: usize> View<D> {
     }
 
     /// A gradient where the value rests: in its float type, or in a wider one if the sum is to be rounded once.
-    fn bring_home(&self, pass: &Pass, gradient: Tensor<D>) -> Result<Tensor<D>, FusedError> {
+    fn bring_home(&self, pass: &Pass, gradient: AnyTensor) -> Result<AnyTensor, FusedError> {
         let home = &self.home;
         let is_wider = gradient.dtype().size() > home.dtype.size();
         let dtype = match pass.plan.accumulation {

@@ -13,6 +13,7 @@ use super::terms::Terms;
 use super::view::View;
 use super::views::Views;
 use crate::layout::Layout;
+use crate::parameters::AnyTensor;
 use crate::pass::Session;
 
 /// Brings a module into fused form.
@@ -69,13 +70,13 @@ struct Emptying<'a> {
 
 impl Emptying<'_> {
     /// The view of a parameter whose `value` has no autodiff, and rests where its role lets it.
-    fn view<const D: usize>(
+    fn view(
         &mut self,
         id: ParamId,
         entry: &Entry,
-        value: Tensor<D>,
+        value: AnyTensor,
         strategy: GradientCheckpointingStrategy,
-    ) -> View<D> {
+    ) -> View {
         let attach = self.attach;
         let (layout, device) = (attach.layout, value.device());
         let is_leaf = entry.role == Role::Retained;
@@ -86,7 +87,7 @@ impl Emptying<'_> {
             || computes_on.clone(),
         );
         let home = match attach.beside {
-            Some(beside) => beside.of_rank(id).home.clone(),
+            Some(beside) => beside.get(id).home.clone(),
             None => {
                 let site = match is_leaf {
                     true => layout.site_of_leaf(id, &device),
@@ -130,12 +131,12 @@ impl ModuleMapper for Emptying<'_> {
         let strategy = strategy.unwrap_or_default();
         if entry.role == Role::Retained {
             let value = param.base().inner();
-            let view = self.view(param.id, entry, value, strategy);
+            let view = self.view(param.id, entry, value.into(), strategy);
             self.views.add(Arc::new(view));
             return param;
         }
         let (id, value, mapper) = param.consume();
-        let view = self.view(id, entry, value.inner(), strategy);
+        let view = self.view(id, entry, value.inner().into(), strategy);
         let Terms { dtype, device, .. } = &view.terms;
         let below = || {
             self.attach
@@ -164,13 +165,16 @@ impl Reparameterizer for Handing<'_> {
         if !self.0.has_released(param.id) {
             return (param, None);
         }
-        let view = self.0.of_rank::<D>(param.id);
+        let view = self.0.get(param.id).clone();
         let handle = Handle::new(view.clone(), &param.base());
         // A clone that is saved holds the values; one that is loaded would hold none.
         let (_, _, saved) = param.clone().consume();
         let path = view.terms.path.clone();
         let param = param
-            .save_mapper(move |_placeholder| saved.on_save(view.leaf(Value::Current, Place::Ordinary)))
+            .save_mapper(move |_placeholder| {
+                let value = view.leaf(Value::Current, Place::Ordinary);
+                saved.on_save(value.of_rank())
+            })
             .load_mapper(move |_loaded| {
                 panic!(
                     "a record was loaded into parameter `{path}` of a model in a fused step, which has \

@@ -7,7 +7,6 @@ use burn::tensor::{Device, Tensor};
 
 use super::frozen::refuse_outside_of_a_block;
 use super::handle::WAY;
-use crate::device::sent;
 use crate::layout::Layout;
 
 /// Lets parameters that rest elsewhere, or in another type, come over whenever they are read, for a model that computes
@@ -57,12 +56,13 @@ impl Reparameterization for Way {
         if let Some(path) = &self.base {
             refuse_outside_of_a_block(path);
         }
-        let value = self.layout.over(&self.path, base);
+        let value = self.layout.over(&self.path, base.into());
         let value = value.unwrap_or_else(|error| panic!("{error}"));
-        match &self.device {
+        let value = match &self.device {
             None => value,
-            Some(device) => sent(value, device),
-        }
+            Some(device) => value.sent(device),
+        };
+        value.of_rank()
     }
 }
 

@@ -12,13 +12,11 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-
 use super::stage::Stage;
 use super::view::{HomeCopy, State, View};
 use crate::error::FusedError;
 use crate::layout::Holding;
-use crate::parameters::Part;
+use crate::parameters::{AnyTensor, Part};
 use crate::pass::Graph;
 
 /// What becomes of a copy that comes for a read.
@@ -30,9 +28,9 @@ pub(super) enum Keeps {
     ForRun,
 }
 
-impl<const D: usize> View<D> {
+impl View {
     /// The value, or a part of it, as the model computes with it.
-    fn come_over(&self, part: Option<&Part>) -> Result<Tensor<D>, FusedError> {
+    fn come_over(&self, part: Option<&Part>) -> Result<AnyTensor, FusedError> {
         let value = Part::or_whole(part, self.home.value());
         self.carried(value, &self.terms.device, self.terms.dtype)
     }
@@ -42,12 +40,7 @@ impl<const D: usize> View<D> {
     /// # Panics
     ///
     /// If it can't come over to the device.
-    pub(super) fn here(
-        &self,
-        state: &mut State<D>,
-        keeps: Keeps,
-        part: Option<&Part>,
-    ) -> Tensor<D> {
+    pub(super) fn here(&self, state: &mut State, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
         let holding = self.terms.holding();
         if holding == Holding::Shared {
             return Part::or_whole(part, self.home.value());
@@ -94,7 +87,7 @@ impl<const D: usize> View<D> {
         Ok(())
     }
 
-    fn has_copy(&self, state: &State<D>) -> bool {
+    fn has_copy(&self, state: &State) -> bool {
         let copy = state.copy.as_ref();
         copy.is_some_and(|copy| copy.version == self.home.version())
     }
@@ -103,10 +96,15 @@ impl<const D: usize> View<D> {
     pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
         let state = self.state.lock();
         let is_tapped = match (&state.stage, graph) {
-            (Stage::Expecting(expecting), Some(graph)) => expecting.is_tapped_in(graph),
+            (Stage::Expecting(expecting), Some(graph)) => expecting.tapped_in(graph).is_some(),
             _ => false,
         };
         !self.has_copy(&state) && !is_tapped
+    }
+
+    /// Brings a copy before it is read. If it fails, the read that needs it says so.
+    pub(super) fn fetch(&self) {
+        let _ = self.bring_copy();
     }
 
     /// Drops what came for a read.
@@ -146,7 +144,7 @@ impl<const D: usize> View<D> {
             && self.lacks_copy(graph)
         {
             let view = self.clone();
-            placement.send_ahead(move || drop(view.bring_copy()));
+            placement.send_ahead(move || view.fetch());
             placement.transfers.to_device.wait();
         }
     }

@@ -160,7 +160,7 @@ impl<M: Module> FusedForm<M> {
         exchange(
             hollow,
             |param| self.views.has(param.id()),
-            |id, _placeholder| self.views.get(id).any_leaf(value, place),
+            |id, _placeholder| self.views.get(id).leaf(value, place),
         )
     }
 
@@ -178,7 +178,7 @@ impl<M: Module> FusedForm<M> {
         self.module = exchange(
             self.module.clone(),
             |param| leaves.contains(&param.id()),
-            |id, _nothing| self.views.get(id).any_leaf_or_gone(),
+            |id, _nothing| self.views.get(id).leaf_or_gone(),
         );
     }
 
@@ -209,11 +209,11 @@ impl<M: Module> FusedForm<M> {
 
     /// The paths of the parameters in training.
     pub(crate) fn trained_paths(&self) -> impl Iterator<Item = &str> + Clone {
-        self.views.iter().map(|view| &*view.terms().path)
+        self.views.iter().map(|view| &*view.terms.path)
     }
 
     /// The path of a parameter in training.
     pub(crate) fn path(&self, id: ParamId) -> &str {
-        &self.views.get(id).terms().path
+        &self.views.get(id).terms.path
     }
 }

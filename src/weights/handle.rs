@@ -1,4 +1,3 @@
-use std::any::Any;
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
@@ -15,7 +14,7 @@ use crate::tap::node;
 #[derive(Module, Debug)]
 pub(crate) struct Handle {
     #[module(skip)]
-    view: Arc<dyn Any + Send + Sync>,
+    view: Arc<View>,
     #[module(skip)]
     placeholder: Identity,
     /// Of the placeholder, which is not tracked everywhere.
@@ -24,7 +23,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn new<const D: usize>(view: Arc<View<D>>, placeholder: &Tensor<D>) -> Self {
+    pub(crate) fn new<const D: usize>(view: Arc<View>, placeholder: &Tensor<D>) -> Self {
         Self {
             view,
             placeholder: Identity::of(placeholder),
@@ -75,10 +74,7 @@ impl Handle {
     ///
     /// The placeholder tells how: whatever the user's code did to the module (`valid`, `no_grad`) it did to the placeholder.
     fn read<const D: usize>(&self, base: Tensor<D>, part: Option<&Part>) -> Tensor<D> {
-        let view = Arc::clone(&self.view)
-            .downcast::<View<D>>()
-            .expect("a view has the rank of its parameter");
-
+        let view = &self.view;
         if Identity::of(&base) != self.placeholder {
             panic!(
                 "parameter `{}` was mapped, moved or loaded in the closure of a fused step, where the \
@@ -88,12 +84,13 @@ impl Handle {
                 view.path()
             );
         }
-        if !base.is_autodiff() {
+        let value = if !base.is_autodiff() {
             view.read_untrained(part)
         } else if !base.is_tracked() && node(&base) != self.node {
             view.constant_of(view.read_untrained(part))
         } else {
             view.read(part)
-        }
+        };
+        value.of_rank()
     }
 }

@@ -5,34 +5,35 @@ use std::sync::{Arc, OnceLock};
 
 use burn::backend::TensorMetadata;
 use burn::module::ParamId;
-use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
-use super::answers::{Answers, Held};
 use super::placeholder::unreadable;
-use super::report::ParameterReport;
-use super::stage::{Accumulated, Outcome};
-use crate::device::moved;
+use super::stage::{Accumulated, Answers, Held, Outcome, ParameterReport};
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
+use crate::memory::{self, Category};
 use crate::offload::Placement;
-use crate::optim::Average;
+use crate::optim::{Average, WeightAveragingConfig};
+use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::Session;
+use crate::policy::{self, AverageKeeper};
 
-/// The home of a parameter of rank `D`.
+/// The home of a parameter.
 #[derive(Debug)]
-pub(crate) struct Home<const D: usize> {
+pub(crate) struct Home {
     pub(super) id: ParamId,
     pub(super) path: Arc<str>,
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) ground: Arc<Ground>,
-    pub(super) shape: [usize; D],
+    pub(super) shape: Shape,
     /// In which the value rests.
     pub(super) dtype: DType,
     /// That of the rank which owns the parameter.
     pub(super) session: OnceLock<Arc<Session>>,
     /// How often the value may have changed.
     version: AtomicUsize,
-    pub(super) state: Leveled<State<D>>,
+    pub(super) state: Leveled<State>,
 }
 
 /// What all homes at one site have in common.
@@ -63,29 +64,29 @@ impl Ground {
 }
 
 #[derive(Debug)]
-pub(super) struct State<const D: usize> {
+pub(super) struct State {
     /// Without autodiff. An update takes it out and puts it back.
-    pub(super) value: Option<Tensor<D>>,
+    pub(super) value: Option<AnyTensor>,
     /// What the passes before this one have left for an update.
-    pub(super) accumulated: Accumulated<Box<Tensor<D>>>,
+    pub(super) accumulated: Accumulated,
     /// An average of the value, if one is asked for.
-    pub(super) average: Option<Average<D>>,
+    pub(super) average: Option<Average>,
     /// What has become of the gradient of this pass.
-    pub(super) outcome: Option<Outcome<D>>,
-    answers: Answers<D>,
+    pub(super) outcome: Option<Outcome>,
+    answers: Answers,
 }
 
-impl<const D: usize> Home<D> {
+impl Home {
     /// The home of `value`, which has no autodiff and goes to `ground`.
     pub(super) fn new(
         id: ParamId,
         path: Arc<str>,
-        value: Tensor<D>,
+        value: AnyTensor,
         strategy: GradientCheckpointingStrategy,
         ground: Arc<Ground>,
         layout: &Layout,
     ) -> Self {
-        let (shape, dtype) = (value.dims(), value.dtype());
+        let (shape, dtype) = (value.shape(), value.dtype());
         let value = layout.carried(&path, value, &ground.site.device, dtype);
         let value = value.unwrap_or_else(|error| panic!("{error}"));
         let state = State {
@@ -114,11 +115,11 @@ impl<const D: usize> Home<D> {
     }
 
     pub(super) fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.num_elements()
     }
 
     /// The value, if no optimizer has taken it along.
-    pub(super) fn find(&self) -> Option<Tensor<D>> {
+    pub(super) fn find(&self) -> Option<AnyTensor> {
         self.state.lock().value.clone()
     }
 
@@ -127,7 +128,7 @@ impl<const D: usize> Home<D> {
     /// # Panics
     ///
     /// If it is gone.
-    pub(super) fn value(&self) -> Tensor<D> {
+    pub(super) fn value(&self) -> AnyTensor {
         let value = self.state.lock().value.clone();
         value.unwrap_or_else(|| panic!("{}", self.is_gone()))
     }
@@ -138,8 +139,9 @@ impl<const D: usize> Home<D> {
     }
 
     /// What stands for a value that is gone.
-    pub(super) fn gone(&self, device: &Device) -> Tensor<D> {
-        unreadable(is_gone, &self.path, &self.shape.into(), self.dtype, device)
+    pub(super) fn gone(&self, device: &Device) -> AnyTensor {
+        let (path, shape) = (&self.path, &self.shape);
+        with_rank!(shape.num_dims(), D => unreadable::<D>(is_gone, path, shape, self.dtype, device).into())
     }
 
     /// How often the value may have changed.
@@ -152,11 +154,7 @@ impl<const D: usize> Home<D> {
     }
 
     /// Notes what a rank of a group has, and returns the gradients in the order of their sum when all have answered.
-    pub(super) fn answer(
-        &self,
-        layout: &Layout,
-        gradient: Option<Held<D>>,
-    ) -> Option<Vec<Held<D>>> {
+    pub(super) fn answer(&self, layout: &Layout, gradient: Option<Held>) -> Option<Vec<Held>> {
         let member = layout.member()?;
         let mut state = self.state.lock();
         let all = state.answers.give(member, gradient)?;
@@ -189,22 +187,91 @@ impl<const D: usize> Home<D> {
     }
 
     /// The average, where the value rests and in its type; the value while there is none.
-    pub(super) fn averaged(&self) -> Tensor<D> {
+    pub(super) fn averaged(&self) -> AnyTensor {
         let mean = self.average().and_then(|it| it.mean(self.dtype));
-        let mean = mean.map(|mean| moved(mean, &self.site().device));
+        let mean = mean.map(|mean| mean.moved(&self.site().device));
         mean.unwrap_or_else(|| self.value())
     }
 
-    pub(super) fn average(&self) -> Option<Average<D>> {
+    fn average(&self) -> Option<Average> {
         self.state.lock().average.clone()
     }
 
+    /// Averages as `config` says from now on, if it covers the parameter; goes on with what there is.
+    pub(crate) fn average_as(&self, config: Option<&Arc<WeightAveragingConfig>>) {
+        let mut state = self.state.lock();
+        let before = state.average.take();
+        let config = config.filter(|config| config.covers(&self.path));
+        state.average = config.map(|config| Average::new(config, before));
+    }
+
+    /// Lets `optimizer`, which has a place for averages, hold the average, and show it in its records, or none if none is
+    /// asked for. The average takes over what it has loaded.
+    pub(crate) fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
+        let (average, device) = (self.average(), &self.site().device);
+        let average = average.as_ref().map(Average::state);
+        AverageKeeper::exchange(optimizer, self.id, self.shape.num_dims(), average, device);
+    }
+
+    /// Goes on with the average that another home of the same parameter has.
+    pub(super) fn take_over_average(&self, from: &Self) {
+        let average = from.average();
+        self.state.lock().average = average;
+    }
+
+    /// What the passes so far have left for an update.
+    pub(crate) fn accumulated(&self) -> Accumulated {
+        self.state.lock().accumulated.clone()
+    }
+
+    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
+    pub(crate) fn drop_sum(&self) {
+        let accumulated = &mut self.state.lock().accumulated;
+        if let Accumulated::Sum(_) | Accumulated::Overwritten = accumulated {
+            *accumulated = Accumulated::Nothing;
+        }
+    }
+
+    /// The optimizer has another state: forgets all that was accumulated, there too.
+    pub(crate) fn forget_group(&self) {
+        self.state.lock().accumulated = Accumulated::Nothing;
+    }
+
+    /// The state of the optimizer holds gradients of a group that has not ended.
+    pub(super) fn begin_group(&self) {
+        self.state.lock().accumulated = Accumulated::InOptimizerState;
+    }
+
+    /// Takes over what another home of the same parameter has accumulated.
+    pub(super) fn take_over_sum(&self, from: &Self) {
+        let accumulated = match from.accumulated() {
+            Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sum.sent(&self.ground.sums))),
+            other => other,
+        };
+        self.state.lock().accumulated = accumulated;
+    }
+
+    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
+    pub(crate) fn sum_is_finite(&self) -> bool {
+        match self.accumulated() {
+            Accumulated::Sum(sum) => policy::is_finite(&**sum),
+            _ => true,
+        }
+    }
+
+    /// Shows the value to a memory recorder.
+    pub(crate) fn show(&self) {
+        if let Some(value) = &self.state.lock().value {
+            memory::show(Category::Parameter, &**value);
+        }
+    }
+
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
-    pub(super) fn tell_copy(&self, value: Tensor<D>) -> (Tensor<D>, Option<bool>) {
+    pub(super) fn tell_copy(&self, value: AnyTensor) -> (AnyTensor, Option<bool>) {
         if !self.ground.tells_owners {
             return (value, None);
         }
-        let value = value.into_dispatch();
+        let value = value.untyped().into_dispatch();
         let copied = !value.can_mut();
         if copied {
             log::debug!(
@@ -212,7 +279,7 @@ impl<const D: usize> Home<D> {
                 self.path
             );
         }
-        (Tensor::from_dispatch(value), Some(copied))
+        (Tensor::<1>::from_dispatch(value).into(), Some(copied))
     }
 }
 

@@ -4,9 +4,6 @@
 //! in the module; reading the parameter asks the *view* that the rank has of it; restoring puts the values back into an
 //! ordinary module. What rests where, and what a view holds, says the [`Layout`](crate::layout::Layout).
 
-mod answers;
-mod any_home;
-mod any_view;
 mod arrival;
 mod attach;
 mod averaged;
@@ -22,7 +19,6 @@ mod kept_statistics;
 mod moved;
 mod placeholder;
 mod read;
-mod report;
 mod restored;
 mod seen_states;
 mod stage;
@@ -42,10 +38,9 @@ pub(crate) use handle::{has_parts, read_part};
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;
-pub(crate) use report::ParameterReport;
 pub(crate) use restored::Value;
 pub(crate) use seen_states::SeenStates;
-pub(crate) use stage::Accumulated;
+pub(crate) use stage::{Accumulated, ParameterReport};
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, outside_of_form, own_leaf, with_constants,
     with_own_leaves,

@@ -2,19 +2,17 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-
 use super::arrival::Arrival;
 use super::copy::Keeps;
 use super::frozen::refuse_outside_of_a_block;
 use super::view::{State, View};
-use crate::parameters::Part;
+use crate::parameters::{AnyTensor, Part};
 use crate::pass::{Blocks, Graph, Pass, Place, Readers, Scope, Stage};
 use crate::tap::tap;
 
-impl<const D: usize> View<D> {
+impl View {
     /// The current value without autodiff, as the model computes with it, or a part of it.
-    pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> Tensor<D> {
+    pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
         let has_answered = self.state.lock().has_answered();
         if let (true, Some(placement)) = (has_answered, &self.terms.placement) {
             // What is read does not depend on how far an update is.
@@ -37,7 +35,7 @@ impl<const D: usize> View<D> {
 
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
-    pub(super) fn read_untrained(&self, part: Option<&Part>) -> Tensor<D> {
+    pub(super) fn read_untrained(&self, part: Option<&Part>) -> AnyTensor {
         if let Some(base) = &self.terms.waiting_base {
             refuse_outside_of_a_block(base);
         }
@@ -64,7 +62,7 @@ impl<const D: usize> View<D> {
     /// # Panics
     ///
     /// Outside of a pass, in a hook, and after the gradient has arrived.
-    pub(crate) fn read(self: &Arc<Self>, part: Option<&Part>) -> Tensor<D> {
+    pub(crate) fn read(self: &Arc<Self>, part: Option<&Part>) -> AnyTensor {
         let pass = self.session.pass().unwrap_or_else(|| {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
@@ -106,7 +104,7 @@ impl<const D: usize> View<D> {
     }
 
     /// The block that reads it owes it a gradient, until its second run.
-    fn note_reader(&self, state: &mut State<D>, readers: &Readers) {
+    fn note_reader(&self, state: &mut State, readers: &Readers) {
         readers.add(self.terms.id, self.path(), &self.expecting(state).debt);
     }
 
@@ -144,15 +142,14 @@ impl<const D: usize> View<D> {
         pass: &Arc<Pass>,
         graph: &Arc<Graph>,
         part: Option<&Part>,
-    ) -> Tensor<D> {
+    ) -> AnyTensor {
         if part.is_some() && Arc::ptr_eq(graph, &pass.graph) {
             return Part::or_whole(part, self.tapped(pass, graph, None));
         }
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
         if part.is_none()
-            && let Some((read_in, tapped)) = &expecting.tapped
-            && Arc::ptr_eq(read_in, graph)
+            && let Some(tapped) = expecting.tapped_in(graph)
         {
             return tapped.clone();
         }
@@ -179,7 +176,8 @@ impl<const D: usize> View<D> {
             _gathered: self.terms.count_gathered(),
         };
         let census = pass.census.clone();
-        let tapped = tap(value, self.home.strategy, tick, Arc::new(arrival), census);
+        let (value, sink) = (value.untyped(), Arc::new(arrival));
+        let tapped = AnyTensor::from(tap(value, self.home.strategy, tick, sink, census));
         if part.is_none() {
             expecting.tapped = Some((graph.clone(), tapped.clone()));
         }

@@ -1,10 +1,11 @@
 //! What a parameter has in an ordinary module.
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 
 use super::copy::Keeps;
 use super::terms::Terms;
 use super::view::View;
+use crate::parameters::AnyTensor;
 
 /// Which of its values.
 #[derive(Clone, Copy, Debug)]
@@ -25,13 +26,13 @@ pub(crate) enum Place {
     Computing,
 }
 
-impl<const D: usize> View<D> {
+impl View {
     /// A value of it as an ordinary trainable parameter holds it.
     ///
     /// # Panics
     ///
     /// If it can't be had.
-    pub(super) fn leaf(&self, value: Value, place: Place) -> Tensor<D> {
+    pub(super) fn leaf(&self, value: Value, place: Place) -> AnyTensor {
         let Terms { device, dtype, .. } = &self.terms;
         let home = &self.home;
         let carried = |device, dtype| {
@@ -51,20 +52,20 @@ impl<const D: usize> View<D> {
             (Value::Averaged, _) => Ok(home.averaged()),
         };
         let found = found.unwrap_or_else(|reason| panic!("{reason}"));
-        self.constant_of(found).require_grad()
+        self.constant_of(found).untyped().require_grad().into()
     }
 
     /// The value as it rests, where the model computes, or what says that it is gone: whatever has ended the pass is on its way,
     /// and who reads it is told.
-    pub(super) fn leaf_or_gone(&self) -> Tensor<D> {
+    pub(super) fn leaf_or_gone(&self) -> AnyTensor {
         let device = &self.terms.device;
         let value = self.at_rest(device);
         let value = value.unwrap_or_else(|_| self.home.gone(device));
-        self.constant_of(value).require_grad()
+        self.constant_of(value).untyped().require_grad().into()
     }
 
     /// The value as it rests, on this device. Where it can't be had, a copy of it that is there.
-    fn at_rest(&self, device: &Device) -> Result<Tensor<D>, String> {
+    fn at_rest(&self, device: &Device) -> Result<AnyTensor, String> {
         let home = &self.home;
         let state = self.state.lock();
         let copy = state

@@ -1,30 +1,30 @@
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-
-use super::report::ParameterReport;
+use crate::parameters::AnyTensor;
 use crate::pass::{Debt, Graph};
 use crate::policy::PartialSum;
+use crate::replica::{Hold, Membership};
 
-/// What passes have left for an update, with the sum of their gradients or without it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Accumulated<S = ()> {
+/// What passes have left for an update.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Accumulated {
     #[default]
     Nothing,
-    Sum(S),
+    /// The sum of their gradients.
+    Sum(Box<AnyTensor>),
     /// The pass under way has added to their sum, in its buffer: unless it ends well, the sum is lost.
     Overwritten,
     /// The optimizer state holds gradients of a group that has not ended.
     InOptimizerState,
 }
 
-impl<S: Clone> Accumulated<S> {
+impl Accumulated {
     /// The sum, if there is one; it stays there unless it is `spent`.
-    pub(super) fn sum(&mut self, spent: bool) -> Option<S> {
+    pub(super) fn sum(&mut self, spent: bool) -> Option<AnyTensor> {
         match self {
-            Self::Sum(sum) if !spent => Some(sum.clone()),
-            Self::Sum(_) => match std::mem::replace(self, Self::Nothing) {
-                Self::Sum(sum) => Some(sum),
+            Self::Sum(sum) if !spent => Some((**sum).clone()),
+            Self::Sum(_) => match std::mem::take(self) {
+                Self::Sum(sum) => Some(*sum),
                 _ => None,
             },
             _ => None,
@@ -32,52 +32,72 @@ impl<S: Clone> Accumulated<S> {
     }
 }
 
-impl<S> Accumulated<S> {
-    pub(super) fn without_sum(&self) -> Accumulated {
-        match self {
-            Self::Nothing => Accumulated::Nothing,
-            Self::Sum(_) => Accumulated::Sum(()),
-            Self::Overwritten => Accumulated::Overwritten,
-            Self::InOptimizerState => Accumulated::InOptimizerState,
-        }
-    }
-}
-
 /// Where the view of a parameter stands in a pass.
 #[derive(Debug, Default)]
-pub(super) enum Stage<const D: usize> {
+pub(super) enum Stage {
     #[default]
     Unread,
     /// It was read: gradients are to come, from taps and from blocks that have yet to run again.
-    Expecting(Box<Expecting<D>>),
+    Expecting(Box<Expecting>),
     /// It owes nothing any more: the home has been told what it has, a gradient that it has `received` or none.
     Answered { received: bool },
 }
 
 /// A gradient that is not complete.
 #[derive(Debug, Default)]
-pub(super) struct Expecting<const D: usize> {
+pub(super) struct Expecting {
     /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
-    pub(super) tapped: Option<(Arc<Graph>, Tensor<D>)>,
+    pub(super) tapped: Option<(Arc<Graph>, AnyTensor)>,
     /// What is to come.
     pub(super) debt: Debt,
     /// The sum of what has come.
-    pub(super) partial: Option<Box<PartialSum<D>>>,
+    pub(super) partial: Option<Box<PartialSum>>,
 }
 
-impl<const D: usize> Expecting<D> {
-    /// Whether the parameter was read in this graph.
-    pub(super) fn is_tapped_in(&self, graph: &Arc<Graph>) -> bool {
+impl Expecting {
+    /// The tap of the parameter in this graph, if it was read there.
+    pub(super) fn tapped_in(&self, graph: &Arc<Graph>) -> Option<&AnyTensor> {
         let tapped = self.tapped.as_ref();
-        tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
+        tapped.and_then(|(read_in, tapped)| Arc::ptr_eq(read_in, graph).then_some(tapped))
+    }
+}
+
+/// What the ranks have said about their gradients of a parameter in a pass.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    given: usize,
+    /// By rank, where the value rests.
+    gradients: Vec<Option<Held>>,
+}
+
+/// A gradient that is counted with what the owner holds.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) gradient: AnyTensor,
+    pub(super) hold: Hold,
+}
+
+impl Answers {
+    /// Notes what a rank has, and returns what all have, by rank, when this was the last.
+    pub(super) fn give(
+        &mut self,
+        member: &Membership,
+        gradient: Option<Held>,
+    ) -> Option<Vec<Option<Held>>> {
+        let ranks = member.group.ranks();
+        self.gradients.resize_with(ranks, || None);
+        self.gradients[member.rank] = gradient;
+        self.given += 1;
+        let all = (self.given == ranks).then(|| std::mem::take(self));
+        all.map(|answers| answers.gradients)
     }
 }
 
 /// What the home has made of the gradient of a pass.
 #[derive(Debug)]
-pub(super) enum Outcome<const D: usize> {
+pub(super) enum Outcome {
     /// It was added to what had been accumulated: the sum, for the end of the pass.
-    Added(Box<Tensor<D>>),
+    Added(Box<AnyTensor>),
     /// A hook has measured it.
     Measured,
     /// The optimizer state has taken it; the parameter moves with the last of the group.
@@ -89,7 +109,7 @@ pub(super) enum Outcome<const D: usize> {
     Vetoed,
 }
 
-impl<const D: usize> Outcome<D> {
+impl Outcome {
     pub(super) fn report(&self) -> ParameterReport {
         ParameterReport {
             received: true,
@@ -100,5 +120,29 @@ impl<const D: usize> Outcome<D> {
             },
             vetoed: matches!(self, Self::Vetoed),
         }
+    }
+}
+
+/// What happened to one parameter in a pass.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ParameterReport {
+    /// A gradient arrived, or one that was accumulated was used.
+    pub(crate) received: bool,
+    /// The optimizer stepped the parameter.
+    pub(crate) updated: bool,
+    /// Someone else held the value, so it was copied to be updated. None if the backend can't tell, or
+    /// there was no update.
+    pub(crate) copied: Option<bool>,
+    /// A gradient arrived, and a hook kept it from being used.
+    pub(crate) vetoed: bool,
+}
+
+impl ParameterReport {
+    /// What happened to it on another rank, too.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.received |= other.received;
+        self.updated |= other.updated;
+        self.copied = self.copied.or(other.copied);
+        self.vetoed |= other.vetoed;
     }
 }

@@ -39,11 +39,7 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// Those of a rank which computes with the parameter on `device`.
-    pub(super) fn new<const D: usize>(
-        home: &Home<D>,
-        layout: Arc<Layout>,
-        device: Arc<Device>,
-    ) -> Self {
+    pub(super) fn new(home: &Home, layout: Arc<Layout>, device: Arc<Device>) -> Self {
         let terms = Self {
             id: home.id,
             path: home.path.clone(),

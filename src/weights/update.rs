@@ -2,22 +2,19 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-
-use super::answers::Held;
 use super::home::Home;
-use super::stage::{Accumulated, Outcome};
+use super::stage::{Accumulated, Held, Outcome};
 use crate::caught::{Caught, catch};
-use crate::device::{in_type, moved, sent};
 use crate::memory::{self, Category};
 use crate::offload::Placement;
+use crate::parameters::AnyTensor;
 use crate::pass::Pass;
-use crate::policy::{self, Goal, Leaving};
+use crate::policy::{Goal, Leaving};
 use crate::replica::Group;
 
-impl<const D: usize> Home<D> {
+impl Home {
     /// Does with the gradients of all ranks what their pass is for. What goes wrong ends the pass of the owner.
-    pub(super) fn use_answers(&self, group: &Group, gradients: Vec<Held<D>>) {
+    pub(super) fn use_answers(&self, group: &Group, gradients: Vec<Held>) {
         let owner = self.session.get();
         let Some(pass) = owner.and_then(|session| session.pass()) else {
             return;
@@ -38,7 +35,7 @@ impl<const D: usize> Home<D> {
 
     /// Does with the gradients of a parameter, in the order of their sum, what the pass is for. Without any, it may
     /// be that something was accumulated.
-    pub(super) fn use_gradients(&self, pass: &Arc<Pass>, gradients: Vec<Tensor<D>>) {
+    pub(super) fn use_gradients(&self, pass: &Arc<Pass>, gradients: Vec<AnyTensor>) {
         let mut gradients = gradients.into_iter();
         let Some(first) = gradients.next() else {
             return self.use_accumulated(pass);
@@ -48,16 +45,14 @@ impl<const D: usize> Home<D> {
         }
         let first = match &self.state.lock().accumulated {
             // In the buffer of the gradient: the sum stays until the pass has ended well.
-            Accumulated::Sum(sum) => policy::added(sum, first),
+            Accumulated::Sum(sum) => {
+                let sum = (**sum).clone().sent(&first.device());
+                first.in_type(sum.dtype()).added(sum)
+            }
             _ => first,
         };
-        let sum = gradients.fold(first, policy::add);
-        let sum = if sum.dtype() == self.dtype {
-            sum
-        } else {
-            in_type(sum, self.dtype)
-        };
-        self.spend(pass, sum);
+        let sum = gradients.fold(first, AnyTensor::added);
+        self.spend(pass, sum.in_type(self.dtype));
     }
 
     /// Uses what was accumulated for a parameter that has no gradient in this pass.
@@ -70,38 +65,38 @@ impl<const D: usize> Home<D> {
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
         if let Some(sum) = sum {
-            let sum = in_type(sent(*sum, &self.site().device), self.dtype);
-            self.spend(pass, sum);
+            let sum = sum.sent(&self.site().device);
+            self.spend(pass, sum.in_type(self.dtype));
         } else if begun && pass.plan.goal == Goal::Update {
             let nothing = self.value().zeros_like();
-            self.step(pass, nothing);
+            self.step(pass, nothing.into());
         }
     }
 
     /// Adds gradients, in the order of their sum, to what has been accumulated: in its buffer, since a second one would
     /// take the size of the parameter.
-    fn add(&self, pass: &Arc<Pass>, first: Tensor<D>, others: impl Iterator<Item = Tensor<D>>) {
+    fn add(&self, pass: &Arc<Pass>, first: AnyTensor, others: impl Iterator<Item = AnyTensor>) {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
-            Accumulated::Sum(sum) => in_type(first, sum.dtype()),
-            _ => pass.plan.accumulation.begin(first),
+            Accumulated::Sum(sum) => first.in_type(sum.dtype()),
+            _ => pass.plan.accumulation.begin(first.untyped()).into(),
         };
         // The way can fail: before it, nothing is overwritten.
-        let first = moved(first, &self.ground.sums);
+        let first = first.moved(&self.ground.sums);
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
-                policy::add(*sum, first)
+                sum.added(first)
             }
             _ => first,
         };
-        let others = others.map(|gradient| moved(gradient, &self.ground.sums));
-        let sum = Box::new(others.fold(sum, policy::add));
+        let others = others.map(|gradient| gradient.moved(&self.ground.sums));
+        let sum = Box::new(others.fold(sum, AnyTensor::added));
         state.outcome = Some(Outcome::Added(sum));
     }
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
-    fn spend(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    fn spend(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         let called = match &pass.plan.hooks {
             None => Ok(Some(gradient)),
             Some(hooks) => {
@@ -119,12 +114,12 @@ impl<const D: usize> Home<D> {
         }
     }
 
-    fn end_with(&self, outcome: Outcome<D>) {
+    fn end_with(&self, outcome: Outcome) {
         self.state.lock().outcome = Some(outcome);
     }
 
     /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
-    fn step(&self, pass: &Arc<Pass>, gradient: Tensor<D>) {
+    fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         if let Some(rehearsal) = &pass.rehearsal {
             rehearsal.use_gradient();
         }
@@ -156,7 +151,7 @@ impl<const D: usize> Home<D> {
                 .step(&self.path, self.id, value, gradient, more_to_come, average);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
-                memory::show(Category::Parameter, value);
+                memory::show(Category::Parameter, &**value);
             }
             memory::enter(memory::Phase::Backward);
         }

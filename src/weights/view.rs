@@ -1,33 +1,35 @@
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device};
 
 use super::home::Home;
-use super::stage::{Expecting, Stage};
+use super::stage::{Expecting, ParameterReport, Stage};
 use super::terms::Terms;
+use crate::device::Written;
 use crate::error::FusedError;
+use crate::layout::Holding;
 use crate::lock::{Level, Leveled};
+use crate::parameters::AnyTensor;
 use crate::pass::Session;
-use crate::tap::lift;
 
-/// What one rank has of a parameter of rank `D`.
+/// What one rank has of a parameter.
 #[derive(Debug)]
-pub(crate) struct View<const D: usize> {
-    pub(super) home: Arc<Home<D>>,
+pub(crate) struct View {
+    pub(super) home: Arc<Home>,
     pub(super) session: Arc<Session>,
     pub(super) terms: Terms,
-    pub(super) state: Leveled<State<D>>,
+    pub(super) state: Leveled<State>,
 }
 
 #[derive(Debug)]
-pub(super) struct State<const D: usize> {
-    pub(super) stage: Stage<D>,
-    pub(super) copy: Option<Box<HomeCopy<D>>>,
+pub(super) struct State {
+    pub(super) stage: Stage,
+    pub(super) copy: Option<Box<HomeCopy>>,
     /// Whether the device has computed a gradient for it.
     pub(super) proven: bool,
 }
 
-impl<const D: usize> State<D> {
+impl State {
     pub(super) fn has_answered(&self) -> bool {
         matches!(self.stage, Stage::Answered { .. })
     }
@@ -35,21 +37,21 @@ impl<const D: usize> State<D> {
 
 /// What the model computes with, if that is not the value at home.
 #[derive(Debug)]
-pub(super) struct HomeCopy<const D: usize> {
-    pub(super) value: Tensor<D>,
+pub(super) struct HomeCopy {
+    pub(super) value: AnyTensor,
     /// Of the value at home.
     pub(super) version: usize,
 }
 
-impl<const D: usize> HomeCopy<D> {
-    pub(super) fn of(value: Tensor<D>, version: usize) -> Box<Self> {
+impl HomeCopy {
+    pub(super) fn of(value: AnyTensor, version: usize) -> Box<Self> {
         Box::new(Self { value, version })
     }
 }
 
-impl<const D: usize> View<D> {
+impl View {
     /// That of a rank which has it on these terms.
-    pub(super) fn new(home: Arc<Home<D>>, session: Arc<Session>, terms: Terms) -> Self {
+    pub(super) fn new(home: Arc<Home>, session: Arc<Session>, terms: Terms) -> Self {
         if terms.owns() {
             let owner = home.session.set(session.clone());
             owner.expect("a parameter has one owner");
@@ -67,21 +69,26 @@ impl<const D: usize> View<D> {
         }
     }
 
+    /// On which terms the rank has the parameter.
+    pub(super) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
     pub(super) fn path(&self) -> &str {
         &self.terms.path
     }
 
     /// A value of it as an autodiff constant.
-    pub(super) fn constant_of(&self, value: Tensor<D>) -> Tensor<D> {
-        lift(value, self.home.strategy)
+    pub(super) fn constant_of(&self, value: AnyTensor) -> AnyTensor {
+        value.lifted(self.home.strategy)
     }
 
     pub(super) fn carried(
         &self,
-        value: Tensor<D>,
+        value: AnyTensor,
         device: &Device,
         dtype: DType,
-    ) -> Result<Tensor<D>, FusedError> {
+    ) -> Result<AnyTensor, FusedError> {
         self.terms.layout.carried(self.path(), value, device, dtype)
     }
 
@@ -90,9 +97,9 @@ impl<const D: usize> View<D> {
     /// # Panics
     ///
     /// If the gradient has come already.
-    pub(super) fn expecting<'a>(&self, state: &'a mut State<D>) -> &'a mut Expecting<D> {
+    pub(super) fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
         if let Stage::Unread = state.stage {
-            state.stage = Stage::Expecting(Box::<Expecting<D>>::default());
+            state.stage = Stage::Expecting(Box::default());
         }
         match &mut state.stage {
             Stage::Expecting(expecting) => expecting,
@@ -104,5 +111,31 @@ impl<const D: usize> View<D> {
                 self.path()
             ),
         }
+    }
+
+    /// Asks whether the device has computed the value.
+    pub(crate) fn ask_written(&self, written: &mut Written) {
+        if let Some(copy) = &self.state.lock().copy {
+            written.ask(self.path(), &*copy.value);
+        }
+        if let Some(value) = self.home.find().filter(|_| self.terms.owns()) {
+            written.ask(self.path(), &*value);
+        }
+    }
+
+    /// Lets go of the autodiff graph and says what happened in this pass, which has ended `well` on all ranks or has
+    /// not.
+    pub(super) fn end(&self, well: bool) -> ParameterReport {
+        let shares = self.terms.given == Holding::Shared;
+        if !shares {
+            self.let_go();
+        }
+        let stage = std::mem::take(&mut self.state.lock().stage);
+        let mut report = self.home.commit(well);
+        report.received |= matches!(stage, Stage::Answered { received: true });
+        if !shares {
+            self.refresh_copy();
+        }
+        report
     }
 }

@@ -1,14 +1,11 @@
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
-use super::any_home::AnyHome;
-use super::any_view::AnyView;
-use super::report::ParameterReport;
-use super::stage::Accumulated;
+use super::home::Home;
+use super::stage::{Accumulated, ParameterReport};
 use super::view::View;
 use crate::offload::WaitingBlocks;
 use crate::pass::{Course, Pass};
@@ -16,29 +13,29 @@ use crate::pass::{Course, Pass};
 /// What one rank has of the parameters of a module.
 #[derive(Debug, Default)]
 pub(crate) struct Views {
-    of: HashMap<ParamId, Arc<dyn AnyView>>,
+    of: HashMap<ParamId, Arc<View>>,
     /// The parameters that are ordinary leaves, in module order.
     pub(crate) leaves: Vec<ParamId>,
 }
 
 impl Views {
     /// In module order.
-    pub(super) fn add(&mut self, view: Arc<dyn AnyView>) {
-        let (id, is_leaf) = (view.terms().id, view.terms().is_leaf);
+    pub(super) fn add(&mut self, view: Arc<View>) {
+        let (id, is_leaf) = (view.terms.id, view.terms.is_leaf);
         self.leaves.extend(is_leaf.then_some(id));
         self.of.insert(id, view);
     }
 
     /// The homes of the parameters.
-    pub(crate) fn homes(&self) -> impl Iterator<Item = &dyn AnyHome> {
-        self.iter().map(|view| view.home())
+    pub(crate) fn homes(&self) -> impl Iterator<Item = &Home> {
+        self.iter().map(|view| &*view.home)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> + Clone {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<View>> + Clone {
         self.of.values()
     }
 
-    pub(super) fn get(&self, id: ParamId) -> &Arc<dyn AnyView> {
+    pub(super) fn get(&self, id: ParamId) -> &Arc<View> {
         &self.of[&id]
     }
 
@@ -49,51 +46,44 @@ impl Views {
 
     /// The same if that is no ordinary leaf.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
-        self.of.get(&id).is_some_and(|view| !view.terms().is_leaf)
-    }
-
-    /// That of a parameter of this rank.
-    pub(super) fn of_rank<const D: usize>(&self, id: ParamId) -> Arc<View<D>> {
-        let view: Arc<dyn Any + Send + Sync> = self.get(id).clone();
-        let view = view.downcast::<View<D>>();
-        view.expect("a parameter has the same rank everywhere")
+        self.of.get(&id).is_some_and(|view| !view.terms.is_leaf)
     }
 
     /// The views of the others.
-    fn released(&self) -> impl Iterator<Item = &Arc<dyn AnyView>> {
-        self.iter().filter(|view| !view.terms().is_leaf)
+    fn released(&self) -> impl Iterator<Item = &Arc<View>> {
+        self.iter().filter(|view| !view.terms.is_leaf)
     }
 
     /// The parameters whose values come over whenever they are read.
     pub(super) fn coming_over(&self) -> impl Iterator<Item = ParamId> {
-        let coming = self.of.iter().filter(|(_, view)| view.terms().comes_over());
+        let coming = self.of.iter().filter(|(_, view)| view.terms.comes_over());
         coming.map(|(id, _)| *id)
     }
 
     /// Bytes of all values where they rest.
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
-        self.iter().map(|view| view.terms().bytes_at_home()).sum()
+        self.iter().map(|view| view.terms.bytes_at_home()).sum()
     }
 
     /// Bytes of the weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn bytes_at_rest(&self) -> usize {
         let views = self.released();
-        views.map(|view| view.terms().bytes_at_rest()).sum()
+        views.map(|view| view.terms.bytes_at_rest()).sum()
     }
 
     /// Lets the device keep the weights of the blocks that don't wait on the host.
     pub(crate) fn keep_copies(&self, course: &Course, waiting: WaitingBlocks) {
         let blocks = course.blocks();
         let bytes = blocks.iter().map(|reads| {
-            let terms = reads.iter().map(|id| self.of[id].terms());
+            let terms = reads.iter().map(|id| &self.of[id].terms);
             let coming = terms.filter(|terms| terms.comes_from_host());
             coming.map(|terms| terms.bytes()).sum()
         });
         let stays = waiting.staying(&bytes.collect::<Vec<_>>());
         let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
         let parameters = staying.flat_map(|(reads, _)| reads);
-        parameters.for_each(|id| self.of[id].terms().keep_copy());
+        parameters.for_each(|id| self.of[id].terms.keep_copy());
     }
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
@@ -120,14 +110,14 @@ impl Views {
     pub(crate) fn lost_accumulated(&self) -> Option<&str> {
         let lost = self
             .iter()
-            .filter(|view| view.home().left() == Accumulated::Overwritten);
-        lost.map(|view| &*view.terms().path).min()
+            .filter(|view| matches!(view.home.accumulated(), Accumulated::Overwritten));
+        lost.map(|view| &*view.terms.path).min()
     }
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
         for (_, home, from) in self.homes_beside(from) {
-            if from.left() == Accumulated::InOptimizerState {
+            if let Accumulated::InOptimizerState = from.accumulated() {
                 home.begin_group();
             }
         }
@@ -149,8 +139,8 @@ impl Views {
     fn homes_beside<'a>(
         &'a self,
         other: &'a Self,
-    ) -> impl Iterator<Item = (ParamId, &'a dyn AnyHome, &'a dyn AnyHome)> {
+    ) -> impl Iterator<Item = (ParamId, &'a Home, &'a Home)> {
         let views = self.of.iter();
-        views.filter_map(|(id, view)| Some((*id, view.home(), other.of.get(id)?.home())))
+        views.filter_map(|(id, view)| Some((*id, &*view.home, &*other.of.get(id)?.home)))
     }
 }

@@ -21,7 +21,7 @@ pub(super) struct AveragedStatistics(HashMap<ParamId, OfOne>);
 struct OfOne {
     /// In records, by its path: the statistic of a loaded model keeps an id of its own.
     id: ParamId,
-    average: Average<1>,
+    average: Average,
 }
 
 impl AveragedStatistics {
@@ -73,7 +73,7 @@ impl AveragedStatistics {
         // Burn keeps updates aside: they are merged to be looked at, and aside again.
         let _kept = KeptStatistics::of(module);
         for (id, value) in values(module, &self.0.keys().copied().collect()) {
-            self.0[&id].average.update(&in_a_row(value));
+            self.0[&id].average.update(&in_a_row(value).into());
         }
     }
 
@@ -92,7 +92,7 @@ impl AveragedStatistics {
             module,
             |param| self.0.contains_key(&param.id()),
             |id, value| match self.0[&id].average.mean(value.dtype()) {
-                Some(mean) => value.replaced_by(mean.reshape(value.shape())),
+                Some(mean) => value.replaced_by(mean.untyped().reshape(value.shape())),
                 None => value,
             },
         )
@@ -101,14 +101,14 @@ impl AveragedStatistics {
     /// Lets `optimizer` hold none under these ids, since others may have them now.
     pub(super) fn forget_in(optimizer: &mut ModuleOptimizer, left: &[ParamId], device: &Device) {
         for id in left {
-            AverageKeeper::forget::<1>(optimizer, *id, device);
+            AverageKeeper::exchange(optimizer, *id, 1, None, device);
         }
     }
 
     /// Lets `optimizer`, which has a place for averages, hold them; they take over what it has loaded.
     pub(super) fn keep_in(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
         for OfOne { id, average } in self.0.values() {
-            AverageKeeper::restore(optimizer, *id, average.state(), device);
+            AverageKeeper::exchange(optimizer, *id, 1, Some(average.state()), device);
         }
     }
 }

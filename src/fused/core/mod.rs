@@ -215,7 +215,7 @@ impl<M: Module> Core<M> {
     /// Whether a step has gradients to use before its pass.
     pub(crate) fn has_accumulated(&self) -> bool {
         let mut homes = self.ranks.views().homes();
-        homes.any(|home| home.left() != Accumulated::Nothing)
+        homes.any(|home| !matches!(home.accumulated(), Accumulated::Nothing))
     }
 
     /// Drops the sums of gradients. Those in the optimizer state stay.

@@ -5,7 +5,7 @@ use super::dither::Dither;
 use super::root::GROUP;
 use super::state::words_on;
 use super::weight::WeightFormat;
-use crate::device::sent;
+use crate::device::{of_data, sent};
 
 /// What the weights of a parameter in bf16 lack of those that are trained.
 ///
@@ -65,8 +65,7 @@ impl LowBits {
         high: Tensor<D>,
     ) -> Tensor<D> {
         let device = high.device();
-        let data = join(words, format, high.into_data());
-        Tensor::from_data(data, (&device, DType::F32))
+        of_data(join(words, format, high.into_data()), &device)
     }
 
     /// Whether `value`, which is not in bf16, is the weights in bf16 without these.
@@ -86,8 +85,7 @@ impl LowBits {
         let (mut weights, shape, dtype) = high.to_data().into_parts();
         let column = Column::new(Kept::Weights(self.format), &mut weights, &mut words);
         let high = if column.mend() {
-            let data = TensorData::from_bytes(weights, shape, dtype);
-            Tensor::from_data(data, (&device, dtype))
+            of_data(TensorData::from_bytes(weights, shape, dtype), &device)
         } else {
             high
         };

@@ -118,8 +118,8 @@ impl<const D: usize> StateTensor<D> {
 impl<const D: usize> PackedState<D> {
     fn flatten(&self, prefix: &str, sink: &mut StateSink) {
         let [codes, scales] = [self.codes.to_data(), self.scales.to_data()];
-        sink.push_tensor(prefix, "codes", unlike_a_parameter::<D>(codes));
-        sink.push_tensor(prefix, "scales", unlike_a_parameter::<D>(scales));
+        sink.push_tensor(prefix, "codes", unlike_a_parameter(D, codes));
+        sink.push_tensor(prefix, "scales", unlike_a_parameter(D, scales));
         for (dim, size) in self.shape.iter().enumerate() {
             sink.push_scalar(prefix, &format!("dim_{dim}"), (*size).into());
         }
@@ -151,12 +151,13 @@ impl<const D: usize> PackedState<D> {
 }
 
 impl LowBits {
-    pub(crate) fn flatten<const D: usize>(&self, prefix: &str, sink: &mut StateSink) {
+    /// Those of a parameter of this rank.
+    pub(crate) fn flatten(&self, prefix: &str, rank: usize, sink: &mut StateSink) {
         let prefix = format!("{prefix}.{FORMAT}");
         let bits = 16 + 8 * self.format.low_bytes();
         sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
         sink.push_scalar(&prefix, ELEMENTS, self.elements.into());
-        let words = unlike_a_parameter::<D>(self.words.to_data());
+        let words = unlike_a_parameter(rank, self.words.to_data());
         sink.push_tensor(&prefix, LOW_BITS, words);
     }
 
@@ -209,8 +210,8 @@ fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
 }
 
 /// `data` in one dimension more than a parameter, so that nobody takes it for a state of its shape.
-fn unlike_a_parameter<const D: usize>(data: TensorData) -> TensorData {
-    let mut shape = vec![1; D + 1];
+fn unlike_a_parameter(rank: usize, data: TensorData) -> TensorData {
+    let mut shape = vec![1; rank + 1];
     shape[0] = data.num_elements();
     reshaped(data, shape)
 }
