@@ -31,11 +31,11 @@ pub(crate) struct Layout {
     device: Option<Device>,
     request: Request,
     /// If something waits on the host.
-    pub(crate) placement: Option<Arc<Placement>>,
-    /// If there are several ranks.
-    pub(crate) member: Option<Membership>,
-    /// Who moves what is saved for the backward pass, if nothing else waits on the host.
-    transfers: OnceLock<Option<Arc<Transfers>>>,
+    placement: Option<Arc<Placement>>,
+    /// If there is a group of ranks.
+    member: Option<Membership>,
+    /// Who moves what leaves the device for a while, if something does.
+    pub(crate) transfers: OnceLock<Arc<Transfers>>,
 }
 
 /// What a config asks of a layout.
@@ -76,8 +76,14 @@ impl Layout {
         let max = request.max_bytes_under_way;
         let offload = request.offload.clone();
         let placement = offload.map(|offload| Placement::new(offload, max, device));
+        let placement = placement.transpose()?.map(Arc::new);
+        let transfers = OnceLock::new();
+        if let Some(placement) = &placement {
+            let _ = transfers.set(placement.transfers.clone());
+        }
         Ok(Self {
-            placement: placement.transpose()?.map(Arc::new),
+            placement,
+            transfers,
             request,
             ..Self::default()
         })
@@ -107,34 +113,25 @@ impl Layout {
     pub(crate) fn again(&self) -> Result<Self, FusedError> {
         let device = self.placement().map(|placement| &placement.device);
         let device = device.cloned().unwrap_or_default();
-        Self::new(self.request.clone(), &device)
+        let again = Self::new(self.request.clone(), &device)?;
+        if self.transfers.get().is_some() {
+            again.start_transfers()?;
+        }
+        Ok(again)
+    }
+
+    /// Lets what is saved for the backward pass leave the device, too.
+    pub(crate) fn start_transfers(&self) -> Result<(), FusedError> {
+        if self.transfers.get().is_none() {
+            let transfers = Transfers::new(self.request.max_bytes_under_way, None)?;
+            let _ = self.transfers.set(Arc::new(transfers));
+        }
+        Ok(())
     }
 
     /// If something waits on the host.
     pub(crate) fn placement(&self) -> Option<&Arc<Placement>> {
         self.placement.as_ref()
-    }
-
-    /// Who moves what leaves the device for a while, if threads for it could be started.
-    pub(crate) fn transfers(&self) -> Option<&Arc<Transfers>> {
-        if let Some(placement) = self.placement() {
-            return Some(&placement.transfers);
-        }
-        let start = || match Transfers::new(self.request.max_bytes_under_way, None) {
-            Ok(transfers) => Some(Arc::new(transfers)),
-            Err(error) => {
-                log::error!("inputs of blocks stay on the device: {error}");
-                None
-            }
-        };
-        self.transfers.get_or_init(start).as_ref()
-    }
-
-    /// The same, if anything may be under way.
-    pub(crate) fn under_way(&self) -> Option<&Transfers> {
-        let placement = self.placement().map(|placement| &placement.transfers);
-        let own = || self.transfers.get()?.as_ref();
-        placement.or_else(own).map(Arc::as_ref)
     }
 
     /// Which rank it is that of.
@@ -144,7 +141,7 @@ impl Layout {
 
     /// The same if there are others.
     pub(crate) fn among_others(&self) -> Option<&Membership> {
-        self.member().filter(|member| member.group.ranks() > 1)
+        self.member().filter(|member| member.group.has_several())
     }
 
     pub(crate) fn rank(&self) -> usize {

@@ -206,8 +206,7 @@ impl Weight<1> {
             DType::BF16 => DType::F32,
             full => full,
         };
-        let noise = Noise::of_step(count);
-        kernel::update(rule, self, in_type(value, full), Vec::new(), noise).0
+        kernel::update(rule, self, in_type(value, full), Vec::new(), count).0
     }
 }
 

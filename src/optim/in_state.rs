@@ -74,11 +74,14 @@ impl<R: AccumulateInState> Optimizer for InState<R> {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let inner = state.as_ref().map(|state| &state.state);
-        let formats = self.optimizer.formats;
-        if let Err(reason) = RuledState::check(inner, formats, &parameter, &gradient) {
-            call::refuse(reason);
-            return (parameter, state);
-        }
+        let formats = match RuledState::check(inner, self.optimizer.formats, &parameter, &gradient)
+        {
+            Ok(formats) => formats,
+            Err(reason) => {
+                call::refuse(reason);
+                return (parameter, state);
+            }
+        };
         let (state, begun) = match state {
             Some(group) => (Some(group.state), group.begun_fresh),
             None => (None, None),
@@ -91,7 +94,7 @@ impl<R: AccumulateInState> Optimizer for InState<R> {
         };
         let (parameter, state) = self
             .optimizer
-            .step_micro_batch(lr, parameter, gradient, state, batch);
+            .step_micro_batch(lr, parameter, gradient, state, formats, batch);
         let begun_fresh = (!batch.last).then_some(batch.fresh);
         (parameter, Some(GroupState { state, begun_fresh }))
     }

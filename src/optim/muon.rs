@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
 use super::element_wise::{ElementState, ElementWise};
-use super::format::{Formats, Noise, StateFormat, WeightFormat};
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel::{self, Rule};
 use super::rule::{self, Step};
 use super::ruled::{MicroBatch, Ruled};
@@ -147,9 +147,10 @@ impl Muon {
         let batch = MicroBatch::alone(state.is_none());
         // In the place of what is stepped there is something of its form.
         let any = gradient.clone();
+        let formats = self.momentum.formats.fit(&any);
         let (direction, state) =
             self.momentum
-                .step_micro_batch(1.0, any, gradient, Some(state), batch);
+                .step_micro_batch(1.0, any, gradient, Some(state), formats, batch);
         // As it lies in memory, which decides the last bits of a product.
         let matrix = AnyTensor::from(direction).of_rank();
         let direction = self.config.orthogonalized(matrix);
@@ -188,16 +189,17 @@ impl Optimizer for Muon {
         state: Option<MuonState<D>>,
     ) -> (Tensor<D>, Option<MuonState<D>>) {
         let inner = state.as_ref().map(|state| &state.0);
-        let formats = self.formats();
         let checked = check_matrix::<D>()
-            .and_then(|()| RuledState::check(inner, formats, &parameter, &gradient));
-        if let Err(reason) = checked {
-            call::refuse(reason);
-            return (parameter, state);
-        }
+            .and_then(|()| RuledState::check(inner, self.formats(), &parameter, &gradient));
+        let formats = match checked {
+            Ok(formats) => formats,
+            Err(reason) => {
+                call::refuse(reason);
+                return (parameter, state);
+            }
+        };
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
-        let formats = formats.fit(&parameter);
         let gradient = match formats.is_plain {
             true => gradient,
             false => gradient.cast(FloatDType::F32),
@@ -211,7 +213,7 @@ impl Optimizer for Muon {
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });
         let weight = formats.weight(parameter, low_bits);
-        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), Noise::of_step(time));
+        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time);
         if !formats.is_plain {
             (state.time, state.low_bits) = (time, weight.low_bits);
         }

@@ -3,7 +3,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::ElementWise;
-use super::format::{Formats, Noise, StateFormat, WeightFormat};
+use super::format::{Fitted, Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
@@ -96,6 +96,7 @@ impl<R: ElementWise> Ruled<R> {
         parameter: Tensor<D>,
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
+        formats: Fitted,
         batch: MicroBatch,
     ) -> (Tensor<D>, RuledState<R, D>) {
         let mut state = state.unwrap_or_else(RuledState::none);
@@ -114,7 +115,6 @@ impl<R: ElementWise> Ruled<R> {
             "the rule of {:?} takes {taken} states, and there are {there} `STATES`",
             self.optimizer
         );
-        let formats = self.formats.fit(&parameter);
         let kept = R::STATES.iter().zip(&mut state.states);
         let kept = kept.zip(RuledState::<R, D>::roots(taken));
         let before = kept.map(|((kept, state), root)| {
@@ -122,7 +122,7 @@ impl<R: ElementWise> Ruled<R> {
         });
         let before = before.collect();
         let weight = formats.weight(parameter, state.low_bits.take());
-        let (weight, after) = kernel::update(rule, weight, gradient, before, Noise::of_step(time));
+        let (weight, after) = kernel::update(rule, weight, gradient, before, time);
         let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };
         state.low_bits = weight.low_bits;
@@ -144,12 +144,16 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
         let inner = state.as_ref();
-        if let Err(reason) = RuledState::check(inner, self.formats, &parameter, &gradient) {
-            call::refuse(reason);
-            return (parameter, state);
-        }
+        let formats = match RuledState::check(inner, self.formats, &parameter, &gradient) {
+            Ok(formats) => formats,
+            Err(reason) => {
+                call::refuse(reason);
+                return (parameter, state);
+            }
+        };
         let alone = MicroBatch::alone(state.as_ref().is_none_or(RuledState::is_none));
-        let (parameter, state) = self.step_micro_batch(lr, parameter, gradient, state, alone);
+        let (parameter, state) =
+            self.step_micro_batch(lr, parameter, gradient, state, formats, alone);
         (parameter, Some(state))
     }
 

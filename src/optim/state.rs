@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{
-    Coding, Formats, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
+    Coding, Fitted, Formats, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
 };
 use super::kernel::check_step;
 use crate::optimizer_record::loads_on;
@@ -54,23 +54,19 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
         self.states.iter().all(Option::is_none)
     }
 
-    /// Refuses a step of `parameter` in these formats that can't be.
+    /// The formats of `parameter`; refuses a step of it that can't be.
     pub(super) fn check(
         state: Option<&Self>,
         formats: Formats,
         parameter: &Tensor<D>,
         gradient: &Tensor<D>,
-    ) -> Result<(), String> {
+    ) -> Result<Fitted, String> {
+        let formats = formats.fit(parameter);
         let states = state.into_iter().flat_map(|state| &state.states).flatten();
         let shapes = states.map(StateTensor::shape);
         let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        check_step(
-            formats.fit(parameter),
-            parameter,
-            gradient,
-            shapes,
-            low_bits,
-        )
+        check_step(formats, parameter, gradient, shapes, low_bits)?;
+        Ok(formats)
     }
 
     /// How each of the first `taken` states is coded; those that are always full have no root.

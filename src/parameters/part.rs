@@ -18,10 +18,15 @@ impl Part {
         whole.slice_dim(self.dim, self.range.clone())
     }
 
+    /// The same of a tensor of any rank.
+    pub(crate) fn of_any(&self, whole: AnyTensor) -> AnyTensor {
+        with_rank!(whole.rank(), D => self.of(whole.of_rank::<D>()).into())
+    }
+
     /// This part of `whole`, if there is one, or all of it.
     pub(crate) fn or_whole(part: Option<&Self>, whole: AnyTensor) -> AnyTensor {
         match part {
-            Some(part) => with_rank!(whole.rank(), D => part.of(whole.of_rank::<D>()).into()),
+            Some(part) => part.of_any(whole),
             None => whole,
         }
     }

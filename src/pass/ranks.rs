@@ -14,13 +14,9 @@ pub(crate) struct AmongRanks {
 }
 
 impl AmongRanks {
-    /// None if there are no others.
-    pub(super) fn of(member: &Membership) -> Option<Arc<Self>> {
-        let member = Some(member)
-            .filter(|member| member.group.ranks() > 1)?
-            .clone();
+    pub(super) fn new(member: Membership) -> Arc<Self> {
         let forward = Mutex::default();
-        Some(Arc::new(Self { member, forward }))
+        Arc::new(Self { member, forward })
     }
 
     /// Waits for the turn to draw random numbers, if the ranks take turns.

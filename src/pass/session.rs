@@ -1,8 +1,9 @@
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
-use burn::tensor::{Device, GradientCheckpointingStrategy};
-use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use parking_lot::Mutex;
 
 use super::ranks::AmongRanks;
 use super::{BlockChoice, Closure, Foresight, Learned, Pass, Rehearsal, Stage};
@@ -11,7 +12,7 @@ use crate::offload::{SavedTensors, Transfers};
 use crate::policy::{Plan, Update};
 use crate::random::StepSeeds;
 use crate::replica::Membership;
-use crate::tap::{Census, Clock};
+use crate::tap::{Census, Clocks};
 
 /// What a pass is to do, on every rank.
 #[derive(Clone)]
@@ -27,7 +28,7 @@ pub(crate) struct Session {
     /// The pass under way.
     pass: Mutex<Option<Arc<Pass>>>,
     update: Arc<Mutex<Update>>,
-    clocks: Mutex<Vec<Clock>>,
+    pub(crate) clocks: Mutex<Clocks>,
     census: Mutex<Option<Arc<Census>>>,
     pub(crate) seeds: Arc<StepSeeds>,
     pub(crate) learned: Arc<Learned>,
@@ -47,7 +48,7 @@ impl Session {
         Self {
             pass: Mutex::new(None),
             update,
-            clocks: Mutex::new(Vec::new()),
+            clocks: Mutex::default(),
             census: Mutex::new(None),
             seeds: Arc::default(),
             learned,
@@ -60,7 +61,7 @@ impl Session {
         order: &Order,
         closure: Closure,
         foresight: Option<Arc<dyn Foresight>>,
-        member: Option<&Membership>,
+        among: Option<&Membership>,
         transfers: Option<Arc<Transfers>>,
     ) -> Running {
         let Order {
@@ -88,7 +89,7 @@ impl Session {
             scaled: scales.then(AtomicBool::default),
             hooks: AtomicUsize::new(0),
             rehearsal,
-            among: member.and_then(AmongRanks::of),
+            among: among.cloned().map(AmongRanks::new),
             blocks: OnceLock::new(),
             choice,
             foresight,
@@ -99,7 +100,7 @@ impl Session {
             is_recorded,
         });
         *self.pass.lock() = Some(pass.clone());
-        self.update().waiting.begin();
+        self.update.lock().waiting.begin();
         let session = self.clone();
         Running { session, pass }
     }
@@ -109,25 +110,25 @@ impl Session {
         self.pass.lock().clone()
     }
 
-    /// The optimizer and learning rate, locked.
-    pub(crate) fn update(&self) -> MutexGuard<'_, Update> {
+    /// The optimizer as it is, locked.
+    pub(crate) fn update(&self) -> impl Deref<Target = Update> {
         self.update.lock()
     }
 
-    /// The clock of this device and strategy.
-    pub(crate) fn clock(
-        &self,
-        device: &Device,
-        strategy: GradientCheckpointingStrategy,
-    ) -> MappedMutexGuard<'_, Clock> {
-        MutexGuard::map(self.clocks.lock(), |clocks| {
-            let fitting = clocks.iter().position(|clock| clock.fits(device, strategy));
-            let clock = fitting.unwrap_or_else(|| {
-                clocks.push(Clock::new(device, strategy));
-                clocks.len() - 1
-            });
-            &mut clocks[clock]
-        })
+    /// From now on homes are stepped at this rate.
+    pub(crate) fn learn_at(&self, rate: ModuleLearningRate) {
+        self.update.lock().learning_rate = rate;
+    }
+
+    /// Changes the optimizer between two passes. What it keeps beside states has to be taken over then, so all but the
+    /// core ask that.
+    pub(crate) fn change_update<R>(&self, change: impl FnOnce(&mut Update) -> R) -> R {
+        change(&mut self.update.lock())
+    }
+
+    /// Steps a parameter that is at home here, or makes ready for it.
+    pub(crate) fn step<R>(&self, step: impl FnOnce(&mut Update) -> R) -> R {
+        step(&mut self.update.lock())
     }
 
     pub(crate) fn set_census(&self, census: Option<Arc<Census>>) {
@@ -165,6 +166,6 @@ impl Drop for Running {
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
-        self.session.update().waiting.begin();
+        self.session.update.lock().waiting.begin();
     }
 }

@@ -18,8 +18,22 @@ pub(crate) struct Adaptive {
     pub(crate) clipping: Option<GlobalNormClippingConfig>,
     pub(super) scaling: Option<LossScalingConfig>,
     pub(super) state: PolicyState,
-    /// Whether all gradients are measured before the first is used.
-    pub(crate) measures_first: bool,
+    /// In which passes they make a step.
+    pub(crate) passes: Passes,
+}
+
+/// In which passes a step is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Passes {
+    /// One, whose gradients are used as they come. There are no policies.
+    #[default]
+    One,
+    /// The same, from which the policies learn for the next.
+    Learning,
+    /// Two, of which the first measures all gradients before the second uses any.
+    Two,
+    /// One, whose gradients wait in the buffer until all are measured.
+    Waiting,
 }
 
 /// A scale that halved to this finds gradients that are not finite without its doing.
@@ -38,16 +52,16 @@ impl Adaptive {
             clipping,
             scaling,
             state,
-            measures_first: false,
+            passes: Passes::One,
         };
-        let skips = adaptive.overflow() == Some(Overflow::SkipStep);
-        adaptive.measures_first = adaptive.clips_exactly() || skips;
+        adaptive.passes = match (clipping, adaptive.overflow()) {
+            (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => Passes::Waiting,
+            (Some(GlobalNormClippingConfig::Exact(_)), _) => Passes::Two,
+            (_, Some(Overflow::SkipStep)) => Passes::Two,
+            (None, None) => Passes::One,
+            _ => Passes::Learning,
+        };
         Ok(adaptive)
-    }
-
-    /// Whether there are any.
-    pub(crate) fn are_there(&self) -> bool {
-        self.clipping.is_some() || self.scaling.is_some()
     }
 
     /// The same, which learn on their own from here.
@@ -69,16 +83,7 @@ impl Adaptive {
     }
 
     pub(super) fn clips_exactly(&self) -> bool {
-        let exact = matches!(self.clipping, Some(GlobalNormClippingConfig::Exact(_)));
-        exact || self.waits()
-    }
-
-    /// Whether the gradients of a step wait in the buffer until all are measured.
-    pub(crate) fn waits(&self) -> bool {
-        matches!(
-            self.clipping,
-            Some(GlobalNormClippingConfig::ExactInBuffer(_))
-        )
+        self.clipping.is_some() && !self.clips_lagged()
     }
 
     /// What becomes of a step whose gradients overflow under the scale of the loss.
@@ -90,7 +95,7 @@ impl Adaptive {
     pub(super) fn take_part(&self, plan: &mut Plan, hooks: &mut Hooks, clip: Option<f64>) {
         let steps = plan.goal.steps();
         plan.scale = self.loss_scale().map(|it| it.scale);
-        plan.spends_sums = plan.goal == Goal::Update && self.waits();
+        plan.spends_sums = plan.goal == Goal::Update && self.passes == Passes::Waiting;
         if plan.goal == Goal::Measure || steps && self.clips_lagged() {
             let measure = Arc::new(Measure::default());
             hooks.push(ParamGroup::all(), measure.clone());

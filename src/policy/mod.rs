@@ -25,6 +25,7 @@ mod update;
 mod waiting;
 
 pub(crate) use accumulation::{Accumulation, PartialSum};
+pub(crate) use adaptive::Passes;
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;

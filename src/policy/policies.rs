@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::optim::ModuleOptimizer;
 
 use super::accumulation::Accumulation;
-use super::adaptive::Adaptive;
+use super::adaptive::{Adaptive, Passes};
 use super::clip::GlobalNormClippingConfig;
 use super::hook::Hooks;
 use super::keeper::AverageKeeper;
@@ -140,7 +140,7 @@ impl Policies {
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        if self.adaptive.are_there() {
+        if self.adaptive.passes != Passes::One {
             self.adaptive.take_part(&mut plan, &mut hooks, clip);
         }
         if goal.steps() {
@@ -153,7 +153,8 @@ impl Policies {
     /// A pass that uses gradients for nothing, and measures them only if those of a step do: that takes memory.
     pub(crate) fn dry_plan(&self) -> Plan {
         let mut plan = self.plan(Goal::Measure, None);
-        if !self.adaptive.measures_first && !self.adaptive.clips_lagged() {
+        let measures = matches!(self.adaptive.passes, Passes::Two | Passes::Waiting);
+        if !measures && !self.adaptive.clips_lagged() {
             (plan.hooks, plan.measure) = (None, None);
         }
         plan

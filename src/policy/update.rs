@@ -185,7 +185,7 @@ impl Update {
         elements: usize,
         limit: usize,
         device: &Device,
-    ) -> Option<impl FnOnce() + Send + 'static> {
+    ) -> Option<impl FnOnce() + Send + use<>> {
         let waits = self.waits(id, elements);
         waits.then(|| {
             self.waiting

@@ -111,7 +111,7 @@ impl WaitingStates {
         limit: usize,
         device: &Device,
         optimizer: &ModuleOptimizer,
-    ) -> Option<impl FnOnce() + Send + 'static> {
+    ) -> Option<impl FnOnce() + Send + use<>> {
         self.next.insert(self.last.replace(id), id);
         self.coming.retain(|coming, _| *coming == id);
         let next = *self.next.get(&Some(id)).filter(|next| **next != id)?;

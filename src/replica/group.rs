@@ -61,9 +61,14 @@ impl Group {
         self.devices.len()
     }
 
+    /// Whether there are several: one alone has nobody to wait for.
+    pub(crate) fn has_several(&self) -> bool {
+        self.ranks() > 1
+    }
+
     /// Whether ranks take turns to draw random numbers.
     pub(crate) fn takes_turns(&self) -> bool {
-        self.draws && self.ranks() > 1
+        self.draws && self.has_several()
     }
 
     /// The rank that owns a parameter.

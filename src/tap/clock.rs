@@ -33,21 +33,33 @@ pub(crate) struct Clock {
     below: Option<(usize, DispatchTensor)>,
 }
 
+/// One for each device and strategy, whose tensors its ticks can be combined with.
+#[derive(Debug, Default)]
+pub(crate) struct Clocks(Vec<Clock>);
+
+impl Clocks {
+    pub(crate) fn of(
+        &mut self,
+        device: &Device,
+        strategy: GradientCheckpointingStrategy,
+    ) -> &mut Clock {
+        let device = device.clone().inner();
+        let fits = |clock: &Clock| clock.device == device && clock.strategy == strategy;
+        let found = self.0.iter().position(fits);
+        let clock = found.unwrap_or_else(|| {
+            self.0.push(Clock {
+                device,
+                strategy,
+                ticks: Vec::new(),
+                below: None,
+            });
+            self.0.len() - 1
+        });
+        &mut self.0[clock]
+    }
+}
+
 impl Clock {
-    pub(crate) fn new(device: &Device, strategy: GradientCheckpointingStrategy) -> Self {
-        Self {
-            device: device.clone().inner(),
-            strategy,
-            ticks: Vec::new(),
-            below: None,
-        }
-    }
-
-    /// Whether the ticks can be combined with tensors of this device and strategy.
-    pub(crate) fn fits(&self, device: &Device, strategy: GradientCheckpointingStrategy) -> bool {
-        self.device == device.clone().inner() && self.strategy == strategy
-    }
-
     /// The tick of the `index`-th read, counted from zero.
     pub(crate) fn tick(&mut self, index: usize) -> DispatchTensor {
         while self.ticks.len() <= index {

@@ -5,19 +5,18 @@ mod census;
 mod clock;
 mod extension;
 mod litter;
-mod node;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::backend::{Dispatch, DispatchDevice, DispatchTensor};
+use burn::backend::autodiff::NodeId;
+use burn::backend::{BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub(crate) use census::Census;
-pub(crate) use clock::Clock;
+pub(crate) use clock::Clocks;
 pub(crate) use extension::{GradientSink, Passed, primitive};
 pub(crate) use litter::Litter;
-pub(crate) use node::node;
 
 use extension::{Delivery, TapBackend};
 
@@ -89,5 +88,26 @@ pub(crate) fn covers(device: &Device) -> bool {
         #[cfg(feature = "remote")]
         DispatchDevice::Remote(_) => true,
         _ => false,
+    }
+}
+
+/// The node of autodiff that `tensor` is, which its clones share and no other tensor has, whatever its value; none
+/// without autodiff.
+pub(crate) fn node<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
+    let DispatchTensorKind::Autodiff(kind) = tensor.clone().into_dispatch().kind else {
+        return None;
+    };
+    #[allow(unreachable_patterns, deprecated)]
+    // What is there depends on the build; Burn 0.22 still ships ndarray.
+    match *kind {
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),
+        #[cfg(feature = "ndarray")]
+        DispatchTensorKind::NdArray(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),
+        #[cfg(feature = "remote")]
+        DispatchTensorKind::Remote(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),
+        _ => None,
     }
 }

@@ -139,10 +139,8 @@ impl ModuleMapper for Emptying<'_> {
         let view = self.view(id, entry, value.inner().into(), strategy);
         let Terms { dtype, device, .. } = &view.terms;
         let below = || {
-            self.attach
-                .session
-                .clock(device, strategy)
-                .below(self.reads)
+            let mut clocks = self.attach.session.clocks.lock();
+            clocks.of(device, strategy).below(self.reads)
         };
         let Entry { path, shape, .. } = entry;
         let placeholder = placeholder(path, shape, *dtype, device, strategy, below);

@@ -41,10 +41,14 @@ impl View {
     ///
     /// If it can't come over to the device.
     pub(super) fn here(&self, state: &mut State, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
-        let holding = self.terms.holding();
-        if holding == Holding::Shared {
-            return Part::or_whole(part, self.home.value());
+        if self.terms.given == Holding::Shared {
+            let value = self.home.value();
+            return match part {
+                Some(part) => part.of_any(value),
+                None => value,
+            };
         }
+        let holding = self.terms.holding();
         let version = self.home.version();
         let copy = state.copy.take();
         let copy = copy.filter(|copy| copy.version == version);

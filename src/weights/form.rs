@@ -172,9 +172,6 @@ impl<M: Module> FusedForm<M> {
     /// Gives its leaves the values that their homes have now.
     pub(crate) fn renew_leaves(&mut self) {
         let leaves = &self.views.leaves;
-        if leaves.is_empty() {
-            return;
-        }
         self.module = exchange(
             self.module.clone(),
             |param| leaves.contains(&param.id()),

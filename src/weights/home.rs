@@ -169,7 +169,15 @@ impl Home {
         let Some(outcome) = state.outcome.take() else {
             return ParameterReport::default();
         };
-        let report = outcome.report();
+        let report = ParameterReport {
+            received: true,
+            updated: matches!(outcome, Outcome::Updated { .. }),
+            copied: match outcome {
+                Outcome::Updated { copied } => copied,
+                _ => None,
+            },
+            vetoed: matches!(outcome, Outcome::Vetoed),
+        };
         let kept = &mut state.accumulated;
         match outcome {
             Outcome::Added(sum) if well => *kept = Accumulated::Sum(sum),

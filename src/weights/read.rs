@@ -8,6 +8,7 @@ use super::frozen::refuse_outside_of_a_block;
 use super::view::{State, View};
 use crate::parameters::{AnyTensor, Part};
 use crate::pass::{Blocks, Graph, Pass, Place, Readers, Scope, Stage};
+use crate::replica::Membership;
 use crate::tap::tap;
 
 impl View {
@@ -88,7 +89,9 @@ impl View {
                     self.have_brought(None);
                 }
                 self.note_reader(&mut self.state.lock(), &readers);
-                drop(self.terms.count_gathered());
+                if let Some(rank) = &self.terms.rank {
+                    drop(self.terms.count_gathered(rank));
+                }
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks().sweep(&self.terms.device);
                 self.constant_of(self.plain(Keeps::ForRun, part))
@@ -143,8 +146,10 @@ impl View {
         graph: &Arc<Graph>,
         part: Option<&Part>,
     ) -> AnyTensor {
-        if part.is_some() && Arc::ptr_eq(graph, &pass.graph) {
-            return Part::or_whole(part, self.tapped(pass, graph, None));
+        if let Some(part) = part
+            && Arc::ptr_eq(graph, &pass.graph)
+        {
+            return part.of_any(self.tapped(pass, graph, None));
         }
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
@@ -165,19 +170,18 @@ impl View {
         let value = self.here(&mut state, Keeps::Nothing, part);
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
-        let mut clock = self.session.clock(&value.device(), self.home.strategy);
-        let tick = clock.tick(read);
-        drop(clock);
+        let (device, strategy) = (value.device(), self.home.strategy);
+        let tick = self.session.clocks.lock().of(&device, strategy).tick(read);
+        let gathered = |rank: &Membership| self.terms.count_gathered(rank);
         let arrival = Arrival {
             view: self.clone(),
             pass: pass.clone(),
             part: part.cloned(),
             owed,
-            _gathered: self.terms.count_gathered(),
+            _gathered: self.terms.rank.as_ref().and_then(gathered),
         };
-        let census = pass.census.clone();
-        let (value, sink) = (value.untyped(), Arc::new(arrival));
-        let tapped = AnyTensor::from(tap(value, self.home.strategy, tick, sink, census));
+        let (sink, census) = (Arc::new(arrival), pass.census.clone());
+        let tapped = AnyTensor::from(tap(value.untyped(), strategy, tick, sink, census));
         if part.is_none() {
             expecting.tapped = Some((graph.clone(), tapped.clone()));
         }

@@ -109,20 +109,6 @@ pub(super) enum Outcome {
     Vetoed,
 }
 
-impl Outcome {
-    pub(super) fn report(&self) -> ParameterReport {
-        ParameterReport {
-            received: true,
-            updated: matches!(self, Self::Updated { .. }),
-            copied: match self {
-                Self::Updated { copied } => *copied,
-                _ => None,
-            },
-            vetoed: matches!(self, Self::Vetoed),
-        }
-    }
-}
-
 /// What happened to one parameter in a pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ParameterReport {

@@ -123,9 +123,8 @@ impl Terms {
         at_home + copy
     }
 
-    /// Counts the value as held by this rank, if it is gathered from its owner for every read.
-    pub(super) fn count_gathered(&self) -> Option<Hold> {
-        let member = self.rank.as_ref()?;
+    /// Counts the value as held by this one of several ranks, if it is gathered from its owner for every read.
+    pub(super) fn count_gathered(&self, member: &Membership) -> Option<Hold> {
         let hold = || member.group.ledger.hold(member.rank, self.bytes());
         (!self.layout.replicates(self.id)).then(hold)
     }

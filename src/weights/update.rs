@@ -52,7 +52,12 @@ impl Home {
             _ => first,
         };
         let sum = gradients.fold(first, AnyTensor::added);
-        self.spend(pass, sum.in_type(self.dtype));
+        let sum = if sum.dtype() == self.dtype {
+            sum
+        } else {
+            sum.in_type(self.dtype)
+        };
+        self.spend(pass, sum);
     }
 
     /// Uses what was accumulated for a parameter that has no gradient in this pass.
@@ -127,13 +132,9 @@ impl Home {
         // A recording knows one thread at a time.
         let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);
         if let Some(placement) = placement {
-            let limit = placement.transfers.limit.of_reads();
-            let next = session.update().send_for_next(
-                self.id,
-                self.elements(),
-                limit,
-                &self.site().device,
-            );
+            let (limit, device) = (placement.transfers.limit.of_reads(), &self.site().device);
+            let next = session
+                .step(|update| update.send_for_next(self.id, self.elements(), limit, device));
             next.into_iter().for_each(|next| placement.send_ahead(next));
         }
         let mut state = self.state.lock();
@@ -145,10 +146,9 @@ impl Home {
         }
         let more_to_come = pass.plan.goal == Goal::Begin;
         let average = state.average.as_ref().filter(|_| !more_to_come);
-        let stepped =
-            session
-                .update()
-                .step(&self.path, self.id, value, gradient, more_to_come, average);
+        let stepped = session.step(|update| {
+            update.step(&self.path, self.id, value, gradient, more_to_come, average)
+        });
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
                 memory::show(Category::Parameter, &**value);

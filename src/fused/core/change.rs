@@ -80,6 +80,11 @@ impl<M: Module> Core<M> {
             None => self.laid_out(&config, device)?,
             Some(devices) => self.shared(devices, &config)?,
         };
+        if config.gradient_checkpointing.offload_inputs {
+            let ranks = changed.as_ref().map_or(&self.ranks, |(ranks, _)| ranks);
+            let mut layouts = ranks.all.iter().map(|rank| &rank.form.layout);
+            layouts.try_for_each(|layout| layout.start_transfers())?;
+        }
         if let Some((ranks, statistics)) = changed {
             let sums = !policies.in_state && self.has_accumulated();
             let views = self.ranks.views().clone();

@@ -35,11 +35,11 @@ pub(in crate::fused) struct RankPass {
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
     pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.under_way().map(InFlight);
+        let in_flight = self.layout.transfers.get().map(|all| InFlight(all));
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         drop(in_flight);
-        let _in_flight = self.layout.under_way().map(InFlight);
+        let _in_flight = self.layout.transfers.get().map(|all| InFlight(all));
         self.views.flush(&self.pass);
         Ok(worked)
     }

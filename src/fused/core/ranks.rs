@@ -98,6 +98,9 @@ impl<M: Module> Ranks<M> {
             };
             let group = group.clone();
             let layout = Layout::new(request.clone(), &devices[rank])?;
+            if config.gradient_checkpointing.offload_inputs {
+                layout.start_transfers()?;
+            }
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
             let session = Arc::new(session.of_replica());
             let other = all.last().map(|other| &other.form);
@@ -131,6 +134,12 @@ impl<M: Module> Ranks<M> {
             None => Self::alone(model, self.session(), self.form().layout.clone()),
             Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }
+    }
+
+    /// Whether there are several.
+    pub(in crate::fused) fn are_several(&self) -> bool {
+        let group = self.group.as_ref();
+        group.is_some_and(|group| group.has_several())
     }
 
     /// The form of the first.

@@ -48,12 +48,18 @@ impl<M: Module> Ranks<M> {
         }
 
         // Forward and backward, and what the backward pass has left.
-        let ranks = ending.ranks.iter().zip(&running);
-        let ranks = ranks.map(|(rank, running)| rank.part(running, self.read_late));
-        let ranks = ranks.collect();
-        let (output, gradients) = compute(ranks)?;
+        let ranks = ending.ranks.iter().zip(&running).map(|(rank, running)| {
+            let part = RankPass {
+                pass: running.pass.clone(),
+                views: rank.form.views.clone(),
+                layout: rank.form.layout.clone(),
+                read_late: self.read_late,
+            };
+            (part, &rank.form.module)
+        });
+        let (output, gradients) = compute(ranks.collect())?;
         check(&running, group)?;
-        if ending.has_leaves() {
+        if !ending.ranks[0].form.views.leaves.is_empty() {
             ending.deliver(goal, &running, gradients);
             check(&running, group)?;
         }
@@ -115,36 +121,20 @@ impl<M: Module> Rank<M> {
     fn begin(&self, order: &Order, closure: Closure) -> Running {
         let foresight = self.form.brings.then(|| self.form.foresight());
         let layout = &self.form.layout;
-        let transfers = order.choice.offload_inputs.then(|| layout.transfers());
-        let transfers = transfers.flatten().cloned();
-        let member = layout.member.as_ref();
+        let transfers = layout.transfers.get();
+        let transfers = transfers.filter(|_| order.choice.offload_inputs).cloned();
         self.session
-            .begin(order, closure, foresight, member, transfers)
-    }
-
-    fn part(&self, running: &Running, read_late: bool) -> (RankPass, &M) {
-        let part = RankPass {
-            pass: running.pass.clone(),
-            views: self.form.views.clone(),
-            layout: self.form.layout.clone(),
-            read_late,
-        };
-        (part, &self.form.module)
+            .begin(order, closure, foresight, layout.among_others(), transfers)
     }
 }
 
-/// A pass under way. When dropped, it ends in every view and home as one that has not ended well, and the leaves of the
-/// modules have the values that their homes have then.
+/// A pass under way. When dropped, it ends in every view and home as one that has not ended well.
 struct Ending<'a, M: Module> {
     ranks: &'a mut [Rank<M>],
     is_recorded: bool,
 }
 
 impl<M: Module> Ending<'_, M> {
-    fn has_leaves(&self) -> bool {
-        !self.ranks[0].form.views.leaves.is_empty()
-    }
-
     /// Uses the gradients of the parameters that are ordinary leaves, of every rank in its pass.
     fn deliver(&mut self, goal: Goal, running: &[Running], gradients: Vec<GradientsParams>) {
         if goal.steps() {
@@ -154,17 +144,35 @@ impl<M: Module> Ending<'_, M> {
         for ((rank, running), gradients) in self.ranks.iter().zip(running).zip(gradients) {
             let pass = &running.pass;
             pass.guarded_in_queue(|| rank.form.views.deliver(pass, gradients));
-            rank.form.layout.under_way().iter().for_each(|it| it.wait());
+            if let Some(transfers) = rank.form.layout.transfers.get() {
+                transfers.wait();
+            }
         }
     }
 
-    /// What has happened to each parameter, on all ranks together.
-    fn well(self) -> HashMap<ParamId, ParameterReport> {
+    /// Ends well. Returns what has happened to each parameter, on all ranks together.
+    fn well(mut self) -> HashMap<ParamId, ParameterReport> {
+        let ended = self.end(true);
+        // Nothing is left to be rolled back.
+        std::mem::forget(self);
+        ended
+    }
+
+    /// The leaves of the modules have the values that their homes have then.
+    fn end(&mut self, well: bool) -> HashMap<ParamId, ParameterReport> {
         let mut reports = HashMap::<ParamId, ParameterReport>::new();
-        for (id, report) in self.ranks.iter().flat_map(|rank| rank.form.views.end(true)) {
+        for (id, report) in self.ranks.iter().flat_map(|rank| rank.form.views.end(well)) {
             let others = reports.entry(id);
             let others = others.and_modify(|others| others.add(&report));
             others.or_insert(report);
+        }
+        for rank in self.ranks.iter_mut() {
+            if !rank.form.views.leaves.is_empty() {
+                rank.form.renew_leaves();
+            }
+        }
+        if self.is_recorded {
+            memory::enter(memory::Phase::Other);
         }
         reports
     }
@@ -172,15 +180,6 @@ impl<M: Module> Ending<'_, M> {
 
 impl<M: Module> Drop for Ending<'_, M> {
     fn drop(&mut self) {
-        let views = self.ranks.iter().map(|rank| &rank.form.views);
-        views.for_each(|views| drop(views.end(false)));
-        if self.has_leaves() {
-            self.ranks
-                .iter_mut()
-                .for_each(|rank| rank.form.renew_leaves());
-        }
-        if self.is_recorded {
-            memory::enter(memory::Phase::Other);
-        }
+        self.end(false);
     }
 }

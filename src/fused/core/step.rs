@@ -13,7 +13,7 @@ use crate::error::FusedError;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Failure, Order, Rehearsal};
-use crate::policy::{Goal, Plan};
+use crate::policy::{Goal, Passes, Plan};
 use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
@@ -29,7 +29,7 @@ impl<M: Module> Core<M> {
         let Some(learning_rate) = learning_rate else {
             return self.add(closures, compute);
         };
-        if !self.policies.adaptive.waits() {
+        if self.policies.adaptive.passes != Passes::Waiting {
             return self.update(learning_rate, closures, compute);
         }
         let output = self.add(closures, compute)?;
@@ -46,12 +46,12 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        self.ranks.session().update().learning_rate = learning_rate;
+        self.ranks.session().learn_at(learning_rate);
         let computes = closures.iter().any(|it| *it != Closure::Nothing);
-        let ended = self.attempt(|core| match core.policies.adaptive.measures_first {
-            true if computes => core.two_passes(closures, compute),
-            true => core.use_waiting(closures, compute),
-            false => core.one_pass(Goal::Update, closures, compute),
+        let ended = self.attempt(|core| match core.policies.adaptive.passes {
+            Passes::One | Passes::Learning => core.one_pass(Goal::Update, closures, compute),
+            Passes::Two | Passes::Waiting if computes => core.two_passes(closures, compute),
+            Passes::Two | Passes::Waiting => core.use_waiting(closures, compute),
         });
         match ended {
             Ok(output) => {
@@ -64,7 +64,7 @@ impl<M: Module> Core<M> {
                 if !self.policies.adaptive.bear_overflow() {
                     self.drop_accumulated_if_not_finite();
                 }
-                if self.policies.adaptive.waits() {
+                if self.policies.adaptive.passes == Passes::Waiting {
                     // Some have been used.
                     self.drop_accumulated();
                 }
@@ -96,14 +96,6 @@ impl<M: Module> Core<M> {
         let output = self.pass(self.policies.dry_plan(), None, &[Closure::Loss], compute)?;
         self.check_reached()?;
         Ok(output)
-    }
-
-    /// Refuses a step whose closure can't run twice, where it has to.
-    pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
-        match self.policies.adaptive.measures_first && !self.policies.adaptive.waits() {
-            true => self.refuse(FusedError::RunsTwice),
-            false => Ok(()),
-        }
     }
 
     /// The error of a step that has not begun.
@@ -164,17 +156,14 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let learns = self.policies.adaptive.are_there();
-        let clip = match learns {
-            true => self.policies.adaptive.lagged_coefficient(),
-            false => None,
-        };
+        if self.policies.adaptive.passes == Passes::One {
+            return self.pass(self.policies.plan(goal, None), None, closures, compute);
+        }
+        let clip = self.policies.adaptive.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, closures, compute)?;
-        if learns {
-            let norm = plan.norm()?.map(|norm| norm.value);
-            self.adapt(&plan, clip, norm, plan.overflowed());
-        }
+        let norm = plan.norm()?.map(|norm| norm.value);
+        self.adapt(&plan, clip, norm, plan.overflowed());
         Ok(output)
     }
 
@@ -192,7 +181,7 @@ impl<M: Module> Core<M> {
             rehearsal,
             choice: self.choice.clone(),
         };
-        let statistics = (self.ranks.all.len() > 1)
+        let statistics = (self.ranks.are_several())
             .then(|| SharedStatistics::before(&self.ranks, rehearses, closures));
         let reports = &mut self.reports;
         let mut ended = self.ranks.pass(reports, &order, closures, compute);

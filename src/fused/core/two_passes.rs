@@ -62,7 +62,7 @@ impl<M: Module> Core<M> {
         compute: &mut impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
         // Of several ranks each starts its own.
-        let ranks = self.ranks.all.len() > 1;
+        let ranks = self.ranks.are_several();
         let mut pass = |core: &mut Self, plan: &Plan| {
             if !ranks {
                 rehearsal.random.start();

@@ -9,6 +9,7 @@ use crate::error::FusedError;
 use crate::fused::core::{Computed, RankPass, Worked};
 use crate::loss::Loss;
 use crate::pass::Closure;
+use crate::policy::Passes;
 
 impl<M: Module> FusedOptimizer<M> {
     /// One training step: forward, backward, update.
@@ -51,7 +52,9 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.core.check_runs_once()?;
+        if self.core.policies.adaptive.passes == Passes::Two {
+            return self.core.refuse(FusedError::RunsTwice);
+        }
         self.with_loss(Some(learning_rate.into()), once(forward))
     }
 

@@ -12,6 +12,7 @@ use crate::error::FusedError;
 use crate::fused::core::RankPass;
 use crate::loss::Loss;
 use crate::pass::Closure;
+use crate::policy::Passes;
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// One training step on all ranks: forward, backward, update.
@@ -45,7 +46,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        self.core.check_runs_once()?;
+        if self.core.policies.adaptive.passes == Passes::Two {
+            return self.core.refuse(FusedError::RunsTwice);
+        }
         let mut batches = Some(self.dealt(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)

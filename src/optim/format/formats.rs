@@ -68,12 +68,16 @@ impl Fitted {
         parameter: &Tensor<D>,
     ) -> StateTensor<D> {
         let (shape, device) = (parameter.shape(), parameter.device());
+        let root = root.filter(|_| !self.is_plain);
         let coding = root.and_then(|root| self.state.coding(root, shape.num_elements()));
         let dtype = match self.is_plain {
             true => parameter.dtype(),
             false => DType::F32,
         };
         match (state, coding) {
+            (Some(StateTensor::Full(state)), None) if state.dtype() == dtype => {
+                StateTensor::Full(state)
+            }
             // Burn loads it from a record in the type of its default device.
             (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
             (Some(state), coding) => state.conformed(coding),
@@ -90,6 +94,7 @@ impl Fitted {
     ) -> Weight<D> {
         let format = self.weight;
         let (value, low_bits) = match low_bits {
+            None if format == WeightFormat::Plain => (parameter, None),
             None => {
                 let (elements, device) = (parameter.shape().num_elements(), parameter.device());
                 let none = LowBits::none(format, elements, &device);

@@ -4,7 +4,7 @@ use burn::backend::tensor::Device;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, TensorData, read_sync};
 
-use super::super::format::{Column, Kept, Noise, WeightFormat};
+use super::super::format::{Column, Kept, WeightFormat};
 use super::gradient::Gradient;
 use super::operands::{Operands, Stored};
 use super::pass::Pass;
@@ -18,9 +18,8 @@ pub(super) fn update<B: Backend>(
     operands: Operands<B>,
 ) -> Operands<B> {
     let (weight, states) = operands.into_parts();
-    let (format, noise) = update
-        .formats
-        .unwrap_or((WeightFormat::Plain, Noise::of_step(0)));
+    let (format, noise) = update.formats.unzip();
+    let format = format.unwrap_or(WeightFormat::Plain);
     let (device, mut weight) = Open::of(weight, format);
     let states = states.into_iter();
     let mut states: Vec<Open> = states

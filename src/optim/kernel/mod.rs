@@ -38,7 +38,7 @@ pub(crate) use remote::{UPDATE, run_update};
 pub use rule::Rule;
 pub(crate) use single_pass::SinglePass;
 
-/// Applies `rule` to the elements of a weight and of its states, and returns them. A buffer with one owner is written in
+/// Applies `rule` to the elements of a weight and of its states in the step of this number, and returns them. A buffer with one owner is written in
 /// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
 /// else in f32 whatever they are stored in, a group at a time.
 ///
@@ -54,7 +54,7 @@ pub(super) fn update<const D: usize>(
     weight: Weight<D>,
     gradient: Tensor<D>,
     mut states: Vec<StateTensor<D>>,
-    noise: Noise,
+    number: usize,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
     let dtype = weight.value.dtype();
     let full = states.iter().map_while(|state| match state {
@@ -63,8 +63,9 @@ pub(super) fn update<const D: usize>(
     });
     let are_alike = gradient.dtype() == dtype && full.clone().count() == states.len();
     if weight.format != WeightFormat::Plain || !are_alike {
-        let formats = Some((weight.format, noise));
-        return written(Update { rule, formats }, weight, gradient, states);
+        let formats = Some((weight.format, Noise::of_step(number)));
+        let step = in_formats(&weight.value);
+        return written(step, Update { rule, formats }, weight, gradient, states);
     }
     fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
     if !has_kernel(&weight.value, true) {
@@ -73,17 +74,17 @@ pub(super) fn update<const D: usize>(
         let states = states.into_iter().map(StateTensor::Full).collect();
         return (Weight { value, ..weight }, states);
     }
-    let formats = None;
+    let (step, formats): (Step, _) = (Dispatch::update, None);
     // One pass takes an average on, too, if it can.
     let joined = call::borrow_average(|mean, average| {
         let fits = fit::check(&weight.value, mean, []).is_ok();
         fits.then(|| rule.0.with_average(average)).flatten()
     });
     let Some((rule, mean)) = joined else {
-        return written(Update { rule, formats }, weight, gradient, states);
+        return written(step, Update { rule, formats }, weight, gradient, states);
     };
     states.push(StateTensor::Full(mean));
-    let (weight, mut states) = written(Update { rule, formats }, weight, gradient, states);
+    let (weight, mut states) = written(step, Update { rule, formats }, weight, gradient, states);
     let mean = states.pop().expect("it is the last of them");
     call::return_average(mean.full());
     (weight, states)
@@ -91,13 +92,14 @@ pub(super) fn update<const D: usize>(
 
 /// Takes a step that does not fail any more.
 fn written<const D: usize>(
+    step: Step,
     update: Update,
     weight: Weight<D>,
     gradient: Tensor<D>,
     states: Vec<StateTensor<D>>,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
     call::give_up_reserve();
-    let (weight, states) = pass(update, weight, gradient, states);
+    let (weight, states) = pass(step, update, weight, gradient, states);
     call::renew_reserve(&weight.value);
     (weight, states)
 }
@@ -112,7 +114,8 @@ pub(super) fn set_in_format<const D: usize>(
         rule: Rule::new::<0>(Set),
         formats: Some((weight.format, noise)),
     };
-    pass(update, weight, numbers, Vec::new()).0
+    let step = in_formats(&weight.value);
+    pass(step, update, weight, numbers, Vec::new()).0
 }
 
 /// The trained weight, in f32.
@@ -143,35 +146,30 @@ fn has_kernel<const D: usize>(tensor: &Tensor<D>, without_formats: bool) -> bool
     }
 }
 
-/// Takes the step where the operands are, or on the processor.
-fn pass<const D: usize>(
-    update: Update,
-    weight: Weight<D>,
-    gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    if !has_kernel(&weight.value, update.formats.is_none()) {
-        return pass_by(on_host, update, weight, gradient, states);
-    }
-    #[cfg(feature = "cubecl")]
-    let weight = if join::covers(&weight.value) {
-        weight.into_split()
-    } else {
-        weight
-    };
-    pass_by(Dispatch::update, update, weight, gradient, states)
-}
-
 /// A [`SinglePass::update`].
 type Step = fn(FloatTensor<Dispatch>, Operands<Dispatch>, Update) -> Operands<Dispatch>;
 
-fn pass_by<const D: usize>(
+/// A step in formats where the operands are, or on the processor.
+fn in_formats<const D: usize>(value: &Tensor<D>) -> Step {
+    match has_kernel(value, false) {
+        true => Dispatch::update,
+        false => on_host,
+    }
+}
+
+fn pass<const D: usize>(
     step: Step,
     update: Update,
     weight: Weight<D>,
     gradient: Tensor<D>,
     states: Vec<StateTensor<D>>,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
+    #[cfg(feature = "cubecl")]
+    let weight = if join::covers(&weight.value) {
+        weight.into_split()
+    } else {
+        weight
+    };
     let format = weight.format;
     let operands = Operands::of(weight, states);
     step(gradient.into_dispatch(), operands, update).into_tensors(format)

@@ -24,7 +24,8 @@ pub(in crate::optim) struct Pass<'a> {
     pub(super) weight: Column<'a>,
     pub(super) states: Vec<Column<'a>>,
     pub(super) gradient: Gradient<'a>,
-    pub(super) noise: Noise,
+    /// With formats.
+    pub(super) noise: Option<Noise>,
 }
 
 impl Pass<'_> {
@@ -66,7 +67,7 @@ fn each<N: Number + Element + Pod, R: UpdateRule<S>, const S: usize>(
     rule: &R,
     mut range: Range<'_, S>,
     gradient: &Gradient<'_>,
-    noise: Noise,
+    noise: Option<Noise>,
 ) {
     if range.length > GRAIN {
         let left = range.take((range.length / 2).next_multiple_of(GROUP));
@@ -85,7 +86,7 @@ fn blocks<N: Number + Element + Pod, R: UpdateRule<S>, const S: usize>(
     rule: &R,
     mut range: Range<'_, S>,
     gradient: &Gradient<'_>,
-    noise: Noise,
+    noise: Option<Noise>,
 ) {
     let mut room = Room {
         gradients: [N::zeroed(); BLOCK],
@@ -118,15 +119,18 @@ impl<const S: usize> Range<'_, S> {
         mut self,
         rule: &impl UpdateRule<S>,
         gradient: &Gradient<'_>,
-        noise: Noise,
+        noise: Option<Noise>,
         room: &mut Room<N, S>,
     ) {
         let length = self.length;
         let gradients = gradient.open(self.start, &mut room.gradients[..length]);
-        if self.weight.is_dithered() || self.states.iter().any(Column::is_dithered) {
-            noise.fill(self.start, cast_slice(gradients), &mut room.random);
+        let mut broken = Vec::new();
+        if let Some(noise) = noise {
+            if self.weight.is_dithered() || self.states.iter().any(Column::is_dithered) {
+                noise.fill(self.start, cast_slice(gradients), &mut room.random);
+            }
+            broken.extend(self.states.iter().flat_map(Column::broken));
         }
-        let broken: Vec<usize> = self.states.iter().flat_map(Column::broken).collect();
         let weights = &mut self.weight.open(&mut room.weights)[..length];
         let mut states = self.states.iter_mut().zip(&mut room.states);
         let states = from_fn(|_| {

@@ -14,10 +14,7 @@ impl Rule {
     where
         States: AtMostThree<S>,
     {
-        Self::of::<_, S>(rule, States::with_average)
-    }
-
-    fn of<R: UpdateRule<S>, const S: usize>(rule: R, with_average: JoinAverage<R>) -> Self {
+        let with_average = States::with_average;
         Self(Arc::new(Typed::<_, S> { rule, with_average }))
     }
 }
@@ -40,7 +37,7 @@ macro_rules! and_an_average {
             impl AtMostThree<$states> for States {
                 fn with_average<R: UpdateRule<$states>>(rule: R, average: AverageRule) -> Option<Rule> {
                     let rule = WithAverage { rule, average };
-                    Some(Rule::of::<_, $more>(rule, |_, _| None))
+                    Some(Rule(Arc::new(Typed::<_, $more> { rule, with_average: |_, _| None })))
                 }
             }
         )*

@@ -1,32 +1,28 @@
 //! What each optimizer does to one element: the formulas, in the order in which Burn computes them.
 
 mod adam;
-mod adamw;
 mod average;
 mod decayed;
 mod lion;
-mod moments;
 mod momentum;
 mod number;
 #[cfg(feature = "remote")]
 mod sent;
 mod sgd;
-mod step;
 mod trace;
 
 use std::fmt::Debug;
 
-pub(crate) use adam::Adam;
-pub(crate) use adamw::AdamW;
+use burn::optim::LearningRate;
+
+pub(crate) use adam::{Adam, AdamW, Moments};
 pub use average::AverageRule;
 pub(crate) use average::WithAverage;
 pub(crate) use decayed::Decayed;
 pub(crate) use lion::Lion;
-pub(crate) use moments::Moments;
 pub(crate) use momentum::Momentum;
 pub use number::Number;
 pub(crate) use sgd::Sgd;
-pub use step::Step;
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
@@ -63,6 +59,28 @@ pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
                 states[state][lane] = column[state];
             }
         }
+    }
+}
+
+/// A step of a parameter, or what the gradient of a micro-batch does to its states: an
+/// [`ElementWise`](crate::optim::ElementWise) optimizer makes its rule of it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Step {
+    /// Zero for a micro-batch that is not the last of its group: the parameter does not move.
+    pub learning_rate: LearningRate,
+    /// Its number, from one on. A group of micro-batches is one step.
+    pub time: i32,
+    /// Whether there was no state before.
+    pub is_first: bool,
+    /// Whether the gradient is added to those of the micro-batches before it: states have decayed with the first.
+    pub adds: bool,
+}
+
+impl Step {
+    /// What a state is multiplied by that decays by this `factor` once a step.
+    pub fn decay(&self, factor: f64) -> f64 {
+        if self.adds { 1.0 } else { factor }
     }
 }
 
