@@ -9,7 +9,7 @@ use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
 use crate::parameters::{Loading, TakeOver, empty, list, running_statistics};
-use crate::quantized::{Coding, QuantizedLora};
+use crate::quantized::{AdaptedBase, QuantizedLora};
 
 /// Why weights were not loaded from a file.
 #[derive(Debug, thiserror::Error)]
@@ -111,10 +111,10 @@ pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     dtype: FloatDType,
     lora: QuantizedLora,
 ) -> Result<(M, ApplyResult), LoadError> {
-    let coding = Coding::new(lora, dtype);
-    let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(coding))?;
-    let coding = loaded.takes.coding.expect("it was given");
-    Ok((loaded.module.apply_reparameterization(coding), applied))
+    let base = AdaptedBase::new(lora, dtype);
+    let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(base))?;
+    let base = loaded.takes.base.expect("it was given");
+    Ok((loaded.module.apply_reparameterization(base), applied))
 }
 
 fn loaded<M: Module, S: ModuleStore>(
@@ -122,13 +122,13 @@ fn loaded<M: Module, S: ModuleStore>(
     path: &Path,
     store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
-    coding: Option<Coding>,
+    base: Option<AdaptedBase>,
 ) -> Result<(Loading<M, Cast>, ApplyResult), LoadError> {
     check_devices(&model, dtype)?;
     let takes = Cast {
         dtype,
         statistics: running_statistics(&model),
-        coding,
+        base,
         uncoded: Vec::new(),
     };
     let module = model;
@@ -147,8 +147,8 @@ fn loaded<M: Module, S: ModuleStore>(
     if !loading.takes.uncoded.is_empty() {
         return Err(unloadable(loading.takes.uncoded.join("; ")));
     }
-    if let Some(coding) = &loading.takes.coding
-        && let Some(adapted) = coding.adapted_before(&list(&loading.module))
+    if let Some(base) = &loading.takes.base
+        && let Some(adapted) = base.adapted_before(&list(&loading.module))
     {
         return Err(unloadable(format!(
             "parameter `{}` carries an adapter already, and can carry one only: load into a model without",
@@ -165,7 +165,7 @@ struct Cast {
     /// Parameters that keep their type.
     statistics: HashSet<ParamId>,
     /// If some are to be coded.
-    coding: Option<Coding>,
+    base: Option<AdaptedBase>,
     /// Why some were not.
     uncoded: Vec<String>,
 }
@@ -191,11 +191,11 @@ impl TakeOver for Cast {
             let dtype = DType::from(dtype);
             let value = Tensor::from_data(data.convert_dtype(dtype), (&device, dtype));
             let param = param.transform_for_load(value, id);
-            let Some(coding) = &mut self.coding else {
+            let Some(base) = &mut self.base else {
                 return param;
             };
             // A panic here would end the process.
-            return coding.code(path, param).unwrap_or_else(|(param, reason)| {
+            return base.code(path, param).unwrap_or_else(|(param, reason)| {
                 self.uncoded.push(reason);
                 param
             });

@@ -30,7 +30,7 @@ use host::KeptInput;
 use joint::Joint;
 use name::{located, name};
 use outputs::{Forms, tapped};
-use segment::Segment;
+use segment::{Call, FirstRun, Segment};
 pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 use thread::thread;
@@ -275,19 +275,22 @@ where
     let (outputs, strategy) = (forms.found.len(), forms.strategy);
     let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
     let segment = Segment {
-        block,
-        outside_of_form,
         name,
-        input: KeptInput::new(kept, scope.pass.saved.as_ref()),
-        tracked: is_tracked,
-        forward,
-        strategy,
-        outputs: forms,
+        call: Call {
+            block,
+            outside_of_form,
+            input: KeptInput::new(kept, scope.pass.saved.as_ref()),
+            tracked: is_tracked,
+            forward,
+        },
+        first: FirstRun {
+            outputs: forms,
+            random,
+            fingerprint,
+            states,
+            thread: thread(),
+        },
         scope,
-        random,
-        fingerprint,
-        states,
-        thread: thread(),
         readers,
         index,
         run,

@@ -3,7 +3,6 @@ use std::thread::ThreadId;
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
-use burn::tensor::GradientCheckpointingStrategy;
 
 use super::activations::{Activations, map_each};
 use super::fingerprint::Fingerprint;
@@ -21,32 +20,40 @@ use crate::weights::{OwnLeaf, SeenStates, own_leaf, with_frozen, with_own_leaves
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
-    /// The parameters that are not in fused form are constants in it.
-    pub(super) block: B,
-    /// The places of those.
-    pub(super) outside_of_form: Vec<usize>,
     pub(super) name: String,
-    pub(super) input: KeptInput<X>,
-    /// Which of the float inputs are tracked.
-    pub(super) tracked: Vec<bool>,
-    pub(super) forward: F,
-    pub(super) strategy: GradientCheckpointingStrategy,
-    /// What the first run has returned.
-    pub(super) outputs: Forms,
     pub(super) scope: Scope,
-    pub(super) random: Stream,
-    /// Of the outputs of the first run, if random numbers were drawn.
-    pub(super) fingerprint: Option<Fingerprint>,
-    /// The running states in it.
-    pub(super) states: SeenStates,
-    /// The user's thread that the first run was on.
-    pub(super) thread: ThreadId,
+    pub(super) call: Call<B, X, F>,
+    pub(super) first: FirstRun,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Readers>,
     /// Of a block that is in no other.
     pub(super) index: Option<usize>,
     /// For the memory recorder.
     pub(super) run: Option<BlockRun>,
+}
+
+/// What runs twice.
+pub(super) struct Call<B, X, F> {
+    /// The parameters that are not in fused form are constants in it.
+    pub(super) block: B,
+    /// The places of those.
+    pub(super) outside_of_form: Vec<usize>,
+    pub(super) input: KeptInput<X>,
+    /// Which of the float inputs are tracked.
+    pub(super) tracked: Vec<bool>,
+    pub(super) forward: F,
+}
+
+/// What the first run was like, and the second is to be.
+pub(super) struct FirstRun {
+    pub(super) outputs: Forms,
+    pub(super) random: Stream,
+    /// Of the outputs, if random numbers were drawn.
+    pub(super) fingerprint: Option<Fingerprint>,
+    /// The running states in the block.
+    pub(super) states: SeenStates,
+    /// The user's thread that it was on.
+    pub(super) thread: ThreadId,
 }
 
 /// A second run that has been recorded.
@@ -69,12 +76,12 @@ where
         memory::end_beyond_limit();
         let pass = self.scope.pass.clone();
         if let Some(run) = self.run {
-            memory::enter_second_run(run, &self.name, self.outputs.bytes());
+            memory::enter_second_run(run, &self.name, self.first.outputs.bytes());
         }
         if let Some(index) = self.index {
             pass.enter_block(index);
         }
-        let (strategy, run) = (self.strategy, self.run);
+        let (strategy, run) = (self.first.outputs.strategy, self.run);
         let readers = self.readers.clone();
         let recorded = {
             let _turn = pass.take_turn();
@@ -100,36 +107,31 @@ where
     /// Runs the block again, recorded.
     fn record(self) -> Result<Recorded<Y>, FusedError> {
         let Self {
-            block,
-            outside_of_form,
             name,
-            tracked,
-            forward,
-            strategy,
-            outputs,
             scope,
-            random,
-            states,
-            thread,
-            fingerprint,
+            call,
+            first,
             ..
         } = self;
+        let (block, tracked, forward) = (call.block, call.tracked, call.forward);
+        let (random, states, thread) = (first.random, first.states, first.thread);
+        let strategy = first.outputs.strategy;
         let learned = scope.pass.blocks().learned.clone();
         let mut reads = learned.reads().unwrap_or_default();
         // Whether a run that was not like the first has left an update aside.
         let mut spoiled = false;
         let has_one_stream = !random.devices.iter().any(is_cubecl);
         let mut patience = Patience::new();
-        let mut input = Some(self.input.take(&name)?);
+        let mut input = Some(call.input.take(&name)?);
         loop {
             // A run that is not compared with the first is the last, and nothing else holds what it computes with.
-            let input = match fingerprint {
+            let input = match first.fingerprint {
                 Some(_) => input.clone(),
                 None => input.take(),
             };
             let input = input.expect("what is not compared runs once");
             let recorded = with_frozen(block.clone(), scope.pass.placement());
-            let (recorded, leaves_of_block) = with_own_leaves(recorded, &outside_of_form);
+            let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
             let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
             let input = map_each(input, |tensor| {
                 let lifted = lift(tensor, strategy);
@@ -165,14 +167,14 @@ where
             };
             let forms = Forms::of(&output);
             assert!(
-                forms.found == outputs.found,
+                forms.found == first.outputs.found,
                 "the second run of the recomputed block {name} returned other tensors than the first: \
                  it must compute the same from its inputs"
             );
-            let Some(first) = &fingerprint else {
+            let Some(fingerprint) = &first.fingerprint else {
                 return Ok(Recorded { output, leaves });
             };
-            if *first == Fingerprint::of(&output) {
+            if *fingerprint == Fingerprint::of(&output) {
                 if states.differ() {
                     learned.have_read(reads);
                 }

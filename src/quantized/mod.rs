@@ -6,9 +6,9 @@
 //! bytes among float parameters: so all that moves, records or counts quantized parameters does so with these.
 
 mod adapter;
-mod codes;
 #[cfg(feature = "store")]
-mod coding;
+mod base;
+mod codes;
 mod device;
 mod format;
 mod lora;
@@ -17,6 +17,6 @@ mod weight;
 
 pub use adapter::QuantizedAdapter;
 #[cfg(feature = "store")]
-pub(crate) use coding::Coding;
+pub(crate) use base::AdaptedBase;
 pub use format::BaseFormat;
 pub use lora::QuantizedLora;

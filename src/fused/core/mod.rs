@@ -4,7 +4,6 @@ mod averaged_statistics;
 mod change;
 mod rank_pass;
 mod ranks;
-mod reports;
 mod run;
 mod statistics;
 mod step;
@@ -30,7 +29,7 @@ use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
 pub(in crate::fused) use rank_pass::{Computed, RankPass, Worked, begin};
 pub(super) use ranks::Ranks;
-use reports::Reports;
+use run::Reports;
 
 /// A training, whoever calls its closures.
 pub struct Core<M: Module> {

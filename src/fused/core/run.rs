@@ -1,13 +1,12 @@
 //! One pass of all ranks, from its begin to its end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
 use super::rank_pass::{Computed, RankPass};
 use super::ranks::{Rank, Ranks};
-use super::reports::Reports;
 use crate::device::{Written, check_connected};
 use crate::error::FusedError;
 use crate::memory;
@@ -15,7 +14,7 @@ use crate::pass::{Closure, Order, Running};
 use crate::policy::Goal;
 use crate::replica::Group;
 use crate::report::StepReport;
-use crate::weights::ParameterReport;
+use crate::weights::{FusedForm, ParameterReport};
 
 impl<M: Module> Ranks<M> {
     /// A pass. `compute` has every rank [compute](RankPass::compute) with its model.
@@ -181,5 +180,49 @@ impl<M: Module> Ending<'_, M> {
 impl<M: Module> Drop for Ending<'_, M> {
     fn drop(&mut self) {
         self.end(false);
+    }
+}
+
+/// What is told of passes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reports {
+    /// What the last one did.
+    pub(super) last: StepReport,
+    /// Whether a parameter got a gradient in it.
+    pub(super) reached: bool,
+    /// The parameters that the log has named for having got no gradient.
+    told: HashSet<ParamId>,
+}
+
+impl Reports {
+    /// Tells of a pass in which this has happened to the parameters.
+    pub(super) fn tell<M: Module>(
+        &mut self,
+        form: &FusedForm<M>,
+        ended: HashMap<ParamId, ParameterReport>,
+        gradients_alive: Option<usize>,
+    ) {
+        let mut report = StepReport {
+            copied: Some(0),
+            gradients_alive,
+            without_gradient: ended.len(),
+            ..StepReport::default()
+        };
+        let all = ended.len();
+        for (id, of) in ended {
+            report.updated += usize::from(of.updated);
+            report.vetoed += usize::from(of.vetoed);
+            report.without_gradient -= usize::from(of.received);
+            if of.updated {
+                let copied = report.copied.zip(of.copied);
+                report.copied = copied.map(|(copied, this)| copied + usize::from(this));
+            }
+            if !of.received && self.told.insert(id) {
+                let path = form.path(id);
+                log::warn!("parameter `{path}` got no gradient in this pass");
+            }
+        }
+        self.reached = report.without_gradient < all;
+        self.last = report;
     }
 }

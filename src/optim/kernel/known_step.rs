@@ -1,10 +1,8 @@
-use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{LowBits, Noise, Root, StateFormat, StateTensor, Weight, WeightFormat};
 use super::super::rule::{AdamW, Moments};
-use super::single_pass::SinglePass;
-use super::{Rule, Step, Update, has_kernel, in_formats, on_host, pass};
+use super::{Rule, Step, Update, has_kernel, on_host, pass_by, step_on};
 
 /// A step of AdamW by the kernels of `device`, in full and in formats, and by what uses the device for storage alone.
 /// Returns what a kernel has computed where it is another.
@@ -71,7 +69,7 @@ fn try_step(
             state(Root::Positive, 0.125, -1.0),
         ];
         let gradient = tensor(0.25, 3.5);
-        let (weight, states) = pass(step, update, weight, gradient, moments.to_vec());
+        let (weight, states) = pass_by(step, update, weight, gradient, moments.to_vec());
         let value = weight
             .low_bits
             .map_or(weight.value.clone(), |low| low.joined(weight.value));
@@ -79,10 +77,7 @@ fn try_step(
         std::iter::once(value).chain(states)
     };
     let what = if format.is_some() { " in formats" } else { "" };
-    let step = match format {
-        Some(_) => in_formats(&tensor(0.0, 0.0)),
-        None => Dispatch::update,
-    };
+    let step = step_on(&tensor(0.0, 0.0), format.is_none());
     compare(what, results(step), results(on_host))
 }
 

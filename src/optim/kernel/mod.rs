@@ -64,7 +64,7 @@ pub(super) fn update<const D: usize>(
     let are_alike = gradient.dtype() == dtype && full.clone().count() == states.len();
     if weight.format != WeightFormat::Plain || !are_alike {
         let formats = Some((weight.format, Noise::of_step(number)));
-        let step = in_formats(&weight.value);
+        let step = step_on(&weight.value, false);
         return written(step, Update { rule, formats }, weight, gradient, states);
     }
     fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
@@ -99,7 +99,7 @@ fn written<const D: usize>(
     states: Vec<StateTensor<D>>,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
     call::give_up_reserve();
-    let (weight, states) = pass(step, update, weight, gradient, states);
+    let (weight, states) = pass_by(step, update, weight, gradient, states);
     call::renew_reserve(&weight.value);
     (weight, states)
 }
@@ -114,8 +114,7 @@ pub(super) fn set_in_format<const D: usize>(
         rule: Rule::new::<0>(Set),
         formats: Some((weight.format, noise)),
     };
-    let step = in_formats(&weight.value);
-    pass(step, update, weight, numbers, Vec::new()).0
+    pass(update, weight, numbers, Vec::new()).0
 }
 
 /// The trained weight, in f32.
@@ -146,18 +145,29 @@ fn has_kernel<const D: usize>(tensor: &Tensor<D>, without_formats: bool) -> bool
     }
 }
 
+/// Takes the step where the operands are, or on the processor.
+fn pass<const D: usize>(
+    update: Update,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let step = step_on(&weight.value, update.formats.is_none());
+    pass_by(step, update, weight, gradient, states)
+}
+
 /// A [`SinglePass::update`].
 type Step = fn(FloatTensor<Dispatch>, Operands<Dispatch>, Update) -> Operands<Dispatch>;
 
-/// A step in formats where the operands are, or on the processor.
-fn in_formats<const D: usize>(value: &Tensor<D>) -> Step {
-    match has_kernel(value, false) {
+/// That of the backend of `tensor`, if it has a kernel.
+fn step_on<const D: usize>(tensor: &Tensor<D>, without_formats: bool) -> Step {
+    match has_kernel(tensor, without_formats) {
         true => Dispatch::update,
         false => on_host,
     }
 }
 
-fn pass<const D: usize>(
+fn pass_by<const D: usize>(
     step: Step,
     update: Update,
     weight: Weight<D>,

@@ -9,7 +9,7 @@ use crate::parameters::Parameter;
 
 /// Codes the weights of a model one after the other, as they come, and gives them adapters when all are there.
 #[derive(Clone, Debug)]
-pub(crate) struct Coding {
+pub(crate) struct AdaptedBase {
     lora: QuantizedLora,
     /// Of the adapters.
     dtype: FloatDType,
@@ -17,7 +17,7 @@ pub(crate) struct Coding {
     shapes: HashMap<ParamId, [usize; 2]>,
 }
 
-impl Coding {
+impl AdaptedBase {
     pub(crate) fn new(lora: QuantizedLora, dtype: FloatDType) -> Self {
         Self {
             lora,
@@ -54,7 +54,7 @@ impl Coding {
     }
 }
 
-impl Reparameterizer for Coding {
+impl Reparameterizer for AdaptedBase {
     type Reparam = QuantizedAdapter;
 
     fn reparameterize<const D: usize>(
