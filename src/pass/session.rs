@@ -25,6 +25,8 @@ pub(crate) struct Order {
 
 /// What the views of a model share while it is fused, on one rank.
 pub(crate) struct Session {
+    /// If there are other ranks.
+    among: Option<Membership>,
     /// The pass under way.
     pass: Mutex<Option<Arc<Pass>>>,
     update: Arc<Mutex<Update>>,
@@ -36,16 +38,17 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(update: Update) -> Self {
-        Self::of(Arc::new(Mutex::new(update)), Arc::default())
+        Self::of(None, Arc::new(Mutex::new(update)), Arc::default())
     }
 
-    /// The session of one of several replicas, with the same optimizer.
-    pub(crate) fn of_replica(&self) -> Self {
-        Self::of(self.update.clone(), self.learned.clone())
+    /// The session of a replica, which may be `among` several, with the same optimizer.
+    pub(crate) fn of_replica(&self, among: Option<Membership>) -> Self {
+        Self::of(among, self.update.clone(), self.learned.clone())
     }
 
-    fn of(update: Arc<Mutex<Update>>, learned: Arc<Learned>) -> Self {
+    fn of(among: Option<Membership>, update: Arc<Mutex<Update>>, learned: Arc<Learned>) -> Self {
         Self {
+            among,
             pass: Mutex::new(None),
             update,
             clocks: Mutex::default(),
@@ -61,7 +64,6 @@ impl Session {
         order: &Order,
         closure: Closure,
         foresight: Option<Arc<dyn Foresight>>,
-        among: Option<&Membership>,
         transfers: Option<Arc<Transfers>>,
     ) -> Running {
         let Order {
@@ -89,7 +91,7 @@ impl Session {
             scaled: scales.then(AtomicBool::default),
             hooks: AtomicUsize::new(0),
             rehearsal,
-            among: among.cloned().map(AmongRanks::new),
+            among: self.among.clone().map(AmongRanks::new),
             blocks: OnceLock::new(),
             choice,
             foresight,

@@ -6,7 +6,6 @@
 
 mod arrival;
 mod attach;
-mod averaged;
 mod come_over;
 mod copy;
 mod fetch_ahead;
@@ -31,13 +30,13 @@ mod update;
 mod view;
 mod views;
 
-pub(crate) use averaged::{Look, RunningStatistics};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
 pub(crate) use handle::{has_parts, read_part};
 pub(crate) use inventory::{Inventory, Role};
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;
+pub(crate) use placeholder::Identity;
 pub(crate) use restored::Value;
 pub(crate) use seen_states::SeenStates;
 pub(crate) use stage::{Accumulated, ParameterReport};

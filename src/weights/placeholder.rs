@@ -110,7 +110,7 @@ impl Identity {
     }
 
     /// Whether the backend tells that both are one.
-    pub(super) fn is_surely(&self, other: &Self) -> bool {
+    pub(crate) fn is_surely(&self, other: &Self) -> bool {
         self.0.is_some() && self == other
     }
 

@@ -1,18 +1,19 @@
 //! The ranks of a training: a device each, with its form of the model, or one where the model is.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 
 use crate::config::FusedConfig;
 use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::parameters::with_own_statistics;
+use crate::parameters::{running_statistics, with_own_statistics};
 use crate::pass::Session;
 use crate::replica::{Group, Membership};
-use crate::weights::{FusedForm, Inventory, Role, RunningStatistics, Views};
+use crate::weights::{FusedForm, Inventory, Role, Views};
 
 /// What one rank has of a training.
 pub(in crate::fused) struct Rank<M> {
@@ -33,8 +34,8 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) remote: bool,
     /// How several share the model.
     pub(in crate::fused) group: Option<Arc<Group>>,
-    /// What every one of several has of its own.
-    pub(in crate::fused) statistics: RunningStatistics,
+    /// The running statistics that every one of several has of its own.
+    pub(in crate::fused) statistics: HashSet<ParamId>,
 }
 
 impl<M: Module> Ranks<M> {
@@ -53,7 +54,7 @@ impl<M: Module> Ranks<M> {
             all: vec![Rank { form, session }],
             named: None,
             group: None,
-            statistics: RunningStatistics::default(),
+            statistics: HashSet::new(),
         })
     }
 
@@ -102,7 +103,7 @@ impl<M: Module> Ranks<M> {
                 layout.start_transfers()?;
             }
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
-            let session = Arc::new(session.of_replica());
+            let session = Arc::new(session.of_replica(layout.among_others().cloned()));
             let other = all.last().map(|other| &other.form);
             let form = FusedForm::new(replica, &session, layout, other)?;
             all.push(Rank { form, session });
@@ -110,9 +111,7 @@ impl<M: Module> Ranks<M> {
         all.reverse();
         // The ranks compute on threads of their own.
         group.devices().iter().for_each(hand_over);
-        let other = all
-            .get(1)
-            .map(|rank| RunningStatistics::of(&rank.form.module));
+        let other = all.get(1).map(|rank| running_statistics(&rank.form.module));
         Ok(Self {
             all,
             named: Some(devices),

@@ -33,9 +33,15 @@ impl<M: Module> Ranks<M> {
         let group = self.group.as_deref();
 
         // Begin.
-        let ranks = self.all.iter().zip(closures);
-        let begin = |(rank, closure): (&Rank<M>, &Closure)| rank.begin(order, *closure);
-        let running: Vec<_> = ranks.map(begin).collect();
+        let running = self.all.iter().zip(closures).map(|(rank, closure)| {
+            let form = &rank.form;
+            let foresight = form.brings.then(|| form.foresight());
+            let transfers = form.layout.transfers.get();
+            let transfers = transfers.filter(|_| order.choice.offload_inputs);
+            let session = &rank.session;
+            session.begin(order, *closure, foresight, transfers.cloned())
+        });
+        let running: Vec<_> = running.collect();
         let mut ending = Ending {
             ranks: &mut self.all,
             is_recorded: running[0].pass.is_recorded,
@@ -113,17 +119,6 @@ fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
         (Some((rank, repeated, failure)), Some(group)) => {
             Err(failure.on_rank(rank, group.device(rank), repeated))
         }
-    }
-}
-
-impl<M: Module> Rank<M> {
-    fn begin(&self, order: &Order, closure: Closure) -> Running {
-        let foresight = self.form.brings.then(|| self.form.foresight());
-        let layout = &self.form.layout;
-        let transfers = layout.transfers.get();
-        let transfers = transfers.filter(|_| order.choice.offload_inputs).cloned();
-        self.session
-            .begin(order, closure, foresight, layout.among_others(), transfers)
     }
 }
 

@@ -1,13 +1,20 @@
 //! Running statistics of several ranks: each has its own in a pass, and all have their mean after it.
 
-use burn::module::Module;
+use std::collections::HashMap;
+
+use burn::module::{Module, ParamId};
 
 use super::ranks::Ranks;
-use crate::device::caught;
+use crate::device::{caught, moved};
 use crate::error::FusedError;
+use crate::parameters::{AnyTensor, exchange, merge_pending, values};
 use crate::pass::{Closure, Reads};
 use crate::policy::Goal;
-use crate::weights::{KeptStatistics, Look};
+use crate::tap::node;
+use crate::weights::{Identity, KeptStatistics};
+
+/// Those of one rank at a moment.
+type Look = HashMap<ParamId, AnyTensor>;
 
 /// The running statistics of all ranks before a pass.
 pub(super) struct SharedStatistics<M: Module> {
@@ -26,7 +33,7 @@ impl<M: Module> SharedStatistics<M> {
         };
         let before = modules().zip(closures).map(|(module, closure)| {
             let takes_part = *closure != Closure::Nothing;
-            takes_part.then(|| ranks.statistics.look(module))
+            takes_part.then(|| values(module, &ranks.statistics))
         });
         let before = before.collect();
         Self { kept, before }
@@ -50,7 +57,7 @@ impl<M: Module> SharedStatistics<M> {
         }
         let modules = ranks.all.iter().map(|rank| &rank.form.module);
         let modules: Vec<_> = modules.zip(self.before).collect();
-        let averaged = caught(|| ranks.statistics.average(&modules));
+        let averaged = caught(|| average(ranks, &modules));
         // A device that is lost has ended the pass already.
         match (ended, averaged) {
             (Ok(_), Err(reason)) => Err(FusedError::Replicas {
@@ -61,4 +68,53 @@ impl<M: Module> SharedStatistics<M> {
             (ended, _) => ended,
         }
     }
+}
+
+/// Gives all `replicas` the mean of what those have that have updated a statistic since they were looked at, in
+/// their order: so does Burn where threads share them. Those without a look have updated none.
+fn average<M: Module>(ranks: &Ranks<M>, replicas: &[(&M, Option<Look>)]) {
+    if ranks.statistics.is_empty() {
+        return;
+    }
+    // Each on the device of the first replica that has updated it, and how many have.
+    let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();
+    for (module, before) in replicas {
+        let Some(before) = before else {
+            continue;
+        };
+        merge_pending(*module);
+        for (id, value) in values(*module, &ranks.statistics) {
+            if before.get(&id).is_none_or(|before| is_same(before, &value)) {
+                continue;
+            }
+            let value = value.untyped().inner();
+            let added = match sums.remove(&id) {
+                Some((sum, replicas)) => {
+                    let value = moved(value, &sum.device());
+                    (sum.untyped().add(value).into(), replicas + 1)
+                }
+                None => (value.into(), 1),
+            };
+            sums.insert(id, added);
+        }
+    }
+    for (module, _) in replicas {
+        drop(exchange(
+            (*module).clone(),
+            |param| sums.contains_key(&param.id()),
+            |id, value| {
+                let (sum, replicas) = &sums[&id];
+                let sum = sum.clone().untyped();
+                value.replaced_by(sum.div_scalar(*replicas as f64))
+            },
+        ));
+    }
+}
+
+/// Whether nobody has put `after` in the place of `before`, though it were of the same value: a mapper makes another node of
+/// what it leaves as it is, and not all backends tell where elements lie.
+fn is_same(before: &AnyTensor, after: &AnyTensor) -> bool {
+    let of_both = node(before).zip(node(after));
+    of_both.is_some_and(|(before, after)| before == after)
+        || Identity::of::<1>(before).is_surely(&Identity::of::<1>(after))
 }

@@ -4,19 +4,15 @@
 mod block;
 mod bytes;
 mod check;
-mod gradient;
 mod phase;
-mod pool;
 mod sample;
 mod save;
 mod summary;
 
 pub use block::RecomputedBlock;
 pub use bytes::Bytes;
-pub use gradient::CompletedGradient;
 pub use phase::{Mark, Phase};
-pub use pool::Pool;
-pub use sample::Sample;
+pub use sample::{CompletedGradient, Pool, Sample};
 
 use serde::{Deserialize, Serialize};
 
