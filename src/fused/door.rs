@@ -45,6 +45,7 @@ macro_rules! door {
             /// - The scale of the loss begins with another one, or ends, while there are accumulated gradients that came with the old one.
             /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
             ///   or the device can't compute in a float type that the model needs.
+            /// - No thread can be started for what waits on the host.
             pub fn try_set_config(
                 &mut self,
                 config: crate::FusedConfig,
