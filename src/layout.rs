@@ -77,13 +77,10 @@ impl Layout {
         let offload = request.offload.clone();
         let placement = offload.map(|offload| Placement::new(offload, max, device));
         let placement = placement.transpose()?.map(Arc::new);
-        let transfers = OnceLock::new();
-        if let Some(placement) = &placement {
-            let _ = transfers.set(placement.transfers.clone());
-        }
+        let transfers = placement.as_ref().map(|it| it.transfers.clone());
         Ok(Self {
             placement,
-            transfers,
+            transfers: transfers.map_or_else(OnceLock::new, OnceLock::from),
             request,
             ..Self::default()
         })
@@ -144,17 +141,14 @@ impl Layout {
         self.member().filter(|member| member.group.has_several())
     }
 
-    pub(crate) fn rank(&self) -> usize {
-        self.member().map_or(0, |member| member.rank)
-    }
-
     /// The rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
         self.member().map_or(0, |member| member.group.owner(id))
     }
 
     pub(crate) fn owns(&self, id: ParamId) -> bool {
-        self.owner(id) == self.rank()
+        let rank = self.member().map_or(0, |member| member.rank);
+        self.owner(id) == rank
     }
 
     /// The most bytes that this rank has held in the last pass, beside the weights that rest there.

@@ -25,7 +25,6 @@ use activations::map_each;
 pub use activations::{Activations, FloatMap};
 pub use config::GradientCheckpointingConfig;
 pub use constant::Constant;
-use fingerprint::Fingerprint;
 use host::KeptInput;
 use joint::Joint;
 use name::{located, name};
@@ -33,10 +32,8 @@ use outputs::{Forms, tapped};
 use segment::{Call, FirstRun, Segment};
 pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
-use thread::thread;
 pub use tiled::gradient_checkpointing_tiled;
 
-use crate::device::is_cubecl;
 use crate::memory;
 use crate::pass::{Scope, Way};
 use crate::random::Stream;
@@ -269,9 +266,6 @@ where
         // Nothing in it is trained.
         return output;
     }
-    // What a state of the block's own has done to its output is compared, too.
-    let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
-    let fingerprint = compares.then(|| Fingerprint::of(&output));
     let (outputs, strategy) = (forms.found.len(), forms.strategy);
     let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
     let segment = Segment {
@@ -283,13 +277,7 @@ where
             tracked: is_tracked,
             forward,
         },
-        first: FirstRun {
-            outputs: forms,
-            random,
-            fingerprint,
-            states,
-            thread: thread(),
-        },
+        first: FirstRun::of(&output, forms, random, drawn, states),
         scope,
         readers,
         index,

@@ -9,7 +9,7 @@ use super::fingerprint::Fingerprint;
 use super::host::KeptInput;
 use super::name::located;
 use super::outputs::{Forms, root};
-use super::thread::{apart, here};
+use super::thread::{apart, here, thread};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
@@ -46,14 +46,35 @@ pub(super) struct Call<B, X, F> {
 
 /// What the first run was like, and the second is to be.
 pub(super) struct FirstRun {
-    pub(super) outputs: Forms,
-    pub(super) random: Stream,
-    /// Of the outputs, if random numbers were drawn.
-    pub(super) fingerprint: Option<Fingerprint>,
+    outputs: Forms,
+    random: Stream,
+    /// Of the outputs, if others could be found.
+    fingerprint: Option<Fingerprint>,
     /// The running states in the block.
-    pub(super) states: SeenStates,
+    states: SeenStates,
     /// The user's thread that it was on.
-    pub(super) thread: ThreadId,
+    thread: ThreadId,
+}
+
+impl FirstRun {
+    /// One that has returned this `output`, whether random numbers were `drawn` or not.
+    pub(super) fn of<Y: Activations>(
+        output: &Y,
+        outputs: Forms,
+        random: Stream,
+        drawn: bool,
+        states: SeenStates,
+    ) -> Self {
+        // What a state of the block's own has done to its output is compared, too.
+        let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
+        Self {
+            fingerprint: compares.then(|| Fingerprint::of(output)),
+            outputs,
+            random,
+            states,
+            thread: thread(),
+        }
+    }
 }
 
 /// A second run that has been recorded.

@@ -31,7 +31,8 @@ pub(crate) struct Session {
     pass: Mutex<Option<Arc<Pass>>>,
     update: Arc<Mutex<Update>>,
     pub(crate) clocks: Mutex<Clocks>,
-    census: Mutex<Option<Arc<Census>>>,
+    /// Who counts the gradients that are alive, if anybody does.
+    pub(crate) census: Mutex<Option<Arc<Census>>>,
     pub(crate) seeds: Arc<StepSeeds>,
     pub(crate) learned: Arc<Learned>,
 }
@@ -131,14 +132,6 @@ impl Session {
     /// Steps a parameter that is at home here, or makes ready for it.
     pub(crate) fn step<R>(&self, step: impl FnOnce(&mut Update) -> R) -> R {
         step(&mut self.update.lock())
-    }
-
-    pub(crate) fn set_census(&self, census: Option<Arc<Census>>) {
-        *self.census.lock() = census;
-    }
-
-    pub(crate) fn census(&self) -> Option<Arc<Census>> {
-        self.census.lock().clone()
     }
 }
 

@@ -205,7 +205,8 @@ impl<M: Module> Core<M> {
     /// A second training from here, of a model alone.
     pub(in crate::fused) fn again(&self) -> Result<Self, FusedError> {
         let session = Arc::new(Session::new(self.ranks.session().update().again()));
-        session.set_census(self.ranks.session().census().map(|_| Arc::default()));
+        let counts = self.ranks.session().census.lock().is_some();
+        *session.census.lock() = counts.then(Arc::default);
         let layout = self.ranks.form().layout.again()?;
         let ranks = Ranks::alone(self.model(), &session, Arc::new(layout))?;
         let mut core = Self {

@@ -38,8 +38,9 @@ impl RankPass {
         let in_flight = self.layout.transfers.get().map(|all| InFlight(all));
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
-        drop(in_flight);
-        let _in_flight = self.layout.transfers.get().map(|all| InFlight(all));
+        if let Some(InFlight(transfers)) = &in_flight {
+            transfers.wait();
+        }
         self.views.flush(&self.pass);
         Ok(worked)
     }
