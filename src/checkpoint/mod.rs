@@ -11,12 +11,12 @@ mod lock;
 mod manifest;
 mod part;
 mod progress;
-mod resumable;
 mod seal;
 mod slot;
 
 use std::path::{Path, PathBuf};
 
+use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
@@ -24,14 +24,20 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::device::caught;
-use crate::fused::Unfit;
+use crate::fused::{Door, FusedOptimizer, FusedReplicas, Unfit};
 pub use error::CheckpointError;
 use lock::Lock;
 use manifest::Manifest;
 use part::Part;
 pub use progress::Progress;
-pub use resumable::Resumable;
 use slot::Slot;
+
+/// A training that a [`Checkpoint`] saves and goes on with: a [`FusedOptimizer`] or [`FusedReplicas`].
+pub trait Resumable: Door {}
+
+impl<M: Module> Resumable for FusedOptimizer<M> {}
+
+impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 
 /// A training saved in a folder: model, optimizer, learning rate scheduler, the number of steps, and whatever else the
 /// program needs to go on.

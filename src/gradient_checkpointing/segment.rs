@@ -1,3 +1,4 @@
+use std::any::type_name;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
@@ -7,9 +8,9 @@ use burn::module::Module;
 use super::activations::{Activations, map_each};
 use super::fingerprint::Fingerprint;
 use super::host::KeptInput;
-use super::name::located;
 use super::outputs::{Forms, root};
 use super::thread::{apart, here, thread};
+use crate::caught::catch;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
@@ -215,4 +216,22 @@ where
             }
         }
     }
+}
+
+/// What a recomputed block is called in messages: its type, and the place in the model of the
+/// parameters that it has read.
+pub(super) fn name<B>(readers: &Readers) -> String {
+    let place = readers.place();
+    match place.is_empty() {
+        true => format!("`{}`", type_name::<B>()),
+        false => format!("`{place}` (`{}`)", type_name::<B>()),
+    }
+}
+
+/// Does `work`, and puts before the message of a panic in it where it was.
+pub(super) fn located<R>(work: impl FnOnce() -> R, place: impl FnOnce() -> String) -> R {
+    catch(work).unwrap_or_else(|panic| match panic.text() {
+        Some(message) => panic!("{} panicked: {message}", place()),
+        None => panic.resume(),
+    })
 }

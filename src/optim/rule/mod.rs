@@ -4,7 +4,6 @@ mod adam;
 mod average;
 mod decayed;
 mod lion;
-mod momentum;
 mod number;
 #[cfg(feature = "remote")]
 mod sent;
@@ -20,9 +19,8 @@ pub use average::AverageRule;
 pub(crate) use average::WithAverage;
 pub(crate) use decayed::Decayed;
 pub(crate) use lion::Lion;
-pub(crate) use momentum::Momentum;
 pub use number::Number;
-pub(crate) use sgd::Sgd;
+pub(crate) use sgd::{Momentum, Sgd};
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};

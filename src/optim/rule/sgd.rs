@@ -1,4 +1,44 @@
-use super::{Momentum, Number, UpdateRule};
+use burn::optim::momentum::MomentumConfig;
+
+use super::{Number, Step, UpdateRule};
+
+/// The hyperparameters of a step of momentum.
+#[derive(Clone, Debug)]
+pub(crate) struct Momentum {
+    pub(crate) factor: f64,
+    /// What a gradient adds to the velocity: the first one all of it.
+    pub(crate) rest: f64,
+    pub(crate) nesterov: bool,
+}
+
+impl Momentum {
+    /// Worked out in the precision in which Burn does.
+    pub(crate) fn new(step: Step, config: &MomentumConfig) -> Self {
+        Self {
+            factor: step.decay(f64::from(config.momentum as f32)),
+            rest: if step.is_first {
+                1.0
+            } else {
+                1.0 - config.dampening
+            },
+            nesterov: config.nesterov,
+        }
+    }
+}
+
+/// Takes what is stepped to where the momentum points.
+impl UpdateRule<1> for Momentum {
+    #[inline(always)]
+    fn update<N: Number>(&self, _direction: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
+        let factor = N::of(self.factor);
+        let velocity = gradient * N::of(self.rest) + velocity * factor;
+        let direction = match self.nesterov {
+            true => velocity * factor + gradient,
+            false => velocity,
+        };
+        (direction, [velocity])
+    }
+}
 
 /// The hyperparameters of a step of SGD.
 #[derive(Clone, Debug)]
