@@ -103,7 +103,9 @@ impl Session {
             is_recorded,
         });
         *self.pass.lock() = Some(pass.clone());
-        self.update.lock().waiting.begin();
+        if let Some(waiting) = &mut self.update.lock().waiting {
+            waiting.begin();
+        }
         let session = self.clone();
         Running { session, pass }
     }
@@ -161,6 +163,8 @@ impl Drop for Running {
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
-        self.session.update.lock().waiting.begin();
+        if let Some(waiting) = &mut self.session.update.lock().waiting {
+            waiting.begin();
+        }
     }
 }

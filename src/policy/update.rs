@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
@@ -19,10 +21,8 @@ use crate::parameters::AnyTensor;
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
-    /// If states wait on the host: those of parameters of so many elements.
-    wait_from: Option<usize>,
-    /// The states that do.
-    pub(crate) waiting: WaitingStates,
+    /// If states wait on the host.
+    pub(crate) waiting: Option<WaitingStates>,
     /// If parameters have left the model.
     departed: Option<Departed>,
 }
@@ -32,8 +32,7 @@ impl Update {
         Self {
             optimizer,
             learning_rate: 0.0.into(),
-            wait_from: None,
-            waiting: WaitingStates::default(),
+            waiting: None,
             departed: None,
         }
     }
@@ -78,7 +77,9 @@ impl Update {
         parameters: Vec<ParamId>,
         is_here: impl Fn(ParamId) -> bool,
     ) -> bool {
-        self.waiting.forget(&parameters);
+        if let Some(waiting) = &self.waiting {
+            waiting.forget(&parameters);
+        }
         if !parameters.is_empty() {
             let departed = self.departed.take();
             let mut departed = departed.unwrap_or_else(|| Departed::none_of(&self.optimizer));
@@ -95,16 +96,17 @@ impl Update {
 
     /// Lets the states of parameters of so many elements wait on the host, or none. They go through a record then.
     pub(crate) fn wait_from(&mut self, elements: Option<usize>) {
-        if self.wait_from != elements {
+        let before = self.waiting.as_ref().map(|waiting| waiting.from);
+        if before != elements {
             let optimizer = self.replace(SgdConfig::new().init());
-            self.wait_from = elements;
+            self.waiting = elements.map(|from| WaitingStates::of(from, HashMap::new()));
             self.replace(optimizer);
         }
     }
 
     /// The optimizer with all states, which it shares.
     pub(crate) fn optimizer(&self) -> ModuleOptimizer {
-        if self.waiting.is_empty() {
+        if self.none_waits() {
             return self.optimizer.clone();
         }
         // Only a record brings the states of several optimizers together.
@@ -113,15 +115,14 @@ impl Update {
 
     /// Puts another optimizer in, and returns the one before with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if !self.waiting.is_empty() {
+        if !self.none_waits() {
             self.optimizer = self.optimizer();
-            self.waiting = WaitingStates::default();
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
-        if self.wait_from.is_some() {
+        if let Some(waiting) = &mut self.waiting {
             let record = compact_records(|| self.optimizer.to_record());
             let (states, others) = split(record);
-            self.waiting = WaitingStates::of(states);
+            *waiting = WaitingStates::of(waiting.from, states);
             self.optimizer = with_states(&self.optimizer, [others]);
         }
         before
@@ -144,17 +145,22 @@ impl Update {
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer.to_record();
-        if self.waiting.is_empty() {
+        if self.none_waits() {
             return record;
         }
-        let waiting = self.waiting.records().into_iter();
+        let waiting = self.waiting.iter().flat_map(WaitingStates::records);
         let waiting = waiting.map(|state| self.asked_for(state));
         joined([written(record)].into_iter().chain(waiting))
     }
 
+    fn none_waits(&self) -> bool {
+        self.waiting.as_ref().is_none_or(WaitingStates::is_empty)
+    }
+
     /// The state of one parameter, as it is kept.
     pub(crate) fn record_of(&self, id: ParamId) -> OptimizerRecord {
-        if let Some(state) = self.waiting.record(id) {
+        let waiting = self.waiting.as_ref();
+        if let Some(state) = waiting.and_then(|waiting| waiting.record(id)) {
             return joined([state]);
         }
         // Burn's optimizer drops the states of a group that another optimizer is added for.
@@ -172,11 +178,6 @@ impl Update {
         }
     }
 
-    /// Whether the state of a parameter of so many elements waits. What has come from a record waits on, however small.
-    fn waits(&self, id: ParamId, elements: usize) -> bool {
-        self.waiting.has(id) || self.wait_from.is_some_and(|from| elements >= from)
-    }
-
     /// A parameter of so many elements is about to be stepped. Returns what brings the state of the one that came next in the
     /// pass before, if that has no more than so many bytes.
     pub(crate) fn send_for_next(
@@ -186,11 +187,9 @@ impl Update {
         limit: usize,
         device: &Device,
     ) -> Option<impl FnOnce() + Send + use<>> {
-        let waits = self.waits(id, elements);
-        waits.then(|| {
-            self.waiting
-                .send_for_next(id, limit, device, &self.optimizer)
-        })?
+        let waiting = self.waiting.as_mut();
+        let waiting = waiting.filter(|waiting| waiting.has(id, elements))?;
+        waiting.send_for_next(id, limit, device, &self.optimizer)
     }
 
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
@@ -211,24 +210,19 @@ impl Update {
         // Until the update has succeeded there is a handle to the value.
         let call = StepCall::begin(more_to_come, Some(value.clone()));
         let lent = average.and_then(|average| average.lend(&call));
-        let waits = self.waits(id, elements);
-        let device = value.device();
+        let waiting = self.waiting.as_mut();
+        let waiting = waiting.filter(|waiting| waiting.has(id, elements));
+        let (waits, device) = (waiting.is_some(), value.device());
         let mut leaving = None;
         let step = || {
             let learning_rate = self.learning_rate.clone();
-            if !waits {
-                return step_one(
-                    &mut self.optimizer,
-                    learning_rate,
-                    path,
-                    id,
-                    value,
-                    gradient,
-                );
-            }
-            let mut own = self.waiting.take(id, &device, &self.optimizer);
+            let all = &mut self.optimizer;
+            let Some(waiting) = waiting else {
+                return step_one(all, learning_rate, path, id, value, gradient);
+            };
+            let mut own = waiting.take(id, &device, all);
             let stepped = step_one(&mut own, learning_rate, path, id, value, gradient);
-            leaving = Some(self.waiting.put(id, own));
+            leaving = Some(waiting.put(id, own));
             stepped
         };
         let stepped = catch(step);

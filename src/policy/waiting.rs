@@ -16,8 +16,9 @@ use crate::device::hand_over;
 use crate::optimizer_record::{compact_records, load_on};
 
 /// The states that wait on the host.
-#[derive(Default)]
 pub(crate) struct WaitingStates {
+    /// Those of parameters of so many elements wait.
+    pub(super) from: usize,
     all: Arc<Mutex<HashMap<ParamId, Waiting>>>,
     /// What came after what in the last pass that had it; after nothing what came first.
     next: HashMap<Option<ParamId>, ParamId>,
@@ -62,12 +63,15 @@ impl Waiting {
 }
 
 impl WaitingStates {
-    pub(super) fn of(records: HashMap<ParamId, Bytes>) -> Self {
+    pub(super) fn of(from: usize, records: HashMap<ParamId, Bytes>) -> Self {
         let all = records.into_iter();
         let all = all.map(|(id, record)| (id, Waiting::There(record)));
         Self {
+            from,
             all: Arc::new(Mutex::new(all.collect())),
-            ..Self::default()
+            next: HashMap::new(),
+            last: None,
+            coming: HashMap::new(),
         }
     }
 
@@ -75,11 +79,12 @@ impl WaitingStates {
         self.all.lock().is_empty()
     }
 
-    pub(super) fn has(&self, id: ParamId) -> bool {
-        self.all.lock().contains_key(&id)
+    /// Whether that of a parameter of so many elements does. What has come from a record waits on, however small.
+    pub(super) fn has(&self, id: ParamId, elements: usize) -> bool {
+        elements >= self.from || self.all.lock().contains_key(&id)
     }
 
-    pub(super) fn forget(&mut self, parameters: &[ParamId]) {
+    pub(super) fn forget(&self, parameters: &[ParamId]) {
         let mut all = self.all.lock();
         all.retain(|id, _| !parameters.contains(id));
     }
