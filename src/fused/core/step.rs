@@ -181,7 +181,8 @@ impl<M: Module> Core<M> {
             rehearsal,
             choice: self.choice.clone(),
         };
-        let statistics = (self.ranks.are_several())
+        // Of several ranks.
+        let statistics = (!self.ranks.statistics.is_empty())
             .then(|| SharedStatistics::before(&self.ranks, rehearses, closures));
         let reports = &mut self.reports;
         let mut ended = self.ranks.pass(reports, &order, closures, compute);
