@@ -9,10 +9,11 @@ use crate::pass::Pass;
 use crate::tap::{GradientSink, Passed, join, lift};
 use crate::weights::{TrackedTensor, Unused};
 
-/// Runs a block for the second time and back. Gets the gradients of its outputs, those that there are, and
-/// returns those of the tensors that it computes with.
-pub(super) type Rerun =
-    Box<dyn FnOnce(Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> + Send>;
+/// Runs a block for the second time and back. Gets the gradients of its outputs, those that there are, with a signal that it may
+/// give in its turn, and returns those of the tensors that it computes with.
+pub(super) type Rerun = Box<
+    dyn FnOnce(Vec<Option<DispatchTensor>>, DispatchTensor) -> Vec<Option<DispatchTensor>> + Send,
+>;
 
 /// A block's place on the tape: after all of its outputs, and before all that it computes with.
 ///
@@ -75,11 +76,11 @@ impl Joint {
     }
 
     /// The turn of a link comes; that of the block comes with the first.
-    fn reach(&self) {
+    fn reach(&self, signal: &DispatchTensor) {
         let rerun = self.rerun.lock().take();
         if let Some(rerun) = rerun {
             let arrived = std::mem::take(&mut *self.arrived.lock());
-            *self.found.lock() = self.pass.guarded(|| rerun(arrived));
+            *self.found.lock() = self.pass.guarded(|| rerun(arrived, signal.clone()));
         }
     }
 
@@ -99,7 +100,7 @@ struct Link {
 
 impl GradientSink for Link {
     fn receive(&self, signal: DispatchTensor) -> Passed {
-        self.joint.reach();
+        self.joint.reach(&signal);
         Passed {
             value: Some(signal),
             beside: self.gradient(),

@@ -281,7 +281,7 @@ where
         index,
         run,
     };
-    let rerun = Box::new(|gradients| segment.run(gradients));
+    let rerun = Box::new(|gradients, signal| segment.run(gradients, signal));
     let joint = Arc::new(Joint::new(pass, name_of_joint, rerun, outputs));
     let node = joint.node(tracked, &device, strategy);
     tapped(output, &joint, &node, strategy)

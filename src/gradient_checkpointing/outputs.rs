@@ -86,10 +86,11 @@ impl GradientSink for Output {
 }
 
 /// Something to go back from beside every tensor in the `output` of the second run that has one of the `gradients`, which are in the
-/// order of the tensors; none if there are none.
+/// order of the tensors; none if there are none. Its value is that of the `signal`, which says nothing.
 pub(super) fn root<Y: Activations>(
     output: Y,
     gradients: Vec<Option<DispatchTensor>>,
+    signal: &Tensor<1>,
     strategy: GradientCheckpointingStrategy,
     run: Option<BlockRun>,
 ) -> Option<Tensor<1>> {
@@ -97,11 +98,12 @@ pub(super) fn root<Y: Activations>(
     let mut all: Option<Tensor<1>> = None;
     drop(map_each(output, |tensor| {
         if let Some(gradient) = gradients.next().flatten() {
-            let value = Tensor::zeros([1], &tensor.device().inner());
+            let value = sent(signal.clone(), &tensor.device().inner());
             let gradient = Mutex::new(Some(gradient));
             let given = Given { gradient, run };
             let beside = tensor.clone().into_dispatch();
             let root = tap(value, strategy, beside, Arc::new(given), None);
+            // One after the other they would be summed in another order than in the plain call.
             all = Some(match all.take() {
                 Some(others) => sent(root, &others.device()) + others,
                 None => root,

@@ -4,6 +4,7 @@ use std::thread::ThreadId;
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
+use burn::tensor::Tensor;
 
 use super::activations::{Activations, map_each};
 use super::fingerprint::Fingerprint;
@@ -92,9 +93,13 @@ where
     Y: Activations,
     F: Fn(&B, X) -> Y + Copy + Send + 'static,
 {
-    /// Runs the block again, recorded, and back with the `gradients` of its outputs. Returns those of the
+    /// Runs the block again, recorded, and back with the `gradients` of its outputs, by this `signal`. Returns those of the
     /// tracked tensors that it computes with, as far as they have one: none if the pass has failed.
-    pub(super) fn run(self, gradients: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
+    pub(super) fn run(
+        self,
+        gradients: Vec<Option<DispatchTensor>>,
+        signal: DispatchTensor,
+    ) -> Vec<Option<DispatchTensor>> {
         memory::end_beyond_limit();
         let pass = self.scope.pass.clone();
         if let Some(run) = self.run {
@@ -120,7 +125,8 @@ where
         if let Some(run) = run {
             memory::leave_second_run(run);
         }
-        let root = root(output, gradients, strategy, run);
+        let signal = Tensor::from_dispatch(signal);
+        let root = root(output, gradients, &signal, strategy, run);
         let root = root.expect("an output has called for the block");
         let gradients = root.backward();
         leaves.into_iter().map(|find| find(&gradients)).collect()
