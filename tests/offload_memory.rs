@@ -6,8 +6,10 @@
 use std::sync::Mutex;
 
 use backburn::{
-    FusedConfig, FusedOptimizer, Offload, OffloadConfig, WaitingBlocks, gradient_checkpointing,
+    FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks,
+    gradient_checkpointing,
 };
+use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -62,6 +64,32 @@ fn allocated_bytes_do_not_grow_over_500_steps() {
             "{mode:?}: {} bytes more",
             end - start
         );
+    }
+}
+
+/// A weight that is a view of one element, and would be too long for the host with its states and gradients.
+#[test]
+fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
+    let _alone = ALONE.lock();
+    let device = Device::flex().autodiff();
+    let elements = 1_usize << 40;
+    for (offload, bytes) in [
+        (Offload::States, 8 * elements),
+        (Offload::Updates, 20 * elements),
+    ] {
+        let mut model = LinearConfig::new(2, 2).with_bias(false).init(&device);
+        let long = Tensor::<2>::ones([1, 1], &device).expand([elements as i64, 1]);
+        model.weight = Param::initialized(model.weight.id, long.require_grad());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        let offload = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
+        let config = FusedConfig::new().with_offload(Some(offload));
+        let error = fused.try_set_config_on(config, &device).unwrap_err();
+        let text = error.to_string();
+        let needs = text.split("`FusedConfig::offload` needs ").nth(1);
+        let needs = needs.and_then(|rest| rest.split(' ').next());
+        let needs: usize = needs.and_then(|bytes| bytes.parse().ok()).expect(&text);
+        // What the process holds for a state beside its tensors.
+        assert!((bytes..bytes + 10_000).contains(&needs), "{text}");
     }
 }
 

@@ -14,7 +14,7 @@ use crate::parameters::ModelKey;
 use bookkeeping::Bookkeeping;
 
 pub use offload::OffloadEstimate;
-pub(crate) use offload::StatesUnderWay;
+pub(crate) use offload::{StatesUnderWay, made_on_host};
 pub use peaks::PeakEstimate;
 pub(crate) use states::{Parameter, States, measure, parameters};
 

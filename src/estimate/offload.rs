@@ -5,6 +5,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, FloatDType};
 
 use super::{measure, parameters};
+use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::offload::OffloadConfig;
 
@@ -80,6 +81,33 @@ impl OffloadEstimate {
         estimate.device += offload.map_or(0, |offload| offload.kept_of(copies));
         estimate
     }
+}
+
+/// Bytes that come into being on the host while `model` trains: states, and two gradients of the largest parameter that is stepped there. An
+/// optimizer that refuses a parameter has no states; it is told of where it steps.
+pub(crate) fn made_on_host<M: Module>(
+    model: &M,
+    optimizer: &ModuleOptimizer,
+    config: &FusedConfig,
+) -> usize {
+    let Some(offload) = &config.offload else {
+        return 0;
+    };
+    let parameters = parameters(model);
+    let states = catch(|| measure(optimizer, &parameters, false).bytes);
+    let (mut made, mut largest) = (0, 0);
+    for (place, parameter) in parameters.iter().enumerate() {
+        let elements = parameter.elements();
+        let state = states.as_ref().map_or(0, |states| states[place]);
+        let rests = offload.rests_on_host(elements);
+        if parameter.trained
+            && (rests || offload.states_wait_from().is_some_and(|it| elements >= it))
+        {
+            made += state;
+            largest = largest.max(if rests { parameter.bytes() } else { 0 });
+        }
+    }
+    made + 2 * largest
 }
 
 /// What is on the device for the update of a parameter whose state waits on the host.

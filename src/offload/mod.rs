@@ -8,6 +8,6 @@ mod transfers;
 
 pub use config::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub(crate) use placement::Placement;
-pub(crate) use room::check_room;
+pub(crate) use room::check_room_to_wait;
 pub(crate) use saved::{Saved, SavedTensors};
 pub(crate) use transfers::Transfers;

@@ -1,10 +1,16 @@
 //! Whether the host has memory left for what is to wait there. It is asked before: a system that has none left ends a process without a word.
 
+use crate::error::FusedError;
 use crate::host_memory::HostMemory;
+
+/// Refuses a host that has no memory left for so many bytes of what is to wait there.
+pub(crate) fn check_room_to_wait(bytes: usize) -> Result<(), FusedError> {
+    check_room(bytes, "FusedConfig::offload").map_err(|reason| FusedError::Offload { reason })
+}
 
 /// Refuses `bytes` more in host memory if the machine, or the control group of this process, has less left. Says so in the name of
 /// `option`, which asks for them.
-pub(crate) fn check_room(bytes: usize, option: &str) -> Result<(), String> {
+pub(super) fn check_room(bytes: usize, option: &str) -> Result<(), String> {
     let left = if bytes == 0 { None } else { left() };
     match left {
         Some(left) if bytes as u64 > left => Err(format!(

@@ -14,6 +14,7 @@ use super::restored::{Place, Value};
 use super::views::Views;
 use crate::error::FusedError;
 use crate::layout::Layout;
+use crate::offload::check_room_to_wait;
 use crate::parameters::{exchange, taken};
 use crate::pass::{Course, Foresight, Session};
 
@@ -51,6 +52,7 @@ impl<M: Module> FusedForm<M> {
         beside: Option<&Self>,
     ) -> Result<Self, FusedError> {
         let inventory = Inventory::take(&module, &layout)?;
+        check_room_to_wait(inventory.leaving)?;
         if beside.is_none() {
             inventory.check_stepped(&session.update())?;
         }

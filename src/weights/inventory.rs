@@ -8,7 +8,7 @@ use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::offload::{Placement, check_room};
+use crate::offload::Placement;
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
 use crate::quantized::QuantizedAdapter;
@@ -46,6 +46,8 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Inventory {
     entries: HashMap<ParamId, Entry>,
+    /// Bytes that leave for the host.
+    pub(crate) leaving: usize,
 }
 
 impl Inventory {
@@ -98,9 +100,7 @@ impl Inventory {
                 _ => entries.insert(id, entry),
             };
         }
-        check_room(leaving, "FusedConfig::offload")
-            .map_err(|reason| FusedError::Offload { reason })?;
-        Ok(Self { entries })
+        Ok(Self { entries, leaving })
     }
 
     /// Refuses a parameter in training that `update` does not step.

@@ -11,8 +11,9 @@ use super::Core;
 use super::ranks::Ranks;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
+use crate::estimate::made_on_host;
 use crate::layout::Layout;
-use crate::offload::OffloadConfig;
+use crate::offload::{OffloadConfig, check_room_to_wait};
 use crate::parameters::load_same;
 use crate::pass::{Reads, Session};
 use crate::policy::{Policies, average_id};
@@ -154,6 +155,13 @@ impl<M: Module> Core<M> {
         let stays = waits || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&form.module);
         let mut model = self.model();
+        if waits {
+            // What was there stays there.
+            let optimizer = || self.ranks.session().update().anew();
+            let made = (!waited).then(|| made_on_host(&model, &optimizer(), config));
+            let leaving = Inventory::take(&model, &layout)?.leaving;
+            check_room_to_wait(leaving.saturating_add(made.unwrap_or_default()))?;
+        }
         if !stays {
             Inventory::take(&model, &Layout::on(Some(&there), config.compute_dtype))?;
             model = forked_in_codes(model, &there);

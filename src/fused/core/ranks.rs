@@ -9,7 +9,9 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
+use crate::estimate::made_on_host;
 use crate::layout::Layout;
+use crate::offload::check_room_to_wait;
 use crate::parameters::{running_statistics, with_own_statistics};
 use crate::pass::Session;
 use crate::replica::{Group, Membership};
@@ -78,6 +80,10 @@ impl<M: Module> Ranks<M> {
             Some(_) => Layout::new(request.clone(), &devices[0])?,
         };
         let inventory = Inventory::take(&model, &first)?;
+        if request.offload.is_some() {
+            let made = made_on_host(&model, &session.update().anew(), config);
+            check_room_to_wait(inventory.leaving.saturating_add(made))?;
+        }
         // The latter only for the order of their sums: they are on all ranks.
         let released = inventory.sizes(Role::Released);
         let parameters = released.chain(inventory.sizes(Role::Retained)).collect();
