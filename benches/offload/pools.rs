@@ -1,8 +1,4 @@
-//! Memory of a device from which parts of the training have left for the host, and the time of a step.
-//!
-//! ```sh
-//! cargo bench --bench offload --features wgpu,fusion
-//! ```
+//! Memory of a device from which parts of the training have left for the host.
 //!
 //! Every row trains an MLP with Adam in f32 on wgpu for five steps, with flex as the host, in a process of its
 //! own, and prints the most bytes that the device's pools had in use and reserved, from the second step on, looked
@@ -12,8 +8,6 @@
 //!
 //! On a machine whose device is its own processor (a software Vulkan device) both sides take turns on the same
 //! cores: what overlaps on a GPU does not there.
-
-mod network;
 
 use std::process::Command;
 use std::sync::Arc;
@@ -30,7 +24,7 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 
-use network::{Mlp, Network};
+use crate::network::{Mlp, Network};
 
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 1e-4;
@@ -40,22 +34,12 @@ const DEPTH: usize = 12;
 /// Of the residual stream, in most rows; blocks are four times as wide within.
 const WIDTH: usize = 512;
 
-fn main() {
-    let arguments: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|a| !a.starts_with('-'))
-        .collect();
-    match arguments.as_slice() {
-        [way, depth, width] => {
-            let [depth, width] = [depth, width].map(|text| text.parse().expect("a number"));
-            println!("{}", measure(way, depth, width).line());
-        }
-        [only] if only == "widths" => compare_widths(),
-        _ => compare(),
-    }
+/// One row, for the process that prints the table.
+pub fn print_row(way: &str, depth: usize, width: usize) {
+    println!("{}", measure(way, depth, width).line());
 }
 
-fn compare() {
+pub fn compare() {
     println!(
         "| blocks | | in use (P) | reserved (P) | in use (blocks) | kept inputs (blocks) | time of a step |"
     );
@@ -88,7 +72,7 @@ fn compare() {
 }
 
 /// Blocks of other sizes: what pools reserve beside tensors has a size of its own.
-fn compare_widths() {
+pub fn compare_widths() {
     println!("| width | block (MB) | blocks | | in use (blocks) | reserved (blocks) |");
     println!("|---:|---:|---:|---|---:|---:|");
     for (width, depth) in [(512, 6), (512, 12), (1024, 6), (2048, 4)] {
