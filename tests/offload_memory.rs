@@ -3,7 +3,9 @@
 //! A process of its own: it counts every allocated byte, and reads all that the pools of a device hold.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use backburn::{
     FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks,
@@ -11,7 +13,7 @@ use backburn::{
 };
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
+use burn::optim::{AdamConfig, LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
 
@@ -93,12 +95,116 @@ fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
     }
 }
 
+/// States that are no records, now and at most, and whether the next step of a parameter panics.
+static STATES: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+static PANICS: AtomicBool = AtomicBool::new(false);
+
+/// Counted as long as it is there.
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        let states = STATES.fetch_add(1, Ordering::SeqCst) + 1;
+        MOST.fetch_max(states, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Clone for Counted {
+    fn clone(&self) -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        STATES.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// SGD with a momentum that is counted.
+#[derive(Clone)]
+struct CountedSgd;
+
+#[derive(Clone)]
+struct Velocity<const D: usize>(Tensor<D>, Counted);
+
+impl<const D: usize> RecordState for Velocity<D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        sink.push_tensor(prefix, "velocity", self.0.to_data());
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let velocity = source.take_tensor(prefix, "velocity")?;
+        Some(Self(Tensor::from_data(velocity, device), Counted::new()))
+    }
+}
+
+impl Optimizer for CountedSgd {
+    type State<const D: usize> = Velocity<D>;
+
+    fn step<const D: usize>(
+        &self,
+        rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Velocity<D>>,
+    ) -> (Tensor<D>, Option<Velocity<D>>) {
+        assert!(!PANICS.swap(false, Ordering::SeqCst), "in the optimizer");
+        let (velocity, counted) = match state {
+            Some(Velocity(velocity, counted)) => (velocity * 0.9 + gradient, counted),
+            None => (gradient, Counted::new()),
+        };
+        let tensor = tensor - velocity.clone() * rate;
+        (tensor, Some(Velocity(velocity, counted)))
+    }
+
+    fn to_device<const D: usize>(state: Velocity<D>, device: &Device) -> Velocity<D> {
+        Velocity(state.0.to_device(device), state.1)
+    }
+}
+
+/// In whatever order they are stepped, and if a step fails.
+#[test]
+fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
+    let _alone = ALONE.lock();
+    let device = Device::ndarray();
+    let x = Tensor::<2>::ones([3, 4], &device.clone().autodiff());
+    for (limit, at_most) in [(None, 3), (Some(0), 1)] {
+        let config = OffloadConfig::new(Offload::States).with_min_elements(1);
+        let config = FusedConfig::new()
+            .with_offload(Some(config))
+            .with_max_bytes_under_way(limit);
+        let model = stack(4, 4, &Device::flex().autodiff());
+        let mut fused = FusedOptimizer::new(model, CountedSgd.into());
+        fused = fused.with_config_on(config, &device);
+        MOST.store(0, Ordering::SeqCst);
+        for step in 0..60 {
+            let fails = step % 10 == 9;
+            PANICS.store(fails, Ordering::SeqCst);
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                fused.step(1e-3, |model| {
+                    let mut model = model.clone();
+                    model.rotate_left(step % 3);
+                    model.truncate(4 - step % 2);
+                    loss(&model, x.clone())
+                });
+            }));
+            assert_eq!(ended.is_err(), fails);
+            assert_eq!(STATES.load(Ordering::SeqCst), 0, "after step {step}");
+        }
+        let most = MOST.load(Ordering::SeqCst);
+        // How many meet depends on the threads.
+        assert!((1..=at_most).contains(&most), "{most} with {limit:?}");
+    }
+}
+
 /// A model of 12 blocks that is made on the host: how many of them the device has at a time.
 #[cfg(feature = "wgpu")]
 #[test]
 fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use backburn::{GradientFlow, GradientHook, HookedParameter, OffloadEstimate};
     use burn::module::ParamGroup;
