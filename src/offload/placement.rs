@@ -92,6 +92,8 @@ impl Placement {
     /// Has an optimizer state leave for the host beside what this thread does, one at a time.
     pub(crate) fn send_state_home(&self, leave: impl FnOnce() + Send + 'static) {
         let device = self.device.clone();
+        // It was stepped on this thread's stream.
+        device::hand_over(&device);
         self.transfers.to_host.give(1, 1, move || {
             leave();
             device::hand_over(&device);
