@@ -24,8 +24,11 @@ const ROUNDS: usize = 31;
 /// Marks a way in which nothing comes before it is needed.
 const AT_ONCE: &str = " at once";
 
-/// Ways with what they are compared with, and the bytes that they move in a step of so many examples.
-const WAYS: [(&str, &str, fn(usize) -> usize); 4] = [
+/// Bytes that move in a step of so many examples.
+type Moved = fn(usize) -> usize;
+
+/// Ways with what they are compared with, and the bytes that they move.
+const WAYS: [(&str, &str, Moved); 4] = [
     ("states", "plain", |_| 4 * parameters()),
     ("updates", "plain", |_| 2 * parameters()),
     ("weights", "in blocks", |_| 3 * parameters()),
