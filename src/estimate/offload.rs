@@ -115,7 +115,7 @@ pub(crate) fn made_on_host<M: Module>(
 pub(crate) struct StatesUnderWay {
     limit: usize,
     gradient: usize,
-    /// The largest one, and the two next ones that may be under way beside it.
+    /// The largest one, and the two next ones that may be under way beside it, in falling order.
     states: [usize; 3],
 }
 

@@ -104,7 +104,7 @@ impl Session {
         });
         *self.pass.lock() = Some(pass.clone());
         if let Some(waiting) = &mut self.update.lock().waiting {
-            waiting.begin();
+            waiting.between_passes();
         }
         let session = self.clone();
         Running { session, pass }
@@ -164,7 +164,7 @@ impl Drop for Running {
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
         if let Some(waiting) = &mut self.session.update.lock().waiting {
-            waiting.begin();
+            waiting.between_passes();
         }
     }
 }

@@ -212,7 +212,7 @@ impl Update {
         let lent = average.and_then(|average| average.lend(&call));
         let waiting = self.waiting.as_mut();
         let waiting = waiting.filter(|waiting| waiting.has(id, elements));
-        let (waits, device) = (waiting.is_some(), value.device());
+        let waits = waiting.is_some();
         let mut leaving = None;
         let step = || {
             let learning_rate = self.learning_rate.clone();
@@ -220,7 +220,7 @@ impl Update {
             let Some(waiting) = waiting else {
                 return step_one(all, learning_rate, path, id, value, gradient);
             };
-            let mut own = waiting.take(id, &device, all);
+            let mut own = waiting.take(id, &value.device(), all);
             let stepped = step_one(&mut own, learning_rate, path, id, value, gradient);
             leaving = Some(waiting.put(id, own));
             stepped

@@ -102,8 +102,8 @@ impl WaitingStates {
         all.into_iter().map(Waiting::record).collect()
     }
 
-    /// A pass begins, or has ended: what was sent for and not used goes. It is there as it was.
-    pub(crate) fn begin(&mut self) {
+    /// What was sent for and not used goes. It is there as it was.
+    pub(crate) fn between_passes(&mut self) {
         self.last = None;
         self.coming.clear();
     }
@@ -151,7 +151,7 @@ impl WaitingStates {
         SENT_FOR.with_borrow_mut(|all| all.push(coming.is_some()));
         match (coming.map(|coming| coming.recv()), self.get(id)) {
             (Some(Ok(come)), _) => come.unwrap_or_else(|panic| panic.resume()),
-            (_, Some(Waiting::Here(here, _))) => Arc::unwrap_or_clone(here),
+            (_, Some(Waiting::Here(here, _))) => (*here).clone(),
             (_, Some(Waiting::There(record))) => {
                 load_on(device, || with_states(optimizer, [record]))
             }
