@@ -3,10 +3,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::disk;
 use super::error::CheckpointError;
-use super::part::Part;
+use super::part;
 use super::seal::Seal;
 use super::slot::Slot;
 
@@ -19,19 +20,13 @@ const FORMAT: u32 = 1;
 pub(super) struct Manifest {
     format: u32,
     parts: Slot,
-    seals: BTreeMap<Part, Seal>,
+    seals: BTreeMap<String, Seal>,
 }
 
 /// What there is in any format.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
-}
-
-/// What there is in this one, whatever is wrong with the rest.
-#[derive(Deserialize)]
-struct Place {
-    parts: Slot,
 }
 
 impl Manifest {
@@ -42,11 +37,11 @@ impl Manifest {
     /// That of the parts in `slot`.
     pub(super) fn of(slot: Slot, folder: &Path) -> Result<Self, CheckpointError> {
         let mut seals = BTreeMap::new();
-        for part in Part::ALL {
+        for part in part::ALL {
             let path = slot.path(part, folder);
             let seal = Seal::of(&path);
             let seal = seal.map_err(|error| CheckpointError::cannot_write(&path, error))?;
-            seals.insert(part, seal);
+            seals.insert(part.to_string(), seal);
         }
         Ok(Self {
             format: FORMAT,
@@ -78,8 +73,9 @@ impl Manifest {
         let Some(bytes) = Self::bytes(folder)? else {
             return Ok(None);
         };
-        let place = serde_json::from_slice::<Place>(&bytes);
-        Ok(place.ok().map(|place| place.parts))
+        // Whatever is wrong with the rest.
+        let manifest: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        Ok(Slot::deserialize(&manifest["parts"]).ok())
     }
 
     fn bytes(folder: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
@@ -117,10 +113,10 @@ impl Manifest {
     }
 
     /// The path of a part that is there as it was sealed.
-    pub(super) fn checked(&self, part: Part, folder: &Path) -> Result<PathBuf, CheckpointError> {
+    pub(super) fn checked(&self, part: &str, folder: &Path) -> Result<PathBuf, CheckpointError> {
         let file = self.parts.path(part, folder);
-        let Some(expected) = self.seals.get(&part) else {
-            let reason = format!("it has no seal of {}", part.name());
+        let Some(expected) = self.seals.get(part) else {
+            let reason = format!("it has no seal of {part}");
             return Err(CheckpointError::cannot_read(&Self::path(folder), reason));
         };
         match Seal::of(&file) {

@@ -28,7 +28,6 @@ use crate::fused::{Door, FusedOptimizer, FusedReplicas, Unfit};
 pub use error::CheckpointError;
 use lock::Lock;
 use manifest::Manifest;
-use part::Part;
 pub use progress::Progress;
 use slot::Slot;
 
@@ -174,14 +173,14 @@ impl Checkpoint {
         disk::create_folder(&slot.folder(&self.folder))?;
         let path = |part| slot.path(part, &self.folder);
         // One after the other: what is read from a device for one is gone before the next.
-        let model = path(Part::Model);
+        let model = path(part::MODEL);
         read(|| training.core().model_record().save(&model))?
             .map_err(|error| CheckpointError::cannot_write(&model, error))?;
-        let optimizer = path(Part::Optimizer);
+        let optimizer = path(part::OPTIMIZER);
         read(|| training.core().optimizer_record().save(&optimizer))?
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
-        disk::write(&path(Part::Scheduler), &scheduler)?;
-        disk::write(&path(Part::Progress), &progress)?;
+        disk::write(&path(part::SCHEDULER), &scheduler)?;
+        disk::write(&path(part::PROGRESS), &progress)?;
         disk::flush_folder(&slot.folder(&self.folder))?;
         disk::flush_folder(&self.folder)?;
         Manifest::of(slot, &self.folder)?.write(&self.folder)
@@ -204,7 +203,7 @@ impl Checkpoint {
         let _lock = Lock::shared(&self.folder);
         let manifest = Manifest::read(&self.folder)?;
         let [model, optimizer, scheduler, progress] =
-            Part::ALL.map(|part| manifest.checked(part, &self.folder));
+            part::ALL.map(|part| manifest.checked(part, &self.folder));
         let (model, optimizer) = (model?, optimizer?);
         let progress = Progress::read(&scheduler?, &progress?)?;
         let record = ModuleRecord::load(&model)
@@ -232,7 +231,7 @@ impl Checkpoint {
         let _lock = Lock::shared(&self.folder);
         let manifest = Manifest::read(&self.folder)?;
         let [scheduler, progress] =
-            [Part::Scheduler, Part::Progress].map(|part| manifest.checked(part, &self.folder));
+            [part::SCHEDULER, part::PROGRESS].map(|part| manifest.checked(part, &self.folder));
         Progress::read(&scheduler?, &progress?)
     }
 
@@ -244,7 +243,7 @@ impl Checkpoint {
     pub fn model(&self) -> Result<ModuleRecord, CheckpointError> {
         let _lock = Lock::shared(&self.folder);
         let manifest = Manifest::read(&self.folder)?;
-        let file = manifest.checked(Part::Model, &self.folder)?;
+        let file = manifest.checked(part::MODEL, &self.folder)?;
         // Not by its name, under which there is nothing any more after the next save.
         let bytes = disk::read(&file)?;
         ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes))

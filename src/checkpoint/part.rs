@@ -1,32 +1,8 @@
-use serde::{Deserialize, Serialize};
+//! The files of a checkpoint, by name.
 
-/// A file of a checkpoint.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Part {
-    #[serde(rename = "model.bpk")]
-    Model,
-    #[serde(rename = "optimizer.bpk")]
-    Optimizer,
-    #[serde(rename = "scheduler.bpk")]
-    Scheduler,
-    #[serde(rename = "progress.cbor")]
-    Progress,
-}
+pub(super) const MODEL: &str = "model.bpk";
+pub(super) const OPTIMIZER: &str = "optimizer.bpk";
+pub(super) const SCHEDULER: &str = "scheduler.bpk";
+pub(super) const PROGRESS: &str = "progress.cbor";
 
-impl Part {
-    pub(super) const ALL: [Self; 4] = [
-        Self::Model,
-        Self::Optimizer,
-        Self::Scheduler,
-        Self::Progress,
-    ];
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Model => "model.bpk",
-            Self::Optimizer => "optimizer.bpk",
-            Self::Scheduler => "scheduler.bpk",
-            Self::Progress => "progress.cbor",
-        }
-    }
-}
+pub(super) const ALL: [&str; 4] = [MODEL, OPTIMIZER, SCHEDULER, PROGRESS];

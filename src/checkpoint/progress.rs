@@ -50,21 +50,14 @@ impl<P> Progress<P> {
     }
 }
 
-/// As it is written, but for the scheduler, which has a file of its own.
-#[derive(Serialize)]
-struct Told<'a, P> {
-    step: u64,
-    plan: &'a P,
-}
-
-/// The same as it is read.
-#[derive(Deserialize)]
-struct Heard<P> {
+/// As it is in its file. The scheduler has one of its own.
+#[derive(Serialize, Deserialize)]
+struct Told<P> {
     step: u64,
     plan: P,
 }
 
-fn read<P: DeserializeOwned>(bytes: &[u8]) -> Result<Heard<P>, CheckpointError> {
+fn read<P: DeserializeOwned>(bytes: &[u8]) -> Result<Told<P>, CheckpointError> {
     ciborium::from_reader(bytes).map_err(|error| unfit::<P>("read", error))
 }
 
@@ -97,7 +90,7 @@ impl<P: Serialize + DeserializeOwned> Progress<P> {
 
 impl<P: DeserializeOwned> Progress<P> {
     pub(super) fn read(scheduler: &Path, progress: &Path) -> Result<Self, CheckpointError> {
-        let Heard { step, plan } = read(&disk::read(progress)?)?;
+        let Told { step, plan } = read(&disk::read(progress)?)?;
         let record = Bytes::from_bytes_vec(disk::read(scheduler)?);
         let record = LrSchedulerRecord::from_bytes(record)
             .map_err(|error| CheckpointError::cannot_read(scheduler, error))?;

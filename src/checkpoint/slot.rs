@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk;
 use super::error::CheckpointError;
-use super::part::Part;
+use super::part;
 
 /// One of the two folders within that of a checkpoint that parts may be in.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,16 +42,18 @@ impl Slot {
     }
 
     /// Where a part in it is.
-    pub(super) fn path(self, part: Part, checkpoint: &Path) -> PathBuf {
-        self.folder(checkpoint).join(part.name())
+    pub(super) fn path(self, part: &str, checkpoint: &Path) -> PathBuf {
+        self.folder(checkpoint).join(part)
     }
 
     /// Removes the parts in it, whole and unfinished ones, and itself if that was all.
     pub(super) fn clear(self, checkpoint: &Path) -> Result<(), CheckpointError> {
         let folder = self.folder(checkpoint);
         for name in disk::names(&folder)? {
-            let mut parts = Part::ALL.iter().map(|part| part.name());
-            if parts.any(|part| name == part || disk::is_unfinished(&name, part)) {
+            if part::ALL
+                .iter()
+                .any(|part| name == *part || disk::is_unfinished(&name, part))
+            {
                 disk::remove(&folder.join(name))?;
             }
         }
