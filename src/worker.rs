@@ -11,6 +11,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A thread that moves things and updates them beside the one that computes, one job after the other. On CubeCL
 /// devices it has a stream of its own, which lives as long as it does.
+#[derive(Debug)]
 pub(crate) struct Worker {
     jobs: Sender<(usize, Job)>,
     under_way: Arc<UnderWay>,
@@ -18,13 +19,13 @@ pub(crate) struct Worker {
 }
 
 /// What has been given to the thread and is not done.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct UnderWay {
     load: Mutex<Load>,
     less: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Load {
     jobs: usize,
     bytes: usize,

@@ -19,22 +19,13 @@ pub(super) struct Bookkeeping {
     pub(super) pass: usize,
 }
 
-/// The same of one parameter.
-#[derive(Clone, Copy, Debug, Default)]
-struct OfOne {
-    ordinary: usize,
-    fused: usize,
-    tick: usize,
-    pass: usize,
-}
-
 impl Bookkeeping {
     /// That of a model with these parameters, whose states take so many bytes beside their tensors.
     pub(super) fn of(parameters: &[Parameter], states: usize) -> Self {
         let trained = parameters.iter().filter(|it| it.trained).count();
         let device = parameters.first().map(|parameter| &parameter.device);
-        let one = device.and_then(OfOne::measured).unwrap_or_default();
-        let stock = parameters.len() * one.ordinary + states;
+        let one = device.and_then(Self::of_one).unwrap_or_default();
+        let stock = parameters.len() * one.stock + states;
         Self {
             stock,
             fused: stock + trained * one.fused,
@@ -42,10 +33,9 @@ impl Bookkeeping {
             pass: trained * one.pass,
         }
     }
-}
 
-impl OfOne {
-    fn measured(device: &Device) -> Option<Self> {
+    /// Measures that of one parameter, without a state; `fused` is what comes on top.
+    fn of_one(device: &Device) -> Option<Self> {
         const PARAMETERS: usize = 64;
         const SHAPE: [usize; 2] = [8, 8];
         type Model = Vec<Param<Tensor<2>>>;
@@ -73,7 +63,7 @@ impl OfOne {
         let of_fused = form.try_dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
         let tensor = size_of::<f32>() * SHAPE.iter().product::<usize>();
         Some(Self {
-            ordinary: (ordinary / PARAMETERS).saturating_sub(tensor),
+            stock: (ordinary / PARAMETERS).saturating_sub(tensor),
             fused: fused / PARAMETERS,
             tick: ticks / PARAMETERS,
             pass: of_fused.saturating_sub(of_stock) / PARAMETERS,

@@ -60,14 +60,12 @@ impl OffloadEstimate {
             let casts = computed(parameter.dtype) != parameter.dtype;
             let moves =
                 |it: &&OffloadConfig| it.rests_on_host(elements) || (casts && !it.states_wait());
-            let state_waits =
-                |it: &OffloadConfig| it.states_wait_from().is_some_and(|from| elements >= from);
             let (device, host, on_the_way) = match parameter.trained.then_some(state) {
                 Some(state) if offload.filter(moves).is_some() => {
                     copies += copy;
                     (0, bytes + state, 2 * copy)
                 }
-                Some(state) if offload.is_some_and(state_waits) => {
+                Some(state) if offload.is_some_and(|it| it.state_waits(elements)) => {
                     (bytes, state, states_under_way.with(bytes, state))
                 }
                 Some(state) => (bytes + state, 0, bytes),
@@ -100,9 +98,7 @@ pub(crate) fn made_on_host<M: Module>(
         let elements = parameter.elements();
         let state = states.as_ref().map_or(0, |states| states[place]);
         let rests = offload.rests_on_host(elements);
-        if parameter.trained
-            && (rests || offload.states_wait_from().is_some_and(|it| elements >= it))
-        {
+        if parameter.trained && (rests || offload.state_waits(elements)) {
             made += state;
             largest = largest.max(if rests { parameter.bytes() } else { 0 });
         }

@@ -86,6 +86,11 @@ impl OffloadConfig {
         self.offload == Offload::States
     }
 
+    /// Whether that of a parameter of so many elements does.
+    pub(crate) fn state_waits(&self, elements: usize) -> bool {
+        self.states_wait() && elements >= self.min_elements
+    }
+
     /// From how many elements on the optimizer state of a parameter waits, if states do.
     pub(crate) fn states_wait_from(&self) -> Option<usize> {
         self.states_wait().then_some(self.min_elements)

@@ -1,4 +1,3 @@
-use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -10,6 +9,7 @@ use crate::error::FusedError;
 use crate::tap;
 
 /// Where the parts of a training are, and who moves them.
+#[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) config: OffloadConfig,
     /// Where the model computes, with autodiff.
@@ -17,13 +17,6 @@ pub(crate) struct Placement {
     /// What waits there is without autodiff.
     pub(crate) host: Device,
     pub(crate) transfers: Arc<Transfers>,
-}
-
-impl Debug for Placement {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let (config, device) = (&self.config, &self.device);
-        write!(f, "Placement({config:?}, {device:?})")
-    }
 }
 
 impl Placement {
@@ -73,31 +66,30 @@ impl Placement {
     /// waits while too much is under way.
     pub(crate) fn send_home(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
         let limit = self.transfers.limit.of_gradients();
-        let device = self.device.clone();
-        self.transfers.to_host.give(bytes, limit, move || {
-            step();
-            device::hand_over(&device);
-        });
+        let job = self.handing_over(step);
+        self.transfers.to_host.give(bytes, limit, job);
     }
 
     /// Brings weights to the device before they are read, beside what this thread does.
     pub(crate) fn send_ahead(&self, fetch: impl FnOnce() + Send + 'static) {
-        let device = self.device.clone();
-        self.transfers.to_device.give(0, usize::MAX, move || {
-            fetch();
-            device::hand_over(&device);
-        });
+        let job = self.handing_over(fetch);
+        self.transfers.to_device.give(0, usize::MAX, job);
     }
 
     /// Has an optimizer state leave for the host beside what this thread does, one at a time.
     pub(crate) fn send_state_home(&self, leave: impl FnOnce() + Send + 'static) {
-        let device = self.device.clone();
         // It was stepped on this thread's stream.
-        device::hand_over(&device);
-        self.transfers.to_host.give(1, 1, move || {
-            leave();
+        device::hand_over(&self.device);
+        self.transfers.to_host.give(1, 1, self.handing_over(leave));
+    }
+
+    /// `job`, after which the device has what the thread of the job has asked it for.
+    fn handing_over(&self, job: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
+        let device = self.device.clone();
+        move || {
+            job();
             device::hand_over(&device);
-        });
+        }
     }
 
     /// Waits until the device has computed what this thread has asked it for, so that it has let go of what it needs

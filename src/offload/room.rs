@@ -30,18 +30,3 @@ fn left() -> Option<u64> {
     });
     Some(of_machine.min(of_group)).filter(|left| *left > 0)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_than_the_host_has_is_refused_by_option_and_bytes() {
-        check_room(1 << 10, "some_option").unwrap();
-        let error = check_room(1 << 60, "some_option").unwrap_err();
-        assert!(
-            error.contains("`some_option` needs 1152921504606846976 bytes"),
-            "{error}"
-        );
-    }
-}

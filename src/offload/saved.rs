@@ -38,8 +38,8 @@ enum Stage {
     Leaving(Vec<Tensor<1>>),
     /// On the host alone, for a device.
     Away(Vec<(TensorData, Device)>),
-    /// On the way back, which takes the data along.
-    Coming(Vec<(TensorData, Device)>),
+    /// On the way back.
+    Coming,
     /// On the device.
     Here(Vec<Tensor<1>>),
     /// Lost on the way, for a reason.
@@ -122,15 +122,15 @@ impl SavedTensors {
 
     /// Has `saved` come back, if it has left: from one stream and its memory, whoever takes it.
     fn send_for(&self, saved: &Arc<Saved>) {
-        if !saved.is_to_come() {
+        let Some(data) = saved.what_has_to_come() else {
             return;
-        }
+        };
         if self.waits {
-            return saved.come();
+            return saved.come(data);
         }
         let coming = saved.clone();
         let worker = &self.transfers.to_device;
-        worker.give(saved.bytes, usize::MAX, move || coming.come());
+        worker.give(saved.bytes, usize::MAX, move || coming.come(data));
     }
 }
 
@@ -160,24 +160,19 @@ impl Saved {
         devices.iter().for_each(hand_over);
     }
 
-    /// Lets them stay if they have not left. Returns whether they have to come.
-    fn is_to_come(&self) -> bool {
+    /// Lets them stay if they have not left.
+    fn what_has_to_come(&self) -> Option<Vec<(TensorData, Device)>> {
         let mut stage = self.stage.lock();
-        let (next, is_to_come) = match std::mem::take(&mut *stage) {
-            Stage::Leaving(tensors) => (Stage::Here(tensors), false),
-            Stage::Away(data) => (Stage::Coming(data), true),
-            other => (other, false),
-        };
-        *stage = next;
-        is_to_come
+        match std::mem::replace(&mut *stage, Stage::Coming) {
+            Stage::Away(data) => return Some(data),
+            Stage::Leaving(tensors) => *stage = Stage::Here(tensors),
+            other => *stage = other,
+        }
+        None
     }
 
     /// Comes back to the device.
-    fn come(&self) {
-        let data = match &mut *self.stage.lock() {
-            Stage::Coming(data) => std::mem::take(data),
-            _ => return,
-        };
+    fn come(&self, data: Vec<(TensorData, Device)>) {
         let devices: Vec<_> = data.iter().map(|(_, device)| device.clone()).collect();
         let data = data.into_iter();
         let back = caught(|| data.map(|(data, device)| of_data(data, &device)).collect());
@@ -189,20 +184,14 @@ impl Saved {
     /// The tensors, when they are back.
     fn take(&self) -> Result<Vec<Tensor<1>>, String> {
         let mut stage = self.stage.lock();
-        while let Stage::Coming(_) = *stage {
+        while let Stage::Coming = *stage {
             self.is_back.wait(&mut stage);
         }
-        match std::mem::take(&mut *stage) {
+        match std::mem::replace(&mut *stage, Stage::Coming) {
             Stage::Here(tensors) => Ok(tensors),
             Stage::Lost(reason) => Err(reason),
             _ => unreachable!("they were sent for"),
         }
-    }
-}
-
-impl Default for Stage {
-    fn default() -> Self {
-        Self::Here(Vec::new())
     }
 }
 

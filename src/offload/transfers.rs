@@ -1,5 +1,3 @@
-use std::fmt::{Debug, Formatter};
-
 use burn::tensor::Device;
 
 use crate::device::is_cubecl;
@@ -8,6 +6,7 @@ use crate::under_way::Limit;
 use crate::worker::Worker;
 
 /// Who moves things between a device and the host, beside the thread that computes.
+#[derive(Debug)]
 pub(crate) struct Transfers {
     /// Brings gradients to the host, and steps their parameters there; and what is saved for the backward pass.
     pub(crate) to_host: Worker,
@@ -17,12 +16,6 @@ pub(crate) struct Transfers {
     pub(crate) limit: Limit,
     /// The device that is known to have memory of its own, without autodiff.
     apart: Option<Device>,
-}
-
-impl Debug for Transfers {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Transfers({:?})", self.limit)
-    }
 }
 
 impl Transfers {
