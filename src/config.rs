@@ -4,10 +4,10 @@ use burn::config::Config;
 use burn::tensor::{Device, FloatDType};
 
 use crate::error::FusedError;
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::layout::Request;
 use crate::offload::OffloadConfig;
 use crate::optim::{WeightAveragingConfig, WeightFormat};
+use crate::pass::GradientCheckpointingConfig;
 use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Policies};
 use crate::replica::{Ownership, Sharding};
 

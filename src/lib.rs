@@ -132,8 +132,8 @@ pub use error::FusedError;
 pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};
 pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
-    Activations, Constant, FloatMap, GradientCheckpointingConfig, Sequence, Whole,
-    gradient_checkpointing, gradient_checkpointing_sequential, gradient_checkpointing_tiled,
+    Activations, Constant, FloatMap, Sequence, Whole, gradient_checkpointing,
+    gradient_checkpointing_sequential, gradient_checkpointing_tiled,
 };
 pub use linear_cross_entropy::{
     Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossDirection,
@@ -145,7 +145,7 @@ pub use loss::Loss;
 pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use optim::{WeightAverage, WeightAveragingConfig};
 pub use parameters::ModelKey;
-pub use pass::{StepContext, scale_loss};
+pub use pass::{GradientCheckpointingConfig, StepContext, scale_loss};
 pub use plan::{
     Budget, Fidelity, Ladder, Measured, Plan, PlanError, PlannedOptimizer, Planner, Rung, Technique,
 };

@@ -4,12 +4,31 @@
 //! begin with the same seed, but what another thread takes in between is missing: who needs the same
 //! numbers has to compare what was computed with them.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use parking_lot::Mutex;
 
 use crate::device::is_cubecl;
+
+/// Seeds that all come from one.
+#[derive(Debug)]
+pub(crate) struct Seeds {
+    pub(crate) first: u64,
+    taken: AtomicU64,
+}
+
+impl Seeds {
+    pub(crate) fn from(first: u64) -> Self {
+        let taken = AtomicU64::new(0);
+        Self { first, taken }
+    }
+
+    pub(crate) fn next(&self) -> u64 {
+        mix(self.first, self.taken.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// The seeds of the steps of a training, from the generator of the device, so that a seeded program stays
 /// reproducible.
@@ -17,7 +36,7 @@ use crate::device::is_cubecl;
 /// A CubeCL device would have to be waited for. So it gives one number, for the first step that needs a seed,
 /// and the seeds of all steps come from that.
 #[derive(Debug, Default)]
-pub(crate) struct StepSeeds(Mutex<Option<(u64, u64)>>);
+pub(crate) struct StepSeeds(OnceLock<Seeds>);
 
 impl StepSeeds {
     /// The seed of the next step.
@@ -25,10 +44,8 @@ impl StepSeeds {
         if !is_cubecl(device) {
             return draw_seed(device);
         }
-        let mut drawn = self.0.lock();
-        let (seed, taken) = drawn.unwrap_or_else(|| (draw_seed(device), 0));
-        *drawn = Some((seed, taken + 1));
-        mix(seed, taken)
+        let seeds = self.0.get_or_init(|| Seeds::from(draw_seed(device)));
+        seeds.next()
     }
 }
 

@@ -39,7 +39,7 @@ fn implementation(mut item: DeriveInput) -> Result<TokenStream, Error> {
     Ok(quote! {
         #[automatically_derived]
         impl #parameters ::backburn::Activations for #name #arguments #conditions {
-            fn map_floats<BackburnMap: ::backburn::FloatMap>(self, map: &mut BackburnMap) -> Self {
+            fn map_floats(self, map: &mut ::backburn::FloatMap<'_>) -> Self {
                 match self {
                     #(#arms)*
                 }

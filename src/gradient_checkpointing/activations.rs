@@ -51,77 +51,69 @@ use crate::parameters::AnyTensor;
 pub trait Activations: Clone + Send + 'static {
     /// Applies `map` to every float tensor, in order.
     #[doc(hidden)]
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self;
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self;
 }
 
-/// A function of float tensors of any rank. Public for the derive alone.
+/// A function of float tensors of any rank, shown as if they were of rank one, as an [`AnyTensor`] is. Public for the derive alone.
 #[doc(hidden)]
-pub trait FloatMap {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;
-}
+pub type FloatMap<'a> = dyn FnMut(Tensor<1>) -> Tensor<1> + 'a;
 
-/// `activations` with what `map` makes of each float tensor, in order. They are shown as if they were of rank one, as an [`AnyTensor`] is.
-pub(super) fn map_each<A: Activations>(
-    activations: A,
-    map: impl FnMut(Tensor<1>) -> Tensor<1>,
-) -> A {
-    struct Each<F>(F);
-    impl<F: FnMut(Tensor<1>) -> Tensor<1>> FloatMap for Each<F> {
-        fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-            let mapped = (self.0)(AnyTensor::from(tensor).untyped());
-            AnyTensor::from(mapped).of_rank()
-        }
-    }
-    activations.map_floats(&mut Each(map))
+/// Shows every float tensor in `activations`, in order.
+pub(super) fn each<A: Activations>(activations: &A, mut show: impl FnMut(&Tensor<1>)) {
+    drop(activations.clone().map_floats(&mut |tensor| {
+        show(&tensor);
+        tensor
+    }));
 }
 
 impl<const D: usize> Activations for Tensor<D> {
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
-        map.map(self)
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
+        let mapped = map(AnyTensor::from(self).untyped());
+        AnyTensor::from(mapped).of_rank()
     }
 }
 
 impl<const D: usize> Activations for Tensor<D, Int> {
-    fn map_floats<M: FloatMap>(self, _map: &mut M) -> Self {
+    fn map_floats(self, _map: &mut FloatMap<'_>) -> Self {
         self
     }
 }
 
 impl<const D: usize> Activations for Tensor<D, Bool> {
-    fn map_floats<M: FloatMap>(self, _map: &mut M) -> Self {
+    fn map_floats(self, _map: &mut FloatMap<'_>) -> Self {
         self
     }
 }
 
 impl<T: Activations> Activations for Option<T> {
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
         self.map(|activations| activations.map_floats(map))
     }
 }
 
 impl<T: Activations> Activations for Vec<T> {
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
         let all = self.into_iter();
         all.map(|activations| activations.map_floats(map)).collect()
     }
 }
 
 impl<const D: usize> Activations for LstmState<D> {
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
         let Self { cell, hidden } = self;
         Self {
-            cell: map.map(cell),
-            hidden: map.map(hidden),
+            cell: cell.map_floats(map),
+            hidden: hidden.map_floats(map),
         }
     }
 }
 
 impl Activations for MhaOutput {
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
         let Self { weights, context } = self;
         Self {
-            weights: map.map(weights),
-            context: map.map(context),
+            weights: weights.map_floats(map),
+            context: context.map_floats(map),
         }
     }
 }
@@ -130,7 +122,7 @@ macro_rules! tuples {
     ($(($($name:ident)*))*) => {
         $(#[allow(non_snake_case)]
         impl<$($name: Activations),*> Activations for ($($name,)*) {
-            fn map_floats<Map: FloatMap>(self, map: &mut Map) -> Self {
+            fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
                 let ($($name,)*) = self;
                 ($($name.map_floats(map),)*)
             }

@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 
-use super::GradientCheckpointingConfig;
 use crate::error::FusedError;
 use crate::memory::MemoryTimeline;
+use crate::pass::GradientCheckpointingConfig;
 
 impl GradientCheckpointingConfig {
     /// The blocks to checkpoint so that a step takes no more than `budget` bytes, and no others, from

@@ -39,7 +39,7 @@ use super::activations::{Activations, FloatMap};
 pub struct Constant<T>(pub T);
 
 impl<T: Clone + Send + RefUnwindSafe + 'static> Activations for Constant<T> {
-    fn map_floats<M: FloatMap>(self, _map: &mut M) -> Self {
+    fn map_floats(self, _map: &mut FloatMap<'_>) -> Self {
         self
     }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
+use burn::tensor::TensorData;
 
-use super::activations::{Activations, FloatMap};
-use crate::device::host;
+use super::activations::Activations;
+use crate::device::{host, of_data};
 use crate::error::FusedError;
 use crate::offload::{Saved, SavedTensors};
-use crate::parameters::AnyTensor;
 
 /// The input of a block between its runs, without autodiff.
 pub(super) struct KeptInput<X> {
@@ -29,22 +28,26 @@ struct OnHost {
 impl<X: Activations> KeptInput<X> {
     /// Keeps `input`; what has memory of its own in `on_host`, if there is that.
     pub(super) fn new(input: X, on_host: Option<&Arc<SavedTensors>>) -> Self {
-        let Some(on_host) = on_host else {
+        let Some(all) = on_host else {
             let on_host = None;
             return Self { input, on_host };
         };
-        let (which, leaving) = (Vec::new(), Vec::new());
-        let mut out = Out {
-            on_host,
-            which,
-            leaving,
-        };
-        let input = input.map_floats(&mut out);
-        let Out { which, leaving, .. } = out;
+        let (mut which, mut leaving) = (Vec::new(), Vec::new());
+        let input = input.map_floats(&mut |tensor| {
+            let device = tensor.device();
+            let leaves = all.leaves(&device);
+            which.push(leaves);
+            if !leaves {
+                return tensor;
+            }
+            let one = TensorData::zeros::<f32, _>(vec![1; tensor.shape().num_dims()]);
+            leaving.push(tensor);
+            of_data(one, &host(&device))
+        });
         let on_host = (!leaving.is_empty()).then(|| OnHost {
             which,
-            saved: on_host.save(leaving),
-            all: on_host.clone(),
+            saved: all.save(leaving),
+            all: all.clone(),
         });
         Self { input, on_host }
     }
@@ -62,43 +65,10 @@ impl<X: Activations> KeptInput<X> {
                  block and those before it are unchanged"
             ),
         })?;
-        Ok(self.input.map_floats(&mut Back {
-            which: which.into_iter(),
-            back: back.into_iter(),
+        let (mut which, mut back) = (which.into_iter(), back.into_iter());
+        Ok(self.input.map_floats(&mut |tensor| match which.next() {
+            Some(true) => back.next().expect("all that left is back"),
+            _ => tensor,
         }))
-    }
-}
-
-/// Takes out what leaves.
-struct Out<'a> {
-    on_host: &'a SavedTensors,
-    which: Vec<bool>,
-    leaving: Vec<Tensor<1>>,
-}
-
-impl FloatMap for Out<'_> {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let device = tensor.device();
-        let leaves = self.on_host.leaves(&device);
-        self.which.push(leaves);
-        if !leaves {
-            return tensor;
-        }
-        self.leaving.push(AnyTensor::from(tensor).untyped());
-        Tensor::zeros([1; D], &host(&device))
-    }
-}
-
-/// Puts in what is back.
-struct Back {
-    which: std::vec::IntoIter<bool>,
-    back: std::vec::IntoIter<Tensor<1>>,
-}
-
-impl FloatMap for Back {
-    fn map<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let is_back = self.which.next().unwrap_or_default();
-        let back = is_back.then(|| self.back.next()).flatten();
-        back.map_or(tensor, |back| AnyTensor::from(back).of_rank())
     }
 }

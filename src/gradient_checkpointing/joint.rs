@@ -44,7 +44,7 @@ impl Joint {
             pass,
             name,
             rerun: Mutex::new(Some(rerun)),
-            arrived: Mutex::new(std::iter::repeat_with(|| None).take(outputs).collect()),
+            arrived: Mutex::new(vec![None; outputs]),
             found: Mutex::default(),
         }
     }

@@ -2,7 +2,6 @@
 
 mod activations;
 mod budget;
-mod config;
 mod constant;
 mod fingerprint;
 mod host;
@@ -20,9 +19,8 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::GradientCheckpointingStrategy;
 
-use activations::map_each;
+use activations::each;
 pub use activations::{Activations, FloatMap};
-pub use config::GradientCheckpointingConfig;
 pub use constant::Constant;
 use host::KeptInput;
 use joint::Joint;
@@ -157,10 +155,7 @@ where
     Y: Activations,
 {
     let mut devices = block.devices();
-    let input = map_each(input, |tensor| {
-        devices.push(tensor.device());
-        tensor
-    });
+    each(&input, |tensor| devices.push(tensor.device()));
     if devices.iter().any(|device| !device.is_autodiff()) {
         // Inference, or a look at the model for inference in a step.
         return forward(block, input);
@@ -215,7 +210,7 @@ where
     // Out of its autodiff graph; for every tensor the place where its gradient goes, if it is tracked.
     let mut tracked = Vec::new();
     let mut strategy = GradientCheckpointingStrategy::default();
-    let kept = map_each(input, |tensor| {
+    let kept = input.map_floats(&mut |tensor| {
         strategy = tensor.gradient_checkpointing_strategy().unwrap_or(strategy);
         let index = tracked.len();
         let what = || format!("float input {index} (counted from 0)");
@@ -227,7 +222,9 @@ where
     let states = SeenStates::before(&block);
     let (output, drawn) = {
         let _entered = inside.enter();
-        let input = map_each(kept.clone(), |tensor| lift(tensor, strategy));
+        let input = kept
+            .clone()
+            .map_floats(&mut |tensor| lift(tensor, strategy));
         let place = || {
             let name = name::<B>(&readers);
             format!("the first run of the recomputed block {name}")

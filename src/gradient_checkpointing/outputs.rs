@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
-use super::activations::{Activations, map_each};
+use super::activations::{Activations, each};
 use super::joint::Joint;
 use crate::device::sent;
 use crate::memory::{self, BlockRun};
@@ -25,15 +25,14 @@ pub(super) struct Forms {
 impl Forms {
     pub(super) fn of<Y: Activations>(output: &Y) -> Self {
         let mut forms = Self::default();
-        drop(map_each(output.clone(), |tensor| {
+        each(output, |tensor| {
             forms.found.push((tensor.shape(), tensor.dtype()));
             forms.tracked |= tensor.is_tracked();
             forms.device.get_or_insert_with(|| tensor.device());
             if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
                 forms.strategy = strategy;
             }
-            tensor
-        }));
+        });
         forms
     }
 
@@ -54,7 +53,7 @@ pub(super) fn tapped<Y: Activations>(
     strategy: GradientCheckpointingStrategy,
 ) -> Y {
     let mut outputs = 0..;
-    map_each(output, |tensor| {
+    output.map_floats(&mut |tensor| {
         let device = tensor.device();
         let beside = sent(node.clone(), &device);
         let output = Output {
@@ -88,7 +87,7 @@ impl GradientSink for Output {
 /// Something to go back from beside every tensor in the `output` of the second run that has one of the `gradients`, which are in the
 /// order of the tensors; none if there are none. Its value is that of the `signal`, which says nothing.
 pub(super) fn root<Y: Activations>(
-    output: Y,
+    output: &Y,
     gradients: Vec<Option<DispatchTensor>>,
     signal: &Tensor<1>,
     strategy: GradientCheckpointingStrategy,
@@ -96,7 +95,7 @@ pub(super) fn root<Y: Activations>(
 ) -> Option<Tensor<1>> {
     let mut gradients = gradients.into_iter();
     let mut all: Option<Tensor<1>> = None;
-    drop(map_each(output, |tensor| {
+    each(output, |tensor| {
         if let Some(gradient) = gradients.next().flatten() {
             let value = sent(signal.clone(), &tensor.device().inner());
             let gradient = Mutex::new(Some(gradient));
@@ -109,8 +108,7 @@ pub(super) fn root<Y: Activations>(
                 None => root,
             });
         }
-        tensor
-    }));
+    });
     all
 }
 

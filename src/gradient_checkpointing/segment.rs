@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::activations::{Activations, map_each};
+use super::activations::Activations;
 use super::fingerprint::Fingerprint;
 use super::host::KeptInput;
 use super::outputs::{Forms, root};
@@ -126,7 +126,8 @@ where
             memory::leave_second_run(run);
         }
         let signal = Tensor::from_dispatch(signal);
-        let root = root(output, gradients, &signal, strategy, run);
+        let root = root(&output, gradients, &signal, strategy, run);
+        drop(output);
         let root = root.expect("an output has called for the block");
         let gradients = root.backward();
         leaves.into_iter().map(|find| find(&gradients)).collect()
@@ -161,7 +162,7 @@ where
             let recorded = with_frozen(block.clone(), scope.pass.placement());
             let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
             let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
-            let input = map_each(input, |tensor| {
+            let input = input.map_floats(&mut |tensor| {
                 let lifted = lift(tensor, strategy);
                 if !are_tracked.next().is_some_and(|is_tracked| *is_tracked) {
                     return lifted;

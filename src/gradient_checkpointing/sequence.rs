@@ -29,7 +29,7 @@ pub trait Sequence: Activations {
 pub struct Whole<T>(pub T);
 
 impl<T: Activations> Activations for Whole<T> {
-    fn map_floats<M: FloatMap>(self, map: &mut M) -> Self {
+    fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
         Self(self.0.map_floats(map))
     }
 }

@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::thread::{ThreadId, current, scope};
 
+use crate::caught::catch;
+
 thread_local! {
     /// The thread that this one runs blocks for.
     static RUNS_FOR: Cell<Option<ThreadId>> = const { Cell::new(None) };
@@ -16,21 +18,14 @@ pub(super) fn thread() -> ThreadId {
 
 /// Does the second run of a block whose first was on `thread`, here.
 pub(super) fn here<R>(thread: ThreadId, run: impl FnOnce() -> R) -> R {
-    let _before = Before(RUNS_FOR.replace(Some(thread)));
-    run()
+    let before = RUNS_FOR.replace(Some(thread));
+    let result = catch(run);
+    RUNS_FOR.set(before);
+    result.unwrap_or_else(|panic| panic.resume())
 }
 
 /// The same on a thread of its own, where Burn has no update of a state aside.
 pub(super) fn apart<R: Send>(thread: ThreadId, run: impl FnOnce() -> R + Send) -> R {
     let result = scope(|threads| threads.spawn(|| here(thread, run)).join());
     result.unwrap_or_else(|panic| resume_unwind(panic))
-}
-
-/// Puts back, when dropped, what this thread has run blocks for before.
-struct Before(Option<ThreadId>);
-
-impl Drop for Before {
-    fn drop(&mut self) {
-        RUNS_FOR.set(self.0);
-    }
 }

@@ -1,5 +1,7 @@
 use std::cell::Cell;
 
+use crate::caught::catch;
+
 thread_local! {
     static COMPACT: Cell<bool> = const { Cell::new(false) };
 }
@@ -24,14 +26,10 @@ thread_local! {
 /// # assert!(compact < optimizer.to_record().into_bytes().unwrap().len() / 3);
 /// ```
 pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            COMPACT.set(self.0);
-        }
-    }
-    let _before = Before(COMPACT.replace(true));
-    save()
+    let before = COMPACT.replace(true);
+    let saved = catch(save);
+    COMPACT.set(before);
+    saved.unwrap_or_else(|panic| panic.resume())
 }
 
 /// Whether the records that are written now are to be compact.

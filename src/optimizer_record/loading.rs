@@ -2,6 +2,8 @@ use std::cell::RefCell;
 
 use burn::tensor::Device;
 
+use crate::caught::catch;
+
 thread_local! {
     static LOAD_ON: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
@@ -9,14 +11,10 @@ thread_local! {
 /// Lets `load` bring the states of this crate's optimizers to `device`. Burn brings states to its default device, and from there to
 /// where they are used.
 pub(crate) fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
-    struct Before(Option<Device>);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            LOAD_ON.set(self.0.take());
-        }
-    }
-    let _before = Before(LOAD_ON.replace(Some(device.clone())));
-    load()
+    let before = LOAD_ON.replace(Some(device.clone()));
+    let loaded = catch(load);
+    LOAD_ON.set(before);
+    loaded.unwrap_or_else(|panic| panic.resume())
 }
 
 /// Where a state is loaded that Burn would bring to `device`.

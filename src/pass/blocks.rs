@@ -1,28 +1,20 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::Learned;
+use super::config::GradientCheckpointingConfig;
 use super::counted::Counted;
 use super::course::Course;
-use crate::random::{self, StepSeeds, mix};
+use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::Litter;
-
-/// What a step does with the blocks under gradient checkpointing.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct BlockChoice {
-    /// Whether a block keeps its activations, in the order of the calls.
-    pub(crate) keep_activations: Vec<bool>,
-    /// Whether inputs wait in the memory of the host.
-    pub(crate) offload_inputs: bool,
-}
 
 /// The blocks of a pass that are under gradient checkpointing.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    pub(crate) choice: Arc<BlockChoice>,
+    pub(crate) config: Arc<GradientCheckpointingConfig>,
     /// In which order they run, and what each reads.
     pub(crate) course: Mutex<Course>,
     /// The number of blocks so far that are in no other.
@@ -34,16 +26,10 @@ pub(crate) struct Blocks {
     pub(crate) learned: Arc<Learned>,
     /// Where the seed of this step comes from.
     seeds: Arc<StepSeeds>,
-    random: Mutex<BlockRandom>,
-}
-
-/// The random numbers of the blocks.
-#[derive(Debug, Default)]
-struct BlockRandom {
-    /// The seed that those of the blocks come from, and how many have.
-    seed: Option<(u64, u64)>,
+    /// Those of the blocks.
+    own_seeds: OnceLock<Seeds>,
     /// The devices that blocks have drawn on.
-    devices: Vec<Device>,
+    devices: Mutex<Vec<Device>>,
 }
 
 /// What becomes of a block.
@@ -58,30 +44,28 @@ pub(crate) enum Way {
 impl Blocks {
     /// The blocks of a pass; `seed` is that of their random numbers, if it has to be this one.
     pub(super) fn new(
-        choice: Arc<BlockChoice>,
+        config: Arc<GradientCheckpointingConfig>,
         learned: Arc<Learned>,
         seeds: Arc<StepSeeds>,
         seed: Option<u64>,
     ) -> Self {
         Self {
-            choice,
+            config,
             course: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             litter: Litter::new(),
             learned,
             seeds,
-            random: Mutex::new(BlockRandom {
-                seed: seed.map(|seed| (seed, 0)),
-                devices: Vec::new(),
-            }),
+            own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
+            devices: Mutex::default(),
         }
     }
 
     /// What becomes of the next block that is in no other.
     pub(crate) fn next(&self) -> Way {
         let index = self.called.fetch_add(1, Ordering::Relaxed);
-        match self.choice.keep_activations.get(index) {
+        match self.config.keep_activations.get(index) {
             Some(true) => Way::Keep,
             _ => Way::RunTwice { index: Some(index) },
         }
@@ -116,15 +100,13 @@ impl Blocks {
 
     /// The seed of the next block that is in no other, which computes on `device`.
     pub(super) fn next_seed(&self, device: &Device) -> u64 {
-        let mut random = self.random.lock();
-        let (seed, taken) = random.seed.unwrap_or_else(|| (self.seeds.next(device), 0));
-        random.seed = Some((seed, taken + 1));
-        mix(seed, taken)
+        let first = || Seeds::from(self.seeds.next(device));
+        self.own_seeds.get_or_init(first).next()
     }
 
     /// A block draws on these devices.
     pub(crate) fn draw_on(&self, devices: &[Device]) {
-        let known = &mut self.random.lock().devices;
+        let mut known = self.devices.lock();
         for device in devices {
             if !known.contains(device) {
                 known.push(device.clone());
@@ -134,14 +116,13 @@ impl Blocks {
 
     /// Whether some have drawn, or may have.
     pub(super) fn have_drawn(&self) -> bool {
-        !self.random.lock().devices.is_empty()
+        !self.devices.lock().is_empty()
     }
 
     /// What the generators give next does not depend on which blocks ran twice.
     pub(super) fn end(&self) {
-        let random = self.random.lock();
-        if let Some((seed, _)) = random.seed {
-            random::seed(&random.devices, mix(seed, u64::MAX));
+        if let Some(seeds) = self.own_seeds.get() {
+            random::seed(&self.devices.lock(), mix(seeds.first, u64::MAX));
         }
     }
 }

@@ -4,6 +4,7 @@
 //! where the code of a pass is, by thread; it is the only thing here that a thread keeps to itself.
 
 mod blocks;
+mod config;
 mod context;
 mod counted;
 mod course;
@@ -31,7 +32,8 @@ use crate::replica::Turn;
 use crate::tap::Census;
 use counted::Counted;
 
-pub(crate) use blocks::{BlockChoice, Blocks, Way};
+pub(crate) use blocks::{Blocks, Way};
+pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use course::{Course, Foresight};
 pub(crate) use learned::{Learned, Reads};
@@ -63,7 +65,7 @@ pub(crate) struct Pass {
     pub(crate) among: Option<Arc<AmongRanks>>,
     /// The blocks under gradient checkpointing, since the first was called.
     pub(crate) blocks: OnceLock<Blocks>,
-    choice: Arc<BlockChoice>,
+    checkpointing: Arc<GradientCheckpointingConfig>,
     foresight: Option<Arc<dyn Foresight>>,
     /// If inputs of blocks wait on the host.
     pub(crate) saved: Option<Arc<SavedTensors>>,
@@ -93,8 +95,8 @@ impl Pass {
                 .rehearsal
                 .as_ref()
                 .and_then(|it| it.block_seed(self.rank()));
-            let (learned, seeds) = (self.learned.clone(), self.seeds.clone());
-            Blocks::new(self.choice.clone(), learned, seeds, seed)
+            let (config, seeds) = (self.checkpointing.clone(), self.seeds.clone());
+            Blocks::new(config, self.learned.clone(), seeds, seed)
         })
     }
 

@@ -1,18 +1,17 @@
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::Device;
 
 use super::{Graph, Pass, Readers};
-use crate::random::mix;
+use crate::random::Seeds;
 
 /// Where code of a pass is: in the step itself, in a run of a block, in a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) pass: Arc<Pass>,
     pub(crate) place: Place,
-    /// Of the block that is under way, whichever of its runs.
+    /// Of the blocks within the one that is under way, whichever of its runs.
     seeds: Option<Arc<Seeds>>,
 }
 
@@ -25,13 +24,6 @@ pub(crate) enum Place {
     Unrecorded(Arc<Readers>),
     /// It must not be read: a hook is called for the parameter of this path, and the graph is locked.
     Hook(Arc<str>),
-}
-
-/// The seed of the random numbers in a block, and of the blocks within.
-#[derive(Debug)]
-struct Seeds {
-    seed: u64,
-    taken: AtomicU64,
 }
 
 thread_local! {
@@ -99,10 +91,7 @@ impl Scope {
         Self {
             pass: self.pass.clone(),
             place,
-            seeds: Some(Arc::new(Seeds {
-                seed,
-                taken: AtomicU64::new(0),
-            })),
+            seeds: Some(Arc::new(Seeds::from(seed))),
         }
     }
 
@@ -134,7 +123,7 @@ impl Scope {
     /// The seed for the next block in here, which computes on `device`.
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         match &self.seeds {
-            Some(seeds) => mix(seeds.seed, seeds.taken.fetch_add(1, Ordering::Relaxed)),
+            Some(seeds) => seeds.next(),
             None => self.pass.blocks().next_seed(device),
         }
     }

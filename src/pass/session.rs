@@ -6,7 +6,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use parking_lot::Mutex;
 
 use super::ranks::AmongRanks;
-use super::{BlockChoice, Closure, Foresight, Learned, Pass, Rehearsal, Stage};
+use super::{Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Rehearsal, Stage};
 use crate::memory;
 use crate::offload::{SavedTensors, Transfers};
 use crate::policy::{Plan, Update};
@@ -20,7 +20,7 @@ pub(crate) struct Order {
     pub(crate) plan: Plan,
     /// If it is one of two.
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
-    pub(crate) choice: Arc<BlockChoice>,
+    pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
 }
 
 /// What the views of a model share while it is fused, on one rank.
@@ -70,7 +70,7 @@ impl Session {
         let Order {
             plan,
             rehearsal,
-            choice,
+            checkpointing,
         } = order.clone();
         let stage = match closure {
             Closure::Loss => Stage::Forward,
@@ -94,7 +94,7 @@ impl Session {
             rehearsal,
             among: self.among.clone().map(AmongRanks::new),
             blocks: OnceLock::new(),
-            choice,
+            checkpointing,
             foresight,
             saved: transfers.map(|it| Arc::new(SavedTensors::new(it, is_recorded))),
             seeds: self.seeds.clone(),

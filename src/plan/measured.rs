@@ -12,9 +12,9 @@ use super::pass::Pass;
 use super::plan::Plan;
 use super::technique::Technique;
 use super::width::{Beside, Footing, Formats, Sums, Width};
-use crate::gradient_checkpointing::GradientCheckpointingConfig;
 use crate::optim::{StateFormat, WeightFormat};
 use crate::parameters::ModelKey;
+use crate::pass::GradientCheckpointingConfig;
 use crate::replica::Ownership;
 
 /// What a training of a model holds, as [`Planner::measure`](super::Planner::measure) has found it.

@@ -4,7 +4,6 @@ use burn::module::ParamGroup;
 
 use super::clip::GlobalNormClippingConfig;
 use super::hook::Hooks;
-use super::keeper::Keeper;
 use super::measure::Measure;
 use super::plan::{Goal, Plan};
 use super::scaling::{LeaveNotFinite, LossScalingConfig, Overflow, Scale};
@@ -18,15 +17,12 @@ pub(crate) struct Adaptive {
     pub(crate) clipping: Option<GlobalNormClippingConfig>,
     pub(super) scaling: Option<LossScalingConfig>,
     pub(super) state: PolicyState,
-    /// In which passes they make a step.
-    pub(crate) passes: Passes,
 }
 
 /// In which passes a step is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passes {
     /// One, whose gradients are used as they come. There are no policies.
-    #[default]
     One,
     /// The same, from which the policies learn for the next.
     Learning,
@@ -48,20 +44,22 @@ impl Adaptive {
     ) -> Result<Self, FusedError> {
         clipping.map_or(Ok(()), GlobalNormClippingConfig::check)?;
         scaling.map_or(Ok(()), LossScalingConfig::check)?;
-        let mut adaptive = Self {
+        Ok(Self {
             clipping,
             scaling,
             state,
-            passes: Passes::One,
-        };
-        adaptive.passes = match (clipping, adaptive.overflow()) {
+        })
+    }
+
+    /// In which passes they make a step.
+    pub(crate) fn passes(&self) -> Passes {
+        match (self.clipping, self.overflow()) {
             (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => Passes::Waiting,
             (Some(GlobalNormClippingConfig::Exact(_)), _) => Passes::Two,
             (_, Some(Overflow::SkipStep)) => Passes::Two,
             (None, None) => Passes::One,
             _ => Passes::Learning,
-        };
-        Ok(adaptive)
+        }
     }
 
     /// The same, which learn on their own from here.
@@ -72,10 +70,10 @@ impl Adaptive {
         }
     }
 
-    /// What keeps the state in the records of the optimizer, if there is any.
-    pub(crate) fn keeper(&self) -> Option<Keeper> {
+    /// The state that records of the optimizer keep, if there is any.
+    pub(crate) fn kept(&self) -> Option<&PolicyState> {
         let kept = self.clips_lagged() || self.scaling.is_some();
-        kept.then(|| Keeper::new(self.state.clone()))
+        kept.then_some(&self.state)
     }
 
     pub(super) fn clips_lagged(&self) -> bool {
@@ -95,7 +93,7 @@ impl Adaptive {
     pub(super) fn take_part(&self, plan: &mut Plan, hooks: &mut Hooks, clip: Option<f64>) {
         let steps = plan.goal.steps();
         plan.scale = self.loss_scale().map(|it| it.scale);
-        plan.spends_sums = plan.goal == Goal::Update && self.passes == Passes::Waiting;
+        plan.spends_sums = plan.goal == Goal::Update && self.passes() == Passes::Waiting;
         if plan.goal == Goal::Measure || steps && self.clips_lagged() {
             let measure = Arc::new(Measure::default());
             hooks.push(ParamGroup::all(), measure.clone());
@@ -115,10 +113,10 @@ impl Adaptive {
     /// What gradients that were measured to be of this norm are multiplied by, if they are clipped: lagged clipping goes by the
     /// norm before all the same.
     pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
-        match self.clips_lagged() {
-            true => self.lagged_coefficient(),
-            false => self.clipping?.coefficient(norm),
+        if self.clips_lagged() {
+            return self.lagged_coefficient();
         }
+        self.clipping?.coefficient(norm)
     }
 
     /// What lagged clipping multiplies the gradients of the next pass by.
@@ -129,9 +127,10 @@ impl Adaptive {
 
     /// The scale of the loss in the first step.
     pub(super) fn initial_scale(&self) -> Option<LossScale> {
-        let scale = self.scaling?.initial_scale;
-        let good_steps = 0;
-        Some(LossScale { scale, good_steps })
+        Some(LossScale {
+            scale: self.scaling?.initial_scale,
+            good_steps: 0,
+        })
     }
 
     /// And now.

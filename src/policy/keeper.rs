@@ -16,17 +16,7 @@ use crate::parameters::with_rank;
 /// scale came first.)
 pub(crate) const KEEPER_ID: u64 = u64::from_be_bytes(*b"lossscal");
 
-/// Keeps the state of the policies.
-#[derive(Clone)]
-pub(crate) struct Keeper {
-    state: PolicyState,
-}
-
-impl Keeper {
-    pub(super) fn new(state: PolicyState) -> Self {
-        Self { state }
-    }
-
+impl PolicyState {
     /// Gives the state a place in `optimizer`: from now on, it can load it from a record.
     pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
         let group = ParamGroup::from_ids(vec![KEEPER_ID.into()]);
@@ -35,29 +25,30 @@ impl Keeper {
 
     /// Takes over the state that `optimizer`, which was joined, has loaded, if it has. From now on its
     /// records show the state as it is.
-    pub(crate) fn restore(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
+    pub(crate) fn take_over(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
         let device = device.clone().inner();
         exchange_state(optimizer, KEEPER_ID.into(), 1, "", &device);
     }
 }
 
-impl Optimizer for Keeper {
-    type State<const D: usize> = PolicyState;
+/// Keeps itself.
+impl Optimizer for PolicyState {
+    type State<const D: usize> = Self;
 
     fn step<const D: usize>(
         &self,
         _learning_rate: LearningRate,
         nothing: Tensor<D>,
         _gradient: Tensor<D>,
-        loaded: Option<PolicyState>,
-    ) -> (Tensor<D>, Option<PolicyState>) {
+        loaded: Option<Self>,
+    ) -> (Tensor<D>, Option<Self>) {
         if let Some(loaded) = loaded {
-            self.state.restore(&loaded);
+            self.restore(&loaded);
         }
-        (nothing, Some(self.state.clone()))
+        (nothing, Some(self.clone()))
     }
 
-    fn to_device<const D: usize>(state: PolicyState, _device: &Device) -> PolicyState {
+    fn to_device<const D: usize>(state: Self, _device: &Device) -> Self {
         state
     }
 }

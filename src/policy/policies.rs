@@ -65,7 +65,7 @@ impl Policies {
         &mut self,
         configured: Self,
     ) -> impl Fn(ModuleOptimizer) -> ModuleOptimizer + use<> {
-        let (was_kept, averaged) = (self.adaptive.keeper().is_some(), self.averages);
+        let (was_kept, averaged) = (self.adaptive.kept().is_some(), self.averages);
         let scales_as = self.scales_as(&configured);
         *self = configured;
         let mut learned = self.adaptive.state.lock();
@@ -77,18 +77,16 @@ impl Policies {
         }
         drop(learned);
         // Each place stays there.
-        let keeper = self.adaptive.keeper().filter(|_| !was_kept);
+        let kept = self.adaptive.kept().filter(|_| !was_kept).cloned();
         let changes = averaged != self.averages;
-        move |optimizer| {
-            let optimizer = match &keeper {
-                Some(keeper) => keeper.join(optimizer),
-                None => optimizer,
-            };
-            if changes {
-                AverageKeeper::join(optimizer)
-            } else {
-                optimizer
+        move |mut optimizer| {
+            if let Some(state) = &kept {
+                optimizer = state.join(optimizer);
             }
+            if changes {
+                optimizer = AverageKeeper::join(optimizer);
+            }
+            optimizer
         }
     }
 
@@ -140,7 +138,7 @@ impl Policies {
             ..Plan::default()
         };
         let mut hooks = Hooks::default();
-        if self.adaptive.passes != Passes::One {
+        if self.adaptive.passes() != Passes::One {
             self.adaptive.take_part(&mut plan, &mut hooks, clip);
         }
         if goal.steps() {
@@ -153,7 +151,7 @@ impl Policies {
     /// A pass that uses gradients for nothing, and measures them only if those of a step do: that takes memory.
     pub(crate) fn dry_plan(&self) -> Plan {
         let mut plan = self.plan(Goal::Measure, None);
-        let measures = matches!(self.adaptive.passes, Passes::Two | Passes::Waiting);
+        let measures = matches!(self.adaptive.passes(), Passes::Two | Passes::Waiting);
         if !measures && !self.adaptive.clips_lagged() {
             (plan.hooks, plan.measure) = (None, None);
         }

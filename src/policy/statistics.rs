@@ -67,8 +67,11 @@ impl GradientStatistics {
         let found = std::mem::take(&mut *self.found.lock());
         let read = |found: Found| {
             let numbers: Vec<f64> = found.numbers.into_data().iter::<f64>().collect();
+            let squares = sums(&[&found.squares]).unwrap_or_else(|unread| {
+                panic!("the norm of a gradient can't be read: {}", unread.reason)
+            });
             GradientStatistic {
-                norm: norm(&found.squares),
+                norm: squares[0].sqrt(),
                 mean: numbers[0],
                 largest: numbers[1],
                 zeros: numbers[2],
@@ -76,13 +79,6 @@ impl GradientStatistics {
         };
         let found = found.into_iter();
         found.map(|(path, found)| (path, read(found))).collect()
-    }
-}
-
-fn norm(squares: &Squares) -> f64 {
-    match sums(&[squares]) {
-        Ok(sums) => sums[0].sqrt(),
-        Err(unread) => panic!("the norm of a gradient can't be read: {}", unread.reason),
     }
 }
 

@@ -227,30 +227,24 @@ impl Update {
         };
         let stepped = catch(step);
         let averaged = lent.is_some_and(|lent| lent.back(&call));
-        match stepped {
-            Ok(value) => Stepped {
-                averaged,
-                leaving,
-                value: Some(value),
-                result: match call.refusal() {
-                    Some(reason) => Err(Caught::saying(reason)),
-                    None => Ok(()),
-                },
-            },
-            Err(panic) => {
-                // A state that waits is that of before.
-                if !waits {
-                    log::error!(
-                        "the optimizer panicked in the update of parameter `{path}`: its state for it is lost and starts anew"
-                    );
-                }
-                Stepped {
-                    averaged,
-                    leaving,
-                    value: call.take_reserve(),
-                    result: Err(panic),
-                }
+        // A state that waits is that of before.
+        if stepped.is_err() && !waits {
+            log::error!(
+                "the optimizer panicked in the update of parameter `{path}`: its state for it is lost and starts anew"
+            );
+        }
+        let (value, result) = match stepped {
+            Ok(value) => {
+                let refused = call.refusal().map(Caught::saying);
+                (Some(value), refused.map_or(Ok(()), Err))
             }
+            Err(panic) => (call.take_reserve(), Err(panic)),
+        };
+        Stepped {
+            value,
+            leaving,
+            averaged,
+            result,
         }
     }
 }

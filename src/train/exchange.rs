@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 /// `Learner::optimizer_step` hands the model and a mutable reference to the optimizer, which are
 /// private, to the model's own `TrainStep::optimize`. If something is [left](Self::leave) here, that
 /// call [answers](Self::answer) by exchanging both.
+#[derive(Clone)]
 pub(super) struct Exchange<M>(Arc<Mutex<Option<(M, ModuleOptimizer)>>>);
 
 impl<M> Exchange<M> {
@@ -38,12 +39,6 @@ impl<M> Exchange<M> {
 /// Stands in for an optimizer that is elsewhere.
 pub(super) fn no_optimizer() -> ModuleOptimizer {
     SgdConfig::new().init()
-}
-
-impl<M> Clone for Exchange<M> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
 }
 
 impl<M> std::fmt::Debug for Exchange<M> {

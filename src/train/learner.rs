@@ -10,7 +10,7 @@ use burn::train::{ExecutionStrategy, Learner, LearnerModel, TrainStep};
 
 use super::execution::Execution;
 use super::loan;
-use super::metric::StepMetric;
+use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
 use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
@@ -51,10 +51,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         optimizer: ModuleOptimizer,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Self {
-        Self {
-            learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
-            how: FusedStrategy::default(),
-        }
+        Self::with_policies(model, optimizer, lr_scheduler, Policies::default())
     }
 
     /// A learner for which the builder's `grads_accumulation` puts the gradients of micro-batches
@@ -81,9 +78,16 @@ impl<M: LearnerModel> FusedLearner<M> {
         lr_scheduler: impl Into<ModuleLrScheduler>,
         policies: Policies,
     ) -> Self {
-        let mut learner = Self::new(model, optimizer, lr_scheduler);
-        learner.how.policies = policies;
-        learner
+        Self {
+            learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
+            how: FusedStrategy {
+                policies,
+                config: FusedConfig::default(),
+                execution: Execution::default(),
+                repeat: None,
+                last_step: LastStep::default(),
+            },
+        }
     }
 
     /// Trains as `config` says. The training strategy names the devices, [below](Self::with_training_strategy).
@@ -219,10 +223,10 @@ impl<M: LearnerModel> FusedLearner<M> {
         let optimizer = loan::optimizer(&mut self.learner);
         let model = self.model();
         let mut optimizer = record::load(record, &optimizer, &model)?;
-        if let Some(keeper) = self.how.policies.adaptive.keeper() {
+        if let Some(state) = self.how.policies.adaptive.kept() {
             // A config that is set from now on goes on with what was learned.
             let device = model.devices().into_iter().next();
-            keeper.restore(&mut optimizer, &device.unwrap_or_default());
+            state.take_over(&mut optimizer, &device.unwrap_or_default());
         }
         loan::set_optimizer(&mut self.learner, optimizer);
         Ok(())

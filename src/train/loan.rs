@@ -116,7 +116,7 @@ fn swap<M: LearnerModel>(
     model: M,
     optimizer: ModuleOptimizer,
 ) -> (M, ModuleOptimizer) {
-    let exchange = learner.model().exchange();
+    let exchange = learner.model().exchange().clone();
     exchange.leave(model, optimizer);
     learner.optimizer_step(GradientsParams::new());
     exchange

@@ -34,8 +34,8 @@ impl<M> FusedModel<M> {
         self.model
     }
 
-    pub(super) fn exchange(&self) -> Exchange<M> {
-        self.exchange.clone()
+    pub(super) fn exchange(&self) -> &Exchange<M> {
+        &self.exchange
     }
 }
 

@@ -29,18 +29,6 @@ pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) last_step: LastStep,
 }
 
-impl<M: LearnerModel> Default for FusedStrategy<M> {
-    fn default() -> Self {
-        Self {
-            policies: Policies::default(),
-            config: FusedConfig::default(),
-            execution: Execution::default(),
-            repeat: None,
-            last_step: LastStep::default(),
-        }
-    }
-}
-
 impl<M: LearnerModel + 'static> FusedStrategy<M> {
     /// Fuses `optimizer` into the training of `model` on `devices`.
     fn fuse(
@@ -51,13 +39,13 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
     ) -> Result<Engine<M>, FusedError> {
         let policies = self.policies.clone();
         let mut config = self.config.clone();
-        if let Execution::Several { ownership, .. } = self.execution {
+        if let Some(ownership) = self.execution.ownership {
             config.ownership = owners(ownership, config.ownership)?;
             let devices = devices.to_vec();
             let fused = FusedReplicas::with_policies(model, optimizer, policies, devices, config)?;
             return Ok(Engine::Several(Box::new(fused)));
         }
-        if let (Execution::OfModel, Sharding::Full) = (&self.execution, config.sharding) {
+        if self.execution.devices.is_empty() && config.sharding == Sharding::Full {
             return Err(FusedError::Replicas {
                 reason: "`FusedConfig::sharding` is `Full`, which is for several devices, and none are named: name them \
                          with `with_training_strategy`"
@@ -73,12 +61,10 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
     fn training_devices(&self, learner: &Learner<FusedModel<M>>) -> Vec<Device> {
         let of_model = learner.model().devices().into_iter().next();
         let of_model = of_model.unwrap_or_default().autodiff();
-        let named = match &self.execution {
-            Execution::OfModel => return vec![of_model],
-            Execution::One(device) => std::slice::from_ref(device),
-            Execution::Several { devices, .. } => devices,
-        };
-        let named = named.iter().cloned();
+        if self.execution.devices.is_empty() {
+            return vec![of_model];
+        }
+        let named = self.execution.devices.iter().cloned();
         named
             .map(|device| device.with_autodiff_context_from(&of_model))
             .collect()

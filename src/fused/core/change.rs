@@ -121,7 +121,6 @@ impl<M: Module> Core<M> {
     pub(super) fn adopt(&mut self, config: FusedConfig, policies: Policies) {
         self.place_states(&config);
         let join = self.policies.reconfigure(policies);
-        self.choice = Arc::new(config.gradient_checkpointing.choice());
         self.config = config;
         self.change_optimizer(|update| update.make_place(join));
     }
@@ -221,14 +220,13 @@ impl<M: Module> Core<M> {
             ranks,
             policies: self.policies.split(),
             config: self.config.clone(),
-            choice: self.choice.clone(),
             reports: self.reports.clone(),
             statistics: self.statistics.split(),
             unconfirmed: Default::default(),
         };
         // The place that the optimizer has is that of this training.
-        if let Some(keeper) = core.policies.adaptive.keeper() {
-            core.change_optimizer(|update| update.make_place(|it| keeper.join(it)));
+        if let Some(state) = core.policies.adaptive.kept().cloned() {
+            core.change_optimizer(|update| update.make_place(|it| state.join(it)));
         }
         core.place_states(&self.config);
         core.ranks.views().copy_accumulated(self.ranks.views());

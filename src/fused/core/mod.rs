@@ -20,7 +20,7 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::caught;
 use crate::error::FusedError;
-use crate::pass::{BlockChoice, Session};
+use crate::pass::Session;
 use crate::policy::{Policies, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
@@ -36,8 +36,6 @@ pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     pub(super) config: FusedConfig,
-    /// What that says of blocks.
-    choice: Arc<BlockChoice>,
     reports: Reports,
     /// If they are averaged.
     statistics: AveragedStatistics,
@@ -92,7 +90,6 @@ impl<M: Module> Core<M> {
             ranks,
             policies,
             config: FusedConfig::default(),
-            choice: Arc::default(),
             reports: Reports::default(),
             statistics: AveragedStatistics::default(),
             unconfirmed: Unconfirmed::default(),
@@ -255,8 +252,8 @@ impl<M: Module> Core<M> {
         let device = self.ranks.device();
         self.ranks.session().change_update(|update| {
             update.change(|mut optimizer| {
-                if let Some(keeper) = self.policies.adaptive.keeper() {
-                    keeper.restore(&mut optimizer, &device);
+                if let Some(state) = self.policies.adaptive.kept() {
+                    state.take_over(&mut optimizer, &device);
                 }
                 // Before the first config the optimizer may have loaded some.
                 if self.policies.averages && config.is_some() {

@@ -37,7 +37,7 @@ impl<M: Module> Ranks<M> {
             let form = &rank.form;
             let foresight = form.brings.then(|| form.foresight());
             let transfers = form.layout.transfers.get();
-            let transfers = transfers.filter(|_| order.choice.offload_inputs);
+            let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
             let session = &rank.session;
             session.begin(order, *closure, foresight, transfers.cloned())
         });

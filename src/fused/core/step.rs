@@ -29,7 +29,7 @@ impl<M: Module> Core<M> {
         let Some(learning_rate) = learning_rate else {
             return self.add(closures, compute);
         };
-        if self.policies.adaptive.passes != Passes::Waiting {
+        if self.policies.adaptive.passes() != Passes::Waiting {
             return self.update(learning_rate, closures, compute);
         }
         let output = self.add(closures, compute)?;
@@ -48,7 +48,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.ranks.session().learn_at(learning_rate);
         let computes = closures.iter().any(|it| *it != Closure::Nothing);
-        let ended = self.attempt(|core| match core.policies.adaptive.passes {
+        let ended = self.attempt(|core| match core.policies.adaptive.passes() {
             Passes::One | Passes::Learning => core.one_pass(Goal::Update, closures, compute),
             Passes::Two | Passes::Waiting if computes => core.two_passes(closures, compute),
             Passes::Two | Passes::Waiting => core.use_waiting(closures, compute),
@@ -64,7 +64,7 @@ impl<M: Module> Core<M> {
                 if !self.policies.adaptive.bear_overflow() {
                     self.drop_accumulated_if_not_finite();
                 }
-                if self.policies.adaptive.passes == Passes::Waiting {
+                if self.policies.adaptive.passes() == Passes::Waiting {
                     // Some have been used.
                     self.drop_accumulated();
                 }
@@ -156,7 +156,7 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        if self.policies.adaptive.passes == Passes::One {
+        if self.policies.adaptive.passes() == Passes::One {
             return self.pass(self.policies.plan(goal, None), None, closures, compute);
         }
         let clip = self.policies.adaptive.lagged_coefficient();
@@ -179,7 +179,7 @@ impl<M: Module> Core<M> {
         let order = Order {
             plan,
             rehearsal,
-            choice: self.choice.clone(),
+            checkpointing: Arc::new(self.config.gradient_checkpointing.clone()),
         };
         // Of several ranks.
         let statistics = (!self.ranks.statistics.is_empty())

@@ -52,7 +52,7 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        if self.core.policies.adaptive.passes == Passes::Two {
+        if self.core.policies.adaptive.passes() == Passes::Two {
             return self.core.refuse(FusedError::RunsTwice);
         }
         self.with_loss(Some(learning_rate.into()), once(forward))

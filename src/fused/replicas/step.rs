@@ -46,7 +46,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        if self.core.policies.adaptive.passes == Passes::Two {
+        if self.core.policies.adaptive.passes() == Passes::Two {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut batches = Some(self.dealt(batches)?);

@@ -1,7 +1,5 @@
 use burn::config::Config;
 
-use crate::pass::BlockChoice;
-
 /// How a fused step treats the blocks that its model runs under [`gradient_checkpointing`](crate::gradient_checkpointing()).
 ///
 /// ```
@@ -28,14 +26,4 @@ pub struct GradientCheckpointingConfig {
     /// [`max_bytes_under_way`](crate::FusedConfig::max_bytes_under_way) allows.
     #[config(default = false)]
     pub offload_inputs: bool,
-}
-
-impl GradientCheckpointingConfig {
-    /// What a pass is told of it.
-    pub(crate) fn choice(&self) -> BlockChoice {
-        BlockChoice {
-            keep_activations: self.keep_activations.clone(),
-            offload_inputs: self.offload_inputs,
-        }
-    }
 }
