@@ -1,4 +1,4 @@
-//! What the planner takes for a dozen kinds of models, and whether it holds.
+//! What the planner takes for sixteen kinds of models, and whether it holds.
 //!
 //! ```sh
 //! cargo bench --bench plan
@@ -55,6 +55,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     rows::<Adapted>()?;
     rows::<InCodes>()?;
     rows::<Adversarial>()?;
+    rows::<Attentive>()?;
+    rows::<Normed>()?;
+    rows::<Deep>()?;
     Ok(())
 }
 

@@ -1,13 +1,16 @@
-//! A dozen kinds of models, small ones, each with a loss of so many items.
+//! Sixteen kinds of models, small ones, each with a loss of so many items.
 
 use backburn::{
     BaseFormat, LinearCrossEntropyLossConfig, LossDirection, QuantizedLora, gradient_checkpointing,
 };
 use burn::module::{Initializer, Lora, Module, ParamGroup};
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
+
 use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig,
-    Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig2d, Relu,
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu, Gru,
+    GruConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Lstm, LstmConfig, PaddingConfig2d,
+    Relu,
 };
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 
@@ -505,5 +508,103 @@ impl Kind for Adversarial {
         let judged = |x| self.verdict.forward(through(&self.judge, x)).tanh();
         let (of_real, of_made) = (judged(real), judged(made));
         (of_made - of_real).powi_scalar(2).mean()
+    }
+}
+
+/// A recurrent layer, and one of attention over what it returns, each a block.
+#[derive(Module, Debug)]
+pub struct Attentive {
+    recurrent: Gru,
+    attention: MultiHeadAttention,
+    head: Linear,
+}
+
+impl Kind for Attentive {
+    const NAME: &'static str = "GRU with attention";
+    const BATCH: usize = 16;
+
+    fn init(device: &Device) -> Self {
+        Self {
+            recurrent: GruConfig::new(64, 96, true).init(device),
+            attention: MultiHeadAttentionConfig::new(96, 4)
+                .with_dropout(0.0)
+                .init(device),
+            head: LinearConfig::new(96, 64).init(device),
+        }
+    }
+
+    fn loss(&self, items: usize) -> Tensor<1> {
+        let x = input([items, 24, 64], &self.head.weight.val());
+        let run = |layer: &Gru, x| layer.forward(x, None);
+        let x = gradient_checkpointing(&self.recurrent, x, run);
+        let look = |layer: &MultiHeadAttention, x| layer.forward(MhaInput::self_attn(x)).context;
+        let x = gradient_checkpointing(&self.attention, x, look);
+        self.head.forward(x).powi_scalar(2).mean()
+    }
+}
+
+/// The tied autoencoder, with batch normalization of its code.
+#[derive(Module, Debug)]
+pub struct Normed {
+    encoder: Linear,
+    norm: BatchNorm,
+    inside: Vec<Residual>,
+}
+
+impl Kind for Normed {
+    const NAME: &'static str = "tied, batch norm";
+    const BATCH: usize = 128;
+
+    fn init(device: &Device) -> Self {
+        Self {
+            encoder: LinearConfig::new(512, 192).with_bias(false).init(device),
+            norm: BatchNormConfig::new(192).init(device),
+            inside: (0..2).map(|_| Residual::init(192, 256, device)).collect(),
+        }
+    }
+
+    fn loss(&self, items: usize) -> Tensor<1> {
+        let x = input([items, 512], &self.encoder.weight.val());
+        let code = self.norm.forward(self.encoder.forward(x.clone()));
+        let run = |block: &Residual, x| block.forward(x);
+        let blocks = self.inside.iter();
+        let code = blocks.fold(code, |x, block| gradient_checkpointing(block, x, run));
+        let again = code.matmul(self.encoder.weight.val().transpose());
+        (again - x).powi_scalar(2).mean()
+    }
+}
+
+#[derive(Module, Debug)]
+pub struct Dropped {
+    inner: Residual,
+    dropout: Dropout,
+}
+
+/// Many residual blocks with dropout.
+#[derive(Module, Debug)]
+pub struct Deep {
+    blocks: Vec<Dropped>,
+}
+
+impl Kind for Deep {
+    const NAME: &'static str = "deep, with dropout";
+    const BATCH: usize = 128;
+
+    fn init(device: &Device) -> Self {
+        let block = |_| Dropped {
+            inner: Residual::init(64, 160, device),
+            dropout: DropoutConfig::new(0.1).init(),
+        };
+        Self {
+            blocks: (0..16).map(block).collect(),
+        }
+    }
+
+    fn loss(&self, items: usize) -> Tensor<1> {
+        let x = input([items, 64], &self.blocks[0].inner.expand.weight.val());
+        let run = |block: &Dropped, x| block.dropout.forward(block.inner.forward(x));
+        let blocks = self.blocks.iter();
+        let x = blocks.fold(x, |x, block| gradient_checkpointing(block, x, run));
+        x.powi_scalar(2).mean()
     }
 }

@@ -13,18 +13,44 @@ use super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Poo
 pub(crate) enum Meter {
     /// In the pools of a device, which tells what they hold.
     Pools(Box<Device>),
-    /// In the process, the most between two readings, too. Beyond so many bytes nothing more is worth recording.
-    Process { limit: usize },
+    /// In the process, the most between two readings, too.
+    Process,
+}
+
+/// How far a recorded pass may go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    /// Beyond so many bytes nothing more is worth recording.
+    pub(crate) worth: usize,
+    /// So many there are.
+    pub(crate) budget: usize,
+    /// The most of them that the pass may take from one look at it to the next.
+    pub(crate) stretch: usize,
+}
+
+/// What looks at the bytes in use have told.
+#[derive(Default)]
+struct Looks {
+    /// Bytes at the last one.
+    last: usize,
+    /// The most since the last reading.
+    unread: usize,
+    /// The most of all.
+    most: usize,
+    /// The most from one to the next, over those at the first.
+    stretch: usize,
 }
 
 /// What has been recorded: a few bytes for each mark, whatever is allocated meanwhile.
 pub(crate) struct MarkLog {
     meter: Meter,
+    limit: Option<Limit>,
     start: Instant,
     marks: Vec<Mark>,
     readings: Vec<Reading>,
     moments: BlockMoments,
     gradients: Vec<CompletedGradient>,
+    looks: Looks,
 }
 
 #[derive(Clone, Copy)]
@@ -43,17 +69,22 @@ pub(super) fn in_pools(device: &Device) -> Option<[usize; 2]> {
 }
 
 impl MarkLog {
-    pub(super) fn start(meter: Meter) -> Self {
+    pub(super) fn start(meter: Meter, limit: Option<Limit>) -> Self {
         let mut log = Self {
             meter,
+            limit,
             start: Instant::now(),
             marks: Vec::with_capacity(8),
             readings: Vec::with_capacity(64),
             moments: BlockMoments::default(),
             gradients: Vec::new(),
+            looks: Looks::default(),
         };
-        process::live();
-        process::take_peak();
+        log.look();
+        log.looks = Looks {
+            last: log.looks.last,
+            ..Looks::default()
+        };
         log.enter(Phase::Other);
         log
     }
@@ -91,7 +122,7 @@ impl MarkLog {
     }
 
     fn has_peaks(&self) -> bool {
-        matches!(self.meter, Meter::Process { .. })
+        matches!(self.meter, Meter::Process)
     }
 
     /// Whole nanoseconds, so that JSON reads back what was written.
@@ -101,17 +132,14 @@ impl MarkLog {
 
     /// Reads the bytes in use now, if the device tells, and the most since the last reading, if they are known, at a moment between.
     fn read(&mut self) -> Option<Reading> {
-        let (bytes, most, reserved) = match &self.meter {
-            Meter::Pools(device) => {
-                let [in_use, reserved] = in_pools(device)?;
-                (in_use, None, Some(reserved))
-            }
-            Meter::Process { .. } => {
-                let now = process::live().saturating_sub(self.own_bytes());
-                let most = process::take_peak().saturating_sub(self.own_bytes());
-                (now, Some(most), None)
-            }
+        let reserved = self.look()?;
+        let most = std::mem::take(&mut self.looks.unread);
+        let own_bytes = if self.has_peaks() {
+            self.own_bytes()
+        } else {
+            0
         };
+        let [bytes, most] = [self.looks.last, most].map(|it| it.saturating_sub(own_bytes));
         let (seconds, mark) = (self.seconds(), self.marks.len() - 1);
         let reading = Reading {
             seconds,
@@ -119,12 +147,12 @@ impl MarkLog {
             bytes,
             reserved,
         };
-        if let Some(bytes) = most {
+        if self.has_peaks() {
             let last = self.readings.last().map_or(0.0, |last| last.seconds);
             let seconds = last.midpoint(seconds);
             self.readings.push(Reading {
                 seconds,
-                bytes,
+                bytes: most,
                 ..reading
             });
         }
@@ -140,13 +168,36 @@ impl MarkLog {
             + self.moments.own_bytes()
     }
 
-    /// Whether there were more bytes than the limit.
-    pub(super) fn is_beyond(&self) -> bool {
-        let Meter::Process { limit } = self.meter else {
+    /// Looks at the bytes in use, if the device tells. Returns those that it reserves.
+    fn look(&mut self) -> Option<Option<usize>> {
+        let (live, most, reserved) = match &self.meter {
+            Meter::Pools(device) => {
+                let [in_use, reserved] = in_pools(device)?;
+                (in_use, in_use, Some(reserved))
+            }
+            Meter::Process => (process::live(), process::take_peak(), None),
+        };
+        let looks = &mut self.looks;
+        looks.stretch = looks.stretch.max(most.saturating_sub(looks.last));
+        looks.unread = looks.unread.max(most);
+        looks.most = looks.most.max(most);
+        looks.last = live;
+        Some(reserved)
+    }
+
+    /// Whether there were, or may be until the next look, more bytes than the limit.
+    pub(super) fn is_beyond(&mut self) -> bool {
+        let Some(limit) = self.limit else {
             return false;
         };
-        let recorded = self.readings.iter().map(|reading| reading.bytes);
-        recorded.fold(process::peak(), usize::max) > limit
+        self.look();
+        let next = self.looks.last.saturating_add(limit.stretch);
+        self.looks.most > limit.worth || next > limit.budget
+    }
+
+    /// The most bytes from one look to the next, over those at the first.
+    pub(super) fn stretch(&self) -> usize {
+        self.looks.stretch
     }
 
     /// Ends the log.
@@ -167,7 +218,7 @@ impl MarkLog {
         });
         let pools = match &self.meter {
             Meter::Pools(device) => device.memory_pool_report().unwrap_or_default(),
-            Meter::Process { .. } => Vec::new(),
+            Meter::Process => Vec::new(),
         };
         let pools = pools.into_iter().map(|pool| Pool {
             page_size: pool.page_size,

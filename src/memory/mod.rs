@@ -99,6 +99,7 @@ pub use timeline::{
 };
 
 pub(crate) use block_run::BlockRun;
+pub(crate) use marks::Limit;
 pub(crate) use process::Category;
 pub(crate) use recorder::{
     end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update, go_back,

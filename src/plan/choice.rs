@@ -6,6 +6,7 @@ use super::ladder::in_millionths;
 use super::level::Level;
 use super::pass::{Kept, Pass, Run};
 use super::technique::Technique;
+use super::twice::Twice;
 use super::width::{Beside, Footing, Sums, Width};
 
 /// The margin where each byte is counted: what threads compute at once differs from run to run.
@@ -178,8 +179,21 @@ impl Facts {
         Self {
             margin: HOPED,
             slack: 0,
-            ..self.clone()
+            ..self.with(Twice::hope)
         }
+    }
+
+    /// The same for fewer bytes, for which nothing was tried.
+    pub(super) fn untried(&self) -> Self {
+        self.with(Twice::fear)
+    }
+
+    fn with(&self, change: impl FnMut(&mut Twice)) -> Self {
+        let mut facts = self.clone();
+        let passes = facts.widths.iter_mut().flat_map(|it| &mut it.passes);
+        let twice = passes.filter_map(|pass| pass.twice.as_mut());
+        twice.for_each(change);
+        facts
     }
 
     /// What is held when a pass on this part begins, without the optimizer.

@@ -29,7 +29,8 @@ impl Expected {
             let more = last.in_pass().saturating_sub(small.in_pass());
             more as f64 / (many - few) as f64
         });
-        let hoped = on_a_line.unwrap_or(in_proportion);
+        // What one pass takes may all be there in any case.
+        let hoped = on_a_line.unwrap_or(0.0);
         // The line is often less, and wrong where other sizes are computed in other ways.
         let feared = hoped.max(in_proportion);
         let at = |grows: f64| last.peak + (grows * (items - many) as f64) as usize;
@@ -60,6 +61,7 @@ mod tests {
             start: 100,
             peak: 100 + bytes,
             forward: 100 + bytes,
+            stretch: bytes,
             seconds: 0.0,
         };
         (items, run)
@@ -70,7 +72,7 @@ mod tests {
         let expected = |known: &[_], items| Expected::after(known, items, 0).unwrap();
         let known = [over(1, 1010), over(2, 1020)];
         let first = expected(&known[..1], 2);
-        assert_eq!([first.hoped, first.feared], [100 + 2 * 1010; 2]);
+        assert_eq!([first.hoped, first.feared], [100 + 1010, 100 + 2 * 1010]);
         let second = expected(&known, 4);
         assert_eq!([second.hoped, second.feared], [100 + 1040, 100 + 2 * 1020]);
         assert_eq!(second.with_margin(0.1).feared, 100 + 2 * 1020 + 204);

@@ -1,9 +1,10 @@
+use std::borrow::Cow;
 use std::fmt::{Display, Formatter};
 
 use burn::tensor::Device;
 
 use super::budget::Budget;
-use super::choice::{AT_ONCE, Choice, Facts, Part, SLACK};
+use super::choice::{AT_ONCE, Choice, Facts, SLACK};
 use super::error::PlanError;
 use super::ladder::{Ladder, Rung, in_millionths};
 use super::level::Level;
@@ -39,7 +40,7 @@ pub struct Measured<O> {
 }
 
 /// The margin where the device is looked at between kernels only.
-const APART: f64 = 1.25;
+pub(super) const APART: f64 = 1.25;
 
 impl<O: PlannedOptimizer> Measured<O> {
     /// Nothing yet; of the techniques in `order`, those that `optimizer` and the device allow.
@@ -87,8 +88,7 @@ impl<O: PlannedOptimizer> Measured<O> {
     ///
     /// Only what was measured is chosen from: a larger budget than that of [`measure`](super::Planner::measure) may have room for larger
     /// micro-batches, and a smaller one takes weights in bf16 only if they were measured.
-    /// For a smaller one it was not tried, either, how few blocks have to run twice: where some do and some don't, such a plan is a first
-    /// guess, and may be low. Measure within the budget that you train with.
+    /// For a smaller one it was not tried how few blocks have to run twice, and there may be more of them than it takes.
     ///
     /// # Errors
     ///
@@ -102,20 +102,15 @@ impl<O: PlannedOptimizer> Measured<O> {
     }
 
     fn plan(&self, level: &Level, choice: &Choice, budget: usize) -> Plan<O> {
-        let Part {
-            width,
-            pass,
-            ranks,
-            accumulation,
-        } = choice.part;
-        let width = &self.facts.widths[width];
+        let part = choice.part;
+        let width = &self.facts.widths[part.width];
         let config = self.facts.config.clone();
         let blocks = GradientCheckpointingConfig {
             keep_activations: choice.kept.keep.clone(),
             ..config.gradient_checkpointing.clone()
         };
         let optimizer = self.optimizer.formatted(level.states, level.weights);
-        let ownership = if ranks > 1 {
+        let ownership = if part.ranks > 1 {
             Ownership::BySize
         } else {
             config.ownership
@@ -127,10 +122,10 @@ impl<O: PlannedOptimizer> Measured<O> {
                 .with_offload(level.offload()),
             optimizer: optimizer.unwrap_or_else(|| self.optimizer.clone()),
             weights: width.footing.dtype(),
-            ranks,
-            batch: width.passes[pass].items,
-            accumulation,
-            sums_in_state: level.sums_in_state(choice.part),
+            ranks: part.ranks,
+            batch: width.passes[part.pass].items,
+            accumulation: part.accumulation,
+            sums_in_state: level.sums_in_state(part),
             device_bytes: choice.device,
             pass_bytes: choice.kept.run.in_pass(),
             margin: self.facts.margin,
@@ -150,13 +145,14 @@ impl<O: PlannedOptimizer> Measured<O> {
             taken: None,
             estimated: self.apart,
         };
+        let facts = self.facts_for(budget);
         for level in self.levels() {
-            let fit = self.facts.choice(&level, budget);
+            let fit = facts.choice(&level, budget);
             let fits = fit.is_some() && ladder.taken.is_none();
             // Beyond what was taken, a rung shows what it would bring.
             let shown = match ladder.taken {
-                None => fit.or_else(|| self.facts.least(&level)),
-                Some(_) => self.facts.at_most(&level).or(fit),
+                None => fit.or_else(|| facts.least(&level)),
+                Some(_) => facts.at_most(&level).or(fit),
             };
             let rung = shown.map(|choice| level.rung(&choice));
             let Some(rung) = rung.or_else(|| self.unmeasured(&level)) else {
@@ -197,8 +193,15 @@ impl<O: PlannedOptimizer> Measured<O> {
     }
 
     /// The first level of which something fits, and what.
-    fn best(&self, budget: usize) -> Option<(Level, Choice)> {
-        self.best_of(&self.facts, budget)
+    pub(super) fn best(&self, budget: usize) -> Option<(Level, Choice)> {
+        self.best_of(&self.facts_for(budget), budget)
+    }
+
+    fn facts_for(&self, budget: usize) -> Cow<'_, Facts> {
+        match budget < self.budget {
+            true => Cow::Owned(self.facts.untried()),
+            false => Cow::Borrowed(&self.facts),
+        }
     }
 
     /// The same, if these were the facts.
@@ -243,10 +246,6 @@ impl<O: PlannedOptimizer> Measured<O> {
         let (formats, offload) = (level.formats(), level.offload());
         let config = &self.facts.config;
         width.beside(formats, Sums::None, config, offload.as_ref(), level.ranks)
-    }
-
-    pub(super) fn fits(&self) -> bool {
-        self.best(self.budget).is_some()
     }
 
     pub(super) fn refuse_bf16(&mut self, reason: &str) {

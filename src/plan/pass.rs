@@ -2,6 +2,7 @@
 
 use crate::memory::{MemoryTimeline, Phase, Sample};
 
+use super::recorded::Recorded;
 use super::twice::Twice;
 
 /// Passes over so many items, as they were measured.
@@ -12,6 +13,8 @@ pub(super) struct Pass {
     pub(super) twice: Option<Twice>,
     /// The others.
     runs: Vec<Kept>,
+    /// The blocks that kept their activations where the pass did not fit.
+    too_large: Vec<Vec<bool>>,
     rehearsals: Vec<Rehearsal>,
 }
 
@@ -33,6 +36,8 @@ pub(super) struct Run {
     pub(super) peak: usize,
     /// The most until the backward pass began.
     pub(super) forward: usize,
+    /// The most until it could be ended, over those before.
+    pub(super) stretch: usize,
     pub(super) seconds: f64,
 }
 
@@ -46,7 +51,7 @@ pub(super) struct Kept {
 impl Kept {
     /// Number of blocks that keep their activations.
     fn count(&self) -> usize {
-        self.keep.iter().filter(|keep| **keep).count()
+        count(&self.keep)
     }
 
     /// Whether no block runs twice.
@@ -55,9 +60,13 @@ impl Kept {
     }
 }
 
+fn count(keep: &[bool]) -> usize {
+    keep.iter().filter(|keep| **keep).count()
+}
+
 impl Run {
-    /// The pass in `timeline`, that took so many seconds.
-    pub(super) fn of(timeline: &MemoryTimeline, seconds: f64) -> Self {
+    /// The pass in `timeline`, that took so many seconds, and so many bytes until it could be ended.
+    pub(super) fn of(timeline: &MemoryTimeline, stretch: usize, seconds: f64) -> Self {
         let bytes = |sample: Option<&Sample>| sample.map_or(0, |s| s.bytes.total());
         // What the backend has kept for itself is there from the begin the next time.
         let start = bytes(timeline.samples.first());
@@ -77,6 +86,7 @@ impl Run {
                 .map(|sample| sample.bytes.total())
                 .max()
                 .unwrap_or(start),
+            stretch,
             seconds,
         }
     }
@@ -101,8 +111,14 @@ impl Pass {
             items,
             twice: None,
             runs: Vec::new(),
+            too_large: Vec::new(),
             rehearsals: Vec::new(),
         }
+    }
+
+    /// Whether nothing is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.twice.is_none() && self.runs.is_empty()
     }
 
     /// Whether it is known to have no block.
@@ -111,10 +127,10 @@ impl Pass {
     }
 
     /// Notes a pass whose blocks all run twice, or that has none.
-    pub(super) fn note_twice(&mut self, timeline: MemoryTimeline, run: Run) {
-        self.twice = Twice::of(timeline, run);
+    pub(super) fn note_twice(&mut self, recorded: Recorded) {
+        self.twice = Twice::of(&recorded);
         if self.twice.is_none() {
-            self.note(Vec::new(), run);
+            self.note(Vec::new(), recorded.run);
         }
     }
 
@@ -134,9 +150,34 @@ impl Pass {
         self.runs.push(Kept { keep, run });
     }
 
+    /// Notes that a pass with these blocks takes more than so many `bytes`.
+    pub(super) fn note_too_large(&mut self, keep: Vec<bool>, bytes: usize) {
+        if let Some(twice) = &mut self.twice {
+            let run = Run {
+                peak: bytes,
+                ..twice.run
+            };
+            twice.learn(|block| keep.get(block).is_some_and(|keep| *keep), run);
+        }
+        self.too_large.push(keep);
+    }
+
+    /// Whether as many or fewer of these blocks are known to be too large.
+    fn is_too_large(&self, keep: &[bool]) -> bool {
+        let mut known = self.too_large.iter();
+        known.any(|known| known.iter().zip(keep).all(|(known, keep)| keep >= known))
+    }
+
     /// Notes steps with these blocks.
     pub(super) fn note_rehearsal(&mut self, keep: Vec<bool>, summed: bool, peak: Option<usize>) {
         self.rehearsals.push(Rehearsal { keep, summed, peak });
+    }
+
+    /// The most bytes that a pass has taken until it could be ended.
+    pub(super) fn stretch(&self) -> usize {
+        let runs = self.runs.iter().map(|kept| kept.run);
+        let runs = runs.chain(self.twice.as_ref().map(|twice| twice.run));
+        runs.map(|run| run.stretch).max().unwrap_or(0)
     }
 
     /// Number of steps that were made.
@@ -161,12 +202,15 @@ impl Pass {
 
     /// Number of passes with some blocks of each kind.
     pub(super) fn tried(&self) -> usize {
-        self.runs.iter().filter(|run| !run.is_all()).count()
+        let tried = self.runs.iter().filter(|run| !run.is_all()).count();
+        tried + self.too_large.len()
     }
 
     /// Whether a pass was run with these blocks.
     pub(super) fn knows(&self, kept: &Kept) -> bool {
-        kept.count() == 0 && !kept.is_all() || self.runs.iter().any(|run| run.keep == kept.keep)
+        kept.count() == 0 && !kept.is_all()
+            || self.runs.iter().any(|run| run.keep == kept.keep)
+            || self.too_large.contains(&kept.keep)
     }
 
     /// A pass without a block that runs twice.
@@ -180,6 +224,17 @@ impl Pass {
             keep: vec![false; twice.count()],
             run: twice.run,
         })
+    }
+
+    /// A pass with the blocks of `kept` and one more, if none of as many is known and one may fit `budget`.
+    pub(super) fn one_more(&self, kept: &Kept, budget: usize) -> Option<Kept> {
+        let (twice, mut more) = (self.twice.as_ref()?, kept.clone());
+        let last = more.keep.iter().rposition(|keep| !keep)?;
+        more.keep[last] = true;
+        let mut known = self.runs.iter().map(|run| &run.keep).chain(&self.too_large);
+        let is_known = known.any(|keep| count(keep) == more.count());
+        let expected = twice.expected(|block| more.keep[block]);
+        (!is_known && expected.hoped <= budget).then_some(more)
     }
 
     /// As few blocks that run twice as a pass of `budget` bytes takes; whether one `fits` that was run is known better.
@@ -209,7 +264,8 @@ impl Pass {
         for index in (0..expected.keep.len()).rev() {
             expected.keep[index] = true;
             let peak = twice.peak_of(|block| expected.keep[block]);
-            let too_many = expected.is_all() && kept.is_some_and(|kept| kept.peak > budget);
+            let too_many = self.is_too_large(&expected.keep)
+                || expected.is_all() && kept.is_some_and(|kept| kept.peak > budget);
             if peak <= budget && !too_many {
                 expected.run.peak = expected.run.peak.max(peak);
             } else {

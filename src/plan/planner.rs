@@ -14,11 +14,12 @@ use crate::optim::SgdConfig;
 use crate::parameters::{ModelKey, list};
 use crate::tap::sweep;
 
+use super::attempt::Climber;
 use super::budget::Budget;
 use super::choice::Facts;
-use super::climb::{AT_FIRST, Climber};
+use super::climb::AT_FIRST;
 use super::error::PlanError;
-use super::measured::Measured;
+use super::measured::{APART, Measured};
 use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
 use super::trial::Trial;
@@ -133,17 +134,16 @@ where
     /// Measures what passes of the model hold, over parts of the batch from one item on, as long as they stay within `budget`.
     /// `loss` computes the loss of so many items.
     ///
-    /// Every part is run with blocks that keep their activations, and with blocks that run twice; a pass that goes beyond the budget
-    /// ends at its next block. What is chosen, and what may just fit, is run as it would be, quick passes in steps that change no
-    /// weight. Weights in bf16, and on the host, are tried if nothing fits without. Random numbers are drawn: seed the device
+    /// Every part is run with blocks that keep their activations, and with blocks that run twice; a pass that goes beyond the budget, or is
+    /// feared to, ends where it reads its next parameter. What is chosen, and what may just fit, is run as it would be, quick passes in steps
+    /// that change no weight. Weights in bf16, and on the host, are tried if nothing fits without. Random numbers are drawn: seed the device
     /// afterwards. The memory that is measured is that of the whole process, or of the device: train nothing beside it.
     ///
     /// # Errors
     ///
-    /// If the budget or the batch is zero, or the budget is not known; if the model can't be fused, is on a device that is not there,
-    /// or the loss does not depend on it; if the program does not run on the
-    /// [`RecordingAllocator`](crate::memory::RecordingAllocator) and the device does not tell what its pools hold, or something
-    /// else records or plans.
+    /// If the budget or the batch is zero, or the budget is not known; if the model can't be fused, is on a device that is not there, or the
+    /// loss does not depend on it; if the program does not run on the [`RecordingAllocator`](crate::memory::RecordingAllocator) and the
+    /// device does not tell what its pools hold, or something else records or plans.
     ///
     /// # Panics
     ///
@@ -192,7 +192,7 @@ where
             .collect();
         drop(model);
         for footing in measured.footings() {
-            if measured.fits() {
+            if measured.best(measured.budget).is_some() {
                 break;
             }
             let least = before + self.least(footing, &sizes);
@@ -240,11 +240,10 @@ where
     ) -> Result<(), PlanError> {
         let before = held(device)?;
         (self.progress)(&format!("making the model, weights {footing}"));
-        let model = (self.init)();
-        let model = match footing.dtype() {
-            Some(dtype) => try_cast(model, dtype)?,
-            None => model,
-        };
+        let mut model = (self.init)();
+        if let Some(dtype) = footing.dtype() {
+            model = try_cast(model, dtype)?;
+        }
         // What the optimizer holds is reckoned.
         let stateless = SgdConfig::new();
         let mut fused = FusedOptimizer::try_new(model, stateless.init())?;
@@ -275,6 +274,7 @@ where
             room,
             largest: width.largest(),
             spread: 0.0,
+            unseen: if measured.apart { APART } else { 1.0 },
             progress: self.progress,
         };
         width.passes = climber.climb(self.batch)?;
@@ -286,7 +286,7 @@ where
         }
         let width = &mut measured.facts.widths[place];
         if width.room_for_stock(self.batch, measured.budget) {
-            width.stock = Some(climber.stock(self.batch)?);
+            width.stock = climber.stock(self.batch)?;
         }
         width.left = memory::live(device)?;
         Ok(())

@@ -2,13 +2,12 @@
 
 use burn::module::Module;
 
-use crate::error::FusedError;
-use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 
+use super::attempt::{Climber, QUICK};
 use super::choice::{Choice, Part};
-use super::climb::{Climber, QUICK};
 use super::error::PlanError;
+use super::level::Level;
 use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
 use super::pass::{Kept, Pass};
@@ -32,24 +31,30 @@ impl Trial {
         let chosen = measured.best_of(facts, *budget);
         let hoped = (!measured.apart).then(|| measured.best_of(&facts.hoped(), *budget));
         let hoped = hoped.flatten();
-        let is_chosen = |choice: &Choice| {
-            let chosen = chosen.as_ref().map(|(_, chosen)| chosen);
-            chosen.is_some_and(|it| it.part == choice.part && it.kept.keep == choice.kept.keep)
-        };
+        // Where fusing alone fits, there is nothing cheaper.
+        let is_free = |(level, _): &(Level, Choice)| level.last.is_none();
+        let is_free = chosen.as_ref().is_some_and(is_free);
         let ways = chosen.iter().chain(&hoped);
         let mut ways = ways.filter(|(_, choice)| choice.part.width == width);
-        ways.find_map(|(level, choice)| {
+        let trial = ways.find_map(|(level, choice)| {
             let pass = facts.pass(choice.part);
             let Choice { part, kept, .. } = choice.clone();
             let trial = if !pass.knows(&kept) {
                 (pass.tried() < many).then_some(Self::Pass(kept))
             } else {
                 let is_quick = kept.run.seconds <= QUICK && pass.rehearsals() < many;
-                let is_new = is_quick && !is_chosen(choice);
-                let can = is_new && facts.can_rehearse(level, choice, *budget);
+                let can = is_quick && !is_free && facts.can_rehearse(level, choice, *budget);
                 can.then_some(Self::Steps(kept, part))
             };
             Some((part.pass, trial?))
+        });
+        // What a recording says of blocks is not always right.
+        trial.or_else(|| {
+            let (_, Choice { part, kept, .. }) = chosen.filter(|_| !measured.apart)?;
+            let pass = facts.pass(part);
+            let more = pass.one_more(&kept, *budget)?;
+            let is_new = part.width == width && pass.tried() < many;
+            is_new.then_some((part.pass, Self::Pass(more)))
         })
     }
 
@@ -65,7 +70,7 @@ impl Trial {
         F: Fn(&M, usize) -> L,
     {
         match self {
-            Self::Pass(kept) => climber.check(pass, &kept),
+            Self::Pass(kept) => climber.check(pass, kept),
             Self::Steps(Kept { keep, .. }, part) => {
                 let items = pass.items;
                 let accumulation = part.accumulation.min(BUFFERS);
@@ -79,18 +84,3 @@ impl Trial {
 
 /// Micro-batches that show what all hold.
 const BUFFERS: usize = 3;
-
-/// Two steps of `fused` that change nothing.
-pub(super) fn steps<M: Module, L: Loss>(
-    fused: &mut FusedOptimizer<M>,
-    accumulation: usize,
-    loss: impl Fn(&M) -> L,
-) -> Result<(), FusedError> {
-    for _ in 0..2 {
-        for _ in 1..accumulation {
-            fused.try_accumulate(&loss)?;
-        }
-        fused.try_step_repeatable(0.0, &loss)?;
-    }
-    Ok(())
-}

@@ -1,9 +1,10 @@
 //! A pass whose blocks all run twice, and what it tells of those in which some don't.
 
-use crate::memory::{MemoryTimeline, RecomputedBlock};
+use crate::memory::RecomputedBlock;
 
 use super::expected::Expected;
 use super::pass::Run;
+use super::recorded::Recorded;
 
 /// A pass whose blocks all run twice.
 #[derive(Clone, Debug)]
@@ -23,15 +24,15 @@ const FEAR: f64 = 1.5;
 
 impl Twice {
     /// The pass in `timeline`; none if no block ran twice in it.
-    pub(super) fn of(timeline: MemoryTimeline, run: Run) -> Option<Self> {
+    pub(super) fn of(Recorded { timeline, run, .. }: &Recorded) -> Option<Self> {
         let top = timeline.peak().bytes.total();
         let grown = run.peak - top;
         let samples = timeline.samples.iter();
         let samples = samples.map(|sample| (sample.seconds, sample.bytes.total() + grown));
         (!timeline.blocks.is_empty()).then(|| Self {
-            run,
+            run: *run,
             samples: samples.collect(),
-            blocks: timeline.blocks,
+            blocks: timeline.blocks.clone(),
             share: 1.0,
             fear: 1.0,
         })
@@ -58,12 +59,12 @@ impl Twice {
         self.peak(keep, self.share * self.fear)
     }
 
-    /// A pass whose blocks all keep their activations, as far as this one tells.
-    pub(super) fn peak_of_all(&self) -> Expected {
+    /// A pass in which the blocks that `keep` tells hold their activations, as far as this one tells.
+    pub(super) fn expected(&self, keep: impl Fn(usize) -> bool + Copy) -> Expected {
         Expected {
             start: self.run.start,
-            hoped: self.peak(|_| true, self.share),
-            feared: self.peak_of(|_| true),
+            hoped: self.peak(keep, self.share),
+            feared: self.peak_of(keep),
         }
     }
 
@@ -84,6 +85,16 @@ impl Twice {
             }
         }
         self.share = high;
+    }
+
+    /// Nothing is feared of blocks that were not seen to keep their activations.
+    pub(super) fn hope(&mut self) {
+        self.fear = 1.0;
+    }
+
+    /// They may hold more than the recording says.
+    pub(super) fn fear(&mut self) {
+        self.fear = FEAR;
     }
 
     /// The share that was learned.

@@ -6,6 +6,7 @@ use super::arrival::Arrival;
 use super::copy::Keeps;
 use super::frozen::refuse_outside_of_a_block;
 use super::view::{State, View};
+use crate::memory;
 use crate::parameters::{AnyTensor, Part};
 use crate::pass::{Blocks, Graph, Pass, Place, Readers, Scope, Stage};
 use crate::replica::Membership;
@@ -37,6 +38,7 @@ impl View {
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self, part: Option<&Part>) -> AnyTensor {
+        memory::end_beyond_limit();
         if let Some(base) = &self.terms.waiting_base {
             refuse_outside_of_a_block(base);
         }
@@ -64,6 +66,7 @@ impl View {
     ///
     /// Outside of a pass, in a hook, and after the gradient has arrived.
     pub(crate) fn read(self: &Arc<Self>, part: Option<&Part>) -> AnyTensor {
+        memory::end_beyond_limit();
         let pass = self.session.pass().unwrap_or_else(|| {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \

@@ -73,6 +73,9 @@ hold! {
     plans_of_adapters_hold: Adapted, 0.99, 1.05;
     plans_of_adapters_on_codes_hold: InCodes, 0.99, 1.05;
     plans_of_adversarial_networks_hold: Adversarial, 0.99, 1.05;
+    plans_of_attention_over_a_recurrent_network_hold: Attentive, 0.98, 1.05;
+    plans_of_tied_weights_with_batch_normalization_hold: Normed, 0.98, 1.05;
+    plans_of_a_deep_network_with_dropout_hold: Deep, 0.98, 1.05;
 }
 
 /// In one thread: how many parts of images threads of the backend hold at once is by chance.
@@ -81,6 +84,31 @@ fn plans_of_a_u_net_hold() {
     let _alone = alone();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     pool.unwrap().install(|| hold::<UNet>(0.99, 1.05));
+}
+
+/// What no pass was run for is not taken to hold less than it does.
+fn hold_for_less<K: Kind>() {
+    let measured = measured::<K>(ENOUGH).unwrap();
+    let peaks = measured.ladder(1).rungs;
+    let least = peaks.iter().map(|rung| rung.device_bytes).min().unwrap();
+    let most = measured.ladder(ENOUGH).rungs[0].device_bytes;
+    for part in 0..12 {
+        let budget = most - (most - least) * part / 12;
+        let Ok(plan) = measured.choose(budget) else {
+            continue;
+        };
+        let bytes = trained::<K, _>(&plan);
+        assert!(bytes <= budget, "{}: {bytes} of {budget}\n{plan}", K::NAME);
+    }
+}
+
+#[test]
+fn plans_for_less_than_was_measured_within_hold() {
+    let _alone = alone();
+    hold_for_less::<Recurrent>();
+    hold_for_less::<Language>();
+    hold_for_less::<Mixture>();
+    hold_for_less::<Adversarial>();
 }
 
 #[test]

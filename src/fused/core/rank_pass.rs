@@ -98,6 +98,7 @@ impl RankPass {
         });
         if self.pass.is_recorded {
             memory::enter(memory::Phase::Backward);
+            memory::end_beyond_limit();
         }
         let (loss, mut gradients) = loss.go_back(self.pass.plan.scale, begins);
         let gradients = GradientsParams::from_params(&mut gradients, model, &self.views.leaves);

@@ -33,11 +33,6 @@ pub(crate) fn take_peak() -> usize {
     PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed)
 }
 
-/// The same, and goes on counting.
-pub(crate) fn peak() -> usize {
-    PEAK.load(Ordering::Relaxed)
-}
-
 /// Adds what this thread has kept to itself.
 pub(super) fn settle() {
     add(PENDING.with(|pending| pending.replace(0)));

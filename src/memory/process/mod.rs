@@ -17,7 +17,7 @@ use burn::tensor::Tensor;
 use events::Event;
 
 pub use allocator::RecordingAllocator;
-pub(super) use counter::{is_counting, peak, take_peak};
+pub(super) use counter::{is_counting, take_peak};
 pub(crate) use events::Category;
 pub(super) use log::ProcessLog;
 

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 
 use super::error::MemoryError;
-use super::marks::{MarkLog, Meter, in_pools};
+use super::marks::{Limit, MarkLog, Meter, in_pools};
 use super::process::{self, Category, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
 use recording::Log;
@@ -110,27 +110,39 @@ impl MemoryRecorder {
     pub fn start_on(device: &Device) -> Result<Self, MemoryError> {
         match in_pools(device) {
             None => Self::start(),
-            Some(_) => Self::start_marks(Meter::Pools(Box::new(device.clone()))),
+            Some(_) => Self::start_marks(Meter::Pools(Box::new(device.clone())), None),
         }
     }
 
     /// Starts recording the most bytes between two marks: those in the pools of `device`, if it tells, else those of the
-    /// process, without a log of events. What is recorded ends with a panic at the next block after the process has had more
-    /// than `limit` bytes.
+    /// process, without a log of events. What is recorded ends with a panic where a parameter is read, a block runs or the backward pass
+    /// begins, if the process is beyond `limit` there.
     ///
     /// # Errors
     ///
     /// Those of [`start`](Self::start).
-    pub(crate) fn start_peaks(device: &Device, limit: usize) -> Result<Self, MemoryError> {
-        match in_pools(device) {
-            None if process::is_counting() => Self::start_marks(Meter::Process { limit }),
-            _ => Self::start_on(device),
-        }
+    pub(crate) fn start_peaks(device: &Device, limit: Option<Limit>) -> Result<Self, MemoryError> {
+        let meter = match in_pools(device) {
+            Some(_) => Meter::Pools(Box::new(device.clone())),
+            None if process::is_counting() => Meter::Process,
+            None => return Err(MemoryError::NotInstalled),
+        };
+        Self::start_marks(meter, limit)
     }
 
-    fn start_marks(meter: Meter) -> Result<Self, MemoryError> {
-        recording::start(|| Log::Marks(MarkLog::start(meter)))?;
+    fn start_marks(meter: Meter, limit: Option<Limit>) -> Result<Self, MemoryError> {
+        recording::start(|| Log::Marks(MarkLog::start(meter, limit)))?;
         Ok(Self { _started: () })
+    }
+
+    /// Ends a recording of peaks, and tells the most bytes that the pass has taken until it could be ended; none if it was.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`finish`](Self::finish).
+    pub(crate) fn finish_peaks(self) -> Result<(MemoryTimeline, Option<usize>), MemoryError> {
+        let stretch = recording::stretch();
+        Ok((self.finish()?, stretch))
     }
 
     /// Ends the recording.

@@ -22,6 +22,8 @@ struct Recording {
     blocks: SeenBlocks,
     /// The models of the dry runs.
     dry_runs: Vec<ModelKey>,
+    /// Whether it has gone beyond its limit.
+    ended: bool,
     log: Log,
 }
 
@@ -57,6 +59,7 @@ pub(super) fn start(log: impl FnOnce() -> Log) -> Result<(), MemoryError> {
     *current = Some(Recording {
         blocks: SeenBlocks::new(),
         dry_runs: Vec::new(),
+        ended: false,
         log: log(),
     });
     RECORDING.store(true, Ordering::SeqCst);
@@ -79,6 +82,7 @@ pub(super) fn finish() -> Result<MemoryTimeline, MemoryError> {
         blocks,
         dry_runs,
         log,
+        ..
     } = current.take().ok_or(MemoryError::Empty)?;
     Ok(MemoryTimeline {
         dry_runs,
@@ -87,6 +91,19 @@ pub(super) fn finish() -> Result<MemoryTimeline, MemoryError> {
             Log::Marks(log) => log.finish(blocks)?,
         }
     })
+}
+
+/// The most bytes that the recorded pass has taken until it could be ended; none if it was.
+pub(super) fn stretch() -> Option<usize> {
+    let current = CURRENT.lock();
+    match current.as_ref() {
+        Some(Recording {
+            ended: false,
+            log: Log::Marks(log),
+            ..
+        }) => Some(log.stretch()),
+        _ => None,
+    }
 }
 
 /// Whether a recording is under way.
@@ -115,11 +132,15 @@ pub(crate) fn enter_update(path: &str) {
     }
 }
 
-/// Ends what is recorded, with a panic that says nothing to the terminal, if it has gone beyond the limit of the recording.
+/// Ends what is recorded, with a panic that says nothing to the terminal, if it has gone beyond the limit of the recording, or may
+/// until it is looked at again.
 pub(crate) fn end_beyond_limit() {
-    let is_beyond = tell(|recording| match &recording.log {
-        Log::Marks(log) => log.is_beyond(),
-        Log::Process(_) => false,
+    let is_beyond = tell(|recording| {
+        recording.ended |= match &mut recording.log {
+            Log::Marks(log) => log.is_beyond(),
+            Log::Process(_) => false,
+        };
+        recording.ended
     });
     if is_beyond == Some(true) {
         resume_unwind(Box::new("beyond the limit of the recording"));
