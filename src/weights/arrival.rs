@@ -46,8 +46,7 @@ impl GradientSink for Arrival {
                  was carried out of its closure with its graph. Detach it"
             ),
         }
-        // The rest of Burn's backward pass would go on.
-        memory::end_beyond_limit();
+        self.pass.guarded(memory::end_beyond_limit);
         if let Some(among) = &self.pass.among {
             among.end_turn();
         }
