@@ -16,7 +16,7 @@ pub(super) const AT_ONCE: f64 = 1.01;
 const HOPED: f64 = 0.97;
 
 /// What threads keep for themselves differs from run to run by about so many bytes.
-pub(super) const SLACK: usize = 1 << 17;
+const SLACK: usize = 1 << 17;
 
 /// And if steps were made.
 const SEEN_SLACK: usize = 1 << 15;
@@ -68,6 +68,17 @@ impl Part {
 }
 
 impl Facts {
+    /// Nothing yet, where each byte is counted.
+    pub(super) fn new(batch: usize, config: FusedConfig) -> Self {
+        Self {
+            batch,
+            config,
+            margin: AT_ONCE,
+            slack: SLACK,
+            widths: Vec::new(),
+        }
+    }
+
     /// The way on this rung that costs least and fits.
     pub(super) fn choice(&self, level: &Level, budget: usize) -> Option<Choice> {
         let parts = self.parts(level);

@@ -4,7 +4,7 @@ use std::fmt::{Display, Formatter};
 use burn::tensor::Device;
 
 use super::budget::Budget;
-use super::choice::{AT_ONCE, Choice, Facts, SLACK};
+use super::choice::{AT_ONCE, Choice, Facts};
 use super::error::PlanError;
 use super::ladder::{Ladder, Rung, in_millionths};
 use super::level::Level;
@@ -65,7 +65,6 @@ impl<O: PlannedOptimizer> Measured<O> {
             it if it.states().is_some() || it.weights().is_some() => has_formats,
             _ => true,
         };
-        let margin = if apart { APART } else { AT_ONCE };
         Self {
             key,
             budget,
@@ -75,8 +74,7 @@ impl<O: PlannedOptimizer> Measured<O> {
             apart,
             ranks,
             facts: Facts {
-                margin,
-                slack: SLACK,
+                margin: if apart { APART } else { facts.margin },
                 ..facts
             },
             too_large: Vec::new(),

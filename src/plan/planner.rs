@@ -170,13 +170,7 @@ where
         let budget = budget.into().bytes(&device)?;
         warm_threads(&device);
         let before = held(&device)?;
-        let facts = Facts {
-            batch: self.batch,
-            config: self.config.clone().with_offload(None),
-            margin: 1.0,
-            slack: 0,
-            widths: Vec::new(),
-        };
+        let facts = Facts::new(self.batch, self.config.clone().with_offload(None));
         let mut measured = Measured::new(
             ModelKey::of(&model),
             budget,

@@ -210,7 +210,9 @@ impl Width {
             } else if state_waits {
                 host += state;
                 *device += average;
-                on_the_way = on_the_way.max(states_under_way.with(bytes, *state));
+                // What an update takes for itself is there beside them.
+                let under_way = states.update + states_under_way.with(bytes, *state);
+                on_the_way = on_the_way.max(under_way);
             } else {
                 *device += state + average;
             }

@@ -1,9 +1,13 @@
 //! On a device that shows its pools and no allocations, and whose host can hold what waits.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use backburn::optim::AdamWConfig;
 use backburn::{Fidelity, FusedError, Measured, Plan, PlanError, Planner, Technique};
 use burn::module::Module;
-use burn::tensor::{Device, DeviceKind};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::AdamConfig;
+use burn::tensor::{Device, DeviceKind, Tensor};
 
 use crate::models::*;
 use crate::{ENOUGH, alone};
@@ -131,4 +135,43 @@ fn ranks_are_a_rung_and_each_device_holds_less() {
         let in_use = usage.bytes_in_use as usize;
         assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
     }
+}
+
+/// Burn's own Adam makes copies, beside the states that are on the way.
+#[test]
+fn an_update_beside_states_on_the_way_is_counted() {
+    let _alone = alone();
+    let init = || -> Vec<Linear> {
+        let layer = |_| LinearConfig::new(512, 512).with_bias(false).init(&device());
+        (0..4).map(layer).collect()
+    };
+    let loss = |model: &Vec<Linear>, items: usize| {
+        let x = Tensor::<2>::ones([items, 512], &device());
+        model.iter().fold(x, |x, layer| layer.forward(x)).mean()
+    };
+    let planner = Planner::new(init, AdamConfig::new().init()).with_order(&[Technique::HostStates]);
+    let measured = planner.measure(loss, ENOUGH).unwrap();
+    let rungs = measured.ladder(1).rungs;
+    let plan = measured.choose(rungs[1].device_bytes).unwrap();
+    assert!(plan.host_bytes > 0, "{plan}");
+    let is_over = AtomicBool::new(false);
+    let most = std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            let device = device().inner();
+            let mut most = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                most = most.max(device.memory_pool_usage().unwrap().bytes_in_use as usize);
+            }
+            most
+        });
+        let mut fused = plan.fuse(init);
+        for _ in 0..8 {
+            let loss = fused.step(1e-3, |model| loss(model, plan.batch));
+            assert!(loss.into_scalar::<f32>().is_finite());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        look.join().unwrap()
+    });
+    println!("{most} in use\n{plan}");
+    assert!(most <= plan.device_bytes, "{most} in use\n{plan}");
 }

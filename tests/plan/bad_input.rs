@@ -64,7 +64,11 @@ fn a_batch_of_one_that_does_not_fit_says_that_it_cannot_be_split() {
 #[test]
 fn a_plan_for_another_model_is_refused_by_the_difference() {
     let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
     let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    plan.save(&file).unwrap();
+    let plan = Plan::<AdamWConfig>::load(&file).unwrap();
     let error = plan.try_fuse(init::<Mlp>).unwrap_err();
     assert!(matches!(error, PlanError::AnotherModel { .. }), "{error}");
     let text = error.to_string();

@@ -3,9 +3,10 @@
 use backburn::optim::{AdamWConfig, WeightFormat};
 use backburn::{FusedConfig, PlanError, Planner, WeightAverage, WeightAveragingConfig};
 use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
 
 use crate::models::*;
-use crate::{ENOUGH, alone, init, measured, peak, planner, trained};
+use crate::{BYTES, ENOUGH, alone, device, init, measured, peak, planner, trained};
 
 /// Plans for budgets from what fused training takes down to half of the smallest rung, and trains each: plans are from so many
 /// multiples of the peak to so many.
@@ -73,9 +74,9 @@ hold! {
     plans_of_adapters_hold: Adapted, 0.99, 1.05;
     plans_of_adapters_on_codes_hold: InCodes, 0.99, 1.05;
     plans_of_adversarial_networks_hold: Adversarial, 0.99, 1.05;
-    plans_of_attention_over_a_recurrent_network_hold: Attentive, 0.98, 1.05;
-    plans_of_tied_weights_with_batch_normalization_hold: Normed, 0.98, 1.05;
-    plans_of_a_deep_network_with_dropout_hold: Deep, 0.98, 1.05;
+    plans_of_attention_over_a_recurrent_network_hold: Attentive, 0.99, 1.05;
+    plans_of_tied_weights_with_batch_normalization_hold: Normed, 0.99, 1.05;
+    plans_of_a_deep_network_with_dropout_hold: Deep, 0.99, 1.05;
 }
 
 /// In one thread: how many parts of images threads of the backend hold at once is by chance.
@@ -109,6 +110,27 @@ fn plans_for_less_than_was_measured_within_hold() {
     hold_for_less::<Language>();
     hold_for_less::<Mixture>();
     hold_for_less::<Adversarial>();
+}
+
+/// Autodiff keeps notes of a graph whose backward pass does not come to its end.
+#[test]
+fn passes_that_are_ended_leave_nothing_behind() {
+    let _alone = alone();
+    let of = |budget| {
+        measured::<Recurrent>(budget).unwrap();
+        let leaf = Tensor::<1>::zeros([1], &device()).require_grad();
+        drop(leaf.backward());
+        BYTES.current_usage()
+    };
+    let ladder = measured::<Recurrent>(ENOUGH).unwrap().ladder(ENOUGH);
+    let most = ladder.rungs[0].device_bytes;
+    // Threads of the backend keep something for themselves.
+    let before = of(ENOUGH);
+    for part in 1..9 {
+        let after = of(most - most * part / 20);
+        let left = after.saturating_sub(before);
+        assert!(left < 8192, "{left} bytes after {part} parts less");
+    }
 }
 
 #[test]
