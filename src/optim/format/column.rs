@@ -2,7 +2,7 @@
 
 use super::super::vectorized::{Loop, vectorized};
 use super::dither::Dither;
-use super::root::{Coding, GROUP};
+use super::root::{Coding, GROUP, Scale};
 use super::split;
 use super::weight::{WeightFormat, nearest};
 use burn::tensor::{DType, Element, bf16, f16};
@@ -87,14 +87,13 @@ impl<'a> Column<'a> {
         matches!(self.kept, Kept::Floats(dtype) if dtype == N::dtype())
     }
 
-    /// The groups whose codes stand for NaN.
-    pub(crate) fn broken(&self) -> impl Iterator<Item = usize> {
-        let scales = match self.kept {
-            Kept::Codes(_) => cast_slice::<u8, f32>(self.floats),
-            _ => &[],
-        };
-        let scales = scales.iter().enumerate();
-        scales.filter_map(|(group, scale)| scale.is_nan().then_some(group))
+    /// Notes the groups whose codes stand for NaN.
+    pub(crate) fn broken(&self, groups: &mut [bool]) {
+        if let Kept::Codes(_) = self.kept {
+            for (broken, scale) in groups.iter_mut().zip(cast_slice::<u8, f32>(self.floats)) {
+                *broken |= scale.is_nan();
+            }
+        }
     }
 
     /// The elements as numbers of type `N`, f32 unless they are of that type: where they lie, or in `numbers`, which has
@@ -166,7 +165,7 @@ impl Loop for Read<'_, '_> {
     fn call(self) {
         let Self(column, numbers) = self;
         let (floats, words) = (&*column.floats, &*column.words);
-        let groups = numbers.chunks_exact_mut(GROUP);
+        let groups = numbers.as_chunks_mut::<GROUP>().0.iter_mut();
         let [_, bytes] = column.kept.group_bytes();
         match column.kept {
             Kept::Floats(dtype) => Widen(dtype, floats, numbers).call(),
@@ -175,19 +174,21 @@ impl Loop for Read<'_, '_> {
                 let weights = cast_slice(floats).chunks(GROUP);
                 let low = words.chunks_exact(bytes).zip(&*column.marks);
                 for ((numbers, weights), (low, mark)) in groups.zip(weights).zip(low) {
-                    let high = split::high(weights);
-                    numbers.copy_from_slice(&split::joined(format, &high, low, *mark));
+                    split::join(format, &split::high(weights), low, *mark, numbers);
                 }
             }
             Kept::Codes(coding) => {
                 let codes = words.chunks_exact(bytes).zip(cast_slice::<u8, f32>(floats));
                 for (numbers, (codes, scale)) in groups.zip(codes) {
-                    numbers.copy_from_slice(&coding.decode(codes, *scale));
+                    *numbers = coding.decode(codes, *scale);
                 }
             }
         }
     }
 }
+
+/// Groups whose scales are known before the first is written, so that none waits for its own.
+const TOGETHER: usize = 16;
 
 struct Write<'a, 'c>(&'a mut Column<'c>, &'a [f32], Dither<'a>);
 
@@ -232,9 +233,19 @@ impl Loop for Write<'_, '_> {
                 }
             }
             Kept::Codes(coding) => {
-                let codes = words.chunks_exact_mut(bytes).zip(cast_slice_mut(floats));
-                for ((group, numbers), (codes, scale)) in groups.zip(codes) {
-                    *scale = coding.encode(numbers, &dither.thresholds(group), codes);
+                let codes = words.chunks_mut(TOGETHER * bytes);
+                let codes = codes.zip(cast_slice_mut::<u8, f32>(floats).chunks_mut(TOGETHER));
+                let groups = numbers.as_chunks::<GROUP>().0.chunks(TOGETHER);
+                for (run, (groups, (codes, largest))) in groups.zip(codes).enumerate() {
+                    let mut scales = [Scale::NONE; TOGETHER];
+                    for index in 0..groups.len() {
+                        scales[index] = Scale::of(&groups[index]);
+                        largest[index] = scales[index].largest;
+                    }
+                    for (index, codes) in codes.chunks_exact_mut(bytes).enumerate() {
+                        let thresholds = dither.thresholds(run * TOGETHER + index);
+                        coding.encode_in(scales[index], &groups[index], &thresholds, codes);
+                    }
                 }
             }
         }

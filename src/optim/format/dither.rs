@@ -16,10 +16,12 @@ impl Dither<'_> {
         let Self::AtRandom(bits, state) = self else {
             return TO_THE_NEAREST;
         };
+        let bits = group_of(bits, group);
+        // A second state has the other half of the random bits.
+        let shift = 16 * (state & 1);
         let mut thresholds = [0.0; GROUP];
-        for (threshold_of, bits) in thresholds.iter_mut().zip(&bits[group * GROUP..]) {
-            // A second state has the other half of the random bits.
-            *threshold_of = threshold(bits >> (16 * (state & 1)));
+        for lane in 0..GROUP {
+            thresholds[lane] = threshold(bits[lane] >> shift);
         }
         thresholds
     }
@@ -30,10 +32,16 @@ impl Dither<'_> {
         // Half of the last of 24 bits, if to the nearest.
         let mut random = [0x80; GROUP];
         if let Self::AtRandom(bits, _) = self {
-            for (random, bits) in random.iter_mut().zip(&bits[group * GROUP..]) {
-                *random = Noise::more(*bits);
+            let bits = group_of(bits, group);
+            for lane in 0..GROUP {
+                random[lane] = Noise::more(bits[lane]);
             }
         }
         random
     }
+}
+
+#[inline(always)]
+fn group_of(bits: &[u32], group: usize) -> &[u32; GROUP] {
+    &bits.as_chunks().0[group]
 }

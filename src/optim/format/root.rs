@@ -59,11 +59,12 @@ impl Width {
     fn unpacked(self, codes: &[u8]) -> [u8; GROUP] {
         let mut bits = [0; GROUP];
         if self == Self::Eight {
-            bits.copy_from_slice(codes);
+            bits = *whole(codes);
         } else {
-            let (low, high) = bits.split_at_mut(GROUP / 2);
+            let codes: &[u8; GROUP / 2] = whole(codes);
             for lane in 0..GROUP / 2 {
-                (low[lane], high[lane]) = (codes[lane] & 0xf, codes[lane] >> 4);
+                bits[lane] = codes[lane] & 0xf;
+                bits[lane + GROUP / 2] = codes[lane] >> 4;
             }
         }
         bits
@@ -72,14 +73,26 @@ impl Width {
     #[inline(always)]
     fn pack(self, bits: &[u8; GROUP], codes: &mut [u8]) {
         if self == Self::Eight {
-            codes.copy_from_slice(bits);
+            *whole_mut(codes) = *bits;
         } else {
-            let (low, high) = bits.split_at(GROUP / 2);
+            let codes: &mut [u8; GROUP / 2] = whole_mut(codes);
             for lane in 0..GROUP / 2 {
-                codes[lane] = low[lane] & 0xf | high[lane] << 4;
+                codes[lane] = bits[lane] & 0xf | bits[lane + GROUP / 2] << 4;
             }
         }
     }
+}
+
+/// What a group has, of a length that the compiler knows.
+#[inline(always)]
+pub(super) fn whole<T, const N: usize>(group: &[T]) -> &[T; N] {
+    group.first_chunk().expect("a group has as many")
+}
+
+/// The same, to write.
+#[inline(always)]
+pub(super) fn whole_mut<T, const N: usize>(group: &mut [T]) -> &mut [T; N] {
+    group.first_chunk_mut().expect("a group has as many")
 }
 
 /// What codes stand for.
@@ -131,33 +144,104 @@ impl Coding {
         values
     }
 
-    /// Writes the codes of `values`, rounded by these thresholds, and returns their scale.
+    /// Writes the codes of `values`, which have this scale, rounded by these thresholds.
     #[inline(always)]
-    pub(crate) fn encode(self, values: &Values, thresholds: &Values, codes: &mut [u8]) -> f32 {
-        let scale = scale(values);
-        let part = part(scale);
-        // Of zeros and NaN there is none; their roots are 0.
-        let inverse = 1.0 / (scale * part);
-        let levels = self.levels() as f32;
+    pub(crate) fn encode_in(
+        self,
+        scale: Scale,
+        values: &Values,
+        thresholds: &Values,
+        codes: &mut [u8],
+    ) {
+        let mut moved = [0.0; GROUP];
+        let values = if scale.part == 1.0 {
+            values
+        } else {
+            for lane in 0..GROUP {
+                moved[lane] = values[lane] * scale.part;
+            }
+            &moved
+        };
+        let bits = match self.root {
+            Root::Signed => self.bits::<true>(scale.inverse, values, thresholds),
+            Root::Positive => self.bits::<false>(scale.inverse, values, thresholds),
+        };
+        self.width.pack(&bits, codes);
+    }
+
+    #[inline(always)]
+    fn bits<const SIGNED: bool>(
+        self,
+        inverse: f32,
+        values: &Values,
+        thresholds: &Values,
+    ) -> [u8; GROUP] {
+        let (levels, squares) = (self.levels() as f32, self.squares());
+        // That of what is not a number, too: zeros and NaN have no inverse.
+        let least = if SIGNED { 0.0 } else { 1.0 };
         let mut bits = [0; GROUP];
         for lane in 0..GROUP {
-            let square = values[lane].abs() * part * inverse * self.squares();
+            let value = values[lane];
+            let square = value.abs() * inverse * squares;
             let below = square.sqrt().trunc();
-            let below = if below > 0.0 { below } else { 0.0 };
-            let up = square - below * below > thresholds[lane] * (2.0 * below + 1.0);
+            let up = square - below * below > thresholds[lane] * (below + below + 1.0);
             let root = if up { below + 1.0 } else { below };
+            let root = if root > least { root } else { least };
             let root = if root < levels { root } else { levels };
-            let code = if self.root == Root::Positive {
-                (if root > 1.0 { root } else { 1.0 }) - 1.0
-            } else if values[lane] < 0.0 {
-                -root
+            let code = if SIGNED {
+                root.copysign(value)
             } else {
-                root
+                root - 1.0
             };
             bits[lane] = (code + WHOLE).to_bits() as u8;
         }
-        self.width.pack(&bits, codes);
-        scale
+        bits
+    }
+}
+
+/// What the numbers of a group are parts of.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale {
+    /// The largest magnitude: NaN if one is not finite.
+    pub(crate) largest: f32,
+    /// A power of two that takes numbers of this scale to where the inverse is a normal number.
+    part: f32,
+    inverse: f32,
+}
+
+impl Scale {
+    pub(crate) const NONE: Self = Self {
+        largest: 0.0,
+        part: 1.0,
+        inverse: 0.0,
+    };
+
+    #[inline(always)]
+    pub(crate) fn of(values: &Values) -> Self {
+        // Magnitudes are ordered as their bits are, with those that are not finite above all.
+        let mut largest = 0;
+        for value in values {
+            largest = i32::max(largest, (value.to_bits() & 0x7fff_ffff) as i32);
+        }
+        let largest = f32::from_bits(largest as u32);
+        let largest = if largest.is_finite() {
+            largest
+        } else {
+            f32::NAN
+        };
+        let part = if largest >= HUGE {
+            0.25
+        } else if largest < TINY {
+            1.0 / TINY
+        } else {
+            1.0
+        };
+        Self {
+            largest,
+            part,
+            // Of zeros and NaN there is none.
+            inverse: 1.0 / (largest * part),
+        }
     }
 }
 
@@ -167,34 +251,6 @@ const WHOLE: f32 = 1.5 * 8_388_608.0;
 
 /// The threshold of what is rounded to the nearest.
 pub(crate) const TO_THE_NEAREST: Values = [0.5; GROUP];
-
-/// The largest magnitude: NaN if one is not finite.
-#[inline(always)]
-fn scale(values: &Values) -> f32 {
-    // Magnitudes are ordered as their bits are, with those that are not finite above all.
-    let mut largest = 0;
-    for value in values {
-        largest = i32::max(largest, (value.to_bits() & 0x7fff_ffff) as i32);
-    }
-    let largest = f32::from_bits(largest as u32);
-    if largest.is_finite() {
-        largest
-    } else {
-        f32::NAN
-    }
-}
-
-/// A power of two that takes numbers of this scale to where `1 / scale` is a normal number.
-#[inline(always)]
-fn part(scale: f32) -> f32 {
-    if scale >= HUGE {
-        0.25
-    } else if scale < TINY {
-        1.0 / TINY
-    } else {
-        1.0
-    }
-}
 
 /// Its inverse is normal, and no larger scale's is for sure.
 const HUGE: f32 = f32::from_bits(0x7e00_0000); // 2^125

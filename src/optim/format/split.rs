@@ -1,9 +1,9 @@
 //! Groups of weights in bf16 and what they lack: a byte for each, or two.
 
 use burn::tensor::bf16;
-use bytemuck::{Pod, cast_slice};
+use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::root::{GROUP, Values};
+use super::root::{GROUP, Values, whole, whole_mut};
 use super::weight::{WeightFormat, join24, join32, mark, split24, split32, stochastic};
 
 /// The weights of a group in bf16; what a last one lacks is zero.
@@ -33,48 +33,38 @@ pub(super) fn put(high: &High, weights: &mut [bf16]) {
 
 /// The trained weights of a group, of which `high` are those in bf16.
 #[inline(always)]
-pub(super) fn joined(format: WeightFormat, high: &High, low: &[u8], marked: u32) -> Values {
-    if mark(high) == marked {
-        join(format, high, low)
+pub(super) fn join(format: WeightFormat, high: &High, low: &[u8], marked: u32, to: &mut Values) {
+    let split;
+    let high = if mark(high) == marked {
+        high
     } else {
-        others(format, high, low, marked)
-    }
-}
-
-/// The same of weights that are not those that were split.
-#[cold]
-fn others(format: WeightFormat, high: &High, low: &[u8], marked: u32) -> Values {
-    match as_split(format, high, low, marked) {
-        Some(split) => join(format, &split, low),
-        None => high.map(bf16::to_f32),
-    }
-}
-
-#[inline(always)]
-fn join(format: WeightFormat, high: &High, low: &[u8]) -> Values {
-    let mut values = [0.0; GROUP];
+        // Those of other weights are nothing.
+        let Some(other) = as_split(format, high, low, marked) else {
+            for lane in 0..GROUP {
+                to[lane] = high[lane].to_f32();
+            }
+            return;
+        };
+        split = other;
+        &split
+    };
     if format == WeightFormat::Split24 {
-        let low = group_of::<i8>(low);
+        let low: &[i8; GROUP] = whole(cast_slice(low));
         for lane in 0..GROUP {
-            values[lane] = join24(high[lane], low[lane]);
+            to[lane] = join24(high[lane], low[lane]);
         }
     } else {
-        let low = group_of::<i16>(low);
+        let low: &[i16; GROUP] = whole(cast_slice(low));
         for lane in 0..GROUP {
-            values[lane] = join32(high[lane], low[lane]);
+            to[lane] = join32(high[lane], low[lane]);
         }
     }
-    values
-}
-
-#[inline(always)]
-fn group_of<T: Pod>(low: &[u8]) -> &[T; GROUP] {
-    cast_slice(low).first_chunk().expect("a group has as many")
 }
 
 /// The weights of a group that were split, if `high` are those in full precision, rounded by a cast: what lies in
 /// the middle between two numbers goes to the even one there, and away from zero here. (Sixteen bits can't tell
 /// both neighbours of an even number from each other.) Which of them it was, the mark tells.
+#[cold]
 pub(super) fn as_split(format: WeightFormat, high: &High, low: &[u8], marked: u32) -> Option<High> {
     // More are those of other weights, or too many to try.
     const MOST: usize = 12;
@@ -122,17 +112,15 @@ pub(super) fn split(
 ) -> (High, u32) {
     let mut high = [bf16::ZERO; GROUP];
     if format == WeightFormat::Split24 {
-        let mut lacks = [0_i8; GROUP];
+        let low: &mut [i8; GROUP] = whole_mut(cast_slice_mut(low));
         for lane in 0..GROUP {
-            (high[lane], lacks[lane]) = split24(values[lane], random[lane]);
+            (high[lane], low[lane]) = split24(values[lane], random[lane]);
         }
-        low.copy_from_slice(cast_slice(&lacks));
     } else {
-        let mut lacks = [0_i16; GROUP];
+        let low: &mut [i16; GROUP] = whole_mut(cast_slice_mut(low));
         for lane in 0..GROUP {
-            (high[lane], lacks[lane]) = split32(values[lane]);
+            (high[lane], low[lane]) = split32(values[lane]);
         }
-        low.copy_from_slice(cast_slice(&lacks));
     }
     (high, mark(&high))
 }

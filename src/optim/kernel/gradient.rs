@@ -47,24 +47,30 @@ impl<'a> Gradient<'a> {
         Self { dtype, bytes, view }
     }
 
-    /// Its elements from the `start`-th on, as numbers of type `N`, f32 unless they are of that type: where they lie, or in
-    /// `numbers`, a block at most.
+    /// Whether they are numbers of this type, one after the other.
+    pub(super) fn lies<N: Element>(&self) -> bool {
+        self.view.is_none() && self.dtype == N::dtype()
+    }
+
+    /// Its elements from the `start`-th on, so many, as numbers of type `N`, f32 unless they are of that type: where they
+    /// lie, or in `numbers`, which has room for a block.
     pub(super) fn open<'s, N: Element + Pod>(
         &'s self,
         start: usize,
-        numbers: &'s mut [N],
+        length: usize,
+        numbers: &'s mut [N; BLOCK],
     ) -> &'s [N] {
         let size = self.dtype.size();
-        let is_native = self.dtype == N::dtype();
+        let bytes = || &self.bytes[start * size..(start + length) * size];
+        if self.lies::<N>() {
+            return cast_slice(bytes());
+        }
+        let numbers = &mut numbers[..length];
         match &self.view {
-            None => {
-                let bytes = &self.bytes[start * size..(start + numbers.len()) * size];
-                if is_native {
-                    return cast_slice(bytes);
-                }
-                widen(self.dtype, bytes, numbers);
+            None => widen(self.dtype, bytes(), numbers),
+            Some(view) if self.dtype == N::dtype() => {
+                view.gather(cast_slice(self.bytes), start, numbers)
             }
-            Some(view) if is_native => view.gather(cast_slice(self.bytes), start, numbers),
             Some(view) => {
                 let mut halves = [0_u16; BLOCK];
                 let halves = &mut halves[..numbers.len()];

@@ -11,12 +11,13 @@ use super::super::rule::{Number, UpdateRule};
 use super::super::vectorized::{Loop, vectorized};
 use super::gradient::Gradient;
 
-/// Elements of a block, which stays in the first cache.
-pub(super) const BLOCK: usize = 16 * GROUP;
+/// Elements of a block, which stays in the first cache. They are few, so that the processor fetches those of the next block
+/// while it computes.
+pub(super) const BLOCK: usize = 8 * GROUP;
 /// Elements that are computed together, in registers.
 const LANES: usize = 16;
 /// Elements that are worth a thread.
-const GRAIN: usize = 32 * BLOCK;
+const GRAIN: usize = 64 * BLOCK;
 
 /// A pass over a weight and its states, which a rule is to make.
 pub(in crate::optim) struct Pass<'a> {
@@ -94,13 +95,24 @@ fn blocks<N: Number + Element + Pod, R: UpdateRule<S>, const S: usize>(
         states: [[N::zeroed(); BLOCK]; S],
         random: [0; BLOCK],
     };
+    // What lies there as numbers needs no room.
+    let block = if gradient.lies::<N>() && range.lies::<N>() {
+        range.length
+    } else {
+        BLOCK
+    };
     while range.length > 0 {
-        let block = range.take(range.length.min(BLOCK));
+        let block = range.take(range.length.min(block));
         block.update(rule, gradient, noise, &mut room);
     }
 }
 
 impl<const S: usize> Range<'_, S> {
+    /// Whether all are numbers of this type where they lie.
+    fn lies<N: Element>(&self) -> bool {
+        self.weight.are::<N>() && self.states.iter().all(Column::are::<N>)
+    }
+
     /// Takes off so many elements: whole groups, or all.
     fn take(&mut self, length: usize) -> Self {
         let (start, groups) = (self.start, length.div_ceil(GROUP));
@@ -123,13 +135,15 @@ impl<const S: usize> Range<'_, S> {
         room: &mut Room<N, S>,
     ) {
         let length = self.length;
-        let gradients = gradient.open(self.start, &mut room.gradients[..length]);
-        let mut broken = Vec::new();
+        let gradients = gradient.open(self.start, length, &mut room.gradients);
+        let mut broken = [false; BLOCK / GROUP];
         if let Some(noise) = noise {
             if self.weight.is_dithered() || self.states.iter().any(Column::is_dithered) {
                 noise.fill(self.start, cast_slice(gradients), &mut room.random);
             }
-            broken.extend(self.states.iter().flat_map(Column::broken));
+            for state in &self.states {
+                state.broken(&mut broken);
+            }
         }
         let weights = &mut self.weight.open(&mut room.weights)[..length];
         let mut states = self.states.iter_mut().zip(&mut room.states);
@@ -138,10 +152,11 @@ impl<const S: usize> Range<'_, S> {
             &mut state.open(room)[..length]
         });
         vectorized(Run(rule, weights, gradients, states));
-        for group in broken {
-            // Lion takes a sign, and NaN has none.
-            let end = length.min((group + 1) * GROUP);
-            weights[group * GROUP..end].fill(N::of(f64::NAN));
+        for (weights, broken) in weights.chunks_mut(GROUP).zip(broken) {
+            if broken {
+                // Lion takes a sign, and NaN has none.
+                weights.fill(N::of(f64::NAN));
+            }
         }
         let states = self.states.iter_mut().zip(&mut room.states);
         for (index, (state, numbers)) in states.enumerate() {

@@ -14,6 +14,15 @@ const fn coding(root: Root, width: Width) -> Coding {
     Coding { root, width }
 }
 
+impl Coding {
+    /// Writes the codes of `values` and returns their scale.
+    fn encode(self, values: &Values, thresholds: &Values, codes: &mut [u8]) -> f32 {
+        let scale = Scale::of(values);
+        self.encode_in(scale, values, thresholds, codes);
+        scale.largest
+    }
+}
+
 /// A group of any numbers that this coding is for: of either sign or none, near to each other or not.
 fn group(coding: Coding) -> impl Strategy<Value = Values> {
     let number = (-30..30_i32, -1.0..1.0_f32, prop::bool::weighted(0.2));
