@@ -11,8 +11,17 @@ use crate::optimizer_record::{self as record, RecordedState};
 
 /// The states of all records.
 pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecord {
-    let states = records.into_iter().flat_map(read);
-    OptimizerRecord::from_bytes(write(states)).expect("Burn reads what it has written")
+    let mut records = records.into_iter();
+    let record = match (records.next(), records.next()) {
+        (None, _) => return OptimizerRecord::default(),
+        // As it is, its tensors are not copied.
+        (Some(record), None) => record,
+        (first, second) => {
+            let all = first.into_iter().chain(second).chain(records);
+            write(all.flat_map(read))
+        }
+    };
+    OptimizerRecord::from_bytes(record).expect("Burn reads what it has written")
 }
 
 /// `optimizer` with the states of these records, and no other.
