@@ -28,7 +28,7 @@ use burn::tensor::Distribution;
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{Rounds, TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Way};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -57,12 +57,7 @@ fn main() {
     match words[..] {
         [way] if options.contains(&TURNS) => {
             keep_pages();
-            let mut turn = Turn::new();
-            let mut train = training(way);
-            loop {
-                turn.wait();
-                train();
-            }
+            turns::train(training(way))
         }
         [way] if options.contains(&BYTES_OF) => print_bytes(way),
         _ => print_table(!options.contains(&NO_TIMES)),

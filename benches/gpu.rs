@@ -23,13 +23,13 @@ use std::time::Instant;
 use backburn::memory::match_pool_sizes;
 use backburn::{FusedOptimizer, check_device, optim as ours};
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, Optimizer};
+use burn::optim::{AdamConfig, ModuleOptimizer, Optimizer};
 use burn::prelude::*;
 use burn::tensor::{DType, Distribution, FloatDType};
 use clap::Parser;
 
 use network::vit::VitConfig;
-use network::{Mlp, Network};
+use network::{Mlp, Network, stock};
 
 const WARM_UP: usize = 5;
 const STEPS: usize = 15;
@@ -171,7 +171,7 @@ fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, 
     let mut step = match way {
         "fused" => fused(model, AdamConfig::new().init()),
         "ours" | "ours-blocks" => fused(model, ours::AdamConfig::new().init()),
-        _ => stock(model, input.clone()),
+        _ => stock(model, input.clone(), LEARNING_RATE),
     };
     let mut times = Vec::new();
     let (mut in_use, mut reserved) = (0, 0);
@@ -187,20 +187,6 @@ fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, 
         reserved = reserved.max(usage.bytes_reserved);
     }
     println!("{parameters} {in_use} {reserved} {}", 1e3 * median(times));
-}
-
-fn stock<const D: usize, N: Network<D> + Module + 'static>(
-    model: N,
-    input: Tensor<D>,
-) -> Box<dyn FnMut()> {
-    let mut optimizer = AdamConfig::new().init();
-    let mut model = Some(model);
-    Box::new(move || {
-        let current = model.take().expect("the step before has put it back");
-        let gradients = current.loss(input.clone()).backward();
-        let gradients = GradientsParams::from_grads(gradients, &current);
-        model = Some(optimizer.step(LEARNING_RATE, current, gradients));
-    })
 }
 
 fn median(mut times: Vec<f64>) -> f64 {

@@ -28,7 +28,7 @@ use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{Rounds, TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Way};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -61,12 +61,7 @@ fn main() {
     match words[..] {
         [way, ranks] if options.contains(&TURNS) => {
             keep_pages();
-            let mut turn = Turn::new();
-            let mut train = training(way, ranks.parse().unwrap());
-            loop {
-                turn.wait();
-                train();
-            }
+            turns::train(training(way, ranks.parse().unwrap()))
         }
         [way, ranks] if options.contains(&BYTES_OF) => print_bytes(way, ranks.parse().unwrap()),
         _ => print_table(&words, !options.contains(&NO_TIMES)),

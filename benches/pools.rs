@@ -18,11 +18,11 @@ use std::process::Command;
 use backburn::memory::match_pool_sizes;
 use backburn::{FusedOptimizer, GradientFlow, GradientHook, HookedParameter};
 use burn::module::ParamGroup;
-use burn::optim::{AdamConfig, GradientsParams, LearningRate, Optimizer};
+use burn::optim::{AdamConfig, LearningRate, Optimizer};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 
-use network::{Mlp, Network};
+use network::{Mlp, Network, stock};
 
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 1e-4;
@@ -67,7 +67,7 @@ fn train(pools: &str, way: &str) {
     let parameters = 4 * model.num_params();
     let adam = AdamConfig::new();
     let mut step: Box<dyn FnMut()> = if way == "stock" {
-        stock(model, input)
+        stock(model, input, LEARNING_RATE)
     } else {
         let optimizer = match way {
             "ours" => backburn::optim::AdamConfig::new().init(),
@@ -98,17 +98,6 @@ fn train(pools: &str, way: &str) {
         multiple(reserved),
         multiple(in_use)
     );
-}
-
-fn stock(model: Mlp, input: Tensor<2>) -> Box<dyn FnMut()> {
-    let mut optimizer = AdamConfig::new().init();
-    let mut model = Some(model);
-    Box::new(move || {
-        let current = model.take().expect("the step before has put it back");
-        let gradients = current.loss(input.clone()).backward();
-        let gradients = GradientsParams::from_grads(gradients, &current);
-        model = Some(optimizer.step(LEARNING_RATE, current, gradients));
-    })
 }
 
 fn steps(mut fused: FusedOptimizer<Mlp>, input: Tensor<2>) -> Box<dyn FnMut()> {

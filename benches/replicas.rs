@@ -35,7 +35,7 @@ use burn::train::train::MultiDevicesTrainStep;
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{Rounds, TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Way};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -63,12 +63,7 @@ fn main() {
     match words[..] {
         [way, ranks] if options.contains(&TURNS) => {
             keep_pages();
-            let mut turn = Turn::new();
-            let mut train = training(way, ranks.parse().unwrap());
-            loop {
-                turn.wait();
-                train();
-            }
+            turns::train(training(way, ranks.parse().unwrap()))
         }
         [way, ranks] if options.contains(&BYTES_OF) => print_bytes(way, ranks.parse().unwrap()),
         _ => print_table(&words, !options.contains(&NO_TIMES)),

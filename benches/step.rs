@@ -159,19 +159,10 @@ fn train_policy(way: &str, policy: usize) {
     let (policy, _) = Policy::ALL[policy];
     let input = Tensor::random([16, 512], Distribution::Default, &device);
     let model = Mlp::init(&device);
-    let mut turn = Turn::new();
     if way == "stock" {
-        let mut step = policy.stock(model, input);
-        loop {
-            turn.wait();
-            step();
-        }
+        turns::train(policy.stock(model, input));
     }
-    let mut step = policy.fused(model, input);
-    loop {
-        turn.wait();
-        step();
-    }
+    turns::train(policy.fused(model, input))
 }
 
 fn train_network(network: &str, optimizer: &str, way: &str) {

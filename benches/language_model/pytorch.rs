@@ -10,7 +10,7 @@ use burn::prelude::*;
 
 use crate::model::{LanguageModelConfig, Preset};
 use crate::training::{steps, text};
-use crate::turns::{Rounds, Turn, Way as Turns};
+use crate::turns::{self, Rounds, Way as Turns};
 use crate::way::{BLOCKS, CHUNKED, FUSED, STOCK, Way};
 use crate::{BYTES, printed};
 
@@ -118,11 +118,7 @@ pub fn train(task: &str, way: &str) {
     let parameters = 4 * model.num_params();
     let mut step = steps(model, &way, text(&config, &device));
     if task == "turns" {
-        let mut turn = Turn::new();
-        loop {
-            turn.wait();
-            step();
-        }
+        turns::train(step);
     }
     let losses: Vec<f64> = (0..STEPS).map(|_| step().into_scalar()).collect();
     let peak = BYTES.peak_usage();

@@ -7,12 +7,29 @@ pub mod vit;
 
 use backburn::gradient_checkpointing;
 use burn::nn::{Gelu, Linear, LinearConfig, Lstm, LstmConfig};
+use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 
 /// A model whose loss needs an input only.
 pub trait Network<const D: usize> {
     fn loss(&self, input: Tensor<D>) -> Tensor<1>;
+}
+
+/// Steps of stock Burn.
+pub fn stock<const D: usize, N: Network<D> + Module + 'static>(
+    model: N,
+    input: Tensor<D>,
+    learning_rate: f64,
+) -> Box<dyn FnMut()> {
+    let mut optimizer = AdamConfig::new().init();
+    let mut model = Some(model);
+    Box::new(move || {
+        let current = model.take().expect("the step before has put it back");
+        let gradients = current.loss(input.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &current);
+        model = Some(optimizer.step(learning_rate, current, gradients));
+    })
 }
 
 /// Parameters rule: residual blocks of 512 and 2048, 12 unless said otherwise.

@@ -15,7 +15,7 @@ use burn::prelude::*;
 use burn::tensor::Distribution;
 
 use crate::network::{Mlp, Network};
-use crate::turns::{Rounds, Turn, Way};
+use crate::turns::{self, Rounds, Way};
 
 const DEPTH: usize = 6;
 const WIDTH: usize = 256;
@@ -95,9 +95,5 @@ pub fn train(way: &str, batch: usize) {
     let fused = FusedOptimizer::new(model, AdamConfig::new().init());
     let mut fused = fused.with_config_on(config, &device);
     let input = Tensor::<2>::random([batch, WIDTH], Distribution::Default, &tracked);
-    let mut turn = Turn::new();
-    loop {
-        turn.wait();
-        fused.step(1e-4, |model| model.loss(input.clone()));
-    }
+    turns::train(|| fused.step(1e-4, |model| model.loss(input.clone())))
 }

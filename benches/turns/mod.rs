@@ -142,3 +142,12 @@ impl Turn {
         self.since = Instant::now();
     }
 }
+
+/// The side of a process that makes a step at each of its turns.
+pub fn train<R>(mut step: impl FnMut() -> R) -> ! {
+    let mut turn = Turn::new();
+    loop {
+        turn.wait();
+        step();
+    }
+}
