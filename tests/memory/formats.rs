@@ -97,21 +97,29 @@ fn weights_and_states_take_the_bytes_of_their_formats() {
             .with_state_format(states)
             .with_weight_format(weights)
             .build();
-        let mut parameter = random().cast(FloatDType::BF16);
-        let mut state = None;
-        for _ in 0..3 {
-            let gradient = random().cast(FloatDType::BF16);
-            (parameter, state) = optimizer.step(0.1, parameter, gradient, state);
-        }
-        let before = BYTES.current_usage();
-        drop((parameter, state));
-        let held = before - BYTES.current_usage();
+        let held = held_after_three_steps(optimizer, random);
         let expected = elements / 64 * per_group;
         assert!(
             (expected..expected + 4000).contains(&held),
             "{states:?}, {weights:?}: {held} bytes, {expected} expected"
         );
     }
+}
+
+/// Bytes of a parameter in bf16 and its state.
+fn held_after_three_steps<const D: usize>(
+    optimizer: impl Optimizer,
+    random: impl Fn() -> Tensor<D>,
+) -> usize {
+    let mut parameter = random().cast(FloatDType::BF16);
+    let mut state = None;
+    for _ in 0..3 {
+        let gradient = random().cast(FloatDType::BF16);
+        (parameter, state) = optimizer.step(0.1, parameter, gradient, state);
+    }
+    let before = BYTES.current_usage();
+    drop((parameter, state));
+    before - BYTES.current_usage()
 }
 
 /// Weights and low bits, their marks, codes and a scale of one momentum, for every 64 elements.
@@ -125,15 +133,7 @@ fn muon_takes_the_bytes_of_its_formats() {
         .with_state_format(StateFormat::Bits8)
         .with_weight_format(WeightFormat::Split24)
         .build();
-    let mut parameter = random().cast(FloatDType::BF16);
-    let mut state = None;
-    for _ in 0..3 {
-        let gradient = random().cast(FloatDType::BF16);
-        (parameter, state) = optimizer.step(0.1, parameter, gradient, state);
-    }
-    let before = BYTES.current_usage();
-    drop((parameter, state));
-    let held = before - BYTES.current_usage();
+    let held = held_after_three_steps(optimizer, random);
     let expected = 128 * 96 / 64 * (3 * 64 + 4 + 68);
     assert!(
         (expected..expected + 4000).contains(&held),

@@ -23,6 +23,7 @@ mod linear_cross_entropy;
 mod linear_cross_entropy_in_tiles;
 mod list;
 mod misuse;
+mod mlp;
 mod muon;
 mod noting;
 mod offload;

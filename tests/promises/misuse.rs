@@ -1,34 +1,15 @@
 //! Every mistake has an answer that names the parameter or the option, and nothing is lost.
 
 use backburn::{FusedError, FusedOptimizer};
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::module::Param;
+use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, MuonConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
+use crate::mlp::Mlp;
 use crate::panics::panic_of;
-
-#[derive(Module, Debug)]
-struct Mlp {
-    input: Linear,
-    output: Linear,
-}
-
-impl Mlp {
-    fn init(device: &Device) -> Self {
-        Self {
-            input: LinearConfig::new(3, 4).init(device),
-            output: LinearConfig::new(4, 2).init(device),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let x = self.output.forward(self.input.forward(x).tanh());
-        x.powi_scalar(2).mean()
-    }
-}
 
 fn fused(device: &Device) -> FusedOptimizer<Mlp> {
     FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())

@@ -38,13 +38,13 @@ impl GradientHook for StopOnce {
 /// Both accumulate two micro-batches and step with a third, but one of them fails before in between.
 fn compare_with_failing(
     device: &Device,
-    fail: impl Fn(&mut FusedOptimizer<Net>, &Tensor<2>),
+    fail: impl Fn(&mut FusedOptimizer<Mlp>, &Tensor<2>),
     hook: Option<StopOnce>,
 ) {
-    let initial = Net::init(device);
+    let initial = Mlp::init(device);
     let xs = xs(device, 3);
     let start = || {
-        let model = copy(&initial, || Net::init(device));
+        let model = copy(&initial, || Mlp::init(device));
         FusedOptimizer::new(model, AdamWConfig::new().init())
     };
     let mut plain = start();
@@ -89,7 +89,7 @@ fn a_panic_in_the_closure_leaves_accumulated_gradients(device: &Device) {
 
 /// A micro-batch whose block panics in its second run, when the output has its gradient.
 fn fail_in_a_second_run(
-    fused: &mut FusedOptimizer<Net>,
+    fused: &mut FusedOptimizer<Mlp>,
     x: &Tensor<2>,
 ) -> Result<Tensor<1>, FusedError> {
     let runs = Arc::new(AtomicBool::new(false));
@@ -105,10 +105,10 @@ fn fail_in_a_second_run(
 
 /// Sums have one buffer: what a failed micro-batch has overwritten is lost, and the error says so.
 fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &Device) {
-    let initial = Net::init(device);
+    let initial = Mlp::init(device);
     let xs = xs(device, 3);
     let start = || {
-        let model = copy(&initial, || Net::init(device));
+        let model = copy(&initial, || Mlp::init(device));
         FusedOptimizer::new(model, AdamWConfig::new().init())
     };
     let mut fused = start();
@@ -138,10 +138,10 @@ fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &
 fn a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_gradients(
     device: &Device,
 ) {
-    let initial = Net::init(device);
+    let initial = Mlp::init(device);
     let xs = xs(device, 3);
     let train = |fails: bool| {
-        let model = copy(&initial, || Net::init(device));
+        let model = copy(&initial, || Mlp::init(device));
         let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
         // Only the first layer has gradients, and only the second gets one in the micro-batch that fails.
         fused.accumulate(|model| model.input.forward(xs[0].clone()).mean());
@@ -159,11 +159,11 @@ fn a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_grad
 #[test]
 fn a_hook_that_stops_leaves_accumulated_gradients() {
     let device = &flex();
-    let initial = Net::init(device);
+    let initial = Mlp::init(device);
     let xs = xs(device, 2);
     let stop = StopOnce(Arc::new(AtomicBool::new(true)));
     let mut fused = FusedOptimizer::new(
-        copy(&initial, || Net::init(device)),
+        copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
     )
     .with_hook(ParamGroup::from_predicate("input.weight"), stop);
@@ -175,12 +175,12 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
     // From the weights of before, the same gradients are used again, once.
     let weights_of_before = initial.clone();
     let mut plain = FusedOptimizer::new(
-        copy(&initial, || Net::init(device)),
+        copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
     );
     plain.accumulate(|model| model.loss(xs[0].clone()));
     plain.step(RATE, |model| model.loss(xs[1].clone()));
-    let moved = |before: &Net, after: &Net| -> Vec<f64> {
+    let moved = |before: &Mlp, after: &Mlp| -> Vec<f64> {
         let pairs = weights(before).into_iter().zip(weights(after));
         pairs
             .flat_map(|((_, a), (_, b))| {
@@ -203,7 +203,7 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
 
 fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     let xs = xs(device, 3);
-    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
+    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())
         .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     let nan = xs[0].clone() * f32::NAN;
     fused.accumulate(|model| model.loss(nan.clone()));
@@ -253,7 +253,7 @@ impl GradientHook for Asserting {
 fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
     let xs = xs(device, 2);
     let nan = xs[0].clone() * f32::NAN;
-    let start = || FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let start = || FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init());
     let checked = || start().with_hook(ParamGroup::all(), AnomalyCheck);
     let asserted = || start().with_hook(ParamGroup::all(), Asserting);
     for (mut fused, panics) in [(checked(), false), (asserted(), true)] {
@@ -287,7 +287,7 @@ fn a_nan_that_a_hook_finds_on_its_way_into_the_state_stops_one_micro_batch() {
     let xs = xs(device, 2);
     let nan = xs[0].clone() * f32::NAN;
     let optimizer = backburn::optim::AdamWConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(Net::init(device), optimizer)
+    let mut fused = FusedOptimizer::accumulating_in_state(Mlp::init(device), optimizer)
         .with_hook(ParamGroup::all(), AnomalyCheck);
     for _ in 0..2 {
         fused.accumulate(|model| model.loss(xs[0].clone()));
@@ -306,7 +306,7 @@ fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
     let device = &flex();
     let xs = xs(device, 1);
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init())
+    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())
         .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
     let infinite = xs[0].clone().slice_fill([0..5, 0..1], f32::INFINITY);
     fused.accumulate(|model| model.loss(infinite));
@@ -318,7 +318,7 @@ fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
 
 fn a_record_drops_what_was_accumulated_under_another_scale(device: &Device) {
     let xs = xs(device, 2);
-    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init());
     fused.step(RATE, |model| model.loss(xs[0].clone()));
     let record = fused.to_record();
     fused.accumulate(|model| model.loss(xs[1].clone()));

@@ -17,7 +17,7 @@ fn is_sync<T: Send + Sync + Clone>(_: &T) {}
 fn a_clone_trains_on_by_itself(device: &Device) {
     let xs = xs(device, 4);
     let start = || {
-        FusedOptimizer::new(Net::init(device), AdamWConfig::new().init()).with_config(
+        FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).with_config(
             FusedConfig::new()
                 .with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3)))
                 .with_loss_scaling(Some(
@@ -73,8 +73,8 @@ impl ModuleMapper for Clamp {
 }
 
 fn weights_clipped_after_every_step_equal_stock(device: &Device) {
-    let initial = Net::init(device);
-    let copy = || copy(&initial, || Net::init(device));
+    let initial = Mlp::init(device);
+    let copy = || copy(&initial, || Mlp::init(device));
     let xs = xs(device, 4);
     let mut stock = copy();
     let mut optimizer = burn::optim::AdamWConfig::new().init();
@@ -102,7 +102,7 @@ impl ModuleMapper for Halve {
 }
 
 fn values_that_are_no_leaves_are_refused_by_name(device: &Device) {
-    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init());
     let before = weights(&fused.model());
     let path = "input.weight".to_string();
     assert_eq!(
@@ -113,7 +113,7 @@ fn values_that_are_no_leaves_are_refused_by_name(device: &Device) {
 }
 
 fn a_changed_model_is_held_to_what_the_constructor_asks(device: &Device) {
-    let model = Net::init(device);
+    let model = Mlp::init(device);
     let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
     let refused = fused.try_change_model(|model| model.valid());
     assert!(matches!(refused, Err(FusedError::NotAutodiff { .. })));
@@ -138,10 +138,10 @@ fn a_refused_change_leaves_running_statistics(device: &Device) {
 
 /// Before the first step, within a group, and after it.
 fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
-    let initial = Net::init(device);
-    let copy = || copy(&initial, || Net::init(device));
+    let initial = Mlp::init(device);
+    let copy = || copy(&initial, || Mlp::init(device));
     let xs = xs(device, 3);
-    let stock_step = |model: Net, optimizer: &mut burn::optim::ModuleOptimizer, x: &Tensor<2>| {
+    let stock_step = |model: Mlp, optimizer: &mut burn::optim::ModuleOptimizer, x: &Tensor<2>| {
         let gradients = model.loss(x.clone()).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
         optimizer.step(RATE, model, gradients)
@@ -169,7 +169,7 @@ fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
 
 fn the_report_is_of_the_last_pass_or_of_none(device: &Device) {
     let x = xs(device, 1).remove(0);
-    let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init());
     fused.step(RATE, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().updated, 4);
     let detached = fused.try_step(RATE, |model| model.loss(x.clone()).detach());

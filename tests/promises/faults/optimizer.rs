@@ -45,8 +45,8 @@ impl<O: Optimizer> Optimizer for Panicking<O> {
 /// Trains until the optimizer panics in its `update`-th update (of four a step), then two steps more;
 /// beside it stock Burn, without the updates that were not made, and without the state that was lost.
 fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O) {
-    let initial = Net::init(device);
-    let copy = || copy(&initial, || Net::init(device));
+    let initial = Mlp::init(device);
+    let copy = || copy(&initial, || Mlp::init(device));
     let xs = xs(device, 5);
     let updates_left = Arc::new(AtomicUsize::new(update));
     let optimizer = Panicking {
@@ -141,9 +141,9 @@ on_every_backend!(an_optimizer_that_panics_at_any_update_loses_one_state);
 #[test]
 fn the_value_stays_and_its_state_starts_anew_in_f64_and_for_retained_parameters() {
     let device = &flex();
-    let wide = Net::init(device).map(&mut Wide);
+    let wide = Mlp::init(device).map(&mut Wide);
     let x = &xs(device, 1)[0];
-    let lora = Net::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let lora = Mlp::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
     let wide_x = x.clone().cast(FloatDType::F64);
     for (model, x, updates) in [(wide, &wide_x, 4), (lora, x, 8)] {
         for failing in [updates, updates + 2, 2 * updates - 1] {
@@ -152,7 +152,7 @@ fn the_value_stays_and_its_state_starts_anew_in_f64_and_for_retained_parameters(
                 updates_left: Arc::new(AtomicUsize::new(failing)),
             };
             let mut fused = FusedOptimizer::new(model.clone(), optimizer.into());
-            let step = |fused: &mut FusedOptimizer<Net>| {
+            let step = |fused: &mut FusedOptimizer<Mlp>| {
                 fused.step(RATE, |model| model.loss(x.clone()));
             };
             step(&mut fused);

@@ -14,10 +14,10 @@ use super::*;
 use crate::backends::on_every_backend;
 
 fn a_model_cloned_out_of_a_step_saves_its_values(device: &Device) {
-    let mut fused = FusedOptimizer::new(Net::init(device), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init());
     let x = &xs(device, 1)[0];
     let (_, cloned) = fused.step(RATE, |model| (model.loss(x.clone()), model.clone()));
-    let saved = Net::init(device).load_record(cloned.into_record());
+    let saved = Mlp::init(device).load_record(cloned.into_record());
     assert_equal_weights(&fused.model(), &saved);
 
     // In the closure it saves those of before.
@@ -25,7 +25,7 @@ fn a_model_cloned_out_of_a_step_saves_its_values(device: &Device) {
     let (_, record) = fused.step(RATE, |model| {
         (model.loss(x.clone()), model.clone().into_record())
     });
-    let saved = Net::init(device).load_record(record);
+    let saved = Mlp::init(device).load_record(record);
     assert_equal_weights(&before, &saved);
 }
 
@@ -48,7 +48,7 @@ impl ModuleVisitor for Penalty {
 fn a_read_around_val_is_an_error_by_name_where_it_happens() {
     let device = &flex();
     let x = &xs(device, 1)[0];
-    let reads: [fn(&Net) -> Tensor<1>; 4] = [
+    let reads: [fn(&Mlp) -> Tensor<1>; 4] = [
         |model| model.input.weight.base().abs().sum(),
         |model| model.input.weight.clone().into_value().sum(),
         |model| {
@@ -62,7 +62,7 @@ fn a_read_around_val_is_an_error_by_name_where_it_happens() {
         },
     ];
     for read in reads {
-        let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init());
         let before = weights(&fused.model());
         let message =
             panic_of(|| fused.step(RATE, |model| model.loss(x.clone()) + read(model) * 1e-3));
@@ -73,7 +73,7 @@ fn a_read_around_val_is_an_error_by_name_where_it_happens() {
         assert!(message.contains("by a visitor"), "{message}");
         assert_eq!(weights(&fused.model()), before);
     }
-    let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init());
     let message = panic_of(|| {
         fused.step(RATE, |model| {
             let run = |input: &Linear, x: Tensor<2>| {
@@ -126,13 +126,13 @@ impl ModuleMapper for Flip {
 
 fn a_clone_that_is_mapped_or_loaded_in_the_closure_is_refused(device: &Device) {
     let x = &xs(device, 1)[0];
-    let record = || Net::init(device).into_record();
-    let perturbed = |model: Net| model.map(&mut Perturb(0.1));
-    let loaded = |model: Net| model.load_record(record());
-    let flipped = |model: Net| model.map(&mut Flip);
-    let changes: [&dyn Fn(Net) -> Net; 3] = [&perturbed, &loaded, &flipped];
+    let record = || Mlp::init(device).into_record();
+    let perturbed = |model: Mlp| model.map(&mut Perturb(0.1));
+    let loaded = |model: Mlp| model.load_record(record());
+    let flipped = |model: Mlp| model.map(&mut Flip);
+    let changes: [&dyn Fn(Mlp) -> Mlp; 3] = [&perturbed, &loaded, &flipped];
     for change in changes {
-        let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init());
         let before = weights(&fused.model());
         let message = panic_of(|| fused.step(RATE, |model| change(model.clone()).loss(x.clone())));
         assert!(message.contains("put.weight`"), "{message}");
@@ -156,7 +156,7 @@ fn a_clone_that_is_mapped_or_loaded_in_the_closure_is_refused_on_the_cpu() {
 fn a_read_after_the_backward_pass_names_what_to_read() {
     let device = &flex();
     let x = &xs(device, 1)[0];
-    let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init());
     let message = panic_of(|| {
         fused.step_with_backward(RATE, |model| {
             let gradients = model.loss(x.clone()).backward();
@@ -180,7 +180,7 @@ fn a_read_after_the_backward_pass_names_what_to_read() {
 
 /// Reads the model that it holds.
 #[derive(Clone)]
-struct Reading(Arc<Mutex<Option<Net>>>);
+struct Reading(Arc<Mutex<Option<Mlp>>>);
 
 impl GradientHook for Reading {
     fn call<const D: usize>(
@@ -206,7 +206,7 @@ fn a_hook_that_reads_the_model_is_an_error_by_name() {
         let device = &flex();
         let x = &xs(device, 1)[0];
         let held = Reading(Arc::default());
-        let mut fused = FusedOptimizer::new(Net::init(device), SgdConfig::new().init())
+        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init())
             .with_hook(ParamGroup::all(), held.clone());
         let message = panic_of(|| {
             fused.step(RATE, |model| {
