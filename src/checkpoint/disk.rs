@@ -1,7 +1,7 @@
 //! Files that are on disk when they are said to be.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::{self, DirEntry, File};
+use std::io::{self, Write};
 use std::path::Path;
 
 use burn_pack::AtomicFile;
@@ -50,12 +50,9 @@ pub(super) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     if !folder.exists() {
         return Ok(Vec::new());
     }
-    let names = || {
-        let entries = fs::read_dir(folder)?;
-        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-        names.collect::<std::io::Result<Vec<_>>>()
-    };
-    names().map_err(|error| CheckpointError::cannot_write(folder, error))
+    let name = |entry: io::Result<DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let names = fs::read_dir(folder).and_then(|entries| entries.map(name).collect());
+    names.map_err(|error| CheckpointError::cannot_write(folder, error))
 }
 
 /// Lets what was made, moved or removed in `folder` be so on disk.

@@ -16,14 +16,9 @@ pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(
     let devices = devices();
     let mut remote = devices.iter().filter(|device| is_remote(device));
     remote.try_for_each(|device| {
-        let answer = caught(|| {
-            device
-                .clone()
-                .inner()
-                .sync()
-                .map_err(|error| error.to_string())
-        });
-        answer.flatten().map_err(|reason| FusedError::DeviceLost {
+        let answer = caught(|| device.clone().inner().sync());
+        let answer = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
+        answer.map_err(|reason| FusedError::DeviceLost {
             device: format!("{device:?}"),
             reason,
         })

@@ -194,14 +194,21 @@ fn log_likelihoods(
     let all = log_softmax(capped(logits, soft_cap), 1);
     let index = targets.reshape([tokens, 1]);
     let of_targets = all.clone().gather(1, index).reshape([tokens]);
-    let mixed = match smoothing {
-        None => of_targets,
-        Some(share) => {
-            let of_all = all.sum_dim(1).reshape([tokens]);
-            of_targets.mul_scalar(1.0 - share) + of_all.mul_scalar(share / classes as f32)
-        }
+    let of_all = || all.sum_dim(1).reshape([tokens]);
+    smoothed(of_targets, of_all, smoothing, classes).mask_fill(outside, f32::NAN)
+}
+
+/// What there is of each target, with the share that smoothing spreads evenly over all `classes`, of which there is `of_all`.
+fn smoothed<const D: usize>(
+    of_target: Tensor<D>,
+    of_all: impl FnOnce() -> Tensor<D>,
+    smoothing: Option<f32>,
+    classes: usize,
+) -> Tensor<D> {
+    let Some(share) = smoothing else {
+        return of_target;
     };
-    mixed.mask_fill(outside, f32::NAN)
+    of_target.mul_scalar(1.0 - share) + of_all().mul_scalar(share / classes as f32)
 }
 
 /// `logits` in the type for probabilities, within the soft cap.

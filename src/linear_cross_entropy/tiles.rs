@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::{Head, LinearCrossEntropyLoss, capped, outside, precision};
+use super::{Head, LinearCrossEntropyLoss, capped, outside, precision, smoothed};
 use crate::gradient_checkpointing;
 
 impl LinearCrossEntropyLoss {
@@ -19,11 +19,8 @@ impl LinearCrossEntropyLoss {
     ) -> Tensor<1> {
         let [tokens, _] = hidden.dims();
         let outside = outside(&targets, classes);
-        let (soft_cap, dtype) = (self.0.soft_cap, hidden.dtype());
-        let of_all = self
-            .0
-            .smoothing
-            .map(|share| (share, share / classes as f32));
+        let (smoothing, soft_cap) = (self.0.smoothing, self.0.soft_cap);
+        let dtype = hidden.dtype();
         // The gradients that tiles have for it are summed in this type.
         let hidden = hidden.cast(precision(dtype));
         let tiles = (0..classes).step_by(self.0.tile_size).map(|start| {
@@ -32,13 +29,8 @@ impl LinearCrossEntropyLoss {
             gradient_checkpointing(head, input, move |head: &H, (hidden, targets)| {
                 let logits = capped(head.logits_of(hidden.cast(dtype), start..end), soft_cap);
                 let of_target = of_target(logits.clone(), targets, start);
-                let mixed = match of_all {
-                    None => of_target,
-                    Some((share, each)) => {
-                        let of_all = logits.clone().sum_dim(1).mul_scalar(each);
-                        of_target.mul_scalar(1.0 - share) + of_all
-                    }
-                };
+                let of_all = || logits.clone().sum_dim(1);
+                let mixed = smoothed(of_target, of_all, smoothing, classes);
                 (log_sum_exp(logits), mixed)
             })
         });

@@ -21,11 +21,8 @@ pub struct QuantizedAdapter {
 
 impl From<LoraAdapter> for QuantizedAdapter {
     fn from(adapter: LoraAdapter) -> Self {
-        Self {
-            a: adapter.a,
-            b: adapter.b,
-            scale: adapter.scale,
-        }
+        let LoraAdapter { a, b, scale } = adapter;
+        Self { a, b, scale }
     }
 }
 

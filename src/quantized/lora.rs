@@ -88,26 +88,24 @@ impl QuantizedLora {
         let coded = encoded(value, self.format);
         let [saved, loaded] = [mapper.clone(), mapper.clone()];
         let coded = Param::from_mapped_value(id, coded, mapper)
-            .save_mapper(move |value| {
-                if is_quantized(&value) {
-                    value
-                } else {
-                    saved.on_save(value)
-                }
-            })
-            .load_mapper(move |value| {
-                if is_quantized(&value) {
-                    value
-                } else {
-                    loaded.on_load(value)
-                }
-            });
+            .save_mapper(move |value| unless_quantized(value, |value| saved.on_save(value)))
+            .load_mapper(move |value| unless_quantized(value, |value| loaded.on_load(value)));
         Ok(coded)
     }
 }
 
 fn is_quantized<const D: usize>(value: &Tensor<D>) -> bool {
     matches!(value.dtype(), DType::QFloat(_))
+}
+
+fn unless_quantized<const D: usize>(
+    value: Tensor<D>,
+    map: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    if is_quantized(&value) {
+        return value;
+    }
+    map(value)
 }
 
 #[cfg(feature = "store")]
@@ -143,11 +141,10 @@ impl Reparameterizer for QuantizedLora {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
-        let is_below = |last: &&String| {
-            let below = path.strip_prefix(&***last);
-            below.is_some_and(|below| below.starts_with('.'))
-        };
-        if let Some(last) = self.last.as_ref().filter(is_below) {
+        if let Some(last) = &self.last
+            && let Some(below) = path.strip_prefix(last.as_str())
+            && below.starts_with('.')
+        {
             panic!(
                 "parameter `{last}` carries an adapter already, and can carry one only: add it to the weight with \
                  `Module::materialize` before"

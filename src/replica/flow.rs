@@ -35,7 +35,7 @@ pub(crate) struct Flow {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Ranks {
     standing: Vec<Standing>,
     /// The first that has failed.
@@ -83,8 +83,7 @@ impl Flow {
             patience: PATIENCE,
             ranks: Mutex::new(Ranks {
                 standing: vec![Standing::Through; ranks],
-                failed: None,
-                is_free: false,
+                ..Ranks::default()
             }),
             changed: Condvar::new(),
         }
@@ -98,8 +97,7 @@ impl Flow {
         };
         *self.ranks.lock() = Ranks {
             standing: takes_part.iter().map(of).collect(),
-            failed: None,
-            is_free: false,
+            ..Ranks::default()
         };
     }
 
@@ -185,15 +183,6 @@ impl Flow {
         self.ranks.lock().failed
     }
 
-    fn leave(&self, rank: usize, well: bool) {
-        let mut ranks = self.ranks.lock();
-        ranks.standing[rank] = Standing::Through;
-        if !well {
-            ranks.failed.get_or_insert(rank);
-        }
-        self.changed.notify_all();
-    }
-
     pub(crate) fn take_part(&self, rank: usize) -> Part<'_> {
         Part {
             flow: self,
@@ -220,7 +209,12 @@ impl Part<'_> {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        self.flow.leave(self.rank, self.well);
+        let mut ranks = self.flow.ranks.lock();
+        ranks.standing[self.rank] = Standing::Through;
+        if !self.well {
+            ranks.failed.get_or_insert(self.rank);
+        }
+        self.flow.changed.notify_all();
     }
 }
 

@@ -188,8 +188,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
 /// The owners as Burn's strategy names them, or the config where the strategy names the default.
 fn owners(strategy: Ownership, config: Ownership) -> Result<Ownership, FusedError> {
     match (strategy, config) {
-        (named, Ownership::ByParamId) => Ok(named),
-        (Ownership::ByParamId, named) => Ok(named),
+        (named, Ownership::ByParamId) | (Ownership::ByParamId, named) => Ok(named),
         (strategy, config) if strategy == config => Ok(config),
         (strategy, config) => Err(FusedError::Replicas {
             reason: format!(
