@@ -1,7 +1,5 @@
 //! On a device that shows its pools and no allocations, and whose host can hold what waits.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use backburn::optim::AdamWConfig;
 use backburn::{Fidelity, FusedError, Measured, Plan, PlanError, Planner, Technique};
 use burn::module::Module;
@@ -143,7 +141,7 @@ fn an_update_beside_states_on_the_way_is_counted() {
     let _alone = alone();
     let init = || -> Vec<Linear> {
         let layer = |_| LinearConfig::new(512, 512).with_bias(false).init(&device());
-        (0..4).map(layer).collect()
+        (0..8).map(layer).collect()
     };
     let loss = |model: &Vec<Linear>, items: usize| {
         let x = Tensor::<2>::ones([items, 512], &device());
@@ -154,24 +152,21 @@ fn an_update_beside_states_on_the_way_is_counted() {
     let rungs = measured.ladder(1).rungs;
     let plan = measured.choose(rungs[1].device_bytes).unwrap();
     assert!(plan.host_bytes > 0, "{plan}");
-    let is_over = AtomicBool::new(false);
-    let most = std::thread::scope(|scope| {
-        let look = scope.spawn(|| {
-            let device = device().inner();
-            let mut most = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                most = most.max(device.memory_pool_usage().unwrap().bytes_in_use as usize);
-            }
-            most
-        });
+    let train = || {
         let mut fused = plan.fuse(init);
         for _ in 0..8 {
             let loss = fused.step(1e-3, |model| loss(model, plan.batch));
             assert!(loss.into_scalar::<f32>().is_finite());
         }
-        is_over.store(true, Ordering::Relaxed);
-        look.join().unwrap()
+    };
+    let most = std::thread::scope(|scope| {
+        let training = scope.spawn(train);
+        let (device, mut most) = (device().inner(), 0);
+        while !training.is_finished() {
+            most = most.max(device.memory_pool_usage().unwrap().bytes_in_use as usize);
+        }
+        training.join().unwrap();
+        most
     });
-    println!("{most} in use\n{plan}");
     assert!(most <= plan.device_bytes, "{most} in use\n{plan}");
 }

@@ -1,7 +1,9 @@
 //! The peaks are those that were planned.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use backburn::optim::{AdamWConfig, WeightFormat};
-use backburn::{FusedConfig, PlanError, Planner, WeightAverage, WeightAveragingConfig};
+use backburn::{FusedConfig, PlanError, Planner, Technique, WeightAverage, WeightAveragingConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
@@ -112,25 +114,33 @@ fn plans_for_less_than_was_measured_within_hold() {
     hold_for_less::<Adversarial>();
 }
 
-/// Autodiff keeps notes of a graph whose backward pass does not come to its end.
+/// Autodiff keeps notes of a graph whose backward pass does not come to its end, and a panic that says something is printed.
 #[test]
-fn passes_that_are_ended_leave_nothing_behind() {
+fn passes_that_are_ended_leave_nothing_behind_and_say_nothing() {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
     let _alone = alone();
+    std::panic::set_hook(Box::new(|panic| {
+        eprintln!("{panic}");
+        PANICS.fetch_add(1, Ordering::Relaxed);
+    }));
+    let planner = planner::<Recurrent>().with_order(Technique::SAME_PRECISION);
     let of = |budget| {
-        measured::<Recurrent>(budget).unwrap();
+        let measured = planner.measure(Recurrent::loss, budget).unwrap();
         let leaf = Tensor::<1>::zeros([1], &device()).require_grad();
         drop(leaf.backward());
-        BYTES.current_usage()
+        let most = measured.ladder(ENOUGH).rungs[0].device_bytes;
+        drop(measured);
+        (BYTES.current_usage(), most)
     };
-    let ladder = measured::<Recurrent>(ENOUGH).unwrap().ladder(ENOUGH);
-    let most = ladder.rungs[0].device_bytes;
     // Threads of the backend keep something for themselves.
-    let before = of(ENOUGH);
+    of(ENOUGH);
+    let (before, most) = of(ENOUGH);
     for part in 1..9 {
-        let after = of(most - most * part / 20);
+        let (after, _) = of(most - most * part / 20);
         let left = after.saturating_sub(before);
         assert!(left < 8192, "{left} bytes after {part} parts less");
     }
+    assert_eq!(PANICS.load(Ordering::Relaxed), 0);
 }
 
 #[test]

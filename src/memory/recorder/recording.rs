@@ -132,6 +132,9 @@ pub(crate) fn enter_update(path: &str) {
     }
 }
 
+/// What has ended a pass. It is no text: nobody who catches it on its way has something to say of it.
+struct BeyondLimit;
+
 /// Ends what is recorded, with a panic that says nothing to the terminal, if it has gone beyond the limit of the recording, or may
 /// until it is looked at again.
 pub(crate) fn end_beyond_limit() {
@@ -143,7 +146,7 @@ pub(crate) fn end_beyond_limit() {
         recording.ended
     });
     if is_beyond == Some(true) {
-        resume_unwind(Box::new("beyond the limit of the recording"));
+        resume_unwind(Box::new(BeyondLimit));
     }
 }
 
