@@ -34,7 +34,7 @@ pub(super) struct Arrival {
 
 impl GradientSink for Arrival {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
-        let path = &self.view.terms.path;
+        let path = self.view.path();
         match *self.pass.stage.lock() {
             pass::Stage::Backward | pass::Stage::Failed(_) => {}
             pass::Stage::Forward => panic!(
@@ -102,13 +102,13 @@ impl View {
             return;
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
-        let placement = self.terms.placement.as_ref();
+        let placement = self.placement();
         let queue = placement.filter(|p| !p.config.states_wait() && !pass.is_recorded);
         match queue {
             None => self.give(pass, gradient),
             Some(placement) => {
                 let (view, of_queue) = (self.clone(), pass.clone());
-                placement.send_home(self.terms.bytes(), move || {
+                placement.send_home(self.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
                         of_queue.guarded_in_queue(|| view.give(&of_queue, gradient));
@@ -116,7 +116,7 @@ impl View {
                 });
             }
         }
-        if let Some(member) = &self.terms.rank {
+        if let Some(member) = self.rank() {
             self.wait_for_others(pass, member);
         }
     }
@@ -126,7 +126,7 @@ impl View {
         self.state.lock().stage = Stage::Answered { received: true };
         if pass.admits() {
             self.give(pass, gradient);
-            if let Some(member) = &self.terms.rank {
+            if let Some(member) = self.rank() {
                 self.wait_for_others(pass, member);
             }
         }
@@ -151,7 +151,7 @@ impl View {
 
     /// Uses the gradient of a parameter that is an ordinary leaf, if it is among these.
     pub(super) fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
-        let id = self.terms.id;
+        let id = self.home.id;
         let gradient = with_rank!(
             self.home.shape.num_dims(),
             D => gradients.remove::<D>(id).map(AnyTensor::from)
@@ -169,7 +169,7 @@ impl View {
         if pass.is_recorded {
             memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
         }
-        let is_proven = self.state.lock().proven && self.terms.placement.is_none();
+        let is_proven = self.state.lock().proven && self.placement().is_none();
         if !is_proven {
             if let Err(reason) = device::check_written(&*gradient) {
                 let path = self.path().to_string();
@@ -183,9 +183,9 @@ impl View {
     /// Tells the home what this rank has of the gradient. The last rank to do so has the home use the sum.
     pub(super) fn answer(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
         let home = &self.home;
-        let ranks = self.terms.rank.as_ref();
+        let ranks = self.rank();
         // Where the home is what this rank computes with, the gradient is there.
-        if ranks.is_none() && self.terms.given == Holding::Shared {
+        if ranks.is_none() && self.given == Holding::Shared {
             return home.use_gradients(pass, gradient.into_iter().collect());
         }
         if gradient.is_none() && ranks.is_some() {
@@ -216,7 +216,7 @@ impl View {
         };
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| Held { gradient, hold });
-        if let Some(gradients) = home.answer(&self.terms.layout, held) {
+        if let Some(gradients) = home.answer(&self.layout, held) {
             home.use_answers(&member.group, gradients);
         }
     }
@@ -230,12 +230,9 @@ impl View {
             _ => home.dtype,
         };
         let device = &home.site().device;
-        let gradient = self
-            .terms
-            .layout
-            .carried(self.path(), gradient, device, dtype)?;
+        let gradient = self.layout.carried(self.path(), gradient, device, dtype)?;
         if home.site().is_host
-            && let Some(placement) = self.terms.layout.placement()
+            && let Some(placement) = self.placement()
         {
             // It is gone from the device before the update begins.
             device::hand_over(&placement.device);
@@ -245,8 +242,8 @@ impl View {
 
     /// Counts a gradient that has arrived on this rank, and is held by the owner from here on.
     fn count_arrival(&self, member: &Membership) -> Hold {
-        let bytes = self.terms.bytes();
-        let owner = self.terms.layout.owner(self.terms.id);
+        let bytes = self.bytes();
+        let owner = self.layout.owner(self.home.id);
         if member.rank != owner {
             drop(member.group.ledger.hold(member.rank, bytes));
         }
@@ -262,9 +259,7 @@ impl View {
         let waits = member
             .group
             .flow
-            .sent(member.rank, self.terms.bytes_at_home(), || {
-                !tap::is_free(device)
-            });
+            .sent(member.rank, self.home.bytes(), || !tap::is_free(device));
         if waits.is_err() {
             pass.give_up(
                 "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \

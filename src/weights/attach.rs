@@ -9,7 +9,6 @@ use super::home::{Ground, Home};
 use super::inventory::{Entry, Inventory, Role};
 use super::placeholder::placeholder;
 use super::restored::{Place, Value};
-use super::terms::Terms;
 use super::view::View;
 use super::views::Views;
 use crate::layout::Layout;
@@ -99,10 +98,11 @@ impl Emptying<'_> {
                 Arc::new(Home::new(id, path, value, strategy, ground, layout))
             }
         };
-        let mut terms = Terms::new(&home, layout.clone(), computes_on);
-        terms.is_leaf = is_leaf;
-        terms.waiting_base = attach.adapters.get(&id).cloned();
-        View::new(home, attach.session.clone(), terms)
+        let session = attach.session.clone();
+        let mut view = View::new(home, session, layout.clone(), computes_on);
+        view.is_leaf = is_leaf;
+        view.waiting_base = attach.adapters.get(&id).cloned();
+        view
     }
 }
 
@@ -137,7 +137,7 @@ impl ModuleMapper for Emptying<'_> {
         }
         let (id, value, mapper) = param.consume();
         let view = self.view(id, entry, value.inner().into(), strategy);
-        let Terms { dtype, device, .. } = &view.terms;
+        let View { dtype, device, .. } = &view;
         let below = || {
             let mut clocks = self.attach.session.clocks.lock();
             clocks.of(device, strategy).below(self.reads)
@@ -167,7 +167,7 @@ impl Reparameterizer for Handing<'_> {
         let handle = Handle::new(view.clone(), &param.base());
         // A clone that is saved holds the values; one that is loaded would hold none.
         let (_, _, saved) = param.clone().consume();
-        let path = view.terms.path.clone();
+        let path = view.path().clone();
         let param = param
             .save_mapper(move |_placeholder| {
                 let value = view.leaf(Value::Current, Place::Ordinary);

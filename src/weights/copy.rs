@@ -32,7 +32,7 @@ impl View {
     /// The value, or a part of it, as the model computes with it.
     fn come_over(&self, part: Option<&Part>) -> Result<AnyTensor, FusedError> {
         let value = Part::or_whole(part, self.home.value());
-        self.carried(value, &self.terms.device, self.terms.dtype)
+        self.carried(value, &self.device, self.dtype)
     }
 
     /// The value, or a part of it, as the model computes with it. A part comes over alone where the whole would not stay.
@@ -41,14 +41,14 @@ impl View {
     ///
     /// If it can't come over to the device.
     pub(super) fn here(&self, state: &mut State, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
-        if self.terms.given == Holding::Shared {
+        if self.given == Holding::Shared {
             let value = self.home.value();
             return match part {
                 Some(part) => part.of_any(value),
                 None => value,
             };
         }
-        let holding = self.terms.holding();
+        let holding = self.holding();
         let version = self.home.version();
         let copy = state.copy.take();
         let copy = copy.filter(|copy| copy.version == version);
@@ -76,9 +76,7 @@ impl View {
     /// Has a copy of what is at home now. Where the home's device may be lost, the one before stays until it has come.
     pub(super) fn bring_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
-        if self.terms.holding() == Holding::Shared
-            || self.has_copy(&state)
-            || self.home.find().is_none()
+        if self.holding() == Holding::Shared || self.has_copy(&state) || self.home.find().is_none()
         {
             return Ok(());
         }
@@ -114,7 +112,7 @@ impl View {
     /// Drops what came for a read.
     pub(super) fn let_go(&self) {
         // Whoever is at it takes the copy away itself.
-        if self.terms.holding() != Holding::Kept
+        if self.holding() != Holding::Kept
             && let Some(mut state) = self.state.try_lock()
         {
             state.copy = None;
@@ -123,13 +121,13 @@ impl View {
 
     /// Lets a rank that has kept a copy have that of after an update.
     pub(super) fn renew_copy(&self) -> Result<(), FusedError> {
-        let keeps = self.terms.holding() == Holding::Kept && self.state.lock().copy.is_some();
+        let keeps = self.holding() == Holding::Kept && self.state.lock().copy.is_some();
         if keeps { self.bring_copy() } else { Ok(()) }
     }
 
     /// The pass is over: has what the owner has now, if this rank keeps it.
     pub(super) fn refresh_copy(&self) {
-        let keeps_all = self.terms.holding() == Holding::Kept && !self.home.site().is_host;
+        let keeps_all = self.holding() == Holding::Kept && !self.home.site().is_host;
         let brought = match keeps_all {
             true => self.bring_copy(),
             false => self.renew_copy(),
@@ -143,8 +141,8 @@ impl View {
     /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
     /// stream and its memory.
     pub(super) fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
-        if let Some(placement) = self.terms.layout.placement()
-            && self.terms.comes_from_host()
+        if let Some(placement) = self.placement()
+            && self.comes_from_host()
             && self.lacks_copy(graph)
         {
             let view = self.clone();
@@ -155,11 +153,11 @@ impl View {
 
     /// The parameter is read outside of a block: what the device computes with stays in the graph.
     pub(super) fn stay(&self) {
-        if !self.terms.comes_from_host() {
+        if !self.comes_from_host() {
             return;
         }
-        self.terms.keep_copy();
-        if !self.terms.comes_over() {
+        self.keep_copy();
+        if !self.comes_over() {
             log::warn!(
                 "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
                  the device; only the host keeps its optimizer state",

@@ -37,9 +37,9 @@ impl FetchAhead {
         let reads = self.before.reads_anew(run).unwrap_or_default();
         let mut left = placement.transfers.limit.of_reads();
         let mut fits = |id: &&ParamId| {
-            let terms = self.views.get(**id).terms();
-            let rest = left.checked_sub(terms.bytes());
-            let rest = rest.filter(|_| terms.comes_from_host());
+            let view = self.views.get(**id);
+            let rest = left.checked_sub(view.bytes());
+            let rest = rest.filter(|_| view.comes_from_host());
             left = rest.unwrap_or(left);
             rest.is_some()
         };

@@ -208,11 +208,11 @@ impl<M: Module> FusedForm<M> {
 
     /// The paths of the parameters in training.
     pub(crate) fn trained_paths(&self) -> impl Iterator<Item = &str> + Clone {
-        self.views.iter().map(|view| &*view.terms.path)
+        self.views.iter().map(|view| &**view.path())
     }
 
     /// The path of a parameter in training.
     pub(crate) fn path(&self, id: ParamId) -> &str {
-        &self.views.get(id).terms.path
+        self.views.get(id).path()
     }
 }

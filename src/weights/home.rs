@@ -118,6 +118,11 @@ impl Home {
         self.shape.num_elements()
     }
 
+    /// Bytes of the value where it rests.
+    pub(super) fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
     /// The value, if no optimizer has taken it along.
     pub(super) fn find(&self) -> Option<AnyTensor> {
         self.state.lock().value.clone()

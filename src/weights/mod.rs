@@ -22,7 +22,6 @@ mod restored;
 mod seen_states;
 mod stage;
 mod states;
-mod terms;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;

@@ -9,14 +9,13 @@ use super::view::{State, View};
 use crate::memory;
 use crate::parameters::{AnyTensor, Part};
 use crate::pass::{Blocks, Graph, Pass, Place, Readers, Scope, Stage};
-use crate::replica::Membership;
 use crate::tap::tap;
 
 impl View {
     /// The current value without autodiff, as the model computes with it, or a part of it.
     pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
         let has_answered = self.state.lock().has_answered();
-        if let (true, Some(placement)) = (has_answered, &self.terms.placement) {
+        if let (true, Some(placement)) = (has_answered, self.placement()) {
             // What is read does not depend on how far an update is.
             placement.transfers.to_host.wait();
         }
@@ -25,7 +24,7 @@ impl View {
             let pass = self.session.pass();
             pass.is_some_and(|pass| pass.plan.goal.steps())
         };
-        if state.has_answered() && self.terms.rank.is_some() && may_change() {
+        if state.has_answered() && self.rank().is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
@@ -39,7 +38,7 @@ impl View {
     /// second run, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self, part: Option<&Part>) -> AnyTensor {
         memory::end_beyond_limit();
-        if let Some(base) = &self.terms.waiting_base {
+        if let Some(base) = &self.waiting_base {
             refuse_outside_of_a_block(base);
         }
         if let Some(scope) = Scope::current()
@@ -79,24 +78,22 @@ impl View {
         }
         match self.place(&pass) {
             Place::Recorded(graph) => {
-                if let Some(base) = &self.terms.waiting_base {
+                if let Some(base) = &self.waiting_base {
                     refuse_outside_of_a_block(base);
                 }
-                if self.terms.waits {
+                if self.waits() {
                     self.have_brought(Some(&graph));
                 }
                 self.tapped(&pass, &graph, part)
             }
             Place::Unrecorded(readers) => {
-                if self.terms.waits {
+                if self.waits() {
                     self.have_brought(None);
                 }
                 self.note_reader(&mut self.state.lock(), &readers);
-                if let Some(rank) = &self.terms.rank {
-                    drop(self.terms.count_gathered(rank));
-                }
+                drop(self.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
-                pass.blocks().sweep(&self.terms.device);
+                pass.blocks().sweep(&self.device);
                 self.constant_of(self.plain(Keeps::ForRun, part))
             }
             Place::Hook(called_for) => panic!(
@@ -111,12 +108,12 @@ impl View {
 
     /// The block that reads it owes it a gradient, until its second run.
     fn note_reader(&self, state: &mut State, readers: &Readers) {
-        readers.add(self.terms.id, self.path(), &self.expecting(state).debt);
+        readers.add(self.home.id, self.path(), &self.expecting(state).debt);
     }
 
     fn place(&self, pass: &Arc<Pass>) -> Place {
         let current = Scope::current();
-        if let (Some(scope), Some(member)) = (&current, &self.terms.rank)
+        if let (Some(scope), Some(member)) = (&current, self.rank())
             && let Some(among) = &scope.pass.among
             && Arc::ptr_eq(&among.member.group, &member.group)
             && among.member.rank != member.rank
@@ -167,7 +164,7 @@ impl View {
                 self.path()
             );
         }
-        if self.terms.waits && Arc::ptr_eq(graph, &pass.graph) {
+        if self.waits() && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
         let value = self.here(&mut state, Keeps::Nothing, part);
@@ -175,13 +172,12 @@ impl View {
         let (read, owed) = graph.read(&expecting.debt);
         let (device, strategy) = (value.device(), self.home.strategy);
         let tick = self.session.clocks.lock().of(&device, strategy).tick(read);
-        let gathered = |rank: &Membership| self.terms.count_gathered(rank);
         let arrival = Arrival {
             view: self.clone(),
             pass: pass.clone(),
             part: part.cloned(),
             owed,
-            _gathered: self.terms.rank.as_ref().and_then(gathered),
+            _gathered: self.count_gathered(),
         };
         let (sink, census) = (Arc::new(arrival), pass.census.clone());
         let tapped = AnyTensor::from(tap(value.untyped(), strategy, tick, sink, census));

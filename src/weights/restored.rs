@@ -3,7 +3,6 @@
 use burn::tensor::Device;
 
 use super::copy::Keeps;
-use super::terms::Terms;
 use super::view::View;
 use crate::parameters::AnyTensor;
 
@@ -33,21 +32,19 @@ impl View {
     ///
     /// If it can't be had.
     pub(super) fn leaf(&self, value: Value, place: Place) -> AnyTensor {
-        let Terms { device, dtype, .. } = &self.terms;
+        let Self { device, dtype, .. } = self;
         let home = &self.home;
         let carried = |device, dtype| {
             let carried = self.carried(home.averaged(), device, dtype);
             carried.map_err(|error| error.to_string())
         };
         let found = match (value, place) {
-            (Value::Current, Place::Ordinary) => self.at_rest(self.terms.ordinary_device()),
-            (Value::Averaged, Place::Ordinary) => carried(self.terms.ordinary_device(), home.dtype),
-            (Value::Current, Place::Computing) if !self.terms.comes_over() => {
+            (Value::Current, Place::Ordinary) => self.at_rest(self.ordinary_device()),
+            (Value::Averaged, Place::Ordinary) => carried(self.ordinary_device(), home.dtype),
+            (Value::Current, Place::Computing) if !self.comes_over() => {
                 Ok(self.plain(Keeps::Nothing, None))
             }
-            (Value::Averaged, Place::Computing) if !self.terms.comes_over() => {
-                carried(device, *dtype)
-            }
+            (Value::Averaged, Place::Computing) if !self.comes_over() => carried(device, *dtype),
             (Value::Current, _) => Ok(home.value()),
             (Value::Averaged, _) => Ok(home.averaged()),
         };
@@ -55,10 +52,16 @@ impl View {
         self.constant_of(found).untyped().require_grad().into()
     }
 
+    /// Where the value of an ordinary module is, without autodiff.
+    fn ordinary_device(&self) -> &Device {
+        self.placement()
+            .map_or(&self.device, |placement| &placement.host)
+    }
+
     /// The value as it rests, where the model computes, or what says that it is gone: whatever has ended the pass is on its way,
     /// and who reads it is told.
     pub(super) fn leaf_or_gone(&self) -> AnyTensor {
-        let device = &self.terms.device;
+        let device = &self.device;
         let value = self.at_rest(device);
         let value = value.unwrap_or_else(|_| self.home.gone(device));
         self.constant_of(value).untyped().require_grad().into()

@@ -1,23 +1,36 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{DType, Device};
 
 use super::home::Home;
 use super::stage::{Expecting, ParameterReport, Stage};
-use super::terms::Terms;
 use crate::device::Written;
 use crate::error::FusedError;
-use crate::layout::Holding;
+use crate::layout::{Holding, Layout};
 use crate::lock::{Level, Leveled};
+use crate::offload::Placement;
 use crate::parameters::AnyTensor;
 use crate::pass::Session;
+use crate::replica::{Hold, Membership};
 
 /// What one rank has of a parameter.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(super) home: Arc<Home>,
     pub(super) session: Arc<Session>,
-    pub(super) terms: Terms,
+    pub(super) layout: Arc<Layout>,
+    /// In which the model computes with it, and where, without autodiff.
+    pub(super) dtype: DType,
+    pub(super) device: Arc<Device>,
+    /// What the layout gives; by now the rank may [hold](Self::holding) more.
+    pub(super) given: Holding,
+    /// Whether a copy that would come for a read stays from now on.
+    stays: AtomicBool,
+    /// Whether it is an ordinary leaf of the module.
+    pub(super) is_leaf: bool,
+    /// The path of the frozen parameter that this one adapts, if that waits on the host.
+    pub(super) waiting_base: Option<Arc<str>>,
     pub(super) state: Leveled<State>,
 }
 
@@ -50,9 +63,14 @@ impl HomeCopy {
 }
 
 impl View {
-    /// That of a rank which has it on these terms.
-    pub(super) fn new(home: Arc<Home>, session: Arc<Session>, terms: Terms) -> Self {
-        if terms.owns() {
+    /// That of a rank with this layout, which computes with the parameter on `device`.
+    pub(super) fn new(
+        home: Arc<Home>,
+        session: Arc<Session>,
+        layout: Arc<Layout>,
+        device: Arc<Device>,
+    ) -> Self {
+        if layout.owns(home.id) {
             let owner = home.session.set(session.clone());
             owner.expect("a parameter has one owner");
         }
@@ -61,21 +79,97 @@ impl View {
             copy: None,
             proven: false,
         };
-        Self {
+        let view = Self {
+            dtype: layout.compute_dtype(home.dtype),
+            given: layout.holding(home.id, home.site(), home.dtype, &device),
+            stays: AtomicBool::new(false),
+            is_leaf: false,
+            waiting_base: None,
+            state: Leveled::new(Level::View, state),
             home,
             session,
-            terms,
-            state: Leveled::new(Level::View, state),
+            layout,
+            device,
+        };
+        if let Some(placement) = view.placement().filter(|_| view.waits()) {
+            placement.transfers.limit.note(view.bytes());
+        }
+        view
+    }
+
+    pub(super) fn path(&self) -> &Arc<str> {
+        &self.home.path
+    }
+
+    /// Which of several ranks it is that of.
+    pub(super) fn rank(&self) -> Option<&Membership> {
+        self.layout.among_others()
+    }
+
+    /// If something waits on the host.
+    pub(super) fn placement(&self) -> Option<&Arc<Placement>> {
+        self.layout.placement()
+    }
+
+    pub(super) fn owns(&self) -> bool {
+        self.layout.owns(self.home.id)
+    }
+
+    /// Whether the value waits on the host.
+    pub(super) fn waits(&self) -> bool {
+        self.home.site().is_host
+    }
+
+    /// What this rank has of the parameter, by now.
+    pub(super) fn holding(&self) -> Holding {
+        match self.given {
+            Holding::ForRead if self.stays.load(Ordering::Relaxed) => Holding::Kept,
+            given => given,
         }
     }
 
-    /// On which terms the rank has the parameter.
-    pub(super) fn terms(&self) -> &Terms {
-        &self.terms
+    /// Whether the value comes over whenever it is read.
+    pub(super) fn comes_over(&self) -> bool {
+        self.holding() == Holding::ForRead
     }
 
-    pub(super) fn path(&self) -> &str {
-        &self.terms.path
+    /// The same from the host.
+    pub(super) fn comes_from_host(&self) -> bool {
+        self.waits() && self.comes_over()
+    }
+
+    /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.
+    pub(super) fn keep_copy(&self) {
+        let stays = self.layout.replicates(self.home.id);
+        self.stays.store(stays, Ordering::Relaxed);
+    }
+
+    /// Bytes of the value that the model computes with.
+    pub(super) fn bytes(&self) -> usize {
+        self.home.elements() * self.dtype.size()
+    }
+
+    /// Bytes of weights that the rank holds between two passes.
+    pub(super) fn bytes_at_rest(&self) -> usize {
+        let is_here = self.owns() && !self.waits();
+        let at_home = if is_here { self.home.bytes() } else { 0 };
+        let replicates = self.layout.replicates(self.home.id);
+        let copy = match self.holding() {
+            Holding::Kept => self.bytes(),
+            // Counted by rank, as if every rank had a device.
+            Holding::Shared | Holding::ForRead if !is_here && !self.waits() && replicates => {
+                self.bytes()
+            }
+            _ => 0,
+        };
+        at_home + copy
+    }
+
+    /// Counts the value as held by this one of several ranks, if it is gathered from its owner for every read.
+    pub(super) fn count_gathered(&self) -> Option<Hold> {
+        let gathers = |_: &&Membership| !self.layout.replicates(self.home.id);
+        let member = self.rank().filter(gathers)?;
+        Some(member.group.ledger.hold(member.rank, self.bytes()))
     }
 
     /// A value of it as an autodiff constant.
@@ -89,7 +183,7 @@ impl View {
         device: &Device,
         dtype: DType,
     ) -> Result<AnyTensor, FusedError> {
-        self.terms.layout.carried(self.path(), value, device, dtype)
+        self.layout.carried(self.path(), value, device, dtype)
     }
 
     /// What is still to come in this pass.
@@ -118,7 +212,7 @@ impl View {
         if let Some(copy) = &self.state.lock().copy {
             written.ask(self.path(), &*copy.value);
         }
-        if let Some(value) = self.home.find().filter(|_| self.terms.owns()) {
+        if let Some(value) = self.home.find().filter(|_| self.owns()) {
             written.ask(self.path(), &*value);
         }
     }
@@ -126,7 +220,7 @@ impl View {
     /// Lets go of the autodiff graph and says what happened in this pass, which has ended `well` on all ranks or has
     /// not.
     pub(super) fn end(&self, well: bool) -> ParameterReport {
-        let shares = self.terms.given == Holding::Shared;
+        let shares = self.given == Holding::Shared;
         if !shares {
             self.let_go();
         }

@@ -21,7 +21,7 @@ pub(crate) struct Views {
 impl Views {
     /// In module order.
     pub(super) fn add(&mut self, view: Arc<View>) {
-        let (id, is_leaf) = (view.terms.id, view.terms.is_leaf);
+        let (id, is_leaf) = (view.home.id, view.is_leaf);
         self.leaves.extend(is_leaf.then_some(id));
         self.of.insert(id, view);
     }
@@ -46,44 +46,44 @@ impl Views {
 
     /// The same if that is no ordinary leaf.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
-        self.of.get(&id).is_some_and(|view| !view.terms.is_leaf)
+        self.of.get(&id).is_some_and(|view| !view.is_leaf)
     }
 
     /// The views of the others.
     fn released(&self) -> impl Iterator<Item = &Arc<View>> {
-        self.iter().filter(|view| !view.terms.is_leaf)
+        self.iter().filter(|view| !view.is_leaf)
     }
 
     /// The parameters whose values come over whenever they are read.
     pub(super) fn coming_over(&self) -> impl Iterator<Item = ParamId> {
-        let coming = self.of.iter().filter(|(_, view)| view.terms.comes_over());
+        let coming = self.of.iter().filter(|(_, view)| view.comes_over());
         coming.map(|(id, _)| *id)
     }
 
     /// Bytes of all values where they rest.
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
-        self.iter().map(|view| view.terms.bytes_at_home()).sum()
+        self.iter().map(|view| view.home.bytes()).sum()
     }
 
     /// Bytes of the weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn bytes_at_rest(&self) -> usize {
         let views = self.released();
-        views.map(|view| view.terms.bytes_at_rest()).sum()
+        views.map(|view| view.bytes_at_rest()).sum()
     }
 
     /// Lets the device keep the weights of the blocks that don't wait on the host.
     pub(crate) fn keep_copies(&self, course: &Course, waiting: WaitingBlocks) {
         let blocks = course.blocks();
         let bytes = blocks.iter().map(|reads| {
-            let terms = reads.iter().map(|id| &self.of[id].terms);
-            let coming = terms.filter(|terms| terms.comes_from_host());
-            coming.map(|terms| terms.bytes()).sum()
+            let views = reads.iter().map(|id| &self.of[id]);
+            let coming = views.filter(|view| view.comes_from_host());
+            coming.map(|view| view.bytes()).sum()
         });
         let stays = waiting.staying(&bytes.collect::<Vec<_>>());
         let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
         let parameters = staying.flat_map(|(reads, _)| reads);
-        parameters.for_each(|id| self.of[id].terms.keep_copy());
+        parameters.for_each(|id| self.of[id].keep_copy());
     }
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
@@ -111,7 +111,7 @@ impl Views {
         let lost = self
             .iter()
             .filter(|view| matches!(view.home.accumulated(), Accumulated::Overwritten));
-        lost.map(|view| &*view.terms.path).min()
+        lost.map(|view| &**view.path()).min()
     }
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
