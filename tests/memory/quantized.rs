@@ -7,7 +7,7 @@ use burn::tensor::FloatDType;
 
 use super::*;
 
-const DEPTH: usize = 12;
+const DEPTH: usize = 6;
 const WIDTH: usize = 128;
 /// What Burn and backburn have to say of each parameter.
 const NOTES: usize = 9_000 * 6 * DEPTH;
