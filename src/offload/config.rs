@@ -128,30 +128,27 @@ impl WaitingBlocks {
     /// ends, beginning with the last.
     pub(crate) fn staying(self, bytes: &[usize]) -> Vec<bool> {
         let count = bytes.len();
-        let from_the_ends = (0..count).map(|place| match place % 2 {
-            0 => count - 1 - place / 2,
-            _ => place / 2,
-        });
-        let mut stays = vec![false; count];
-        match self {
-            Self::All => {}
+        // So much may stay, in blocks or in bytes.
+        let (mut left, in_blocks) = match self {
+            Self::All => (0, true),
             Self::Fraction(part) => {
                 let waiting = (part * count as f64).round() as usize;
-                let staying = count.saturating_sub(waiting);
-                from_the_ends
-                    .take(staying)
-                    .for_each(|block| stays[block] = true);
+                (count.saturating_sub(waiting), true)
             }
-            Self::Beyond(budget) => {
-                let mut left = budget;
-                for block in from_the_ends {
-                    let Some(rest) = left.checked_sub(bytes[block]) else {
-                        break;
-                    };
-                    left = rest;
-                    stays[block] = true;
-                }
-            }
+            Self::Beyond(budget) => (budget, false),
+        };
+        let mut stays = vec![false; count];
+        for place in 0..count {
+            let block = match place % 2 {
+                0 => count - 1 - place / 2,
+                _ => place / 2,
+            };
+            let takes = if in_blocks { 1 } else { bytes[block] };
+            let Some(rest) = left.checked_sub(takes) else {
+                break;
+            };
+            left = rest;
+            stays[block] = true;
         }
         stays
     }
