@@ -116,7 +116,7 @@ use crate::weights::{
 ///
 /// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once a step. So with dropout a
 /// training differs from one that simply calls its blocks as one seed from another. It equals one whose blocks all [keep
-/// their activations](GradientCheckpointingConfig::keep_activations).
+/// their activations](crate::GradientCheckpointingConfig::keep_activations).
 ///
 /// All threads share Burn's generator. If another thread draws from it during a run (a worker of a data loader may), the block
 /// runs again, with pauses for about two seconds. If that does not help, the step ends with
