@@ -75,6 +75,9 @@ hold! {
     estimates_of_adapters_hold: Adapted, 0.98, 1.05;
     estimates_of_adapters_on_codes_hold: InCodes, 0.98, 1.05;
     estimates_of_adversarial_networks_hold: Adversarial, 0.98, 1.05;
+    estimates_of_attention_over_a_recurrent_network_hold: Attentive, 0.98, 1.05;
+    estimates_of_tied_weights_with_batch_normalization_hold: Normed, 0.98, 1.05;
+    estimates_of_a_deep_network_with_dropout_hold: Deep, 0.98, 1.05;
 }
 
 fn device() -> Device {

@@ -43,6 +43,9 @@ fn main() {
     rows::<Adapted>();
     rows::<InCodes>();
     rows::<Adversarial>();
+    rows::<Attentive>();
+    rows::<Normed>();
+    rows::<Deep>();
 }
 
 fn rows<K: Kind>() {
