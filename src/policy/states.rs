@@ -14,8 +14,8 @@ pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecor
     let mut records = records.into_iter();
     let record = match (records.next(), records.next()) {
         (None, _) => return OptimizerRecord::default(),
-        // As it is, its tensors are not copied.
-        (Some(record), None) => record,
+        // As it is, in a copy: its tensors have memory of their own then, and need not be copied to be written.
+        (Some(record), None) => Bytes::from_bytes_vec(record.to_vec()),
         (first, second) => {
             let all = first.into_iter().chain(second).chain(records);
             write(all.flat_map(read))
