@@ -1,5 +1,6 @@
 //! By how much a step grows with the bytes that it moves: an MLP with Adam in f32 on `ndarray`, with `flex` as its host. Both are the
-//! processor, so a way is a copy in memory, but the threads are those of any device.
+//! processor, so a way is a copy in memory, but the threads are those of any device. With waiting states it is the other way round:
+//! they are read while they are kept, which `ndarray` does element by element.
 //!
 //! The ways take turns, step by step, each in a process of its own. A ratio is the median over all rounds of what a step took in multiples
 //! of the same step of the same round without offload, in blocks where it is in blocks. Beside it is that with `max_bytes_under_way` of
@@ -8,7 +9,7 @@
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
 
 use backburn::{
-    FusedConfig, FusedOptimizer, GradientCheckpointingConfig, Offload, OffloadConfig,
+    FusedConfig, FusedOptimizer, GradientCheckpointingConfig, Offload, OffloadConfig, OffloadHost,
     WaitingBlocks, optim::AdamConfig,
 };
 use burn::prelude::*;
@@ -24,12 +25,15 @@ const ROUNDS: usize = 31;
 /// Marks a way in which nothing comes before it is needed.
 const AT_ONCE: &str = " at once";
 
+const STATES: &str = "states";
+const PLAIN_ON_FLEX: &str = "plain on flex";
+
 /// Bytes that move in a step of so many examples.
 type Moved = fn(usize) -> usize;
 
 /// Ways with what they are compared with, and the bytes that they move.
 const WAYS: [(&str, &str, Moved); 4] = [
-    ("states", "plain", |_| 4 * parameters()),
+    (STATES, PLAIN_ON_FLEX, |_| 4 * parameters()),
     ("updates", "plain", |_| 2 * parameters()),
     ("weights", "in blocks", |_| 3 * parameters()),
     ("inputs", "in blocks", |batch| 2 * 4 * DEPTH * batch * WIDTH),
@@ -46,7 +50,9 @@ pub fn compare() {
     );
     println!("|---:|---:|---|---:|---:|---:|---:|");
     for batch in BATCHES {
-        let mut names = vec!["plain".to_string(), "in blocks".to_string()];
+        let mut names = ["plain", PLAIN_ON_FLEX, "in blocks"]
+            .map(String::from)
+            .to_vec();
         for (way, ..) in WAYS {
             names.extend([way.to_string(), format!("{way}{AT_ONCE}")]);
         }
@@ -71,19 +77,23 @@ pub fn compare() {
 
 /// Trains in its turns.
 pub fn train(way: &str, batch: usize) {
-    let device = Device::ndarray();
-    let tracked = device.clone().autodiff();
     let limit = way.ends_with(AT_ONCE).then_some(0);
     let way = way.trim_end_matches(AT_ONCE);
+    let (device, host) = match way {
+        STATES | PLAIN_ON_FLEX => (Device::flex(), OffloadHost::NdArray),
+        _ => (Device::ndarray(), OffloadHost::Flex),
+    };
+    let tracked = device.clone().autodiff();
     let inputs = way == "inputs";
     let offload = match way {
-        "states" => Some(OffloadConfig::new(Offload::States)),
+        STATES => Some(OffloadConfig::new(Offload::States)),
         "updates" => Some(OffloadConfig::new(Offload::Updates)),
         "weights" => Some(OffloadConfig::new(Offload::Weights(WaitingBlocks::All))),
         // Nothing else leaves.
         "inputs" => Some(OffloadConfig::new(Offload::Updates).with_min_elements(usize::MAX)),
         _ => None,
     };
+    let offload = offload.map(|offload| offload.with_host(host));
     let blocks = GradientCheckpointingConfig::new().with_offload_inputs(inputs);
     let in_blocks = inputs || matches!(way, "in blocks" | "weights");
     let model = Mlp::of_size(DEPTH, WIDTH, &tracked).with_recompute_blocks(in_blocks);
