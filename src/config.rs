@@ -8,7 +8,7 @@ use crate::layout::Request;
 use crate::offload::OffloadConfig;
 use crate::optim::{WeightAveragingConfig, WeightFormat};
 use crate::pass::GradientCheckpointingConfig;
-use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Policies};
+use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use crate::replica::{Ownership, Sharding};
 
 /// How to train: one value for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
@@ -109,30 +109,23 @@ impl Default for FusedConfig {
 }
 
 impl FusedConfig {
-    /// `policies` as this config has them; refuses what makes no sense by itself or together.
-    pub(crate) fn policies(&self, policies: &Policies) -> Result<Policies, FusedError> {
-        let accumulation = match self.full_precision_accumulation {
-            true => Accumulation::InFullPrecision,
-            false => Accumulation::AsParameter,
-        };
-        let configured = policies.configured(
-            self.clipping,
-            self.loss_scaling,
-            accumulation,
-            self.averaging.is_some(),
-        )?;
-        if self.compute_dtype == Some(FloatDType::Flex32) {
-            return Err(FusedError::Combination {
-                reason: "`Flex32` is a way of some kernels, and no type to compute a model in: set `compute_dtype` to \
-                         `F32`, `BF16` or `F16`",
-            });
+    /// Refuses what makes no sense by itself or together, or with an optimizer that accumulates `in_state`.
+    pub(crate) fn check(&self, in_state: bool) -> Result<(), FusedError> {
+        if let Some(clipping) = self.clipping {
+            clipping.check()?;
+        }
+        if let Some(scaling) = self.loss_scaling {
+            scaling.check()?;
+        }
+        if let Some(reason) = self.contradiction(in_state) {
+            return Err(FusedError::Combination { reason });
         }
         if let Some(averaging) = &self.averaging {
             averaging.check()?;
         }
         if let Some(offload) = &self.offload {
             offload.check()?;
-            if offload.states_wait() && policies.in_state {
+            if offload.states_wait() && in_state {
                 return Err(FusedError::Offload {
                     reason: "a state that waits is a record, which does not hold a group of micro-batches that \
                              has begun: use `Offload::Updates`, or accumulate in a buffer, which waits in host \
@@ -141,7 +134,45 @@ impl FusedConfig {
                 });
             }
         }
-        Ok(configured)
+        Ok(())
+    }
+
+    /// Why options make no sense together, or none at all.
+    fn contradiction(&self, in_state: bool) -> Option<&'static str> {
+        let exact = self.clipping.is_some_and(|clipping| clipping.is_exact());
+        let overflow = self.loss_scaling.map(|scaling| scaling.overflow);
+        Some(match (in_state, overflow) {
+            (true, _) if self.full_precision_accumulation => {
+                "gradients that go into the optimizer state are in no buffer whose precision could be \
+                 chosen: use one of the two"
+            }
+            (true, _) if exact => {
+                "exact clipping needs the norm of the summed gradients, and those that went into \
+                 the optimizer state are gone: use `GlobalNormClippingConfig::Lagged`, or accumulate in \
+                 a buffer"
+            }
+            (true, Some(Overflow::SkipStep)) => {
+                "a step can't be skipped when some of its gradients are in the optimizer state \
+                 already: use `Overflow::SkipParameter`, or accumulate in a buffer"
+            }
+            (_, Some(Overflow::SkipParameter)) if exact => {
+                "exact clipping measures all gradients before the first update, so the whole step \
+                 can be skipped: use `Overflow::SkipStep`"
+            }
+            _ if self.compute_dtype == Some(FloatDType::Flex32) => {
+                "`Flex32` is a way of some kernels, and no type to compute a model in: set `compute_dtype` to \
+                 `F32`, `BF16` or `F16`"
+            }
+            _ => return None,
+        })
+    }
+
+    /// In which type gradients are added up.
+    pub(crate) fn accumulation(&self) -> Accumulation {
+        match self.full_precision_accumulation {
+            true => Accumulation::InFullPrecision,
+            false => Accumulation::AsParameter,
+        }
     }
 
     /// Refuses averages in a type that one of the devices on which they would be does not have.

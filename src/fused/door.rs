@@ -17,7 +17,7 @@ macro_rules! door {
 
             /// How it trains.
             pub fn config(&self) -> &crate::FusedConfig {
-                &self.core.config
+                &self.core.policies.config
             }
 
             /// Trains as `config` says from the next step on, on the same devices.

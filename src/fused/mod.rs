@@ -6,10 +6,12 @@
 mod core;
 mod door;
 mod optimizer;
+mod policies;
 mod replicas;
 
 #[cfg(feature = "train")]
 pub(crate) use core::Core;
 pub(crate) use core::{Door, Unfit};
 pub use optimizer::FusedOptimizer;
+pub(crate) use policies::Policies;
 pub use replicas::{FusedReplicas, RankBytes};

@@ -1,11 +1,11 @@
 use burn::optim::ModuleOptimizer;
 
 use crate::error::FusedError;
+use crate::fused::Policies;
 use crate::optim::{
     AdamConfig, AdamWConfig, LionConfig, MuonConfig, MuonWithAdamWConfig, SgdConfig, StateFormat,
     WeightFormat,
 };
-use crate::policy::Policies;
 
 pub(super) use sealed::Planned;
 

@@ -8,9 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::cast::try_cast;
 use crate::config::FusedConfig;
-use crate::fused::{FusedOptimizer, FusedReplicas};
+use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::parameters::ModelKey;
-use crate::policy::Policies;
 
 use super::error::PlanError;
 use super::ladder::Ladder;

@@ -46,6 +46,11 @@ impl GlobalNormClippingConfig {
         }
     }
 
+    /// Whether gradients are clipped by their own norm, and not by that of the step before.
+    pub(crate) fn is_exact(self) -> bool {
+        !matches!(self, Self::Lagged(_))
+    }
+
     /// The largest norm that is left as it is.
     fn max_norm(self) -> f64 {
         match self {

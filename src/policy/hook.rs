@@ -146,11 +146,25 @@ impl Form {
 
 /// Hooks one after the other, each for its parameter group.
 #[derive(Clone, Default)]
-pub(crate) struct Hooks(pub(super) Vec<(ParamGroup, Arc<dyn AnyHook>)>);
+pub(crate) struct Hooks(Vec<(ParamGroup, Arc<dyn AnyHook>)>);
 
 impl Hooks {
     pub(crate) fn push(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
         self.0.push((group, hook));
+    }
+
+    /// Before all others.
+    pub(super) fn put_first(&mut self, hook: Arc<dyn AnyHook>) {
+        self.0.insert(0, (ParamGroup::all(), hook));
+    }
+
+    /// `others` come after these.
+    pub(crate) fn extend(&mut self, others: &Self) {
+        self.0.extend_from_slice(&others.0);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The gradient after all hooks; none if one of them vetoed.

@@ -2,10 +2,9 @@
 //!
 //! It goes through *hooks*, one after the other: measuring, scaling and the user's own are all of one
 //! kind ([`hook`]). Then it meets the goal of the pass: it is added to a buffer, dropped, or used
-//! ([`update`]). [`plan`] puts a pass together from the policies of the optimizer.
+//! ([`update`]). A [`plan`] says all that of a pass.
 
 mod accumulation;
-mod adaptive;
 mod addressed;
 mod anomaly;
 mod clip;
@@ -16,7 +15,6 @@ mod keeper;
 mod measure;
 mod norm;
 mod plan;
-mod policies;
 mod scaling;
 mod state;
 mod states;
@@ -25,17 +23,17 @@ mod update;
 mod waiting;
 
 pub(crate) use accumulation::{Accumulation, PartialSum};
-pub(crate) use adaptive::Passes;
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;
+pub(crate) use hook::Hooks;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average, statistic_id};
 pub(crate) use measure::{Norm, is_finite};
 pub(crate) use norm::Squares;
 pub(crate) use plan::{Goal, Plan};
-pub(crate) use policies::Policies;
 pub use scaling::{LossScalingConfig, Overflow};
+pub(crate) use state::{LossScale, PolicyState};
 pub use statistics::{GradientStatistic, GradientStatistics};
 pub(crate) use update::Update;
 pub(crate) use waiting::Leaving;

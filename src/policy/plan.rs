@@ -7,7 +7,7 @@ use super::accumulation::Accumulation;
 use super::compare::{Compare, Unconfirmed};
 use super::hook::Hooks;
 use super::measure::{Measure, Norm};
-use super::scaling::LeaveNotFinite;
+use super::scaling::{LeaveNotFinite, Scale};
 use crate::error::FusedError;
 
 /// What a finished gradient is used for, after the hooks.
@@ -35,18 +35,46 @@ impl Goal {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) goal: Goal,
-    pub(crate) hooks: Option<Arc<Hooks>>,
+    pub(crate) hooks: Hooks,
     /// What the loss is multiplied by.
     pub(crate) scale: Option<f64>,
     /// What was accumulated ends with this pass, however that ends: a sum is let go of when it is used.
     pub(crate) spends_sums: bool,
     pub(crate) accumulation: Accumulation,
-    pub(super) measure: Option<Arc<Measure>>,
-    pub(super) overflow: Option<Arc<LeaveNotFinite>>,
-    pub(super) compare: Option<Arc<Compare>>,
+    measure: Option<Arc<Measure>>,
+    overflow: Option<Arc<LeaveNotFinite>>,
+    compare: Option<Arc<Compare>>,
 }
 
 impl Plan {
+    /// Gradients go straight to the goal.
+    pub(crate) fn new(goal: Goal, accumulation: Accumulation) -> Self {
+        Self {
+            goal,
+            accumulation,
+            ..Self::default()
+        }
+    }
+
+    /// Gradients are measured.
+    pub(crate) fn measure(&mut self) {
+        let measure = Arc::new(Measure::default());
+        self.hooks.push(ParamGroup::all(), measure.clone());
+        self.measure = Some(measure);
+    }
+
+    /// Gradients are multiplied by this factor.
+    pub(crate) fn multiply_by(&mut self, factor: f64) {
+        self.hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
+    }
+
+    /// Gradients that are not finite are not used.
+    pub(crate) fn leave_not_finite(&mut self) {
+        let overflow = Arc::new(LeaveNotFinite::default());
+        self.hooks.push(ParamGroup::all(), overflow.clone());
+        self.overflow = Some(overflow);
+    }
+
     /// The global norm of the gradients that have passed, free of the loss scale, if measured; waits for the
     /// device.
     pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
@@ -74,13 +102,8 @@ impl Plan {
             measured: norm.squares,
             later: later.then(Mutex::default),
         });
-        let mut hooks = Hooks::default();
-        hooks.push(ParamGroup::all(), compare.clone());
-        if let Some(others) = &self.hooks {
-            hooks.0.extend_from_slice(&others.0);
-        }
+        self.hooks.put_first(compare.clone());
         self.compare = Some(compare);
-        self.hooks = Some(Arc::new(hooks));
         self
     }
 

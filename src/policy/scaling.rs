@@ -9,6 +9,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::measure::is_finite;
 use super::norm::widened;
+use super::state::LossScale;
 use crate::error::FusedError;
 
 /// Scaling of the loss ([Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740)), for
@@ -57,6 +58,14 @@ pub enum Overflow {
 }
 
 impl LossScalingConfig {
+    /// The scale of the first step.
+    pub(crate) fn initial(self) -> LossScale {
+        LossScale {
+            scale: self.initial_scale,
+            good_steps: 0,
+        }
+    }
+
     pub(crate) fn check(self) -> Result<(), FusedError> {
         let scale = self.initial_scale;
         if !scale.is_finite() || scale <= 0.0 {
@@ -73,7 +82,7 @@ impl LossScalingConfig {
 ///
 /// Half types are multiplied in f32: a factor may be too small for f16.
 #[derive(Debug)]
-pub(crate) struct Scale(pub(crate) f64);
+pub(super) struct Scale(pub(super) f64);
 
 impl GradientHook for Scale {
     fn call<const D: usize>(
@@ -94,13 +103,13 @@ impl GradientHook for Scale {
 
 /// Leaves parameters alone whose gradient is not finite.
 #[derive(Debug, Default)]
-pub(crate) struct LeaveNotFinite {
+pub(super) struct LeaveNotFinite {
     found: AtomicBool,
 }
 
 impl LeaveNotFinite {
     /// Whether there was one.
-    pub(crate) fn found(&self) -> bool {
+    pub(super) fn found(&self) -> bool {
         self.found.load(Ordering::Relaxed)
     }
 }

@@ -11,27 +11,47 @@ pub(crate) struct PolicyState(Arc<Mutex<Learned>>);
 
 /// What they have learned so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Learned {
-    pub(super) loss_scale: Option<LossScale>,
+pub(crate) struct Learned {
+    pub(crate) loss_scale: Option<LossScale>,
     /// The global norm of the last update's gradients.
-    pub(super) gradient_norm: Option<f64>,
+    pub(crate) gradient_norm: Option<f64>,
 }
 
 /// The scale of the loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct LossScale {
-    pub(super) scale: f64,
+pub(crate) struct LossScale {
+    pub(crate) scale: f64,
     /// Steps without an overflow since the scale last changed.
     pub(super) good_steps: usize,
 }
 
+/// A scale that halved to this finds gradients that are not finite without its doing.
+const SMALLEST: f64 = 1.0 / 65536.0;
+
+impl LossScale {
+    /// Whether a smaller one can help against an overflow.
+    pub(crate) fn is_large(self) -> bool {
+        self.scale > SMALLEST
+    }
+
+    /// That of the step after this one, whose gradients `overflowed` or not. It grows after so many good steps.
+    pub(crate) fn after(self, interval: usize, overflowed: bool) -> Self {
+        let (scale, good_steps) = match self.good_steps + 1 {
+            _ if overflowed => (self.scale / 2.0, 0),
+            steps if steps >= interval => (self.scale * 2.0, 0),
+            steps => (self.scale, steps),
+        };
+        Self { scale, good_steps }
+    }
+}
+
 impl PolicyState {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Learned> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Learned> {
         self.0.lock()
     }
 
     /// A state of its own that is the same now.
-    pub(super) fn split(&self) -> Self {
+    pub(crate) fn split(&self) -> Self {
         Self(Arc::new(Mutex::new(*self.0.lock())))
     }
 

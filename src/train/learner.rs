@@ -15,8 +15,9 @@ use super::model::FusedModel;
 use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
+use crate::fused::Policies;
 use crate::optim::{AccumulateInState, Ruled};
-use crate::policy::{GradientHook, Policies};
+use crate::policy::GradientHook;
 use crate::record;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
@@ -82,7 +83,6 @@ impl<M: LearnerModel> FusedLearner<M> {
             learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
             how: FusedStrategy {
                 policies,
-                config: FusedConfig::default(),
                 execution: Execution::default(),
                 repeat: None,
                 last_step: LastStep::default(),
@@ -125,12 +125,11 @@ impl<M: LearnerModel> FusedLearner<M> {
         <M as TrainStep>::Input: Clone,
     {
         let how = &mut self.how;
-        let policies = config.policies(&how.policies)?;
+        config.check(how.policies.in_state)?;
         // Burn loads a checkpoint into the optimizer before the training begins.
         let optimizer = loan::optimizer(&mut self.learner);
-        let join = how.policies.reconfigure(policies);
+        let join = how.policies.reconfigure(config);
         loan::set_optimizer(&mut self.learner, join(optimizer));
-        how.config = config;
         how.repeat = Some(Clone::clone);
         Ok(())
     }
@@ -223,7 +222,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         let optimizer = loan::optimizer(&mut self.learner);
         let model = self.model();
         let mut optimizer = record::load(record, &optimizer, &model)?;
-        if let Some(state) = self.how.policies.adaptive.kept() {
+        if let Some(state) = self.how.policies.kept() {
             // A config that is set from now on goes on with what was learned.
             let device = model.devices().into_iter().next();
             state.take_over(&mut optimizer, &device.unwrap_or_default());

@@ -14,16 +14,13 @@ use super::loan::Loan;
 use super::metric::LastStep;
 use super::model::FusedModel;
 use super::resume;
-use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::policy::Policies;
+use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::replica::{Ownership, Sharding};
-use crate::{FusedOptimizer, FusedReplicas};
 
 /// Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
-    pub(super) config: FusedConfig,
     pub(super) execution: Execution,
     pub(super) repeat: Option<Repeat<M>>,
     pub(super) last_step: LastStep,
@@ -38,7 +35,7 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         devices: &[Device],
     ) -> Result<Engine<M>, FusedError> {
         let policies = self.policies.clone();
-        let mut config = self.config.clone();
+        let mut config = policies.config.clone();
         if let Some(ownership) = self.execution.ownership {
             config.ownership = owners(ownership, config.ownership)?;
             let devices = devices.to_vec();
@@ -91,7 +88,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             several => split_dataloader(dataloader_train, several),
         };
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
-        if self.config.offload.is_none() && devices.len() == 1 {
+        if self.policies.config.offload.is_none() && devices.len() == 1 {
             learner.fork(device);
         }
         let place = match &devices[..] {

@@ -102,14 +102,14 @@ impl Home {
 
     /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
     fn spend(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        let called = match &pass.plan.hooks {
-            None => Ok(Some(gradient)),
-            Some(hooks) => {
-                // Nothing is locked that a hook could wait for.
-                let value = self.value();
-                let call = || hooks.call(&self.path, self.id, &value, gradient);
-                pass.call_hooks(&self.path, call)
-            }
+        let hooks = &pass.plan.hooks;
+        let called = if hooks.is_empty() {
+            Ok(Some(gradient))
+        } else {
+            // Nothing is locked that a hook could wait for.
+            let value = self.value();
+            let call = || hooks.call(&self.path, self.id, &value, gradient);
+            pass.call_hooks(&self.path, call)
         };
         match called {
             Ok(Some(gradient)) if pass.plan.goal.steps() => self.step(pass, gradient),

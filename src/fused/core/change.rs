@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::offload::{OffloadConfig, check_room_to_wait};
 use crate::parameters::load_same;
 use crate::pass::{Reads, Session};
-use crate::policy::{Policies, average_id};
+use crate::policy::average_id;
 use crate::record;
 use crate::tap::sweep;
 use crate::weights::{Inventory, KeptStatistics, forked_in_codes};
@@ -42,7 +42,7 @@ impl<M: Module> Core<M> {
     ) -> Result<(), FusedError> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         let model = change(self.model());
-        self.enter(self.ranks.with_model(model, &self.config)?);
+        self.enter(self.ranks.with_model(model, &self.policies.config)?);
         statistics.commit(Reads::InTime);
         Ok(())
     }
@@ -59,7 +59,7 @@ impl<M: Module> Core<M> {
         let model = load_same(self.ranks.form().at_home(), model).map_err(Unfit::Model)?;
         let anew = self.ranks.session().update().anew();
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
-        let ranks = self.ranks.with_model(model, &self.config);
+        let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(Unfit::Fused)?);
         statistics.commit(Reads::InTime);
         self.begin_from(|update| update.start_over(optimizer));
@@ -74,7 +74,7 @@ impl<M: Module> Core<M> {
         config: FusedConfig,
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
-        let policies = self.configured(&config)?;
+        self.check(&config)?;
         config.check_averaged(self.ranks.form().trained_paths())?;
         config.check_on(device.map_or(&self.ranks.devices[..], std::slice::from_ref))?;
         let changed = match &self.ranks.named {
@@ -87,7 +87,7 @@ impl<M: Module> Core<M> {
             layouts.try_for_each(|layout| layout.start_transfers())?;
         }
         if let Some((ranks, statistics)) = changed {
-            let sums = !policies.in_state && self.has_accumulated();
+            let sums = self.has_sums();
             let views = self.ranks.views().clone();
             self.enter(ranks);
             statistics.commit(Reads::InTime);
@@ -99,29 +99,31 @@ impl<M: Module> Core<M> {
                 );
             }
         }
-        self.adopt(config, policies);
+        self.adopt(config);
         Ok(())
     }
 
-    /// The policies as `config` has them; refuses what makes no sense, and another scale of the loss while there are sums.
-    fn configured(&self, config: &FusedConfig) -> Result<Policies, FusedError> {
-        let policies = config.policies(&self.policies)?;
-        // What is in the state of the optimizer was freed from its scale.
-        let sums = !self.policies.in_state && self.has_accumulated();
-        if sums && !self.policies.scales_as(&policies) {
+    /// Refuses what makes no sense, and another scale of the loss while there are sums.
+    fn check(&self, config: &FusedConfig) -> Result<(), FusedError> {
+        config.check(self.policies.in_state)?;
+        if self.has_sums() && !self.policies.scales_as(config) {
             return Err(FusedError::Combination {
                 reason: "the accumulated gradients have the scale of the loss under which they came, and can't be used under \
                          another: set it after the step that uses them, or call `drop_accumulated` before",
             });
         }
-        Ok(policies)
+        Ok(())
     }
 
-    /// Takes over a config, and the policies that are its.
-    pub(super) fn adopt(&mut self, config: FusedConfig, policies: Policies) {
+    /// Whether there are sums of gradients with the scale of the loss, of which what is in the state of the optimizer was freed.
+    fn has_sums(&self) -> bool {
+        !self.policies.in_state && self.has_accumulated()
+    }
+
+    /// Takes over a config that has been checked.
+    pub(super) fn adopt(&mut self, config: FusedConfig) {
         self.place_states(&config);
-        let join = self.policies.reconfigure(policies);
-        self.config = config;
+        let join = self.policies.reconfigure(config);
         self.change_optimizer(|update| update.make_place(join));
     }
 
@@ -175,7 +177,7 @@ impl<M: Module> Core<M> {
         devices: &[Device],
         config: &FusedConfig,
     ) -> Result<Option<Changed<M>>, FusedError> {
-        if config.shares_as(&self.config) {
+        if config.shares_as(&self.policies.config) {
             return Ok(None);
         }
         let statistics = KeptStatistics::of(&self.ranks.form().module);
@@ -219,16 +221,15 @@ impl<M: Module> Core<M> {
         let mut core = Self {
             ranks,
             policies: self.policies.split(),
-            config: self.config.clone(),
             reports: self.reports.clone(),
             statistics: self.statistics.split(),
             unconfirmed: Default::default(),
         };
         // The place that the optimizer has is that of this training.
-        if let Some(state) = core.policies.adaptive.kept().cloned() {
+        if let Some(state) = core.policies.kept().cloned() {
             core.change_optimizer(|update| update.make_place(|it| state.join(it)));
         }
-        core.place_states(&self.config);
+        core.place_states(&self.policies.config);
         core.ranks.views().copy_accumulated(self.ranks.views());
         Ok(core)
     }

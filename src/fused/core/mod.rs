@@ -20,8 +20,9 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::caught;
 use crate::error::FusedError;
+use crate::fused::policies::Policies;
 use crate::pass::Session;
-use crate::policy::{Policies, Unconfirmed, Update};
+use crate::policy::{Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::weights::{Accumulated, KeptStatistics, Role, Value};
@@ -35,7 +36,6 @@ use run::Reports;
 pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
-    pub(super) config: FusedConfig,
     reports: Reports,
     /// If they are averaged.
     statistics: AveragedStatistics,
@@ -75,13 +75,13 @@ impl<M: Module> Core<M> {
         devices: &[Device],
         config: FusedConfig,
     ) -> Result<Self, FusedError> {
-        let configured = config.policies(&policies)?;
+        config.check(policies.in_state)?;
         config.check_on(devices)?;
         let session = Session::new(Update::new(optimizer));
         let ranks = Ranks::on_devices(model, devices, &session, &config)?;
         config.check_averaged(ranks.form().trained_paths())?;
         let mut core = Self::of(ranks, policies);
-        core.adopt(config, configured);
+        core.adopt(config);
         Ok(core)
     }
 
@@ -89,7 +89,6 @@ impl<M: Module> Core<M> {
         let mut core = Self {
             ranks,
             policies,
-            config: FusedConfig::default(),
             reports: Reports::default(),
             statistics: AveragedStatistics::default(),
             unconfirmed: Unconfirmed::default(),
@@ -119,7 +118,7 @@ impl<M: Module> Core<M> {
     /// The model for validation: with the averages of its weights, if the config says so.
     #[cfg(feature = "train")]
     pub(crate) fn validated(&self) -> M {
-        let averaging = self.config.averaging.as_ref();
+        let averaging = self.policies.config.averaging.as_ref();
         if !averaging.is_some_and(|averaging| averaging.validate) {
             return self.valid();
         }
@@ -244,7 +243,7 @@ impl<M: Module> Core<M> {
     /// Lets records of the optimizer show the state of the policies and the averages that the config asks for, which take over
     /// what it has loaded.
     fn restore_kept(&mut self) {
-        let config = self.config.averaging.clone().map(Arc::new);
+        let config = self.policies.config.averaging.clone().map(Arc::new);
         let homes = || self.ranks.views().homes();
         homes().for_each(|home| home.average_as(config.as_ref()));
         let module = &self.ranks.form().module;
@@ -252,11 +251,10 @@ impl<M: Module> Core<M> {
         let device = self.ranks.device();
         self.ranks.session().change_update(|update| {
             update.change(|mut optimizer| {
-                if let Some(state) = self.policies.adaptive.kept() {
+                if let Some(state) = self.policies.kept() {
                     state.take_over(&mut optimizer, &device);
                 }
-                // Before the first config the optimizer may have loaded some.
-                if self.policies.averages && config.is_some() {
+                if config.is_some() {
                     homes().for_each(|home| home.keep_average(&mut optimizer));
                     let device = device.inner();
                     AveragedStatistics::forget_in(&mut optimizer, &left, &device);

@@ -10,10 +10,11 @@ use super::rank_pass::{Computed, RankPass, all_stand_by};
 use super::statistics::SharedStatistics;
 use crate::caught::catch;
 use crate::error::FusedError;
+use crate::fused::policies::Passes;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Failure, Order, Rehearsal};
-use crate::policy::{Goal, Passes, Plan};
+use crate::policy::{Goal, Plan};
 use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
@@ -29,7 +30,7 @@ impl<M: Module> Core<M> {
         let Some(learning_rate) = learning_rate else {
             return self.add(closures, compute);
         };
-        if self.policies.adaptive.passes() != Passes::Waiting {
+        if self.policies.passes() != Passes::Waiting {
             return self.update(learning_rate, closures, compute);
         }
         let output = self.add(closures, compute)?;
@@ -48,23 +49,23 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.ranks.session().learn_at(learning_rate);
         let computes = closures.iter().any(|it| *it != Closure::Nothing);
-        let ended = self.attempt(|core| match core.policies.adaptive.passes() {
+        let ended = self.attempt(|core| match core.policies.passes() {
             Passes::One | Passes::Learning => core.one_pass(Goal::Update, closures, compute),
             Passes::Two | Passes::Waiting if computes => core.two_passes(closures, compute),
             Passes::Two | Passes::Waiting => core.use_waiting(closures, compute),
         });
         match ended {
             Ok(output) => {
-                if self.config.averaging.is_some() && self.reports.last.updated > 0 {
+                if self.policies.config.averaging.is_some() && self.reports.last.updated > 0 {
                     self.statistics.update(&self.ranks.form().module);
                 }
                 Ok(output)
             }
             Err(failure) => {
-                if !self.policies.adaptive.bear_overflow() {
+                if !self.policies.bear_overflow() {
                     self.drop_accumulated_if_not_finite();
                 }
-                if self.policies.adaptive.passes() == Passes::Waiting {
+                if self.policies.passes() == Passes::Waiting {
                     // Some have been used.
                     self.drop_accumulated();
                 }
@@ -93,7 +94,12 @@ impl<M: Module> Core<M> {
         let module = &self.ranks.form().module;
         let _statistics = KeptStatistics::of(module);
         memory::enter_dry_run(|| ModelKey::of(module));
-        let output = self.pass(self.policies.dry_plan(), None, &[Closure::Loss], compute)?;
+        let output = self.pass(
+            self.policies.plan(Goal::Measure, None),
+            None,
+            &[Closure::Loss],
+            compute,
+        )?;
         self.check_reached()?;
         Ok(output)
     }
@@ -156,10 +162,10 @@ impl<M: Module> Core<M> {
         closures: &[Closure],
         compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        if self.policies.adaptive.passes() == Passes::One {
+        if self.policies.passes() == Passes::One {
             return self.pass(self.policies.plan(goal, None), None, closures, compute);
         }
-        let clip = self.policies.adaptive.lagged_coefficient();
+        let clip = self.policies.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, closures, compute)?;
         let norm = plan.norm()?.map(|norm| norm.value);
@@ -179,7 +185,7 @@ impl<M: Module> Core<M> {
         let order = Order {
             plan,
             rehearsal,
-            checkpointing: Arc::new(self.config.gradient_checkpointing.clone()),
+            checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
         // Of several ranks.
         let statistics = (!self.ranks.statistics.is_empty())
@@ -204,12 +210,12 @@ impl<M: Module> Core<M> {
         norm: Option<f64>,
         overflowed: bool,
     ) {
-        let adaptive = &self.policies.adaptive;
+        let policies = &self.policies;
         let report = &mut self.reports.last;
         report.gradient_norm = norm;
-        report.clipping = adaptive.clipping.map(|_| clip.unwrap_or(1.0));
+        report.clipping = policies.config.clipping.map(|_| clip.unwrap_or(1.0));
         report.loss_scale = plan.scale;
         report.overflowed = overflowed;
-        adaptive.adapt(norm, overflowed);
+        policies.adapt(norm, overflowed);
     }
 }

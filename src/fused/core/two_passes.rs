@@ -127,7 +127,7 @@ impl<M: Module> Core<M> {
             return Err(FusedError::other_passes_before());
         }
         if let Some(path) = norm.not_finite {
-            if !self.policies.adaptive.can_back_off() {
+            if !self.policies.can_back_off() {
                 let norm = norm.value;
                 return Err(FusedError::NormNotFinite { norm, path });
             }
@@ -135,7 +135,7 @@ impl<M: Module> Core<M> {
             self.adapt(plan, None, Some(norm.value), true);
             return Ok(None);
         }
-        let coefficient = self.policies.adaptive.coefficient(norm.value);
+        let coefficient = self.policies.coefficient(norm.value);
         Ok(Some((norm, coefficient)))
     }
 }

@@ -11,13 +11,13 @@ use burn::optim::ModuleOptimizer;
 
 use super::core::Core;
 use super::door::door;
+use super::policies::Policies;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 #[cfg(feature = "cubecl")]
 use crate::memory;
 use crate::optim::{AccumulateInState, Ruled};
-use crate::policy::Policies;
 use crate::weights::Role;
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment

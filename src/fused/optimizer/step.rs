@@ -7,9 +7,9 @@ use burn::optim::GradientsParams;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::fused::core::{Computed, RankPass, Worked};
+use crate::fused::policies::Passes;
 use crate::loss::Loss;
 use crate::pass::Closure;
-use crate::policy::Passes;
 
 impl<M: Module> FusedOptimizer<M> {
     /// One training step: forward, backward, update.
@@ -52,7 +52,7 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        if self.core.policies.adaptive.passes() == Passes::Two {
+        if self.core.policies.passes() == Passes::Two {
             return self.core.refuse(FusedError::RunsTwice);
         }
         self.with_loss(Some(learning_rate.into()), once(forward))

@@ -14,10 +14,10 @@ use burn::tensor::Device;
 
 use super::core::Core;
 use super::door::door;
+use super::policies::Policies;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
-use crate::policy::Policies;
 use crate::weights::Role;
 pub use bytes::RankBytes;
 use crew::Crew;
@@ -213,7 +213,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let (ranks, sharding) = (self.core.ranks.all.len(), self.core.config.sharding);
+        let (ranks, sharding) = (
+            self.core.ranks.all.len(),
+            self.core.policies.config.sharding,
+        );
         write!(f, "{} on {ranks} ranks (sharding: {sharding:?})", self.core)
     }
 }

@@ -10,9 +10,9 @@ use super::FusedReplicas;
 use super::crew::Work;
 use crate::error::FusedError;
 use crate::fused::core::RankPass;
+use crate::fused::policies::Passes;
 use crate::loss::Loss;
 use crate::pass::Closure;
-use crate::policy::Passes;
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// One training step on all ranks: forward, backward, update.
@@ -46,7 +46,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        if self.core.policies.adaptive.passes() == Passes::Two {
+        if self.core.policies.passes() == Passes::Two {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut batches = Some(self.dealt(batches)?);

@@ -1,0 +1,195 @@
+use burn::optim::ModuleOptimizer;
+
+use crate::config::FusedConfig;
+use crate::error::FusedError;
+use crate::optim::{AccumulateInState, InState, Ruled};
+use crate::policy::{
+    AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale, LossScalingConfig, Overflow,
+    Plan, PolicyState,
+};
+
+/// What is done with gradients: as the config says, and what no config holds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Policies {
+    pub(crate) config: FusedConfig,
+    pub(crate) hooks: Hooks,
+    /// Whether gradients go into the optimizer state when they are accumulated.
+    pub(crate) in_state: bool,
+    /// From one step for the next.
+    learned: PolicyState,
+}
+
+/// In which passes a step is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passes {
+    /// One, whose gradients are used as they come. Nothing goes by the gradients of whole steps.
+    One,
+    /// The same, from which the policies learn for the next.
+    Learning,
+    /// Two, of which the first measures all gradients before the second uses any.
+    Two,
+    /// One, whose gradients wait in the buffer until all are measured.
+    Waiting,
+}
+
+impl Policies {
+    /// The policies of a training whose `optimizer` accumulates in its state.
+    pub(crate) fn in_state_of(
+        optimizer: Ruled<impl AccumulateInState>,
+    ) -> Result<(ModuleOptimizer, Self), FusedError> {
+        if let Some(reason) = optimizer.accumulation_refusal() {
+            return Err(FusedError::NotInState { reason });
+        }
+        let policies = Self {
+            in_state: true,
+            ..Self::default()
+        };
+        Ok((InState::new(optimizer).into(), policies))
+    }
+
+    /// Goes on as `config` says, which has been checked, with what was learned: the scale of the loss, but where it begins
+    /// with another one now, and the norm that lagged clipping goes by. What is returned gives an optimizer a place for what
+    /// its records hold from now on.
+    pub(crate) fn reconfigure(
+        &mut self,
+        config: FusedConfig,
+    ) -> impl Fn(ModuleOptimizer) -> ModuleOptimizer + use<> {
+        let was_kept = self.kept().is_some();
+        let scales_as = self.scales_as(&config);
+        let before = std::mem::replace(&mut self.config, config);
+        let mut learned = self.learned.lock();
+        if !scales_as {
+            learned.loss_scale = self.config.loss_scaling.map(LossScalingConfig::initial);
+        }
+        if !self.clips_lagged() {
+            learned.gradient_norm = None;
+        }
+        drop(learned);
+        // Each place stays there.
+        let kept = self.kept().filter(|_| !was_kept).cloned();
+        let changes = before.averaging.is_some() != self.config.averaging.is_some();
+        move |mut optimizer| {
+            if let Some(state) = &kept {
+                optimizer = state.join(optimizer);
+            }
+            if changes {
+                optimizer = AverageKeeper::join(optimizer);
+            }
+            optimizer
+        }
+    }
+
+    /// Whether the scale of the loss stays what it is when `config` takes over.
+    pub(crate) fn scales_as(&self, config: &FusedConfig) -> bool {
+        let begins = |config: &FusedConfig| config.loss_scaling.map(|it| it.initial_scale);
+        begins(&self.config) == begins(config)
+    }
+
+    /// The same policies, which learn on their own from here.
+    pub(crate) fn split(&self) -> Self {
+        Self {
+            learned: self.learned.split(),
+            ..self.clone()
+        }
+    }
+
+    /// The state that records of the optimizer keep, if there is any.
+    pub(crate) fn kept(&self) -> Option<&PolicyState> {
+        let kept = self.clips_lagged() || self.config.loss_scaling.is_some();
+        kept.then_some(&self.learned)
+    }
+
+    /// In which passes a step is made.
+    pub(crate) fn passes(&self) -> Passes {
+        match (self.config.clipping, self.overflow()) {
+            (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => Passes::Waiting,
+            (Some(GlobalNormClippingConfig::Exact(_)), _) => Passes::Two,
+            (_, Some(Overflow::SkipStep)) => Passes::Two,
+            (None, None) => Passes::One,
+            _ => Passes::Learning,
+        }
+    }
+
+    /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
+    pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
+        let (passes, steps) = (self.passes(), goal.steps());
+        let waits = passes == Passes::Waiting;
+        let mut plan = Plan::new(goal, self.config.accumulation());
+        plan.scale = self.loss_scale().map(|it| it.scale);
+        plan.spends_sums = goal == Goal::Update && waits;
+        // To be known before gradients are used, or for the next step.
+        let measures = match goal {
+            Goal::Accumulate => false,
+            Goal::Measure => waits || passes == Passes::Two || self.clips_lagged(),
+            Goal::Begin | Goal::Update => self.clips_lagged(),
+        };
+        if measures {
+            plan.measure();
+        }
+        if steps && (clip.is_some() || plan.scale.is_some()) {
+            plan.multiply_by(clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0));
+        }
+        if steps && self.overflow() == Some(Overflow::SkipParameter) {
+            plan.leave_not_finite();
+        }
+        if steps {
+            plan.hooks.extend(&self.hooks);
+        }
+        plan
+    }
+
+    /// What gradients that were measured to be of this norm are multiplied by, if they are clipped: lagged clipping goes by the
+    /// norm before all the same.
+    pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
+        if self.clips_lagged() {
+            return self.lagged_coefficient();
+        }
+        self.config.clipping?.coefficient(norm)
+    }
+
+    /// What lagged clipping multiplies the gradients of the next pass by.
+    pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
+        let norm = self.learned.lock().gradient_norm;
+        self.config.clipping?.coefficient(norm?)
+    }
+
+    /// Whether a smaller scale can help against an overflow.
+    pub(crate) fn can_back_off(&self) -> bool {
+        let scaling = self.config.loss_scaling.zip(self.loss_scale());
+        scaling.is_some_and(|(scaling, now)| scaling.growth_interval.is_none() || now.is_large())
+    }
+
+    /// Whether a step can go on with gradients that are not finite: it leaves their parameters out, or itself, and scales
+    /// the loss down.
+    pub(crate) fn bear_overflow(&self) -> bool {
+        self.overflow() == Some(Overflow::SkipParameter) || self.can_back_off()
+    }
+
+    /// Lets them learn from a step.
+    pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
+        let scale = self.loss_scale();
+        let mut learned = self.learned.lock();
+        learned.gradient_norm = norm.or(learned.gradient_norm);
+        let interval = self.config.loss_scaling.and_then(|it| it.growth_interval);
+        if let (Some(scale), Some(interval)) = (scale, interval) {
+            learned.loss_scale = Some(scale.after(interval, overflowed));
+        }
+    }
+
+    fn clips_lagged(&self) -> bool {
+        let clipping = self.config.clipping;
+        clipping.is_some_and(|clipping| !clipping.is_exact())
+    }
+
+    /// What becomes of a step whose gradients overflow under the scale of the loss.
+    fn overflow(&self) -> Option<Overflow> {
+        Some(self.config.loss_scaling?.overflow)
+    }
+
+    /// The scale of the loss now.
+    fn loss_scale(&self) -> Option<LossScale> {
+        let scaling = self.config.loss_scaling?;
+        let learned = self.learned.lock().loss_scale;
+        Some(learned.unwrap_or_else(|| scaling.initial()))
+    }
+}
