@@ -13,6 +13,8 @@
 //! | both, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
 //! | frozen weights on the host | host | the model's | for a read, in a block | same |
 
+mod request;
+
 use std::sync::{Arc, OnceLock};
 
 use burn::module::ParamId;
@@ -20,9 +22,10 @@ use burn::tensor::{DType, Device, FloatDType};
 
 use crate::device::{hand_over, transferred};
 use crate::error::FusedError;
-use crate::offload::{OffloadConfig, Placement, Transfers};
+use crate::offload::{Placement, Transfers};
 use crate::parameters::AnyTensor;
 use crate::replica::Membership;
+pub(crate) use request::{Request, Rest};
 
 /// Where the parameters of one rank rest, and how it computes with them.
 #[derive(Debug, Default)]
@@ -36,16 +39,6 @@ pub(crate) struct Layout {
     member: Option<Membership>,
     /// Who moves what leaves the device for a while, if something does.
     pub(crate) transfers: OnceLock<Arc<Transfers>>,
-}
-
-/// What a config asks of a layout.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Request {
-    /// What the model computes in, if that is not the type of its parameters.
-    pub(crate) compute_dtype: Option<FloatDType>,
-    /// What waits on the host, if anything does.
-    pub(crate) offload: Option<OffloadConfig>,
-    pub(crate) max_bytes_under_way: Option<usize>,
 }
 
 /// Where a value rests, and is stepped.
@@ -172,11 +165,7 @@ impl Layout {
 
     /// The float type in which the model computes with a parameter of type `dtype`.
     pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
-        match dtype {
-            // What is quantized is computed with as its scheme says.
-            DType::QFloat(_) => dtype,
-            _ => self.request.compute_dtype.map_or(dtype, FloatDType::into),
-        }
+        self.request.compute_dtype(dtype)
     }
 
     /// Whether it is the layout of `request`, on this device if it is not where the model is.
@@ -185,13 +174,10 @@ impl Layout {
         self.request == *request && self.placement().is_none_or(is_there)
     }
 
-    /// Where a parameter of so many elements in `dtype`, which is on `device`, rests.
+    /// Where a parameter in training of so many elements in `dtype`, which is on `device`, rests.
     pub(crate) fn site(&self, id: ParamId, elements: usize, dtype: DType, device: &Device) -> Site {
-        let is_cast = self.compute_dtype(dtype) != dtype;
-        let waits = |placement: &&Arc<Placement>| {
-            placement.config.rests_on_host(elements) || (is_cast && !placement.config.states_wait())
-        };
-        match self.placement().filter(waits) {
+        let rest = self.request.rest(true, elements, dtype);
+        match self.placement().filter(|_| rest == Rest::Host) {
             Some(placement) => Site {
                 device: placement.host.clone(),
                 is_host: true,

@@ -2,12 +2,11 @@ use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{DType, FloatDType};
 
 use super::{measure, parameters};
 use crate::caught::catch;
 use crate::config::FusedConfig;
-use crate::offload::OffloadConfig;
+use crate::layout::Rest;
 
 /// What training holds on the device and on the host, if parts of it wait there.
 ///
@@ -47,35 +46,31 @@ impl OffloadEstimate {
             on_the_way: 0,
             host: 0,
         };
-        let offload = config.offload.as_ref();
-        let computed = |dtype: DType| config.compute_dtype.map_or(dtype, FloatDType::into);
+        let request = config.layout();
         let mut states_under_way = StatesUnderWay::within(config.max_bytes_under_way);
-        // Bytes of the weights that rest on the host, as the device computes with them.
+        // Bytes of the weights in training that rest on the host, as the device computes with them.
         let mut copies = 0;
         let parameters = parameters(model);
         let states = measure(optimizer, &parameters, false).bytes;
         for (parameter, state) in parameters.iter().zip(states) {
-            let (elements, bytes) = (parameter.elements(), parameter.bytes());
-            let copy = elements * computed(parameter.dtype).size();
-            let casts = computed(parameter.dtype) != parameter.dtype;
-            let moves =
-                |it: &&OffloadConfig| it.rests_on_host(elements) || (casts && !it.states_wait());
-            let (device, host, on_the_way) = match parameter.trained.then_some(state) {
-                Some(state) if offload.filter(moves).is_some() => {
+            let bytes = parameter.bytes();
+            let (device, host, on_the_way) = match (parameter.rest(&request), parameter.trained) {
+                (Rest::Host, true) => {
+                    let dtype = request.compute_dtype(parameter.dtype);
+                    let copy = parameter.elements() * dtype.size();
                     copies += copy;
                     (0, bytes + state, 2 * copy)
                 }
-                Some(state) if offload.is_some_and(|it| it.state_waits(elements)) => {
-                    (bytes, state, states_under_way.with(bytes, state))
-                }
-                Some(state) => (bytes + state, 0, bytes),
-                None if offload.is_some_and(|it| it.frozen_waits(elements)) => (0, bytes, 0),
-                None => (bytes, 0, 0),
+                (Rest::Host, false) => (0, bytes, 0),
+                (Rest::StateOnHost, _) => (bytes, state, states_under_way.with(bytes, state)),
+                (Rest::Device, true) => (bytes + state, 0, bytes),
+                (Rest::Device, false) => (bytes, 0, 0),
             };
             estimate.device += device;
             estimate.host += host;
             estimate.on_the_way = estimate.on_the_way.max(on_the_way);
         }
+        let offload = config.offload.as_ref();
         estimate.device += offload.map_or(0, |offload| offload.kept_of(copies));
         estimate
     }
@@ -88,19 +83,22 @@ pub(crate) fn made_on_host<M: Module>(
     optimizer: &ModuleOptimizer,
     config: &FusedConfig,
 ) -> usize {
-    let Some(offload) = &config.offload else {
+    if config.offload.is_none() {
         return 0;
-    };
+    }
+    let request = config.layout();
     let parameters = parameters(model);
     let states = catch(|| measure(optimizer, &parameters, false).bytes);
+    let states = states.unwrap_or_else(|_| vec![0; parameters.len()]);
     let (mut made, mut largest) = (0, 0);
-    for (place, parameter) in parameters.iter().enumerate() {
-        let elements = parameter.elements();
-        let state = states.as_ref().map_or(0, |states| states[place]);
-        let rests = offload.rests_on_host(elements);
-        if parameter.trained && (rests || offload.state_waits(elements)) {
-            made += state;
-            largest = largest.max(if rests { parameter.bytes() } else { 0 });
+    for (parameter, state) in parameters.iter().zip(states) {
+        match parameter.rest(&request) {
+            Rest::Host if parameter.trained => {
+                made += state;
+                largest = largest.max(parameter.bytes());
+            }
+            Rest::StateOnHost => made += state,
+            Rest::Host | Rest::Device => {}
         }
     }
     made + 2 * largest

@@ -7,6 +7,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
 
+use crate::layout::{Request, Rest};
 use crate::memory;
 use crate::optimizer_record::{compact_records, read, written};
 use crate::parameters::{AnyTensor, list, with_rank};
@@ -38,6 +39,11 @@ impl Parameter {
 
     pub(crate) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
+    }
+
+    /// Where it is between two steps.
+    pub(crate) fn rest(&self, request: &Request) -> Rest {
+        request.rest(self.trained, self.elements(), self.dtype)
     }
 
     pub(crate) fn size(&self) -> Size {

@@ -76,19 +76,9 @@ impl OffloadConfig {
         }
     }
 
-    /// Whether a parameter of so many elements rests on the host, and is stepped there, whatever the device computes in.
-    pub(crate) fn rests_on_host(&self, elements: usize) -> bool {
-        !self.states_wait() && elements >= self.min_elements
-    }
-
     /// Whether optimizer states wait on the host while the parameters rest on the device.
     pub(crate) fn states_wait(&self) -> bool {
         self.offload == Offload::States
-    }
-
-    /// Whether that of a parameter of so many elements does.
-    pub(crate) fn state_waits(&self, elements: usize) -> bool {
-        self.states_wait() && elements >= self.min_elements
     }
 
     /// From how many elements on the optimizer state of a parameter waits, if states do.

@@ -6,6 +6,7 @@ use burn::tensor::FloatDType;
 
 use crate::config::FusedConfig;
 use crate::estimate::{Parameter, States, StatesUnderWay};
+use crate::layout::{Request, Rest};
 use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
 use crate::replica::Ownership;
@@ -180,41 +181,42 @@ impl Width {
         let mut states_under_way = StatesUnderWay::within(config.max_bytes_under_way);
         let trained = self.parameters.iter().filter(|it| it.trained);
         let owners = Ownership::BySize.assign(trained.map(Parameter::size).collect(), ranks);
+        let request = Request {
+            offload: offload.cloned(),
+            ..config.layout()
+        };
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
-            let (elements, bytes) = (parameter.elements(), parameter.bytes());
+            let (bytes, rest) = (parameter.bytes(), parameter.rest(&request));
             if !parameter.trained {
-                host += match offload {
-                    Some(offload) if offload.frozen_waits(elements) => bytes,
-                    _ => 0,
-                };
+                host += if rest == Rest::Host { bytes } else { 0 };
                 continue;
             }
             let device = &mut devices[owners[&parameter.id]];
             let sum = match sums {
                 Sums::None => 0,
                 Sums::AsParameter => bytes,
-                Sums::InFull => bytes.max(4 * elements),
+                Sums::InFull => bytes.max(4 * parameter.elements()),
             };
+            match offload {
+                Some(_) => host += sum,
+                None => *device += sum,
+            }
             let averaging = config.averaging.as_ref();
             let average = averaging.map_or(0, |it| average(it, parameter));
-            let Some(offload) = offload else {
-                *device += state + average + sum;
-                continue;
-            };
-            host += sum;
-            let state_waits = offload.states_wait_from().is_some_and(|it| elements >= it);
-            if offload.rests_on_host(elements) {
-                host += bytes + state + average;
-                // One gradient leaves while the next comes into being, and the new weight comes back.
-                on_the_way = on_the_way.max(2 * bytes);
-            } else if state_waits {
-                host += state;
-                *device += average;
-                // What an update takes for itself is there beside them.
-                let under_way = states.update + states_under_way.with(bytes, *state);
-                on_the_way = on_the_way.max(under_way);
-            } else {
-                *device += state + average;
+            match rest {
+                Rest::Host => {
+                    host += bytes + state + average;
+                    // One gradient leaves while the next comes into being, and the new weight comes back.
+                    on_the_way = on_the_way.max(2 * bytes);
+                }
+                Rest::StateOnHost => {
+                    host += state;
+                    *device += average;
+                    // What an update takes for itself is there beside them.
+                    let under_way = states.update + states_under_way.with(bytes, *state);
+                    on_the_way = on_the_way.max(under_way);
+                }
+                Rest::Device => *device += state + average,
             }
         }
         if ranks > 1 {

@@ -1,0 +1,50 @@
+use burn::tensor::{DType, FloatDType};
+
+use crate::offload::{Offload, OffloadConfig};
+
+/// What a config asks of a layout.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Request {
+    /// What the model computes in, if that is not the type of its parameters.
+    pub(crate) compute_dtype: Option<FloatDType>,
+    /// What waits on the host, if anything does.
+    pub(crate) offload: Option<OffloadConfig>,
+    pub(crate) max_bytes_under_way: Option<usize>,
+}
+
+/// Where a parameter is between two steps, and its optimizer state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    Device,
+    /// The parameter on the device, its state on the host.
+    StateOnHost,
+    /// On the host, where it is stepped if it is in training.
+    Host,
+}
+
+impl Request {
+    /// Where a parameter of so many elements in `dtype` rests, in training or frozen.
+    pub(crate) fn rest(&self, is_trained: bool, elements: usize, dtype: DType) -> Rest {
+        let Some(offload) = &self.offload else {
+            return Rest::Device;
+        };
+        let is_large = elements >= offload.min_elements;
+        let is_cast = self.compute_dtype(dtype) != dtype;
+        match offload.offload {
+            _ if !is_trained && offload.frozen_waits(elements) => Rest::Host,
+            _ if !is_trained => Rest::Device,
+            Offload::States if is_large => Rest::StateOnHost,
+            Offload::Updates | Offload::Weights(_) if is_large || is_cast => Rest::Host,
+            _ => Rest::Device,
+        }
+    }
+
+    /// The float type in which the model computes with a parameter of type `dtype`.
+    pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
+        match dtype {
+            // What is quantized is computed with as its scheme says.
+            DType::QFloat(_) => dtype,
+            _ => self.compute_dtype.map_or(dtype, FloatDType::into),
+        }
+    }
+}
