@@ -116,10 +116,8 @@ impl Link {
         found.flatten().or_else(|| {
             let Unused { what, zeros } = self.unused.lock().take()?;
             if has_run {
-                self.joint
-                    .pass
-                    .blocks()
-                    .tell_unused(&self.joint.name, &what);
+                let blocks = &self.joint.pass.blocks;
+                blocks.tell_unused(&self.joint.name, &what);
             }
             Some(zeros())
         })

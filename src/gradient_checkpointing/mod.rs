@@ -173,14 +173,14 @@ where
     let _turn = scope.pass.take_turn();
     let way = match scope.is_in_block() {
         true => Way::RunTwice { index: None },
-        false => scope.pass.blocks().next(),
+        false => scope.pass.blocks.next(),
     };
     let random = Stream::new(devices, |device| scope.next_seed(device));
-    scope.pass.blocks().draw_on(&random.devices);
+    scope.pass.blocks.draw_on(&random.devices);
     match way {
         Way::Keep => {
             let _entered = scope.kept(random.seed).enter();
-            let block = with_frozen(block.clone(), scope.pass.placement());
+            let block = with_frozen(block.clone(), scope.pass.blocks.placement());
             random.during(1, || forward(&block, input))
         }
         Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
@@ -203,7 +203,7 @@ where
 {
     let run = index.and_then(memory::enter_block);
     if let Some(index) = index {
-        scope.pass.enter_block(index);
+        scope.pass.blocks.enter(index);
     }
     let (outside_of_form, values): (Vec<_>, Vec<_>) = outside_of_form(block).into_iter().unzip();
     let block = with_constants(block.clone(), &outside_of_form);
@@ -230,17 +230,17 @@ where
             format!("the first run of the recomputed block {name}")
         };
         let run = || {
-            let block = with_frozen(block.clone(), scope.pass.placement());
+            let block = with_frozen(block.clone(), scope.pass.blocks.placement());
             random.during_noted(1, || forward(&block, input))
         };
-        scope.pass.blocks().first_run(|| located(run, place))
+        scope.pass.blocks.first_run(|| located(run, place))
     };
     let states = states.after(&block);
     if let Some(device) = random.devices.first() {
-        scope.pass.blocks().sweep(device);
+        scope.pass.blocks.sweep(device);
     }
     if let Some(index) = index {
-        scope.pass.leave_first_run(index, &readers);
+        scope.pass.blocks.leave_first_run(index, &readers);
     }
     if !scope.records() {
         return output;
@@ -268,7 +268,7 @@ where
         call: Call {
             block,
             outside_of_form,
-            input: KeptInput::new(kept, scope.pass.saved.as_ref()),
+            input: KeptInput::new(kept, scope.pass.blocks.saved.as_ref()),
             tracked: is_tracked,
             forward,
         },

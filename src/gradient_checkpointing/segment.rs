@@ -106,7 +106,7 @@ where
             memory::enter_second_run(run, &self.name, self.first.outputs.bytes());
         }
         if let Some(index) = self.index {
-            pass.enter_block(index);
+            pass.blocks.enter(index);
         }
         let (strategy, run) = (self.first.outputs.strategy, self.run);
         let readers = self.readers.clone();
@@ -145,7 +145,7 @@ where
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
         let (random, states, thread) = (first.random, first.states, first.thread);
         let strategy = first.outputs.strategy;
-        let learned = scope.pass.blocks().learned.clone();
+        let learned = scope.pass.blocks.learned.clone();
         let mut reads = learned.reads().unwrap_or_default();
         // Whether a run that was not like the first has left an update aside.
         let mut spoiled = false;
@@ -159,7 +159,7 @@ where
                 None => input.take(),
             };
             let input = input.expect("what is not compared runs once");
-            let recorded = with_frozen(block.clone(), scope.pass.placement());
+            let recorded = with_frozen(block.clone(), scope.pass.blocks.placement());
             let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
             let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
             let input = input.map_floats(&mut |tensor| {

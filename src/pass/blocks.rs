@@ -4,17 +4,23 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::Learned;
 use super::config::GradientCheckpointingConfig;
 use super::counted::Counted;
-use super::course::Course;
+use super::course::{Course, Foresight};
+use super::learned::Learned;
+use super::owed::Readers;
+use crate::offload::{Placement, SavedTensors};
 use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::Litter;
 
 /// The blocks of a pass that are under gradient checkpointing.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    pub(crate) config: Arc<GradientCheckpointingConfig>,
+    config: Arc<GradientCheckpointingConfig>,
+    /// Who brings what they read, if it comes and goes with their runs.
+    foresight: Option<Arc<dyn Foresight>>,
+    /// If their inputs wait on the host.
+    pub(crate) saved: Option<Arc<SavedTensors>>,
     /// In which order they run, and what each reads.
     pub(crate) course: Mutex<Course>,
     /// The number of blocks so far that are in no other.
@@ -25,7 +31,7 @@ pub(crate) struct Blocks {
     litter: Litter,
     pub(crate) learned: Arc<Learned>,
     /// Where the seed of this step comes from.
-    seeds: Arc<StepSeeds>,
+    pub(crate) seeds: Arc<StepSeeds>,
     /// Those of the blocks.
     own_seeds: OnceLock<Seeds>,
     /// The devices that blocks have drawn on.
@@ -45,12 +51,16 @@ impl Blocks {
     /// The blocks of a pass; `seed` is that of their random numbers, if it has to be this one.
     pub(super) fn new(
         config: Arc<GradientCheckpointingConfig>,
+        foresight: Option<Arc<dyn Foresight>>,
+        saved: Option<Arc<SavedTensors>>,
         learned: Arc<Learned>,
         seeds: Arc<StepSeeds>,
         seed: Option<u64>,
     ) -> Self {
         Self {
             config,
+            foresight,
+            saved,
             course: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
@@ -69,6 +79,28 @@ impl Blocks {
             Some(true) => Way::Keep,
             _ => Way::RunTwice { index: Some(index) },
         }
+    }
+
+    /// A block that is in no other begins to run, for the first or for the second time.
+    pub(crate) fn enter(&self, block: usize) {
+        let run = self.course.lock().begin(block);
+        if let Some(foresight) = &self.foresight {
+            foresight.run_begins(run);
+        }
+    }
+
+    /// Such a block has run for the first time.
+    pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
+        let reads = readers.ids();
+        if let Some(foresight) = &self.foresight {
+            foresight.first_run_is_over(&reads);
+        }
+        self.course.lock().has_read(block, reads);
+    }
+
+    /// From where their weights come over, if any wait.
+    pub(crate) fn placement(&self) -> Option<&Placement> {
+        self.foresight.as_deref()?.placement()
     }
 
     /// Does `run` as the first run of a block.

@@ -25,9 +25,7 @@ use parking_lot::Mutex;
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
-use crate::offload::{Placement, SavedTensors};
 use crate::policy::Plan;
-use crate::random::StepSeeds;
 use crate::replica::Turn;
 use crate::tap::Census;
 use counted::Counted;
@@ -63,14 +61,8 @@ pub(crate) struct Pass {
     pub(crate) rehearsal: Option<Arc<Rehearsal>>,
     /// If there are several ranks.
     pub(crate) among: Option<Arc<AmongRanks>>,
-    /// The blocks under gradient checkpointing, since the first was called.
-    pub(crate) blocks: OnceLock<Blocks>,
-    checkpointing: Arc<GradientCheckpointingConfig>,
-    foresight: Option<Arc<dyn Foresight>>,
-    /// If inputs of blocks wait on the host.
-    pub(crate) saved: Option<Arc<SavedTensors>>,
-    pub(crate) seeds: Arc<StepSeeds>,
-    learned: Arc<Learned>,
+    /// The blocks under gradient checkpointing.
+    pub(crate) blocks: Blocks,
     /// Who counts the gradients that are alive, if anybody does.
     pub(crate) census: Option<Arc<Census>>,
     /// Whether a memory recorder is to be told what happens.
@@ -86,18 +78,6 @@ impl Pass {
     /// Its rank.
     pub(crate) fn rank(&self) -> usize {
         self.among.as_ref().map_or(0, |among| among.member.rank)
-    }
-
-    /// The blocks under gradient checkpointing.
-    pub(crate) fn blocks(&self) -> &Blocks {
-        self.blocks.get_or_init(|| {
-            let seed = self
-                .rehearsal
-                .as_ref()
-                .and_then(|it| it.block_seed(self.rank()));
-            let (config, seeds) = (self.checkpointing.clone(), self.seeds.clone());
-            Blocks::new(config, self.learned.clone(), seeds, seed)
-        })
     }
 
     /// Waits for the turn to draw random numbers, where several ranks do.
@@ -118,7 +98,7 @@ impl Pass {
             among.end_turn();
         }
         *self.stage.lock() = Stage::Backward;
-        if let Some(saved) = &self.saved {
+        if let Some(saved) = &self.blocks.saved {
             saved.send_for_last();
         }
     }
@@ -180,28 +160,6 @@ impl Pass {
         if let Err(panic) = catch(use_gradient) {
             self.end_in_use(Failure::Panic(panic));
         }
-    }
-
-    /// A block that is in no other begins to run, for the first or for the second time.
-    pub(crate) fn enter_block(&self, block: usize) {
-        let run = self.blocks().course.lock().begin(block);
-        if let Some(foresight) = &self.foresight {
-            foresight.run_begins(run);
-        }
-    }
-
-    /// From where the weights of blocks come over, if any wait.
-    pub(crate) fn placement(&self) -> Option<&Placement> {
-        self.foresight.as_deref()?.placement()
-    }
-
-    /// Such a block has run for the first time.
-    pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
-        let reads = readers.ids();
-        if let Some(foresight) = &self.foresight {
-            foresight.first_run_is_over(&reads);
-        }
-        self.blocks().course.lock().has_read(block, reads);
     }
 
     /// Whether a gradient may still be used.

@@ -124,7 +124,7 @@ impl Scope {
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         match &self.seeds {
             Some(seeds) => seeds.next(),
-            None => self.pass.blocks().next_seed(device),
+            None => self.pass.blocks.next_seed(device),
         }
     }
 }

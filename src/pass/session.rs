@@ -6,7 +6,9 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use parking_lot::Mutex;
 
 use super::ranks::AmongRanks;
-use super::{Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Rehearsal, Stage};
+use super::{
+    Blocks, Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Rehearsal, Stage,
+};
 use crate::memory;
 use crate::offload::{SavedTensors, Transfers};
 use crate::policy::{Plan, Update};
@@ -83,6 +85,15 @@ impl Session {
             census.take();
         }
         let is_recorded = memory::is_recording();
+        let rank = self.among.as_ref().map_or(0, |member| member.rank);
+        let blocks = Blocks::new(
+            checkpointing,
+            foresight,
+            transfers.map(|it| Arc::new(SavedTensors::new(it, is_recorded))),
+            self.learned.clone(),
+            self.seeds.clone(),
+            rehearsal.as_ref().and_then(|it| it.block_seed(rank)),
+        );
         let pass = Arc::new(Pass {
             plan,
             graph: Arc::default(),
@@ -93,12 +104,7 @@ impl Session {
             hooks: AtomicUsize::new(0),
             rehearsal,
             among: self.among.clone().map(AmongRanks::new),
-            blocks: OnceLock::new(),
-            checkpointing,
-            foresight,
-            saved: transfers.map(|it| Arc::new(SavedTensors::new(it, is_recorded))),
-            seeds: self.seeds.clone(),
-            learned: self.learned.clone(),
+            blocks,
             census,
             is_recorded,
         });
@@ -154,11 +160,10 @@ impl Drop for Running {
         // Blocks leave the generators with a seed, but not those of others who keep the turn. Without blocks nobody waits for it:
         // a pass that is refused in the closure of another would wait for that one.
         let among = self.pass.among.as_ref();
-        if let Some(blocks) = self.pass.blocks.get()
-            && blocks.have_drawn()
+        if self.pass.blocks.have_drawn()
             && let Ok(_turn) = among.map(AmongRanks::take_turn).transpose()
         {
-            blocks.end();
+            self.pass.blocks.end();
         }
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;

@@ -27,8 +27,6 @@ pub(crate) struct FusedForm<M> {
     pub(crate) inventory: Inventory,
     pub(crate) views: Arc<Views>,
     pub(crate) layout: Arc<Layout>,
-    /// Whether copies come and go with the runs of blocks.
-    pub(crate) brings: bool,
     /// The frozen parameters that wait on the host, and whether each carries an adapter.
     frozen: HashMap<ParamId, bool>,
     /// Of the last pass with blocks.
@@ -99,7 +97,6 @@ impl<M: Module> FusedForm<M> {
             hollow,
             inventory,
             views: Arc::new(views),
-            brings: layout.brings(),
             layout,
             frozen,
             course: None,
@@ -181,19 +178,22 @@ impl<M: Module> FusedForm<M> {
         );
     }
 
-    /// What sees to the copies that blocks read.
-    pub(crate) fn foresight(&self) -> Arc<dyn Foresight> {
-        let placement = self.layout.placement_of_blocks();
+    /// What sees to the copies that blocks read, if they come and go with their runs.
+    pub(crate) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
+        if !self.layout.brings() {
+            return None;
+        }
+        let placement = self.layout.placement_of_blocks().cloned();
         let course = self.course.clone().unwrap_or_default();
-        Arc::new(FetchAhead::new(
+        Some(Arc::new(FetchAhead::new(
             self.views.clone(),
-            placement.cloned(),
+            placement,
             course,
-        ))
+        )))
     }
 
     /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.
-    pub(crate) fn learn_course(&mut self, course: Course) {
+    pub(crate) fn learn_course(&mut self, course: &Course) {
         let Some(placement) = self.layout.placement_of_blocks() else {
             return;
         };
@@ -201,9 +201,9 @@ impl<M: Module> FusedForm<M> {
             return;
         }
         if let (None, Some(waiting)) = (&self.course, placement.config.waiting_blocks()) {
-            self.views.keep_copies(&course, waiting);
+            self.views.keep_copies(course, waiting);
         }
-        self.course = Some(course);
+        self.course = Some(course.clone());
     }
 
     /// The paths of the parameters in training.

@@ -8,7 +8,7 @@ use super::frozen::refuse_outside_of_a_block;
 use super::view::{State, View};
 use crate::memory;
 use crate::parameters::{AnyTensor, Part};
-use crate::pass::{Blocks, Graph, Pass, Place, Readers, Scope, Stage};
+use crate::pass::{Graph, Pass, Place, Readers, Scope, Stage};
 use crate::tap::tap;
 
 impl View {
@@ -93,7 +93,7 @@ impl View {
                 self.note_reader(&mut self.state.lock(), &readers);
                 drop(self.count_gathered());
                 // A recurrent layer reads its parameters in every step of a long run.
-                pass.blocks().sweep(&self.device);
+                pass.blocks.sweep(&self.device);
                 self.constant_of(self.plain(Keeps::ForRun, part))
             }
             Place::Hook(called_for) => panic!(
@@ -130,7 +130,7 @@ impl View {
         match here {
             Some(scope) => scope.place,
             None if pass.is_in_hook() => Place::Hook("another".into()),
-            None if pass.blocks.get().is_some_and(Blocks::is_running) => panic!(
+            None if pass.blocks.is_running() => panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",
                 self.path()

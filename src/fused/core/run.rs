@@ -35,11 +35,10 @@ impl<M: Module> Ranks<M> {
         // Begin.
         let running = self.all.iter().zip(closures).map(|(rank, closure)| {
             let form = &rank.form;
-            let foresight = form.brings.then(|| form.foresight());
             let transfers = form.layout.transfers.get();
             let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
             let session = &rank.session;
-            session.begin(order, *closure, foresight, transfers.cloned())
+            session.begin(order, *closure, form.foresight(), transfers.cloned())
         });
         let running: Vec<_> = running.collect();
         let mut ending = Ending {
@@ -72,9 +71,7 @@ impl<M: Module> Ranks<M> {
         // Commit; whoever has left before has rolled back.
         let ended = ending.well();
         for (rank, running) in self.all.iter_mut().zip(&running) {
-            if let Some(blocks) = running.pass.blocks.get() {
-                rank.form.learn_course(blocks.course.lock().clone());
-            }
+            rank.form.learn_course(&running.pass.blocks.course.lock());
         }
         let census = running[0].pass.census.clone();
         drop(running);

@@ -138,7 +138,7 @@ fn numbers(
     let numbers = || {
         Stream::new(devices, |device| match &first.pass.rehearsal {
             Some(rehearsal) => rehearsal.random.seed,
-            None => first.pass.seeds.next(device),
+            None => first.pass.blocks.seeds.next(device),
         })
     };
     let numbers = caught(numbers).map_err(|reason| FusedError::DeviceLost {

@@ -129,7 +129,7 @@ fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
             let loss = model.iter().fold(x, run).mean();
             // All have left when the backward pass begins.
             let scope = Scope::current().unwrap();
-            scope.pass.saved.as_ref().unwrap().transfers.wait();
+            scope.pass.blocks.saved.as_ref().unwrap().transfers.wait();
             loss
         });
     }
