@@ -35,7 +35,7 @@ use crate::pass::{Scope, Way};
 use crate::random::Stream;
 use crate::tap::lift;
 use crate::weights::{
-    SeenStates, TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen,
+    RunningStates, TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen,
 };
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
@@ -219,7 +219,7 @@ where
         tensor.inner()
     });
     let (inside, readers) = scope.unrecorded(random.seed);
-    let states = SeenStates::before(&block);
+    let mut states = RunningStates::of(&block);
     let (output, drawn) = {
         let _entered = inside.enter();
         let input = kept
@@ -235,7 +235,7 @@ where
         };
         scope.pass.blocks.first_run(|| located(run, place))
     };
-    let states = states.after(&block);
+    states.see(&block);
     if let Some(device) = random.devices.first() {
         scope.pass.blocks.sweep(device);
     }

@@ -17,8 +17,8 @@ use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::pass::{Readers, Reads, Scope};
 use crate::random::{Patience, Stream};
-use crate::tap::{lift, sweep};
-use crate::weights::{OwnLeaf, SeenStates, own_leaf, with_frozen, with_own_leaves};
+use crate::tap::{lift, node, sweep};
+use crate::weights::{OwnLeaf, RunningStates, own_leaf, with_frozen, with_own_leaves};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
@@ -53,7 +53,7 @@ pub(super) struct FirstRun {
     /// Of the outputs, if others could be found.
     fingerprint: Option<Fingerprint>,
     /// The running states in the block.
-    states: SeenStates,
+    states: RunningStates,
     /// The user's thread that it was on.
     thread: ThreadId,
 }
@@ -65,7 +65,7 @@ impl FirstRun {
         outputs: Forms,
         random: Stream,
         drawn: bool,
-        states: SeenStates,
+        states: RunningStates,
     ) -> Self {
         // What a state of the block's own has done to its output is compared, too.
         let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
@@ -204,7 +204,7 @@ where
                 return Ok(Recorded { output, leaves });
             };
             if *fingerprint == Fingerprint::of(&output) {
-                if states.differ() {
+                if states.differ(node) {
                     learned.have_read(reads);
                 }
                 if spoiled {

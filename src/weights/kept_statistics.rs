@@ -1,6 +1,6 @@
 use burn::module::Module;
 
-use super::states::States;
+use super::running_states::RunningStates;
 use crate::pass::Reads;
 
 /// The running states of a module whose passes see them alike. Dropped, they are as they were, with what was aside,
@@ -8,7 +8,7 @@ use crate::pass::Reads;
 pub(crate) struct KeptStatistics<M: Module> {
     /// None if it has no states.
     module: Option<M>,
-    states: States,
+    states: RunningStates,
 }
 
 impl<M: Module> KeptStatistics<M> {
@@ -37,7 +37,7 @@ impl<M: Module> KeptStatistics<M> {
     }
 
     fn untouched(module: &M) -> Self {
-        let states = States::of(module);
+        let states = RunningStates::of(module);
         Self {
             module: (!states.is_empty()).then(|| module.clone()),
             states,
@@ -54,7 +54,7 @@ impl<M: Module> KeptStatistics<M> {
     /// Whether it matters how the states are read; waits for the device.
     pub(crate) fn differ(&self) -> bool {
         self.states.differ(|value| {
-            let data = value.clone().untyped().inner().into_data();
+            let data = value.clone().inner().into_data();
             data.as_bytes().to_vec()
         })
     }

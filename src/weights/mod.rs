@@ -19,9 +19,9 @@ mod moved;
 mod placeholder;
 mod read;
 mod restored;
-mod seen_states;
+mod running_states;
+mod shown_again;
 mod stage;
-mod states;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;
@@ -37,7 +37,7 @@ pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;
 pub(crate) use placeholder::Identity;
 pub(crate) use restored::Value;
-pub(crate) use seen_states::SeenStates;
+pub(crate) use running_states::RunningStates;
 pub(crate) use stage::{Accumulated, ParameterReport};
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, outside_of_form, own_leaf, with_constants,

@@ -1,42 +1,13 @@
 use burn::module::Module;
 
-use super::states::{States, Values, put};
+use super::running_states::{RunningStates, Values, put};
 use crate::pass::Reads;
-use crate::tap::node;
 
-/// The running states of a block, as its first run has seen them.
-#[derive(Debug)]
-pub(crate) struct SeenStates(States);
-
-impl SeenStates {
-    /// Those of `block`, before its first run.
-    pub(crate) fn before<M: Module>(block: &M) -> Self {
-        Self(States::of(block))
-    }
-
-    /// The run is over: an update has brought forth what was aside.
-    pub(crate) fn after<M: Module>(mut self, block: &M) -> Self {
-        self.0.see(block);
-        self
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether it matters how the states are read.
-    pub(crate) fn differ(&self) -> bool {
-        self.0.differ(|value| node::<1>(value))
-    }
-
-    /// Whether there are some that no batch normalization has: what the block returns can depend on them.
-    pub(crate) fn has_own(&self) -> bool {
-        self.0.has_own()
-    }
-
-    /// Shows them again as the first run has seen them, until what is returned is dropped: what is aside is merged.
+impl RunningStates {
+    /// Shows them to another run of `block` as the first has seen them, until what is returned is dropped: what is aside is
+    /// merged.
     pub(crate) fn again<'a, M: Module>(&'a self, block: &'a M, reads: Reads) -> Again<'a, M> {
-        self.0.merge(block);
+        self.merge(block);
         self.shown(block, reads, Aside::Merged)
     }
 
@@ -50,10 +21,10 @@ impl SeenStates {
     }
 
     fn shown<'a, M: Module>(&'a self, block: &'a M, reads: Reads, aside: Aside) -> Again<'a, M> {
-        let now = self.0.now(block);
-        self.0.show(block, reads);
+        let now = self.now(block);
+        self.show(block, reads);
         Again {
-            states: &self.0,
+            states: self,
             block,
             now,
             aside,
@@ -70,7 +41,7 @@ enum Aside {
 
 /// Puts the states of a block back as they were, when dropped.
 pub(crate) struct Again<'a, M: Module> {
-    states: &'a States,
+    states: &'a RunningStates,
     block: &'a M,
     now: Values,
     aside: Aside,

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamId};
+use burn::tensor::Tensor;
 
 use crate::parameters::{AnyTensor, exchange, list, merge_pending, running_statistics, values};
 use crate::pass::Reads;
@@ -16,7 +17,7 @@ pub(super) type Values = HashMap<ParamId, AnyTensor>;
 
 /// The running states of a module, as both runs are to see them.
 #[derive(Debug)]
-pub(super) struct States {
+pub(crate) struct RunningStates {
     all: HashSet<ParamId>,
     /// Those that no batch normalization has.
     own: HashSet<ParamId>,
@@ -25,9 +26,9 @@ pub(super) struct States {
     in_time: Values,
 }
 
-impl States {
+impl RunningStates {
     /// Those of `module` as they are now.
-    pub(super) fn of<M: Module>(module: &M) -> Self {
+    pub(crate) fn of<M: Module>(module: &M) -> Self {
         let all = running_statistics(module);
         let own = if all.is_empty() {
             HashSet::new()
@@ -46,7 +47,7 @@ impl States {
     }
 
     /// What was aside is there now.
-    pub(super) fn see<M: Module>(&mut self, module: &M) {
+    pub(crate) fn see<M: Module>(&mut self, module: &M) {
         self.in_time = self.now(module);
     }
 
@@ -54,12 +55,12 @@ impl States {
         !self.in_time.is_empty()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
     /// Whether there are some that no batch normalization has.
-    pub(super) fn has_own(&self) -> bool {
+    pub(crate) fn has_own(&self) -> bool {
         !self.own.is_empty()
     }
 
@@ -94,7 +95,7 @@ impl States {
     }
 
     /// Whether it matters how they are read: `what` of one that no batch normalization has differs.
-    pub(super) fn differ<T: PartialEq>(&self, what: impl Fn(&AnyTensor) -> T) -> bool {
+    pub(crate) fn differ<T: PartialEq>(&self, what: impl Fn(&Tensor<1>) -> T) -> bool {
         let differs = |id| match (self.late.get(id), self.in_time.get(id)) {
             (Some(late), Some(in_time)) => what(late) != what(in_time),
             _ => false,
