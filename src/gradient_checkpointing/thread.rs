@@ -4,8 +4,6 @@ use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::thread::{ThreadId, current, scope};
 
-use crate::caught::catch;
-
 thread_local! {
     /// The thread that this one runs blocks for.
     static RUNS_FOR: Cell<Option<ThreadId>> = const { Cell::new(None) };
@@ -16,12 +14,23 @@ pub(super) fn thread() -> ThreadId {
     RUNS_FOR.get().unwrap_or_else(|| current().id())
 }
 
+/// Puts back for which thread this one ran blocks before, when dropped.
+struct RunsFor {
+    before: Option<ThreadId>,
+}
+
+impl Drop for RunsFor {
+    fn drop(&mut self) {
+        RUNS_FOR.set(self.before);
+    }
+}
+
 /// Does the second run of a block whose first was on `thread`, here.
 pub(super) fn here<R>(thread: ThreadId, run: impl FnOnce() -> R) -> R {
-    let before = RUNS_FOR.replace(Some(thread));
-    let result = catch(run);
-    RUNS_FOR.set(before);
-    result.unwrap_or_else(|panic| panic.resume())
+    let _runs_for = RunsFor {
+        before: RUNS_FOR.replace(Some(thread)),
+    };
+    run()
 }
 
 /// The same on a thread of its own, where Burn has no update of a state aside.
