@@ -9,7 +9,7 @@ mod addressed;
 mod anomaly;
 mod clip;
 mod compare;
-mod departed;
+mod gone;
 mod hook;
 mod keeper;
 mod measure;

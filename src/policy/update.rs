@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{ParamGroup, ParamId};
@@ -6,7 +6,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, Device};
 
 use super::addressed::step_one;
-use super::departed::Departed;
+use super::gone::Gone;
 use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::{Caught, catch};
@@ -20,26 +20,30 @@ use crate::parameters::AnyTensor;
 /// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
+    /// The same without states, for whatever parameters.
+    anew: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
     /// If states wait on the host.
     pub(crate) waiting: Option<WaitingStates>,
-    /// If parameters have left the model.
-    departed: Option<Departed>,
+    /// The parameters that have left the model.
+    departed: HashSet<ParamId>,
 }
 
 impl Update {
     pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
         Self {
+            anew: optimizer.clone().load_record(OptimizerRecord::default()),
             optimizer,
             learning_rate: 0.0.into(),
             waiting: None,
-            departed: None,
+            departed: HashSet::new(),
         }
     }
 
     /// One that shares the states, and lets parameters come back that have left the model of this one.
     pub(crate) fn again(&self) -> Self {
         Self {
+            anew: self.anew.clone(),
             departed: self.departed.clone(),
             ..Self::new(self.optimizer())
         }
@@ -47,11 +51,7 @@ impl Update {
 
     /// The optimizer without states, for whatever parameters.
     pub(crate) fn anew(&self) -> ModuleOptimizer {
-        let optimizer = match &self.departed {
-            Some(departed) => departed.before(),
-            None => &self.optimizer,
-        };
-        optimizer.clone().load_record(OptimizerRecord::default())
+        self.anew.clone()
     }
 
     /// Why a parameter of this path and rank can't be stepped, if its optimizer says so. Burn lets the optimizer of a
@@ -66,7 +66,7 @@ impl Update {
 
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
-        self.departed = None;
+        self.departed.clear();
         self.replace(optimizer);
     }
 
@@ -81,17 +81,18 @@ impl Update {
             waiting.forget(&parameters);
         }
         if !parameters.is_empty() {
-            let departed = self.departed.take();
-            let mut departed = departed.unwrap_or_else(|| Departed::none_of(&self.optimizer));
-            self.change(|optimizer| departed.leave(optimizer, parameters));
-            self.departed = Some(departed);
+            self.departed.extend(&parameters);
+            // Burn drops the states of a group that another optimizer is added for, and no others.
+            let group = ParamGroup::from_ids(parameters);
+            self.change(|optimizer| optimizer.with_group(group, Gone, None));
         }
-        let back = self.departed.take_if(|departed| departed.are_back(is_here));
-        let any = back.is_some();
-        if let Some(departed) = back {
-            self.change(|optimizer| departed.back(&optimizer));
+        let are_back = self.departed.iter().any(|id| is_here(*id));
+        if are_back {
+            self.departed.clear();
+            let record = compact_records(|| self.optimizer.to_record());
+            self.optimizer = self.anew().load_record(record);
         }
-        any
+        are_back
     }
 
     /// Lets the states of parameters of so many elements wait on the host, or none. They go through a record then.
@@ -138,9 +139,7 @@ impl Update {
     /// Gives what no model has a place in the optimizer for good, whatever leaves the model or is loaded later on.
     pub(crate) fn make_place(&mut self, join: impl Fn(ModuleOptimizer) -> ModuleOptimizer) {
         self.change(&join);
-        if let Some(departed) = &mut self.departed {
-            departed.make_place(join);
-        }
+        self.anew = join(self.anew());
     }
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {

@@ -1,0 +1,29 @@
+use burn::optim::{LearningRate, Optimizer};
+use burn::tensor::{Device, Tensor};
+
+use super::state::PolicyState;
+
+/// Takes the place of the optimizer of parameters that have left the model.
+#[derive(Clone)]
+pub(super) struct Gone;
+
+impl Optimizer for Gone {
+    type State<const D: usize> = PolicyState;
+
+    fn step<const D: usize>(
+        &self,
+        _learning_rate: LearningRate,
+        _parameter: Tensor<D>,
+        _gradient: Tensor<D>,
+        _state: Option<PolicyState>,
+    ) -> (Tensor<D>, Option<PolicyState>) {
+        panic!(
+            "it had left the model, and its optimizer state with it: let it come back with \
+             `FusedOptimizer::change_model`, or make the optimizer anew"
+        )
+    }
+
+    fn to_device<const D: usize>(state: PolicyState, _device: &Device) -> PolicyState {
+        state
+    }
+}
