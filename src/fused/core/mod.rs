@@ -28,7 +28,7 @@ use crate::report::StepReport;
 use crate::weights::{Accumulated, KeptStatistics, Role, Value};
 use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
-pub(in crate::fused) use rank_pass::{Computed, RankPass, Worked, begin};
+pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked, begin};
 pub(super) use ranks::Ranks;
 use run::Reports;
 

@@ -12,7 +12,7 @@ use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::offload::Transfers;
-use crate::pass::{Failure, Pass, Scope};
+use crate::pass::{Closure, Failure, Pass, Scope};
 use crate::replica::{Group, Membership};
 use crate::weights::Views;
 
@@ -21,6 +21,24 @@ pub(in crate::fused) type Worked<R> = Result<(R, GradientsParams), FusedError>;
 
 /// The same of all ranks.
 pub(in crate::fused) type Computed<R> = Result<(R, Vec<GradientsParams>), FusedError>;
+
+/// The parts of all ranks in a pass, each with its model.
+pub(in crate::fused) type Parts<'a, M> = Vec<(RankPass, &'a M)>;
+
+/// What a door has the ranks do in the passes of a step.
+pub(in crate::fused) struct Task<'a, M, R> {
+    /// What the closure of each rank does.
+    pub(in crate::fused) closures: &'a [Closure],
+    /// Has every rank [compute](RankPass::compute) its part of a pass with its model.
+    pub(in crate::fused) compute: &'a mut dyn FnMut(Parts<'_, M>) -> Computed<R>,
+}
+
+impl<M, R> Task<'_, M, R> {
+    /// Whether a rank has a closure.
+    pub(super) fn computes(&self) -> bool {
+        self.closures.iter().any(|it| *it != Closure::Nothing)
+    }
+}
 
 /// The part of one rank in a pass that has begun, on whichever thread.
 #[derive(Clone)]
@@ -116,7 +134,7 @@ impl Drop for InFlight<'_> {
 }
 
 /// Has all ranks stand by in a pass, which then only uses what has been accumulated.
-pub(super) fn all_stand_by<M>(ranks: Vec<(RankPass, &M)>) -> Computed<()> {
+pub(super) fn all_stand_by<M>(ranks: Parts<'_, M>) -> Computed<()> {
     if let Some(member) = ranks[0].0.layout.member() {
         begin(&member.group, &vec![false; ranks.len()])?;
     }

@@ -5,19 +5,19 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
-use super::rank_pass::{Computed, RankPass};
+use super::rank_pass::{RankPass, Task};
 use super::ranks::{Rank, Ranks};
 use crate::device::{Written, check_connected};
 use crate::error::FusedError;
 use crate::memory;
-use crate::pass::{Closure, Order, Running};
+use crate::pass::{Order, Running};
 use crate::policy::Goal;
 use crate::replica::Group;
 use crate::report::StepReport;
 use crate::weights::{FusedForm, ParameterReport};
 
 impl<M: Module> Ranks<M> {
-    /// A pass. `compute` has every rank [compute](RankPass::compute) with its model.
+    /// A pass.
     ///
     /// It ends well on all ranks or on none: where there is an error, or a panic, what has been accumulated is that of
     /// before, but for sums that were overwritten, which are lost. (What the optimizer state has taken stays.)
@@ -25,15 +25,14 @@ impl<M: Module> Ranks<M> {
         &mut self,
         reports: &mut Reports,
         order: &Order,
-        closures: &[Closure],
-        compute: impl FnOnce(Vec<(RankPass, &M)>) -> Computed<R>,
+        task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
         reports.last = StepReport::default();
         let goal = order.plan.goal;
         let group = self.group.as_deref();
 
         // Begin.
-        let running = self.all.iter().zip(closures).map(|(rank, closure)| {
+        let running = self.all.iter().zip(task.closures).map(|(rank, closure)| {
             let form = &rank.form;
             let transfers = form.layout.transfers.get();
             let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
@@ -61,7 +60,7 @@ impl<M: Module> Ranks<M> {
             };
             (part, &rank.form.module)
         });
-        let (output, gradients) = compute(ranks.collect())?;
+        let (output, gradients) = (task.compute)(ranks.collect())?;
         check(&running, group)?;
         if !ending.ranks[0].form.views.leaves.is_empty() {
             ending.deliver(goal, &running, gradients);

@@ -6,7 +6,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::{Computed, RankPass, all_stand_by};
+use super::rank_pass::{Computed, Parts, Task, all_stand_by};
 use super::statistics::SharedStatistics;
 use crate::caught::catch;
 use crate::error::FusedError;
@@ -19,21 +19,19 @@ use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
 impl<M: Module> Core<M> {
-    /// A step, or without a learning rate the gradients of a micro-batch. `compute` is called for every pass, in which the
-    /// rank of each of the `closures` [computes](RankPass::compute) with its model.
+    /// A step, or without a learning rate the gradients of a micro-batch.
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        closures: &[Closure],
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+        mut task: Task<'_, M, R>,
     ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
-            return self.add(closures, compute);
+            return self.add(&mut task);
         };
         if self.policies.passes() != Passes::Waiting {
-            return self.update(learning_rate, closures, compute);
+            return self.update(learning_rate, &mut task);
         }
-        let output = self.add(closures, compute)?;
+        let output = self.add(&mut task)?;
         if self.has_accumulated() {
             self.step_accumulated(learning_rate)?;
         }
@@ -44,15 +42,13 @@ impl<M: Module> Core<M> {
     fn update<R>(
         &mut self,
         learning_rate: ModuleLearningRate,
-        closures: &[Closure],
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+        task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
         self.ranks.session().learn_at(learning_rate);
-        let computes = closures.iter().any(|it| *it != Closure::Nothing);
         let ended = self.attempt(|core| match core.policies.passes() {
-            Passes::One | Passes::Learning => core.one_pass(Goal::Update, closures, compute),
-            Passes::Two | Passes::Waiting if computes => core.two_passes(closures, compute),
-            Passes::Two | Passes::Waiting => core.use_waiting(closures, compute),
+            Passes::One | Passes::Learning => core.one_pass(Goal::Update, task),
+            Passes::Two | Passes::Waiting if task.computes() => core.two_passes(task),
+            Passes::Two | Passes::Waiting => core.use_waiting(task),
         });
         match ended {
             Ok(output) => {
@@ -83,23 +79,27 @@ impl<M: Module> Core<M> {
             return self.refuse(FusedError::NothingAccumulated);
         }
         let closures = vec![Closure::Nothing; self.ranks.all.len()];
-        self.update(learning_rate, &closures, all_stand_by)
+        let mut task = Task {
+            closures: &closures,
+            compute: &mut all_stand_by,
+        };
+        self.update(learning_rate, &mut task)
     }
 
     /// Forward and backward that change nothing.
     pub(in crate::fused) fn dry_run<R>(
         &mut self,
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+        compute: &mut dyn FnMut(Parts<'_, M>) -> Computed<R>,
     ) -> Result<R, FusedError> {
         let module = &self.ranks.form().module;
         let _statistics = KeptStatistics::of(module);
         memory::enter_dry_run(|| ModelKey::of(module));
-        let output = self.pass(
-            self.policies.plan(Goal::Measure, None),
-            None,
-            &[Closure::Loss],
+        let mut task = Task {
+            closures: &[Closure::Loss],
             compute,
-        )?;
+        };
+        let plan = self.policies.plan(Goal::Measure, None);
+        let output = self.pass(plan, None, &mut task)?;
         self.check_reached()?;
         Ok(output)
     }
@@ -120,17 +120,13 @@ impl<M: Module> Core<M> {
     }
 
     /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
-    fn add<R>(
-        &mut self,
-        closures: &[Closure],
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
+    fn add<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
         let ended = self.attempt(|core| {
             if core.policies.in_state {
-                return core.one_pass(Goal::Begin, closures, compute);
+                return core.one_pass(Goal::Begin, task);
             }
             let plan = core.policies.plan(Goal::Accumulate, None);
-            core.pass(plan, None, closures, compute)
+            core.pass(plan, None, task)
         });
         let lost = self.ranks.views().lost_accumulated().map(str::to_string);
         let Some(path) = lost else {
@@ -156,18 +152,13 @@ impl<M: Module> Core<M> {
     }
 
     /// An update in one pass, or the begin of one.
-    fn one_pass<R>(
-        &mut self,
-        goal: Goal,
-        closures: &[Closure],
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
+    fn one_pass<R>(&mut self, goal: Goal, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
         if self.policies.passes() == Passes::One {
-            return self.pass(self.policies.plan(goal, None), None, closures, compute);
+            return self.pass(self.policies.plan(goal, None), None, task);
         }
         let clip = self.policies.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
-        let output = self.pass(plan.clone(), None, closures, compute)?;
+        let output = self.pass(plan.clone(), None, task)?;
         let norm = plan.norm()?.map(|norm| norm.value);
         self.adapt(&plan, clip, norm, plan.overflowed());
         Ok(output)
@@ -177,8 +168,7 @@ impl<M: Module> Core<M> {
         &mut self,
         plan: Plan,
         rehearsal: Option<Arc<Rehearsal>>,
-        closures: &[Closure],
-        compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+        task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
         let goal = plan.goal;
         let rehearses = rehearsal.is_some();
@@ -189,14 +179,14 @@ impl<M: Module> Core<M> {
         };
         // Of several ranks.
         let statistics = (!self.ranks.statistics.is_empty())
-            .then(|| SharedStatistics::before(&self.ranks, rehearses, closures));
+            .then(|| SharedStatistics::before(&self.ranks, rehearses, task.closures));
         let reports = &mut self.reports;
-        let mut ended = self.ranks.pass(reports, &order, closures, compute);
+        let mut ended = self.ranks.pass(reports, &order, task);
         if let Some(statistics) = statistics {
             ended = statistics.after(&self.ranks, goal, ended);
         }
         let output = ended?;
-        if goal != Goal::Measure && closures.contains(&Closure::Loss) {
+        if goal != Goal::Measure && task.closures.contains(&Closure::Loss) {
             self.check_reached()?;
         }
         Ok(output)

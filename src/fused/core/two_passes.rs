@@ -5,10 +5,10 @@ use std::sync::Arc;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::{Computed, RankPass};
+use super::rank_pass::Task;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::pass::{Closure, Reads, Rehearsal, Session};
+use crate::pass::{Reads, Rehearsal, Session};
 use crate::policy::{Goal, Norm, Plan};
 use crate::random::{Patience, Stream};
 use crate::tap::sweep;
@@ -28,11 +28,7 @@ struct States<M: Module> {
 impl<M: Module> Core<M> {
     /// First all gradients are measured, then they are used; once more from the start if another thread
     /// has drawn random numbers in between.
-    pub(super) fn two_passes<R>(
-        &mut self,
-        closures: &[Closure],
-        mut compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
+    pub(super) fn two_passes<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
         let session = self.ranks.session().clone();
         let random = Stream::new(self.ranks.devices.clone(), |device| {
             session.seeds.next(device)
@@ -42,7 +38,7 @@ impl<M: Module> Core<M> {
         let mut patience = Patience::new();
         loop {
             let rehearsal = Arc::new(Rehearsal::new(random.clone(), reads));
-            let ended = self.rehearsed(&rehearsal, &mut states, closures, &mut compute);
+            let ended = self.rehearsed(&rehearsal, &mut states, task);
             // A block has been patient itself.
             let repeats =
                 |error: &FusedError| error.is_of_passes() && reads && !rehearsal.is_used();
@@ -58,8 +54,7 @@ impl<M: Module> Core<M> {
         &mut self,
         rehearsal: &Arc<Rehearsal>,
         states: &mut States<M>,
-        closures: &[Closure],
-        compute: &mut impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
+        task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
         // Of several ranks each starts its own.
         let ranks = self.ranks.are_several();
@@ -67,12 +62,7 @@ impl<M: Module> Core<M> {
             if !ranks {
                 rehearsal.random.start();
             }
-            core.pass(
-                plan.clone(),
-                Some(rehearsal.clone()),
-                closures,
-                &mut *compute,
-            )
+            core.pass(plan.clone(), Some(rehearsal.clone()), task)
         };
         let plan = self.policies.plan(Goal::Measure, None);
         let output = pass(self, &plan)?;
@@ -101,18 +91,14 @@ impl<M: Module> Core<M> {
     }
 
     /// The same with gradients that are there: nothing is computed twice, and no random numbers are drawn.
-    pub(super) fn use_waiting<R>(
-        &mut self,
-        closures: &[Closure],
-        mut compute: impl FnMut(Vec<(RankPass, &M)>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
+    pub(super) fn use_waiting<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
         let plan = self.policies.plan(Goal::Measure, None);
-        let output = self.pass(plan.clone(), None, closures, &mut compute)?;
+        let output = self.pass(plan.clone(), None, task)?;
         let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
             return Ok(output);
         };
         let plan = self.policies.plan(Goal::Update, coefficient);
-        let output = self.pass(plan.clone(), None, closures, compute)?;
+        let output = self.pass(plan.clone(), None, task)?;
         self.adapt(&plan, coefficient, Some(norm.value), false);
         Ok(output)
     }

@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use crate::error::FusedError;
-use crate::fused::core::{Computed, RankPass, Worked};
+use crate::fused::core::{Computed, Parts, RankPass, Task, Worked};
 use crate::fused::policies::Passes;
 use crate::loss::Loss;
 use crate::pass::Closure;
@@ -190,8 +190,11 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let compute = |ranks: Vec<(RankPass, &M)>| alone(ranks, |_, model| Ok(train(model)));
-        self.core.step(learning_rate, &[Closure::Backward], compute)
+        let task = Task {
+            closures: &[Closure::Backward],
+            compute: &mut alone(|_, model| Ok(train(model))),
+        };
+        self.core.step(learning_rate, task)
     }
 
     /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
@@ -215,11 +218,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// If the loss depends on no trainable parameter.
     pub fn try_dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = once(forward);
-        self.core.dry_run(|ranks| {
-            alone(ranks, |rank, model| {
-                rank.there_and_back(model, &mut forward)
-            })
-        })
+        let mut compute = alone(|rank, model| rank.there_and_back(model, &mut forward));
+        self.core.dry_run(&mut compute)
     }
 
     fn with_loss<L: Loss>(
@@ -227,12 +227,11 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut forward: impl FnMut(&M) -> L,
     ) -> Result<L, FusedError> {
-        let compute = |ranks: Vec<(RankPass, &M)>| {
-            alone(ranks, |rank, model| {
-                rank.there_and_back(model, &mut forward)
-            })
+        let task = Task {
+            closures: &[Closure::Loss],
+            compute: &mut alone(|rank, model| rank.there_and_back(model, &mut forward)),
         };
-        self.core.step(learning_rate, &[Closure::Loss], compute)
+        self.core.step(learning_rate, task)
     }
 }
 
@@ -242,12 +241,13 @@ fn once<M, L>(forward: impl FnOnce(&M) -> L) -> impl FnMut(&M) -> L {
     move |model| forward.take().expect("the plan is one pass")(model)
 }
 
-/// Has the only rank compute.
+/// Has the only rank do its work.
 fn alone<M: Module, R>(
-    ranks: Vec<(RankPass, &M)>,
-    work: impl FnOnce(&RankPass, &M) -> Worked<R>,
-) -> Computed<R> {
-    let (rank, model) = &ranks[0];
-    let (output, gradients) = rank.compute(|| work(rank, model))?;
-    Ok((output, vec![gradients]))
+    mut work: impl FnMut(&RankPass, &M) -> Worked<R>,
+) -> impl FnMut(Parts<'_, M>) -> Computed<R> {
+    move |ranks| {
+        let (rank, model) = &ranks[0];
+        let (output, gradients) = rank.compute(|| work(rank, model))?;
+        Ok((output, vec![gradients]))
+    }
 }

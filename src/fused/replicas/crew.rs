@@ -9,7 +9,7 @@ use burn::optim::GradientsParams;
 use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
-use crate::fused::core::{Computed, RankPass, Worked, begin};
+use crate::fused::core::{Computed, Parts, RankPass, Worked, begin};
 use crate::pass::Failure;
 use crate::random::Stream;
 use crate::replica::{Group, Membership, Turn};
@@ -35,7 +35,7 @@ impl Crew {
     /// in their order; whoever has failed has ended its pass.
     pub(super) fn compute<M: Module + 'static, B: Send + 'static, R: Send + 'static>(
         &self,
-        ranks: Vec<(RankPass, &M)>,
+        ranks: Parts<'_, M>,
         batches: Vec<Option<B>>,
         work: &Work<M, B, R>,
     ) -> Computed<Vec<R>> {

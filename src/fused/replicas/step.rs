@@ -9,7 +9,7 @@ use burn::optim::GradientsParams;
 use super::FusedReplicas;
 use super::crew::Work;
 use crate::error::FusedError;
-use crate::fused::core::RankPass;
+use crate::fused::core::{Parts, Task};
 use crate::fused::policies::Passes;
 use crate::loss::Loss;
 use crate::pass::Closure;
@@ -188,11 +188,15 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let mut next = Some(batches());
         let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);
         let closures: Vec<_> = next.iter().flatten().map(of_rank).collect();
-        let compute = |ranks: Vec<(RankPass, &M)>| {
+        let mut compute = |ranks: Parts<'_, M>| {
             let batches = next.take().unwrap_or_else(&mut batches);
             crew.compute(ranks, batches, &work)
         };
-        core.step(learning_rate, &closures, compute)
+        let task = Task {
+            closures: &closures,
+            compute: &mut compute,
+        };
+        core.step(learning_rate, task)
     }
 
     /// The batches by rank.
