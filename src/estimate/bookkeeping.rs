@@ -2,9 +2,9 @@ use burn::module::Param;
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 
-use super::states::Parameter;
 use crate::fused::FusedOptimizer;
 use crate::memory;
+use crate::weights::Entry;
 
 /// Bytes that the process holds for all parameters beside their tensors; none where they are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub(super) struct Bookkeeping {
 
 impl Bookkeeping {
     /// That of a model with these parameters, whose states take so many bytes beside their tensors.
-    pub(super) fn of(parameters: &[Parameter], states: usize) -> Self {
-        let trained = parameters.iter().filter(|it| it.trained).count();
+    pub(super) fn of(parameters: &[Entry], states: usize) -> Self {
+        let trained = parameters.iter().filter(|it| it.is_trained()).count();
         let device = parameters.first().map(|parameter| &parameter.device);
         let one = device.and_then(Self::of_one).unwrap_or_default();
         let stock = parameters.len() * one.stock + states;

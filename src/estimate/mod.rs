@@ -10,13 +10,14 @@ use burn::optim::ModuleOptimizer;
 
 use crate::device::warm_threads;
 use crate::parameters::ModelKey;
+use crate::weights::Entry;
 
 use bookkeeping::Bookkeeping;
 
 pub use offload::OffloadEstimate;
 pub(crate) use offload::{StatesUnderWay, made_on_host};
 pub use peaks::PeakEstimate;
-pub(crate) use states::{Parameter, States, measure, parameters};
+pub(crate) use states::{States, measure, parameters};
 
 /// What training will hold, and what fusing would save, before any training.
 ///
@@ -64,11 +65,11 @@ impl MemoryEstimate {
             warm_threads(&parameter.device);
         }
         let states = measure(optimizer, &parameters, false);
-        let trained = || parameters.iter().filter(|it| it.trained);
-        let gradients: usize = trained().map(Parameter::bytes).sum();
+        let trained = || parameters.iter().filter(|it| it.is_trained());
+        let gradients: usize = trained().map(Entry::bytes).sum();
         let mut left = gradients;
         let updates = parameters.iter().zip(&states.updates);
-        let updates = updates.filter(|(parameter, _)| parameter.trained);
+        let updates = updates.filter(|(parameter, _)| parameter.is_trained());
         // Each gradient goes with its update.
         let most = updates.map(|(parameter, update)| {
             let most = left + update;
@@ -77,10 +78,10 @@ impl MemoryEstimate {
         });
         Self {
             model: ModelKey::of(model),
-            parameters: parameters.iter().map(Parameter::bytes).sum(),
+            parameters: parameters.iter().map(Entry::bytes).sum(),
             gradients,
             optimizer_state: states.tensors,
-            largest_gradient: trained().map(Parameter::bytes).max().unwrap_or(0),
+            largest_gradient: trained().map(Entry::bytes).max().unwrap_or(0),
             update: states.update,
             gradients_and_update: most.max().unwrap_or(0),
             bookkeeping: Bookkeeping::of(&parameters, states.sum() - states.tensors),

@@ -54,18 +54,19 @@ impl OffloadEstimate {
         let states = measure(optimizer, &parameters, false).bytes;
         for (parameter, state) in parameters.iter().zip(states) {
             let bytes = parameter.bytes();
-            let (device, host, on_the_way) = match (parameter.rest(&request), parameter.trained) {
-                (Rest::Host, true) => {
-                    let dtype = request.compute_dtype(parameter.dtype);
-                    let copy = parameter.elements() * dtype.size();
-                    copies += copy;
-                    (0, bytes + state, 2 * copy)
-                }
-                (Rest::Host, false) => (0, bytes, 0),
-                (Rest::StateOnHost, _) => (bytes, state, states_under_way.with(bytes, state)),
-                (Rest::Device, true) => (bytes + state, 0, bytes),
-                (Rest::Device, false) => (bytes, 0, 0),
-            };
+            let (device, host, on_the_way) =
+                match (parameter.rest(&request), parameter.is_trained()) {
+                    (Rest::Host, true) => {
+                        let dtype = request.compute_dtype(parameter.dtype);
+                        let copy = parameter.elements() * dtype.size();
+                        copies += copy;
+                        (0, bytes + state, 2 * copy)
+                    }
+                    (Rest::Host, false) => (0, bytes, 0),
+                    (Rest::StateOnHost, _) => (bytes, state, states_under_way.with(bytes, state)),
+                    (Rest::Device, true) => (bytes + state, 0, bytes),
+                    (Rest::Device, false) => (bytes, 0, 0),
+                };
             estimate.device += device;
             estimate.host += host;
             estimate.on_the_way = estimate.on_the_way.max(on_the_way);
@@ -93,7 +94,7 @@ pub(crate) fn made_on_host<M: Module>(
     let (mut made, mut largest) = (0, 0);
     for (parameter, state) in parameters.iter().zip(states) {
         match parameter.rest(&request) {
-            Rest::Host if parameter.trained => {
+            Rest::Host if parameter.is_trained() => {
                 made += state;
                 largest = largest.max(parameter.bytes());
             }

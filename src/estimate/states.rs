@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 
-use crate::layout::{Request, Rest};
 use crate::memory;
 use crate::optimizer_record::{compact_records, read, written};
 use crate::parameters::{AnyTensor, list, with_rank};
 use crate::policy::Update;
-use crate::replica::Size;
+use crate::weights::Entry;
 
 /// Elements of a slice of a parameter, at least.
 const SLICE: usize = 1 << 14;
@@ -21,55 +20,14 @@ const ROWS: usize = 128;
 /// Elements that share a scale, at most.
 const GROUP: usize = 64;
 
-/// What is known of a parameter.
-#[derive(Clone, Debug)]
-pub(crate) struct Parameter {
-    pub(crate) path: String,
-    pub(crate) id: ParamId,
-    pub(super) device: Device,
-    shape: Vec<usize>,
-    pub(crate) dtype: DType,
-    pub(crate) trained: bool,
-}
-
-impl Parameter {
-    pub(crate) fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.elements() * self.dtype.size()
-    }
-
-    /// Where it is between two steps.
-    pub(crate) fn rest(&self, request: &Request) -> Rest {
-        request.rest(self.trained, self.elements(), self.dtype)
-    }
-
-    pub(crate) fn size(&self) -> Size {
-        Size {
-            id: self.id,
-            path: self.path.as_str().into(),
-            elements: self.elements(),
-            bytes: self.bytes(),
-        }
-    }
-}
-
-/// The parameters of `model`; lazy ones are initialized.
-pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
-    let all = list(model).into_iter().map(|parameter| {
-        let value = parameter.param.value();
-        Parameter {
-            path: parameter.path,
-            id: parameter.param.id(),
-            device: value.device().inner(),
-            shape: value.shape().to_vec(),
-            dtype: value.dtype(),
-            trained: value.is_require_grad(),
-        }
+/// The parameters of `model`, on devices without autodiff; lazy ones are initialized.
+pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
+    let all = list(model).into_iter().map(Entry::of);
+    let without_autodiff = all.map(|entry| Entry {
+        device: entry.device.inner(),
+        ..entry
     });
-    all.collect()
+    without_autodiff.collect()
 }
 
 /// What an optimizer holds for all parameters.
@@ -102,21 +60,21 @@ impl States {
 /// If the optimizer refuses a parameter.
 pub(crate) fn measure(
     optimizer: &ModuleOptimizer,
-    parameters: &[Parameter],
+    parameters: &[Entry],
     shape_tells: bool,
 ) -> States {
-    let trained = parameters.iter().find(|it| it.trained);
+    let trained = parameters.iter().find(|it| it.is_trained());
     let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
     let mut known = HashMap::new();
     let mut states = States::default();
     for parameter in parameters {
-        if !parameter.trained {
+        if !parameter.is_trained() {
             states.bytes.push(0);
             states.updates.push(0);
             continue;
         }
-        let place = if shape_tells { "" } else { &parameter.path };
-        let key = (parameter.shape.as_slice(), parameter.dtype, place);
+        let place = if shape_tells { "" } else { &*parameter.path };
+        let key = (parameter.shape.to_vec(), parameter.dtype, place);
         let stepped = *known
             .entry(key)
             .or_insert_with(|| step_slices(optimizer, parameter));
@@ -139,8 +97,8 @@ struct Stepped {
     seconds: f64,
 }
 
-fn step_slices(optimizer: &ModuleOptimizer, parameter: &Parameter) -> Stepped {
-    let shape = &parameter.shape;
+fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Stepped {
+    let shape = &parameter.shape.to_vec();
     let whole = || step(optimizer, parameter, shape);
     let Some((axis, rows)) = shape.iter().copied().enumerate().max_by_key(|(_, n)| *n) else {
         return whole();
@@ -196,8 +154,8 @@ fn recorded(update: &Update) -> usize {
 }
 
 /// The second step of zeros: the first makes the state.
-fn step(optimizer: &ModuleOptimizer, parameter: &Parameter, shape: &[usize]) -> Stepped {
-    let Parameter {
+fn step(optimizer: &ModuleOptimizer, parameter: &Entry, shape: &[usize]) -> Stepped {
+    let Entry {
         path,
         id,
         device,

@@ -5,11 +5,12 @@ use std::fmt::{Display, Formatter};
 use burn::tensor::FloatDType;
 
 use crate::config::FusedConfig;
-use crate::estimate::{Parameter, States, StatesUnderWay};
+use crate::estimate::{States, StatesUnderWay};
 use crate::layout::{Request, Rest};
 use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightAveragingConfig, WeightFormat};
 use crate::replica::Ownership;
+use crate::weights::Entry;
 
 use super::climb::AT_FIRST;
 use super::ladder::{Fidelity, Rung, in_millionths};
@@ -55,7 +56,7 @@ impl Display for Footing {
 #[derive(Clone, Debug)]
 pub(super) struct Width {
     pub(super) footing: Footing,
-    pub(super) parameters: Vec<Parameter>,
+    pub(super) parameters: Vec<Entry>,
     /// Bytes of weights that somebody else holds, too: the first update makes a copy of each.
     pub(super) shared: usize,
     pub(super) states: Vec<(Formats, States)>,
@@ -93,8 +94,8 @@ pub(super) struct Beside {
 
 impl Width {
     /// Nothing yet of `parameters`, for which so many bytes have come into being.
-    pub(super) fn new(footing: Footing, parameters: Vec<Parameter>, held: usize) -> Self {
-        let bytes: usize = parameters.iter().map(Parameter::bytes).sum();
+    pub(super) fn new(footing: Footing, parameters: Vec<Entry>, held: usize) -> Self {
+        let bytes: usize = parameters.iter().map(Entry::bytes).sum();
         let missing = bytes.saturating_sub(held);
         // Weights on the host have no bytes where they are looked for.
         let are_shared = !footing.on_host && missing > bytes / 64;
@@ -155,14 +156,14 @@ impl Width {
 
     /// Bytes of the largest gradient.
     pub(super) fn largest(&self) -> usize {
-        let trained = self.parameters.iter().filter(|it| it.trained);
-        trained.map(Parameter::bytes).max().unwrap_or(0)
+        let trained = self.parameters.iter().filter(|it| it.is_trained());
+        trained.map(Entry::bytes).max().unwrap_or(0)
     }
 
     /// Bytes of the gradients of all parameters in training.
     pub(super) fn gradients(&self) -> usize {
-        let trained = self.parameters.iter().filter(|it| it.trained);
-        trained.map(Parameter::bytes).sum()
+        let trained = self.parameters.iter().filter(|it| it.is_trained());
+        trained.map(Entry::bytes).sum()
     }
 
     /// What is held beside a pass with states in `formats` and these `sums`, and what `offload` says waits on the host; of several
@@ -179,15 +180,15 @@ impl Width {
         let (mut devices, mut host) = (vec![0; ranks], 0);
         let mut on_the_way = states.update;
         let mut states_under_way = StatesUnderWay::within(config.max_bytes_under_way);
-        let trained = self.parameters.iter().filter(|it| it.trained);
-        let owners = Ownership::BySize.assign(trained.map(Parameter::size).collect(), ranks);
+        let trained = self.parameters.iter().filter(|it| it.is_trained());
+        let owners = Ownership::BySize.assign(trained.map(Entry::size).collect(), ranks);
         let request = Request {
             offload: offload.cloned(),
             ..config.layout()
         };
         for (parameter, state) in self.parameters.iter().zip(&states.bytes) {
             let (bytes, rest) = (parameter.bytes(), parameter.rest(&request));
-            if !parameter.trained {
+            if !parameter.is_trained() {
                 host += if rest == Rest::Host { bytes } else { 0 };
                 continue;
             }
@@ -233,7 +234,7 @@ impl Width {
 }
 
 /// Bytes of the average of `parameter`.
-fn average(averaging: &WeightAveragingConfig, parameter: &Parameter) -> usize {
+fn average(averaging: &WeightAveragingConfig, parameter: &Entry) -> usize {
     /// Smaller ones are kept in full.
     const SMALL: usize = 4096;
     let elements = parameter.elements();

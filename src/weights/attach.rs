@@ -4,9 +4,10 @@ use std::sync::Arc;
 use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
+use super::entry::{Entry, Role};
 use super::handle::Handle;
 use super::home::{Ground, Home};
-use super::inventory::{Entry, Inventory, Role};
+use super::inventory::Inventory;
 use super::placeholder::placeholder;
 use super::restored::{Place, Value};
 use super::view::View;

@@ -6,9 +6,10 @@ use burn::tensor::Device;
 
 use super::attach::{Attach, Attached};
 use super::come_over::ComeOver;
+use super::entry::Role;
 use super::fetch_ahead::FetchAhead;
 use super::frozen;
-use super::inventory::{Inventory, Role};
+use super::inventory::Inventory;
 use super::moved::{look_at_once, moved_but_for};
 use super::restored::{Place, Value};
 use super::views::Views;

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use burn::module::{Module, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::inventory::{Inventory, Role};
+use super::entry::Role;
+use super::inventory::Inventory;
 use crate::device::moved;
 use crate::layout::Layout;
 use crate::offload::Placement;

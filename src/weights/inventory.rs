@@ -2,8 +2,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId, Reparameterization};
-use burn::tensor::{DType, Device, Shape};
+use burn::tensor::{DType, Device};
 
+use super::entry::{Entry, Role};
 use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
@@ -14,33 +15,6 @@ use crate::policy::Update;
 use crate::quantized::QuantizedAdapter;
 use crate::replica::Size;
 use crate::tap;
-
-/// What becomes of a float parameter in fused form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Trainable: its value is at its home, and updated as its gradient completes.
-    Released,
-    /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
-    /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
-    Retained,
-    /// Frozen or a running statistic: not touched.
-    Frozen,
-}
-
-/// What is known of a float parameter.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) path: Arc<str>,
-    pub(super) shape: Shape,
-    dtype: DType,
-    pub(crate) role: Role,
-}
-
-impl Entry {
-    pub(super) fn elements(&self) -> usize {
-        self.shape.num_elements()
-    }
-}
 
 /// The float parameters of a module by id.
 #[derive(Clone, Debug)]
@@ -73,11 +47,11 @@ impl Inventory {
             let path = thawed.path.clone();
             return Err(FusedError::QuantizedInTraining { path });
         }
-        let found: Vec<_> = parameters.into_iter().map(Found::of).collect();
-        let autodiff = found.iter().any(|found| found.device.is_autodiff());
+        let found: Vec<_> = parameters.into_iter().map(Entry::of).collect();
+        let autodiff = found.iter().any(|entry| entry.device.is_autodiff());
         if let (Some(first), false) = (found.first(), autodiff) {
             return Err(FusedError::NotAutodiff {
-                path: first.entry.path.to_string(),
+                path: first.path.to_string(),
                 device: format!("{:?}", first.device),
             });
         }
@@ -85,19 +59,18 @@ impl Inventory {
         // A server is asked over the network.
         let mut checked = Vec::new();
         let mut leaving = 0;
-        for found in found {
-            found.check(layout, &mut checked)?;
-            leaving += found.bytes_leaving(layout);
-            let Found { id, entry, .. } = found;
-            match entries.get(&id) {
-                Some(first) if entry.role != Role::Frozen || first.role != Role::Frozen => {
+        for entry in found {
+            entry.check(layout, &mut checked)?;
+            leaving += entry.bytes_leaving(layout);
+            match entries.get(&entry.id) {
+                Some(first) if entry.is_trained() || first.is_trained() => {
                     return Err(FusedError::DuplicateParameter {
-                        id,
+                        id: entry.id,
                         first: first.path.to_string(),
                         second: entry.path.to_string(),
                     });
                 }
-                _ => entries.insert(id, entry),
+                _ => entries.insert(entry.id, entry),
             };
         }
         Ok(Self { entries, leaving })
@@ -105,12 +78,11 @@ impl Inventory {
 
     /// Refuses a parameter in training that `update` does not step.
     pub(super) fn check_stepped(&self, update: &Update) -> Result<(), FusedError> {
-        let trained = self.entries.iter();
-        let mut trained: Vec<_> = trained.filter(|(_, e)| e.role != Role::Frozen).collect();
-        trained.sort_unstable_by_key(|(_, entry)| &entry.path);
-        for (id, Entry { path, shape, .. }) in trained {
-            if let Some(reason) = update.unfit(*id, path, shape.num_dims()) {
-                let path = path.to_string();
+        let mut trained: Vec<_> = self.entries.values().filter(|it| it.is_trained()).collect();
+        trained.sort_unstable_by_key(|entry| &entry.path);
+        for entry in trained {
+            if let Some(reason) = update.unfit(entry.id, &entry.path, entry.shape.num_dims()) {
+                let path = entry.path.to_string();
                 return Err(FusedError::Unfit { path, reason });
             }
         }
@@ -127,15 +99,12 @@ impl Inventory {
 
     /// The parameters that `changed` has no more, or in another shape.
     pub(crate) fn gone_from(&self, changed: &Self) -> Vec<ParamId> {
-        let is_there = |id: &ParamId, entry: &Entry| {
-            let changed = changed.get(*id);
+        let is_there = |entry: &&Entry| {
+            let changed = changed.get(entry.id);
             changed.is_some_and(|changed| changed.shape == entry.shape)
         };
-        let gone = self
-            .entries
-            .iter()
-            .filter(|(id, entry)| !is_there(id, entry));
-        gone.map(|(id, _)| *id).collect()
+        let gone = self.entries.values().filter(|entry| !is_there(entry));
+        gone.map(|entry| entry.id).collect()
     }
 
     /// The number of parameters with this role, and of elements in them.
@@ -148,14 +117,9 @@ impl Inventory {
 
     /// The parameters with this role.
     pub(crate) fn sizes(&self, role: Role) -> impl Iterator<Item = Size> {
-        let entries = self.entries.iter();
-        let entries = entries.filter(move |(_, entry)| entry.role == role);
-        entries.map(|(id, entry)| Size {
-            id: *id,
-            path: entry.path.clone(),
-            elements: entry.elements(),
-            bytes: entry.elements() * entry.dtype.size(),
-        })
+        let entries = self.entries.values();
+        let entries = entries.filter(move |entry| entry.role == role);
+        entries.map(Entry::size)
     }
 
     /// The parameters that adapt one of `bases`, and the path of the base of each.
@@ -169,50 +133,20 @@ impl Inventory {
                 let below = entry.path.strip_prefix(&*base.path);
                 below.is_some_and(|below| below.starts_with('.'))
             };
-            let found = self.entries.iter().filter(|(_, entry)| adapts(entry));
-            adapters.extend(found.map(|(id, _)| (*id, base.path.clone())));
+            let found = self.entries.values().filter(|entry| adapts(entry));
+            adapters.extend(found.map(|entry| (entry.id, base.path.clone())));
         }
         adapters
     }
 }
 
 /// A parameter as it is in a module that is to be fused.
-struct Found {
-    id: ParamId,
-    entry: Entry,
-    /// It is tracked by autodiff, but no leaf.
-    is_computed: bool,
-    device: Device,
-}
-
-impl Found {
-    fn of(parameter: Parameter) -> Self {
-        let value = parameter.param.value();
-        let entry = Entry {
-            path: parameter.path.into(),
-            shape: value.shape(),
-            dtype: value.dtype(),
-            role: if !value.is_require_grad() {
-                Role::Frozen
-            } else if parameter.reparameterization.is_some() {
-                Role::Retained
-            } else {
-                Role::Released
-            },
-        };
-        Self {
-            id: parameter.param.id(),
-            entry,
-            is_computed: value.is_tracked() && !value.is_require_grad(),
-            device: value.device(),
-        }
-    }
-
+impl Entry {
     /// Refuses it where `layout` would put it, if it can't be there or be computed with. What has been `checked` is not
     /// asked again.
     fn check(&self, layout: &Layout, checked: &mut Vec<(Device, DType)>) -> Result<(), FusedError> {
-        let Entry { dtype, role, .. } = &self.entry;
-        let path = || self.entry.path.to_string();
+        let Self { dtype, role, .. } = self;
+        let path = || self.path.to_string();
         let device = layout.device().unwrap_or(&self.device);
         if *role == Role::Released && !tap::covers(device) {
             return Err(FusedError::BackendNotCovered {
@@ -246,28 +180,31 @@ impl Found {
     /// The bytes that leave for the host, if `layout` has it wait there. (Of several ranks the first is asked alone, before there are
     /// others: the values are there once for all.)
     fn bytes_leaving(&self, layout: &Layout) -> usize {
-        let Entry { dtype, role, .. } = &self.entry;
-        let elements = self.entry.elements();
-        let waits = |placement: &&Arc<Placement>| match role {
-            Role::Released => layout.site(self.id, elements, *dtype, &self.device).is_host,
+        let elements = self.elements();
+        let waits = |placement: &&Arc<Placement>| match self.role {
+            Role::Released => {
+                layout
+                    .site(self.id, elements, self.dtype, &self.device)
+                    .is_host
+            }
             Role::Frozen => placement.config.frozen_waits(elements),
             Role::Retained => false,
         };
         let leaves = layout.placement().filter(waits).is_some_and(|placement| {
             layout.member().is_none() && placement.host != self.device.clone().inner()
         });
-        if leaves { elements * dtype.size() } else { 0 }
+        if leaves { self.bytes() } else { 0 }
     }
 
     /// On which devices it will be when it is computed with on `device`, and in which types.
     fn places(&self, layout: &Layout, device: &Device) -> impl Iterator<Item = (Device, DType)> {
-        let Entry { dtype, role, .. } = self.entry;
+        let Self { dtype, role, .. } = *self;
         let here = device.clone().inner();
         // Where it is already, a frozen one may be in any type.
         let is_needed = role != Role::Frozen || here != self.device.clone().inner();
         let computed = is_needed.then(|| (here, layout.compute_dtype(dtype)));
         let rests = (role == Role::Released)
-            .then(|| layout.site(self.id, self.entry.elements(), dtype, device))
+            .then(|| layout.site(self.id, self.elements(), dtype, device))
             .filter(|site| !site.is_host)
             .map(|site| (site.device, dtype));
         // The ordinary model of a rank is on its device.
@@ -280,15 +217,13 @@ impl Found {
 
     /// The same on the host, where all of the ordinary model is.
     fn check_on_host(&self, placement: &Placement) -> Result<(), FusedError> {
-        let Entry {
-            path, dtype, role, ..
-        } = &self.entry;
+        let Self { path, dtype, .. } = self;
         let host = &placement.host;
         let reason = if !device::has(host, *dtype) {
             format!(
                 "parameter `{path}` is {dtype:?}, which the host {host:?} does not have: use `OffloadHost::Flex`"
             )
-        } else if placement.config.states_wait() && *role != Role::Frozen && *dtype != DType::F32 {
+        } else if placement.config.states_wait() && self.is_trained() && *dtype != DType::F32 {
             format!(
                 "parameter `{path}` is {dtype:?}, and optimizer states wait in f32: use `Offload::Updates`"
             )

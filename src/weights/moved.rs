@@ -3,7 +3,8 @@ use std::collections::HashSet;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-use super::inventory::{Inventory, Role};
+use super::entry::Role;
+use super::inventory::Inventory;
 use crate::device::{forked, host, is_remote, moved};
 use crate::parameters::{AnyParam, exchange, list, taken};
 use crate::tap::lift;

@@ -1,0 +1,81 @@
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::tensor::{DType, Device, Shape};
+
+use crate::layout::{Request, Rest};
+use crate::parameters::Parameter;
+use crate::replica::Size;
+
+/// What becomes of a float parameter in fused form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Trainable: its value is at its home, and updated as its gradient completes.
+    Released,
+    /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
+    /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
+    Retained,
+    /// Frozen or a running statistic: not touched.
+    Frozen,
+}
+
+/// What is known of a float parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: ParamId,
+    pub(crate) path: Arc<str>,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+    /// Where its value is.
+    pub(crate) device: Device,
+    pub(crate) role: Role,
+    /// It is tracked by autodiff, but no leaf.
+    pub(crate) is_computed: bool,
+}
+
+impl Entry {
+    pub(crate) fn of(parameter: Parameter) -> Self {
+        let value = parameter.param.value();
+        Self {
+            id: parameter.param.id(),
+            path: parameter.path.into(),
+            shape: value.shape(),
+            dtype: value.dtype(),
+            device: value.device(),
+            role: if !value.is_require_grad() {
+                Role::Frozen
+            } else if parameter.reparameterization.is_some() {
+                Role::Retained
+            } else {
+                Role::Released
+            },
+            is_computed: value.is_tracked() && !value.is_require_grad(),
+        }
+    }
+
+    pub(crate) fn is_trained(&self) -> bool {
+        self.role != Role::Frozen
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.num_elements()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        Size {
+            id: self.id,
+            path: self.path.clone(),
+            elements: self.elements(),
+            bytes: self.bytes(),
+        }
+    }
+
+    /// Where it is between two steps.
+    pub(crate) fn rest(&self, request: &Request) -> Rest {
+        request.rest(self.is_trained(), self.elements(), self.dtype)
+    }
+}
