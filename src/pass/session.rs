@@ -1,9 +1,7 @@
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
-use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::ranks::AmongRanks;
 use super::{
@@ -121,25 +119,10 @@ impl Session {
         self.pass.lock().clone()
     }
 
-    /// The optimizer as it is, locked.
-    pub(crate) fn update(&self) -> impl Deref<Target = Update> {
+    /// The optimizer, locked. The core alone changes it between two passes, since what it keeps beside states has to be taken
+    /// over then.
+    pub(crate) fn update(&self) -> MutexGuard<'_, Update> {
         self.update.lock()
-    }
-
-    /// From now on homes are stepped at this rate.
-    pub(crate) fn learn_at(&self, rate: ModuleLearningRate) {
-        self.update.lock().learning_rate = rate;
-    }
-
-    /// Changes the optimizer between two passes. What it keeps beside states has to be taken over then, so all but the
-    /// core ask that.
-    pub(crate) fn change_update<R>(&self, change: impl FnOnce(&mut Update) -> R) -> R {
-        change(&mut self.update.lock())
-    }
-
-    /// Steps a parameter that is at home here, or makes ready for it.
-    pub(crate) fn step<R>(&self, step: impl FnOnce(&mut Update) -> R) -> R {
-        step(&mut self.update.lock())
     }
 }
 

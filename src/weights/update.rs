@@ -133,8 +133,10 @@ impl Home {
         let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);
         if let Some(placement) = placement {
             let (limit, device) = (placement.transfers.limit.of_reads(), &self.site().device);
+            let elements = self.elements();
             let next = session
-                .step(|update| update.send_for_next(self.id, self.elements(), limit, device));
+                .update()
+                .send_for_next(self.id, elements, limit, device);
             next.into_iter().for_each(|next| placement.send_ahead(next));
         }
         let mut state = self.state.lock();
@@ -146,9 +148,10 @@ impl Home {
         }
         let more_to_come = pass.plan.goal == Goal::Begin;
         let average = state.average.as_ref().filter(|_| !more_to_come);
-        let stepped = session.step(|update| {
-            update.step(&self.path, self.id, value, gradient, more_to_come, average)
-        });
+        let stepped =
+            session
+                .update()
+                .step(&self.path, self.id, value, gradient, more_to_come, average);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
                 memory::show(Category::Parameter, &**value);

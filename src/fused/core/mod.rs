@@ -235,7 +235,7 @@ impl<M: Module> Core<M> {
     /// Changes the optimizer, its states, or the places that it has for what it keeps beside them: by no other way, since after
     /// each change what it keeps is taken over, and shown by its records again.
     pub(super) fn change_optimizer<R>(&mut self, change: impl FnOnce(&mut Update) -> R) -> R {
-        let changed = self.ranks.session().change_update(change);
+        let changed = change(&mut self.ranks.session().update());
         self.restore_kept();
         changed
     }
@@ -249,19 +249,17 @@ impl<M: Module> Core<M> {
         let module = &self.ranks.form().module;
         let left = self.statistics.average(config.as_ref(), module);
         let device = self.ranks.device();
-        self.ranks.session().change_update(|update| {
-            update.change(|mut optimizer| {
-                if let Some(state) = self.policies.kept() {
-                    state.take_over(&mut optimizer, &device);
-                }
-                if config.is_some() {
-                    homes().for_each(|home| home.keep_average(&mut optimizer));
-                    let device = device.inner();
-                    AveragedStatistics::forget_in(&mut optimizer, &left, &device);
-                    self.statistics.keep_in(&mut optimizer, &device);
-                }
-                optimizer
-            })
+        self.ranks.session().update().change(|mut optimizer| {
+            if let Some(state) = self.policies.kept() {
+                state.take_over(&mut optimizer, &device);
+            }
+            if config.is_some() {
+                homes().for_each(|home| home.keep_average(&mut optimizer));
+                let device = device.inner();
+                AveragedStatistics::forget_in(&mut optimizer, &left, &device);
+                self.statistics.keep_in(&mut optimizer, &device);
+            }
+            optimizer
         });
     }
 }
