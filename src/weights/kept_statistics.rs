@@ -9,22 +9,24 @@ pub(crate) struct KeptStatistics<M: Module> {
     /// None if it has no states.
     module: Option<M>,
     states: RunningStates,
+    /// How the passes read them.
+    pub(crate) reads: Reads,
 }
 
 impl<M: Module> KeptStatistics<M> {
     /// Of `module`, whose pass is to come.
     pub(crate) fn of(module: &M) -> Self {
-        Self::untouched(module).merged()
+        Self::untouched(module, Reads::InTime).merged()
     }
 
     /// The same, but nothing is merged if it is not known how states are read: then the first pass shows it.
     pub(crate) fn before(module: &M, known: Option<Reads>) -> Self {
-        let kept = Self::untouched(module);
+        let kept = Self::untouched(module, known.unwrap_or_default());
         if known.is_none() && kept.states.has_own() {
             return kept;
         }
         let kept = kept.merged();
-        kept.rewind(known.unwrap_or_default());
+        kept.rewind();
         kept
     }
 
@@ -36,11 +38,12 @@ impl<M: Module> KeptStatistics<M> {
         self
     }
 
-    fn untouched(module: &M) -> Self {
+    fn untouched(module: &M, reads: Reads) -> Self {
         let states = RunningStates::of(module);
         Self {
             module: (!states.is_empty()).then(|| module.clone()),
             states,
+            reads,
         }
     }
 
@@ -60,17 +63,17 @@ impl<M: Module> KeptStatistics<M> {
     }
 
     /// A pass begins, which sees them as the first did.
-    pub(crate) fn rewind(&self, reads: Reads) {
+    pub(crate) fn rewind(&self) {
         if let Some(module) = &self.module {
             self.states.merge(module);
-            self.states.show(module, reads);
+            self.states.show(module, self.reads);
         }
     }
 
     /// What the last pass has made of the states counts.
-    pub(crate) fn commit(mut self, reads: Reads) {
+    pub(crate) fn commit(mut self) {
         if let Some(module) = self.module.take()
-            && reads == Reads::Late
+            && self.reads == Reads::Late
         {
             // The update has brought forth what was aside, or would have.
             self.states.show_own_in_time(&module);
@@ -81,6 +84,7 @@ impl<M: Module> KeptStatistics<M> {
 impl<M: Module> Drop for KeptStatistics<M> {
     fn drop(&mut self) {
         self.see();
-        self.rewind(Reads::InTime);
+        self.reads = Reads::InTime;
+        self.rewind();
     }
 }

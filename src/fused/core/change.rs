@@ -15,7 +15,7 @@ use crate::estimate::made_on_host;
 use crate::layout::Layout;
 use crate::offload::{OffloadConfig, check_room_to_wait};
 use crate::parameters::load_same;
-use crate::pass::{Reads, Session};
+use crate::pass::Session;
 use crate::policy::average_id;
 use crate::record;
 use crate::tap::sweep;
@@ -43,7 +43,7 @@ impl<M: Module> Core<M> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         let model = change(self.model());
         self.enter(self.ranks.with_model(model, &self.policies.config)?);
-        statistics.commit(Reads::InTime);
+        statistics.commit();
         Ok(())
     }
 
@@ -61,7 +61,7 @@ impl<M: Module> Core<M> {
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(Unfit::Fused)?);
-        statistics.commit(Reads::InTime);
+        statistics.commit();
         self.begin_from(|update| update.start_over(optimizer));
         // What autodiff has noted of the parameters that were there.
         sweep(&self.ranks.device());
@@ -90,7 +90,7 @@ impl<M: Module> Core<M> {
             let sums = self.has_sums();
             let views = self.ranks.views().clone();
             self.enter(ranks);
-            statistics.commit(Reads::InTime);
+            statistics.commit();
             if self.ranks.named.is_none() {
                 self.ranks.views().copy_accumulated(&views);
             } else if sums {

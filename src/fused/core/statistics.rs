@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use crate::device::{caught, moved};
 use crate::error::FusedError;
 use crate::parameters::{AnyTensor, exchange, merge_pending, values};
-use crate::pass::{Closure, Reads};
+use crate::pass::Closure;
 use crate::policy::Goal;
 use crate::tap::node;
 use crate::weights::{Identity, KeptStatistics};
@@ -50,8 +50,7 @@ impl<M: Module> SharedStatistics<M> {
         if goal == Goal::Measure || matches!(ended, Err(FusedError::RandomNumbers { .. })) {
             return ended;
         }
-        let commit = |statistics: KeptStatistics<M>| statistics.commit(Reads::InTime);
-        self.kept.into_iter().for_each(commit);
+        self.kept.into_iter().for_each(KeptStatistics::commit);
         if self.before.iter().all(Option::is_none) {
             return ended;
         }

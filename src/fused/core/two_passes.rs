@@ -21,8 +21,6 @@ struct States<M: Module> {
     kept: Option<KeptStatistics<M>>,
     /// How the model reads its own, if that is known.
     known: Option<Reads>,
-    /// As they are shown to the second pass.
-    reads: Reads,
 }
 
 impl<M: Module> Core<M> {
@@ -75,10 +73,7 @@ impl<M: Module> Core<M> {
         if !rehearsal.reads() || ranks || rehearsal.random.is_touched() {
             plan = plan.comparing(norm, !rehearsal.reads());
         }
-        states
-            .kept
-            .iter()
-            .for_each(|kept| kept.rewind(states.reads));
+        states.kept.iter().for_each(KeptStatistics::rewind);
         let output = pass(self, &plan);
         if !matches!(output, Err(FusedError::RandomNumbers { .. })) {
             states.are_updated(rehearsal.reads() && output.is_ok());
@@ -132,7 +127,6 @@ impl<M: Module> States<M> {
         Self {
             kept: Some(KeptStatistics::before(module, known)),
             known,
-            reads: known.unwrap_or_default(),
             session,
         }
     }
@@ -152,9 +146,9 @@ impl<M: Module> States<M> {
     fn are_updated(&mut self, alike: bool) {
         if let Some(kept) = self.kept.take() {
             if alike && kept.differ() {
-                self.session.learned.have_read(self.reads);
+                self.session.learned.have_read(kept.reads);
             }
-            kept.commit(self.reads);
+            kept.commit();
         }
     }
 
@@ -163,9 +157,9 @@ impl<M: Module> States<M> {
         if let Some(kept) = &mut self.kept {
             kept.see();
             if self.known.is_none() && kept.differ() {
-                self.reads = self.reads.other();
+                kept.reads = kept.reads.other();
             }
-            kept.rewind(self.reads);
+            kept.rewind();
         }
     }
 }
