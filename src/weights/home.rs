@@ -174,27 +174,28 @@ impl Home {
         let Some(outcome) = state.outcome.take() else {
             return ParameterReport::default();
         };
-        let report = ParameterReport {
+        let mut report = ParameterReport {
             received: true,
-            updated: matches!(outcome, Outcome::Updated { .. }),
-            copied: match outcome {
-                Outcome::Updated { copied } => copied,
-                _ => None,
-            },
-            vetoed: matches!(outcome, Outcome::Vetoed),
+            ..ParameterReport::default()
         };
         let kept = &mut state.accumulated;
         match outcome {
             Outcome::Added(sum) if well => *kept = Accumulated::Sum(sum),
             // The state of the optimizer does not come back from an update.
             Outcome::Began => *kept = Accumulated::InOptimizerState,
-            Outcome::Updated { .. } if well || matches!(kept, Accumulated::InOptimizerState) => {
-                *kept = Accumulated::Nothing;
+            Outcome::Updated { copied } => {
+                (report.updated, report.copied) = (true, copied);
+                if well || matches!(kept, Accumulated::InOptimizerState) {
+                    *kept = Accumulated::Nothing;
+                }
             }
-            Outcome::Vetoed if well && matches!(kept, Accumulated::Sum(_)) => {
-                *kept = Accumulated::Nothing;
+            Outcome::Vetoed => {
+                report.vetoed = true;
+                if well && matches!(kept, Accumulated::Sum(_)) {
+                    *kept = Accumulated::Nothing;
+                }
             }
-            _ => {}
+            Outcome::Added(_) | Outcome::Measured => {}
         }
         report
     }
@@ -245,23 +246,17 @@ impl Home {
         }
     }
 
-    /// The optimizer has another state: forgets all that was accumulated, there too.
-    pub(crate) fn forget_group(&self) {
-        self.state.lock().accumulated = Accumulated::Nothing;
-    }
-
-    /// The state of the optimizer holds gradients of a group that has not ended.
-    pub(super) fn begin_group(&self) {
-        self.state.lock().accumulated = Accumulated::InOptimizerState;
+    /// From now on this is left for an update, whatever was.
+    pub(crate) fn leave(&self, accumulated: Accumulated) {
+        self.state.lock().accumulated = accumulated;
     }
 
     /// Takes over what another home of the same parameter has accumulated.
     pub(super) fn take_over_sum(&self, from: &Self) {
-        let accumulated = match from.accumulated() {
+        self.leave(match from.accumulated() {
             Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sum.sent(&self.ground.sums))),
             other => other,
-        };
-        self.state.lock().accumulated = accumulated;
+        });
     }
 
     /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.

@@ -88,8 +88,7 @@ impl Views {
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
-        let released = self.of.iter().filter(|(id, _)| !self.leaves.contains(id));
-        released.for_each(|(_, view)| view.flush(pass));
+        self.released().for_each(|view| view.flush(pass));
     }
 
     /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.
@@ -118,7 +117,7 @@ impl Views {
     pub(crate) fn copy_groups(&self, from: &Self) {
         for (_, home, from) in self.homes_beside(from) {
             if let Accumulated::InOptimizerState = from.accumulated() {
-                home.begin_group();
+                home.leave(Accumulated::InOptimizerState);
             }
         }
     }

@@ -204,7 +204,8 @@ impl<M: Module> Core<M> {
             );
         }
         let homes = self.ranks.views().homes();
-        homes.for_each(|home| home.forget_group());
+        // The optimizer has another state, without what was accumulated there.
+        homes.for_each(|home| home.leave(Accumulated::Nothing));
     }
 
     /// Whether a step has gradients to use before its pass.
