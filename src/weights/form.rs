@@ -26,6 +26,7 @@ pub(crate) struct FusedForm<M> {
     /// The ordinary module, with placeholders for the trainable values.
     pub(crate) hollow: M,
     pub(crate) inventory: Inventory,
+    pub(crate) session: Arc<Session>,
     pub(crate) views: Arc<Views>,
     pub(crate) layout: Arc<Layout>,
     /// The frozen parameters that wait on the host, and whether each carries an adapter.
@@ -97,6 +98,7 @@ impl<M: Module> FusedForm<M> {
             module,
             hollow,
             inventory,
+            session: session.clone(),
             views: Arc::new(views),
             layout,
             frozen,

@@ -83,7 +83,7 @@ impl<M: Module> Core<M> {
         };
         if config.gradient_checkpointing.offload_inputs {
             let ranks = changed.as_ref().map_or(&self.ranks, |(ranks, _)| ranks);
-            let mut layouts = ranks.all.iter().map(|rank| &rank.form.layout);
+            let mut layouts = ranks.forms.iter().map(|form| &form.layout);
             layouts.try_for_each(|layout| layout.start_transfers())?;
         }
         if let Some((ranks, statistics)) = changed {

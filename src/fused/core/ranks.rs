@@ -17,15 +17,10 @@ use crate::pass::Session;
 use crate::replica::{Group, Membership};
 use crate::weights::{FusedForm, Inventory, Role, Views};
 
-/// What one rank has of a training.
-pub(in crate::fused) struct Rank<M> {
-    pub(in crate::fused) form: FusedForm<M>,
-    pub(in crate::fused) session: Arc<Session>,
-}
-
 /// All ranks; their homes, and what rests there, are one.
 pub(in crate::fused) struct Ranks<M> {
-    pub(in crate::fused) all: Vec<Rank<M>>,
+    /// What each has of the model.
+    pub(in crate::fused) forms: Vec<FusedForm<M>>,
     /// Where they compute, if they were given devices: with autodiff, and the gradient checkpointing strategy of the model.
     pub(in crate::fused) named: Option<Vec<Device>>,
     /// Where they compute.
@@ -48,12 +43,12 @@ impl<M: Module> Ranks<M> {
         layout: Arc<Layout>,
     ) -> Result<Self, FusedError> {
         let form = FusedForm::new(model, session, layout, None)?;
-        let (session, devices) = (session.clone(), form.module.devices());
+        let devices = form.module.devices();
         Ok(Self {
             read_late: devices.iter().any(is_cubecl),
             remote: devices.iter().any(is_remote),
             devices,
-            all: vec![Rank { form, session }],
+            forms: vec![form],
             named: None,
             group: None,
             statistics: HashSet::new(),
@@ -97,7 +92,7 @@ impl<M: Module> Ranks<M> {
         ));
         // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:
         // its running statistics are those of `model`, and go where it goes.
-        let mut all = Vec::<Rank<M>>::new();
+        let mut forms = Vec::<FusedForm<M>>::new();
         for rank in (0..group.ranks()).rev() {
             let replica = match rank {
                 0 => model.clone(),
@@ -110,16 +105,15 @@ impl<M: Module> Ranks<M> {
             }
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
             let session = Arc::new(session.of_replica(layout.among_others().cloned()));
-            let other = all.last().map(|other| &other.form);
-            let form = FusedForm::new(replica, &session, layout, other)?;
-            all.push(Rank { form, session });
+            let form = FusedForm::new(replica, &session, layout, forms.last())?;
+            forms.push(form);
         }
-        all.reverse();
+        forms.reverse();
         // The ranks compute on threads of their own.
         group.devices().iter().for_each(hand_over);
-        let other = all.get(1).map(|rank| running_statistics(&rank.form.module));
+        let other = forms.get(1).map(|form| running_statistics(&form.module));
         Ok(Self {
-            all,
+            forms,
             named: Some(devices),
             read_late: group.devices().iter().any(is_cubecl),
             remote: group.devices().iter().any(is_remote),
@@ -149,12 +143,12 @@ impl<M: Module> Ranks<M> {
 
     /// The form of the first.
     pub(in crate::fused) fn form(&self) -> &FusedForm<M> {
-        &self.all[0].form
+        &self.forms[0]
     }
 
     /// The session of the first, whose optimizer is that of all.
     pub(in crate::fused) fn session(&self) -> &Arc<Session> {
-        &self.all[0].session
+        &self.form().session
     }
 
     /// What the first has of the parameters.

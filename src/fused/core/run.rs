@@ -6,7 +6,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
 use super::rank_pass::{RankPass, Task};
-use super::ranks::{Rank, Ranks};
+use super::ranks::Ranks;
 use crate::device::{Written, check_connected};
 use crate::error::FusedError;
 use crate::memory;
@@ -32,49 +32,48 @@ impl<M: Module> Ranks<M> {
         let group = self.group.as_deref();
 
         // Begin.
-        let running = self.all.iter().zip(task.closures).map(|(rank, closure)| {
-            let form = &rank.form;
+        let running = self.forms.iter().zip(task.closures).map(|(form, closure)| {
             let transfers = form.layout.transfers.get();
             let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
-            let session = &rank.session;
+            let session = &form.session;
             session.begin(order, *closure, form.foresight(), transfers.cloned())
         });
         let running: Vec<_> = running.collect();
         let mut ending = Ending {
-            ranks: &mut self.all,
+            forms: &mut self.forms,
             is_recorded: running[0].pass.is_recorded,
         };
         if ending.is_recorded {
-            let homes = ending.ranks[0].form.views.homes();
+            let homes = ending.forms[0].views.homes();
             homes.for_each(|home| home.show());
             memory::enter(memory::Phase::Forward);
         }
 
         // Forward and backward, and what the backward pass has left.
-        let ranks = ending.ranks.iter().zip(&running).map(|(rank, running)| {
+        let ranks = ending.forms.iter().zip(&running).map(|(form, running)| {
             let part = RankPass {
                 pass: running.pass.clone(),
-                views: rank.form.views.clone(),
-                layout: rank.form.layout.clone(),
+                views: form.views.clone(),
+                layout: form.layout.clone(),
                 read_late: self.read_late,
             };
-            (part, &rank.form.module)
+            (part, &form.module)
         });
         let (output, gradients) = (task.compute)(ranks.collect())?;
         check(&running, group)?;
-        if !ending.ranks[0].form.views.leaves.is_empty() {
+        if !ending.forms[0].views.leaves.is_empty() {
             ending.deliver(goal, &running, gradients);
             check(&running, group)?;
         }
 
         // Commit; whoever has left before has rolled back.
         let ended = ending.well();
-        for (rank, running) in self.all.iter_mut().zip(&running) {
-            rank.form.learn_course(&running.pass.blocks.course.lock());
+        for (form, running) in self.forms.iter_mut().zip(&running) {
+            form.learn_course(&running.pass.blocks.course.lock());
         }
         let census = running[0].pass.census.clone();
         drop(running);
-        let form = &self.all[0].form;
+        let form = &self.forms[0];
         reports.tell(form, ended, census.map(|census| census.take()));
 
         // What others have sent a rank since it was through, and what the devices say of the update.
@@ -95,7 +94,7 @@ impl<M: Module> Ranks<M> {
     /// Refuses values that their device has not computed.
     fn check_written(&self) -> Result<(), FusedError> {
         let mut written = Written::new();
-        let views = self.all.iter().flat_map(|rank| rank.form.views.iter());
+        let views = self.forms.iter().flat_map(|form| form.views.iter());
         views.for_each(|view| view.ask_written(&mut written));
         written.answer()
     }
@@ -120,7 +119,7 @@ fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
 
 /// A pass under way. When dropped, it ends in every view and home as one that has not ended well.
 struct Ending<'a, M: Module> {
-    ranks: &'a mut [Rank<M>],
+    forms: &'a mut [FusedForm<M>],
     is_recorded: bool,
 }
 
@@ -128,13 +127,13 @@ impl<M: Module> Ending<'_, M> {
     /// Uses the gradients of the parameters that are ordinary leaves, of every rank in its pass.
     fn deliver(&mut self, goal: Goal, running: &[Running], gradients: Vec<GradientsParams>) {
         if goal.steps() {
-            let ranks = self.ranks.iter_mut();
-            ranks.for_each(|rank| rank.form.let_go_of_leaves());
+            let forms = self.forms.iter_mut();
+            forms.for_each(FusedForm::let_go_of_leaves);
         }
-        for ((rank, running), gradients) in self.ranks.iter().zip(running).zip(gradients) {
+        for ((form, running), gradients) in self.forms.iter().zip(running).zip(gradients) {
             let pass = &running.pass;
-            pass.guarded_in_queue(|| rank.form.views.deliver(pass, gradients));
-            if let Some(transfers) = rank.form.layout.transfers.get() {
+            pass.guarded_in_queue(|| form.views.deliver(pass, gradients));
+            if let Some(transfers) = form.layout.transfers.get() {
                 transfers.wait();
             }
         }
@@ -151,14 +150,14 @@ impl<M: Module> Ending<'_, M> {
     /// The leaves of the modules have the values that their homes have then.
     fn end(&mut self, well: bool) -> HashMap<ParamId, ParameterReport> {
         let mut reports = HashMap::<ParamId, ParameterReport>::new();
-        for (id, report) in self.ranks.iter().flat_map(|rank| rank.form.views.end(well)) {
+        for (id, report) in self.forms.iter().flat_map(|form| form.views.end(well)) {
             let others = reports.entry(id);
             let others = others.and_modify(|others| others.add(&report));
             others.or_insert(report);
         }
-        for rank in self.ranks.iter_mut() {
-            if !rank.form.views.leaves.is_empty() {
-                rank.form.renew_leaves();
+        for form in self.forms.iter_mut() {
+            if !form.views.leaves.is_empty() {
+                form.renew_leaves();
             }
         }
         if self.is_recorded {

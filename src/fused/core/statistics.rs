@@ -26,7 +26,7 @@ pub(super) struct SharedStatistics<M: Module> {
 
 impl<M: Module> SharedStatistics<M> {
     pub(super) fn before(ranks: &Ranks<M>, rehearses: bool, closures: &[Closure]) -> Self {
-        let modules = || ranks.all.iter().map(|rank| &rank.form.module);
+        let modules = || ranks.forms.iter().map(|form| &form.module);
         let kept = match rehearses {
             true => modules().skip(1).map(KeptStatistics::of).collect(),
             false => Vec::new(),
@@ -54,7 +54,7 @@ impl<M: Module> SharedStatistics<M> {
         if self.before.iter().all(Option::is_none) {
             return ended;
         }
-        let modules = ranks.all.iter().map(|rank| &rank.form.module);
+        let modules = ranks.forms.iter().map(|form| &form.module);
         let modules: Vec<_> = modules.zip(self.before).collect();
         let averaged = caught(|| average(ranks, &modules));
         // A device that is lost has ended the pass already.

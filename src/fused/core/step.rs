@@ -78,7 +78,7 @@ impl<M: Module> Core<M> {
         if !self.has_accumulated() {
             return self.refuse(FusedError::NothingAccumulated);
         }
-        let closures = vec![Closure::Nothing; self.ranks.all.len()];
+        let closures = vec![Closure::Nothing; self.ranks.forms.len()];
         let mut task = Task {
             closures: &closures,
             compute: &mut all_stand_by,

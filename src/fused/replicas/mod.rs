@@ -192,8 +192,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// The bytes of weights and gradients on each rank.
     pub fn bytes(&self) -> Vec<RankBytes> {
-        let ranks = self.core.ranks.all.iter();
-        ranks.map(|rank| RankBytes::of(&rank.form)).collect()
+        self.core.ranks.forms.iter().map(RankBytes::of).collect()
     }
 
     /// The devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
@@ -214,7 +213,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (
-            self.core.ranks.all.len(),
+            self.core.ranks.forms.len(),
             self.core.policies.config.sharding,
         );
         write!(f, "{} on {ranks} ranks (sharding: {sharding:?})", self.core)
