@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 
+use burn::backend::Dispatch;
+use burn::backend::ops::FloatTensorOps;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, FloatDType, Shape, Tensor};
 
 use super::any::{AnyParam, AnyTensor};
 
@@ -41,31 +43,14 @@ pub(crate) fn taken<M: Module>(
     which: impl Fn(ParamId) -> bool,
     beside: impl Fn(Device) -> Device,
 ) -> (M, HashMap<ParamId, AnyTensor>) {
-    let mut take = Take {
-        which,
-        beside,
-        taken: HashMap::new(),
+    let mut taken = HashMap::new();
+    let take = |id, value: AnyTensor| {
+        // In a type that every device has.
+        let one = Shape::from(vec![1_usize; value.rank()]);
+        let device = beside(value.device());
+        let nothing = Dispatch::float_empty(one, device.as_dispatch(), FloatDType::F32);
+        taken.insert(id, value);
+        Tensor::<1>::from_dispatch(nothing).into()
     };
-    (module.map(&mut take), take.taken)
-}
-
-struct Take<W, B> {
-    which: W,
-    beside: B,
-    taken: HashMap<ParamId, AnyTensor>,
-}
-
-impl<W: Fn(ParamId) -> bool, B: Fn(Device) -> Device> ModuleMapper for Take<W, B> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let id = param.id;
-        if !(self.which)(id) {
-            return param;
-        }
-        param.map(|value| {
-            // In a type that every device has.
-            let nothing = Tensor::empty([1; D], (&(self.beside)(value.device()), DType::F32));
-            self.taken.insert(id, value.into());
-            nothing
-        })
-    }
+    (exchange(module, |param| which(param.id()), take), taken)
 }

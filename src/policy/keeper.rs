@@ -26,8 +26,7 @@ impl PolicyState {
     /// Takes over the state that `optimizer`, which was joined, has loaded, if it has. From now on its
     /// records show the state as it is.
     pub(crate) fn take_over(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
-        let device = device.clone().inner();
-        exchange_state(optimizer, KEEPER_ID.into(), 1, "", &device);
+        exchange_state(optimizer, KEEPER_ID.into(), 1, "", device);
     }
 }
 

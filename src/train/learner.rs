@@ -225,7 +225,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         if let Some(state) = self.how.policies.kept() {
             // A config that is set from now on goes on with what was learned.
             let device = model.devices().into_iter().next();
-            state.take_over(&mut optimizer, &device.unwrap_or_default());
+            state.take_over(&mut optimizer, &device.unwrap_or_default().inner());
         }
         loan::set_optimizer(&mut self.learner, optimizer);
         Ok(())

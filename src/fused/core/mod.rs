@@ -249,14 +249,13 @@ impl<M: Module> Core<M> {
         homes().for_each(|home| home.average_as(config.as_ref()));
         let module = &self.ranks.form().module;
         let left = self.statistics.average(config.as_ref(), module);
-        let device = self.ranks.device();
+        let device = self.ranks.device().inner();
         self.ranks.session().update().change(|mut optimizer| {
             if let Some(state) = self.policies.kept() {
                 state.take_over(&mut optimizer, &device);
             }
             if config.is_some() {
                 homes().for_each(|home| home.keep_average(&mut optimizer));
-                let device = device.inner();
                 AveragedStatistics::forget_in(&mut optimizer, &left, &device);
                 self.statistics.keep_in(&mut optimizer, &device);
             }

@@ -43,16 +43,7 @@ impl<M: Module> Ranks<M> {
         layout: Arc<Layout>,
     ) -> Result<Self, FusedError> {
         let form = FusedForm::new(model, session, layout, None)?;
-        let devices = form.module.devices();
-        Ok(Self {
-            read_late: devices.iter().any(is_cubecl),
-            remote: devices.iter().any(is_remote),
-            devices,
-            forms: vec![form],
-            named: None,
-            group: None,
-            statistics: HashSet::new(),
-        })
+        Ok(Self::of(vec![form], None))
     }
 
     /// Replicas of `model` on `devices`, which share it as `config` says, and whose optimizer is that of `session`.
@@ -111,16 +102,25 @@ impl<M: Module> Ranks<M> {
         forms.reverse();
         // The ranks compute on threads of their own.
         group.devices().iter().for_each(hand_over);
+        Ok(Self::of(forms, Some(devices)))
+    }
+
+    fn of(forms: Vec<FusedForm<M>>, named: Option<Vec<Device>>) -> Self {
+        let group = forms[0].layout.member().map(|member| member.group.clone());
+        let devices = match &group {
+            Some(group) => group.devices().to_vec(),
+            None => forms[0].module.devices(),
+        };
         let other = forms.get(1).map(|form| running_statistics(&form.module));
-        Ok(Self {
+        Self {
             forms,
-            named: Some(devices),
-            read_late: group.devices().iter().any(is_cubecl),
-            remote: group.devices().iter().any(is_remote),
-            devices: group.devices().to_vec(),
-            group: Some(group),
+            named,
+            read_late: devices.iter().any(is_cubecl),
+            remote: devices.iter().any(is_remote),
+            devices,
+            group,
             statistics: other.unwrap_or_default(),
-        })
+        }
     }
 
     /// The same ranks with another model, which several share as `config` says.

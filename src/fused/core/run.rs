@@ -178,8 +178,6 @@ impl<M: Module> Drop for Ending<'_, M> {
 pub(super) struct Reports {
     /// What the last one did.
     pub(super) last: StepReport,
-    /// Whether a parameter got a gradient in it.
-    pub(super) reached: bool,
     /// The parameters that the log has named for having got no gradient.
     told: HashSet<ParamId>,
 }
@@ -198,7 +196,6 @@ impl Reports {
             without_gradient: ended.len(),
             ..StepReport::default()
         };
-        let all = ended.len();
         for (id, of) in ended {
             report.updated += usize::from(of.updated);
             report.vetoed += usize::from(of.vetoed);
@@ -212,7 +209,6 @@ impl Reports {
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
         }
-        self.reached = report.without_gradient < all;
         self.last = report;
     }
 }

@@ -112,8 +112,8 @@ impl<M: Module> Core<M> {
 
     /// Refuses a pass whose loss has reached no parameter, and that had nothing else to use.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let parameters = self.reports.last.without_gradient;
-        match self.reports.reached {
+        let parameters = self.ranks.views().iter().count();
+        match self.reports.last.without_gradient < parameters {
             true => Ok(()),
             false => Err(FusedError::LossWithoutParameters { parameters }),
         }
