@@ -198,12 +198,6 @@ impl Layout {
         }
     }
 
-    /// Where the gradients of micro-batches are added up for a value at `site`.
-    pub(crate) fn sums_at(&self, site: &Site) -> Device {
-        let host = self.placement().map(|placement| &placement.host);
-        host.unwrap_or(&site.device).clone()
-    }
-
     /// Where this rank computes with a parameter that is on `device`, without autodiff.
     pub(crate) fn computes_on(&self, device: &Device) -> Device {
         self.device().unwrap_or(device).clone().inner()

@@ -75,18 +75,9 @@ impl Plan {
         self.overflow = Some(overflow);
     }
 
-    /// The global norm of the gradients that have passed, free of the loss scale, if measured; waits for the
-    /// device.
-    pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
-        let norm = self.norm_and_confirm(&Unconfirmed::default())?;
-        Ok(norm.map(|(norm, _)| norm))
-    }
-
-    /// The same, read together with what the step before has left unconfirmed; and whether that agrees.
-    pub(crate) fn norm_and_confirm(
-        &self,
-        before: &Unconfirmed,
-    ) -> Result<Option<(Norm, bool)>, FusedError> {
+    /// The global norm of the gradients that have passed, free of the loss scale, if measured; waits for the device. It is read
+    /// together with what the step before has left unconfirmed; whether that agrees is the other result.
+    pub(crate) fn norm(&self, before: &Unconfirmed) -> Result<Option<(Norm, bool)>, FusedError> {
         let Some(measure) = &self.measure else {
             return Ok(None);
         };

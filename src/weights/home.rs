@@ -54,8 +54,9 @@ impl Ground {
             placement.config.states_wait() && layout.member().is_none()
         };
         let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
+        let host = layout.placement().map(|placement| &placement.host);
         Self {
-            sums: layout.sums_at(&site),
+            sums: host.unwrap_or(&site.device).clone(),
             states: layout.placement().filter(moves_states).cloned(),
             tells_owners: probe.can_mut(),
             site,

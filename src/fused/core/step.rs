@@ -14,7 +14,7 @@ use crate::fused::policies::Passes;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Failure, Order, Rehearsal};
-use crate::policy::{Goal, Plan};
+use crate::policy::{Goal, Plan, Unconfirmed};
 use crate::report::StepReport;
 use crate::weights::KeptStatistics;
 
@@ -104,6 +104,14 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
+    /// Refuses a closure that runs once where the policies need two passes.
+    pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
+        match self.policies.passes() {
+            Passes::Two => self.refuse(FusedError::RunsTwice),
+            Passes::One | Passes::Learning | Passes::Waiting => Ok(()),
+        }
+    }
+
     /// The error of a step that has not begun.
     pub(in crate::fused) fn refuse<R>(&mut self, error: FusedError) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
@@ -159,7 +167,8 @@ impl<M: Module> Core<M> {
         let clip = self.policies.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, task)?;
-        let norm = plan.norm()?.map(|norm| norm.value);
+        let norm = plan.norm(&Unconfirmed::default())?;
+        let norm = norm.map(|(norm, _)| norm.value);
         self.adapt(&plan, clip, norm, plan.overflowed());
         Ok(output)
     }

@@ -102,7 +102,7 @@ impl<M: Module> Core<M> {
     /// overflow.
     fn norm_to_use(&mut self, plan: &Plan) -> Result<Option<(Norm, Option<f64>)>, FusedError> {
         let before = std::mem::take(&mut self.unconfirmed);
-        let norm = plan.norm_and_confirm(&before)?;
+        let norm = plan.norm(&before)?;
         let (norm, agree) = norm.expect("the pass measures");
         if !agree {
             return Err(FusedError::other_passes_before());

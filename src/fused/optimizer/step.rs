@@ -7,7 +7,6 @@ use burn::optim::GradientsParams;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::fused::core::{Computed, Parts, RankPass, Task, Worked};
-use crate::fused::policies::Passes;
 use crate::loss::Loss;
 use crate::pass::Closure;
 
@@ -52,9 +51,7 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        if self.core.policies.passes() == Passes::Two {
-            return self.core.refuse(FusedError::RunsTwice);
-        }
+        self.core.check_runs_once()?;
         self.with_loss(Some(learning_rate.into()), once(forward))
     }
 

@@ -10,7 +10,6 @@ use super::FusedReplicas;
 use super::crew::Work;
 use crate::error::FusedError;
 use crate::fused::core::{Parts, Task};
-use crate::fused::policies::Passes;
 use crate::loss::Loss;
 use crate::pass::Closure;
 
@@ -46,9 +45,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        if self.core.policies.passes() == Passes::Two {
-            return self.core.refuse(FusedError::RunsTwice);
-        }
+        self.core.check_runs_once()?;
         let mut batches = Some(self.dealt(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)
