@@ -112,13 +112,24 @@ impl Policies {
 
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
     pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
-        let (passes, steps) = (self.passes(), goal.steps());
-        let waits = passes == Passes::Waiting;
         let mut plan = Plan::new(goal, self.config.accumulation());
+        let passes = self.passes();
+        if passes != Passes::One {
+            self.take_part(&mut plan, passes, clip);
+        }
+        if goal.steps() {
+            plan.hooks.extend(&self.hooks);
+        }
+        plan
+    }
+
+    /// Clips and scales in the `plan` of a step in these `passes`.
+    fn take_part(&self, plan: &mut Plan, passes: Passes, clip: Option<f64>) {
+        let waits = passes == Passes::Waiting;
         plan.scale = self.loss_scale().map(|it| it.scale);
-        plan.spends_sums = goal == Goal::Update && waits;
+        plan.spends_sums = plan.goal == Goal::Update && waits;
         // To be known before gradients are used, or for the next step.
-        let measures = match goal {
+        let measures = match plan.goal {
             Goal::Accumulate => false,
             Goal::Measure => waits || passes == Passes::Two || self.clips_lagged(),
             Goal::Begin | Goal::Update => self.clips_lagged(),
@@ -126,16 +137,15 @@ impl Policies {
         if measures {
             plan.measure();
         }
-        if steps && (clip.is_some() || plan.scale.is_some()) {
+        if !plan.goal.steps() {
+            return;
+        }
+        if clip.is_some() || plan.scale.is_some() {
             plan.multiply_by(clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0));
         }
-        if steps && self.overflow() == Some(Overflow::SkipParameter) {
+        if self.overflow() == Some(Overflow::SkipParameter) {
             plan.leave_not_finite();
         }
-        if steps {
-            plan.hooks.extend(&self.hooks);
-        }
-        plan
     }
 
     /// What gradients that were measured to be of this norm are multiplied by, if they are clipped: lagged clipping goes by the

@@ -29,6 +29,8 @@ pub(crate) struct FusedForm<M> {
     pub(crate) session: Arc<Session>,
     pub(crate) views: Arc<Views>,
     pub(crate) layout: Arc<Layout>,
+    /// Whether copies come and go with the runs of blocks.
+    brings: bool,
     /// The frozen parameters that wait on the host, and whether each carries an adapter.
     frozen: HashMap<ParamId, bool>,
     /// Of the last pass with blocks.
@@ -100,6 +102,7 @@ impl<M: Module> FusedForm<M> {
             inventory,
             session: session.clone(),
             views: Arc::new(views),
+            brings: layout.brings(),
             layout,
             frozen,
             course: None,
@@ -183,7 +186,7 @@ impl<M: Module> FusedForm<M> {
 
     /// What sees to the copies that blocks read, if they come and go with their runs.
     pub(crate) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
-        if !self.layout.brings() {
+        if !self.brings {
             return None;
         }
         let placement = self.layout.placement_of_blocks().cloned();
@@ -197,12 +200,12 @@ impl<M: Module> FusedForm<M> {
 
     /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.
     pub(crate) fn learn_course(&mut self, course: &Course) {
-        let Some(placement) = self.layout.placement_of_blocks() else {
-            return;
-        };
         if course.is_empty() {
             return;
         }
+        let Some(placement) = self.layout.placement_of_blocks() else {
+            return;
+        };
         if let (None, Some(waiting)) = (&self.course, placement.config.waiting_blocks()) {
             self.views.keep_copies(course, waiting);
         }
