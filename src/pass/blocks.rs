@@ -27,8 +27,8 @@ pub(crate) struct Blocks {
     called: AtomicUsize,
     /// Blocks whose first run is under way.
     running: AtomicUsize,
-    /// Of their first runs.
-    litter: Litter,
+    /// Of their first runs, since the first was called.
+    litter: OnceLock<Litter>,
     pub(crate) learned: Arc<Learned>,
     /// Where the seed of this step comes from.
     pub(crate) seeds: Arc<StepSeeds>,
@@ -64,7 +64,7 @@ impl Blocks {
             course: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
-            litter: Litter::new(),
+            litter: OnceLock::new(),
             learned,
             seeds,
             own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
@@ -74,6 +74,7 @@ impl Blocks {
 
     /// What becomes of the next block that is in no other.
     pub(crate) fn next(&self) -> Way {
+        self.litter.get_or_init(Litter::new);
         let index = self.called.fetch_add(1, Ordering::Relaxed);
         match self.config.keep_activations.get(index) {
             Some(true) => Way::Keep,
@@ -111,7 +112,7 @@ impl Blocks {
 
     /// Lets autodiff let go of what first runs have left, if that is enough to be worth it.
     pub(crate) fn sweep(&self, device: &Device) {
-        self.litter.sweep(device);
+        self.litter.get_or_init(Litter::new).sweep(device);
     }
 
     /// Whether a block runs without recording, on whichever thread.

@@ -42,7 +42,11 @@ impl View {
     /// If it can't come over to the device.
     pub(super) fn here(&self, state: &mut State, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
         if self.given == Holding::Shared {
-            return Part::or_whole(part, self.home.value());
+            let value = self.home.value();
+            return match part {
+                Some(part) => part.of_any(value),
+                None => value,
+            };
         }
         let holding = self.holding();
         let version = self.home.version();
