@@ -2,7 +2,7 @@ use burn::optim::ModuleOptimizer;
 
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::optim::{AccumulateInState, InState, Ruled};
+use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::{
     AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale, LossScalingConfig, Overflow,
     Plan, PolicyState,
@@ -44,7 +44,7 @@ impl Policies {
             in_state: true,
             ..Self::default()
         };
-        Ok((InState::new(optimizer).into(), policies))
+        Ok((optimizer.into(), policies))
     }
 
     /// Goes on as `config` says, which has been checked, with what was learned: the scale of the loss, but where it begins

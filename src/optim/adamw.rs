@@ -2,9 +2,8 @@ use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 
 use super::adam::MOMENTS;
-use super::element_wise::{ElementState, ElementWise};
+use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
-use super::in_state::AccumulateInState;
 use super::kernel::Rule;
 use super::rule::{self, Moments, Step};
 use super::ruled::{Ruled, ruled};

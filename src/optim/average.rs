@@ -5,8 +5,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::averaging::WeightAveragingConfig;
-use super::call::{LentAverage, StepCall};
-use super::format::{Formats, LowBits, Noise, StateFormat, Weight, WeightFormat, steps};
+use super::call::StepCall;
+use super::format::{Formats, LowBits, Noise, RecordedFormat, Weight, WeightFormat, steps};
 use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved, of_data};
 use crate::parameters::AnyTensor;
@@ -27,7 +27,7 @@ pub(crate) struct AverageState(Arc<Mutex<Values>>);
 struct Values {
     /// Of the parameter.
     updates: usize,
-    /// The values that have counted.
+    /// The values that the mean is of.
     count: usize,
     /// None before the first.
     mean: Option<Weight<1>>,
@@ -61,11 +61,10 @@ impl Average {
         let mut values = self.state.0.lock();
         let counts = self.config.counts(values.updates + 1);
         let is_full = |mean: &Weight<1>| {
-            mean.format == WeightFormat::Plain && mean.is_as(&self.config, mean.value.dtype())
+            mean.format == WeightFormat::Plain && mean.is_as(&self.config, full_of(&mean.value))
         };
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
-        let rule = self.config.rule(values.count);
-        call.lend(LentAverage::Before(mean.value.into(), rule));
+        call.lend(mean.value.into(), self.config.rule(values.count));
         Some(Lent(values))
     }
 
@@ -78,17 +77,15 @@ impl Average {
             return;
         }
         // An update that panics takes the mean along: it begins anew then.
-        let count = std::mem::take(&mut values.count);
-        let mean = match values.mean.take() {
-            Some(mean) => mean.on(value).kept_as(config, full_of(value)).next(
-                config,
-                count,
-                value.clone().untyped(),
-            ),
-            None => begun(config, value),
+        let (mean, count) = match values.mean.take() {
+            Some(mean) => {
+                let mean = mean.on(value).kept_as(config, full_of(value));
+                let next = mean.next(config, values.count, value.clone().untyped());
+                (next, values.count + 1)
+            }
+            None => (begun(config, value), 1),
         };
-        values.mean = Some(mean);
-        values.count = count + 1;
+        (values.mean, values.count) = (Some(mean), count);
     }
 
     /// The average in this type, if there is one yet.
@@ -102,14 +99,8 @@ impl Average {
 impl Lent<'_> {
     /// The step is over. Returns whether it has taken the average on.
     pub(crate) fn back(mut self, call: &StepCall) -> bool {
-        let (mean, is_done) = match call.take_back() {
-            Some(LentAverage::Before(mean, _)) => (mean, false),
-            Some(LentAverage::After(mean)) => (mean, true),
-            None => {
-                // It begins anew.
-                self.0.count = 0;
-                return false;
-            }
+        let Some((mean, is_done)) = call.take_back() else {
+            return false;
         };
         self.0.mean = Some(Weight::plain(mean.untyped()));
         self.0.updates += usize::from(is_done);
@@ -137,7 +128,7 @@ fn begun(config: &WeightAveragingConfig, value: &Tensor<1>) -> Weight<1> {
         return Weight::plain(value);
     }
     let high = value.clone().cast(FloatDType::BF16);
-    let weight = formats(format).fit(&high).weight(high, None);
+    let weight = Formats::of_weights(format).fit(&high).weight(high, None);
     set_in_format(weight, value, Noise::of_step(0))
 }
 
@@ -153,14 +144,7 @@ fn full_of(value: &Tensor<1>) -> DType {
 fn format_of(config: &WeightAveragingConfig, value: &Tensor<1>) -> WeightFormat {
     match value.dtype() {
         DType::F64 => WeightFormat::Plain,
-        _ => formats(config.format).fit(value).weight,
-    }
-}
-
-fn formats(weight: WeightFormat) -> Formats {
-    Formats {
-        state: StateFormat::Full,
-        weight,
+        _ => Formats::of_weights(config.format).fit(value).weight,
     }
 }
 
@@ -217,9 +201,11 @@ impl RecordState for AverageState {
         sink.push_scalar(prefix, "count", values.count.into());
         if let Some(mean) = &values.mean {
             sink.push_tensor(prefix, "average", mean.value.clone().into_data());
-            if let Some(low) = &mean.low_bits {
-                low.flatten(prefix, mean.value.shape().num_dims(), sink);
-            }
+            let format = RecordedFormat {
+                low_bits: mean.low_bits.clone(),
+                ..RecordedFormat::default()
+            };
+            format.flatten(prefix, mean.value.shape().num_dims(), sink);
         }
     }
 
@@ -236,17 +222,17 @@ impl RecordState for AverageState {
                     return None;
                 }
                 let value = of_data(data, device);
-                let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
+                let low_bits = RecordedFormat::unflatten(prefix, source, device)?.low_bits;
                 let elements = value.shape().num_elements();
                 let is_of = |low: &LowBits| dtype == DType::BF16 && low.elements == elements;
                 if !low_bits.as_ref().is_none_or(is_of) {
                     return None;
                 }
-                let format = low_bits.as_ref().map(|low| low.format);
-                let format = format.unwrap_or(match value.dtype() {
-                    DType::BF16 => WeightFormat::Stochastic,
-                    _ => WeightFormat::Plain,
-                });
+                let format = match &low_bits {
+                    Some(low) => low.format,
+                    None if dtype == DType::BF16 => WeightFormat::Stochastic,
+                    None => WeightFormat::Plain,
+                };
                 Some(Weight {
                     value,
                     format,
@@ -254,8 +240,6 @@ impl RecordState for AverageState {
                 })
             }
         };
-        // Without a mean it begins anew.
-        let count = if mean.is_some() { count } else { 0 };
         Some(Self(Arc::new(Mutex::new(Values {
             updates,
             count,

@@ -15,18 +15,12 @@ struct Call {
     reserve: Option<AnyTensor>,
     in_place: bool,
     refusal: Option<String>,
-    average: Option<LentAverage>,
+    /// An average of the parameter, in the type in which it is computed, which the step may take on in its own pass over memory.
+    lent: Option<(AnyTensor, AverageRule)>,
+    /// The average as the step has left it.
+    averaged: Option<AnyTensor>,
     /// Whether what an optimizer writes is what the caller gets.
     is_direct: bool,
-}
-
-/// An average of the parameter, which a step may take on in its own pass over memory.
-#[derive(Debug)]
-pub(super) enum LentAverage {
-    /// As it was, in the type in which it is computed, and how it goes on.
-    Before(AnyTensor, AverageRule),
-    /// As the step has left it.
-    After(AnyTensor),
 }
 
 /// An optimizer of this crate that nobody of another has put into his own: what it writes is the new parameter.
@@ -92,14 +86,18 @@ impl StepCall {
         tell(|call| call.reserve.take()).flatten()
     }
 
-    /// Lends the step an average.
-    pub(super) fn lend(&self, average: LentAverage) {
-        tell(|call| call.average = Some(average));
+    /// Lends the step an average, and how it goes on.
+    pub(super) fn lend(&self, mean: AnyTensor, rule: AverageRule) {
+        tell(|call| call.lent = Some((mean, rule)));
     }
 
-    /// The average that was lent, unless it was lost in a panic.
-    pub(super) fn take_back(&self) -> Option<LentAverage> {
-        tell(|call| call.average.take()).flatten()
+    /// The average that was lent, and whether the step has taken it on; none if it was lost in a panic.
+    pub(super) fn take_back(&self) -> Option<(AnyTensor, bool)> {
+        let back = |call: &mut Call| match (call.averaged.take(), call.lent.take()) {
+            (Some(mean), _) => Some((mean, true)),
+            (None, lent) => lent.map(|(mean, _)| (mean, false)),
+        };
+        tell(back).flatten()
     }
 }
 
@@ -114,15 +112,18 @@ pub(super) fn more_to_come() -> bool {
     tell(|call| call.more_to_come).unwrap_or(false)
 }
 
-/// The step is refused: parameter and state are given back as they are.
+/// What a step has checked. Where it can't be, it is refused: parameter and state are given back as they are.
 ///
 /// # Panics
 ///
-/// Where nobody listens, as in a stock loop.
-pub(super) fn refuse(reason: String) {
-    if let Some(reason) = tell_unfit(reason) {
-        panic!("{reason}");
-    }
+/// If it is refused where nobody listens, as in a stock loop.
+pub(super) fn unless_refused<T>(checked: Result<T, String>) -> Option<T> {
+    let refuse = |reason| {
+        if let Some(reason) = tell_unfit(reason) {
+            panic!("{reason}");
+        }
+    };
+    checked.map_err(refuse).ok()
 }
 
 /// The caller asks whether a parameter can be stepped, by loading a record for it, and it can't. Returns the reason where
@@ -133,27 +134,23 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
     reason
 }
 
-/// The average that was lent, with what `join` makes of it and of how it goes on: if that is something, and if what the step writes
-/// is the new parameter.
-pub(super) fn borrow_average<const D: usize, R>(
-    join: impl FnOnce(&Tensor<D>, AverageRule) -> Option<R>,
-) -> Option<(R, Tensor<D>)> {
+/// The average that was lent and how it goes on, if it `fits`, and if what the step writes is the new parameter.
+pub(super) fn borrow_average<const D: usize>(
+    fits: impl FnOnce(&Tensor<D>) -> bool,
+) -> Option<(Tensor<D>, AverageRule)> {
     let borrow = |call: &mut Call| {
-        let average = call.average.as_ref().filter(|_| call.is_direct)?;
-        let LentAverage::Before(mean, rule) = average else {
-            return None;
-        };
-        let mean = (mean.rank() == D).then(|| mean.clone().of_rank())?;
-        let joined = (join(&mean, *rule)?, mean);
-        call.average = None;
-        Some(joined)
+        let is_direct = call.is_direct;
+        let lent = call
+            .lent
+            .take_if(|(mean, _)| is_direct && mean.rank() == D && fits(&mean.clone().of_rank()));
+        lent.map(|(mean, rule)| (mean.of_rank(), rule))
     };
     tell(borrow).flatten()
 }
 
 /// Gives the average back, which has gone on with the step.
 pub(super) fn return_average<const D: usize>(mean: Tensor<D>) {
-    tell(|call| call.average = Some(LentAverage::After(mean.into())));
+    tell(|call| call.averaged = Some(mean.into()));
 }
 
 /// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.

@@ -20,6 +20,35 @@ pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     fn rule(&self, step: Step) -> Rule;
 }
 
+/// An optimizer whose state can take the gradients of micro-batches one by one, so that no buffer
+/// has to add them up: [`Adam`](super::Adam), [`AdamW`](super::AdamW) and [`Sgd`](super::Sgd) with momentum.
+///
+/// The state decays once, before the first gradient of a group, and the parameter is stepped with the
+/// last. For `Sgd` that is the step with the sum of the gradients. For Adam's second moment it is an
+/// approximation, AdamA ([Zhang et al., 2023](https://arxiv.org/abs/2305.19982)): the sum of the
+/// squares of the gradients `g_i` takes the place of the square of their sum,
+///
+/// ```text
+/// m = beta_1 m + (1 - beta_1) (g_1 + .. + g_n)
+/// v = beta_2 v + (1 - beta_2) (g_1^2 + .. + g_n^2)
+/// ```
+///
+/// An optimizer of your own takes part if its [`rule`](ElementWise::rule) looks at [`Step::decay`](super::Step::decay),
+/// and uses a gradient for nothing but to add to its states.
+///
+/// See [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+#[diagnostic::on_unimplemented(
+    message = "the state of `{Self}` can't take the gradients of micro-batches",
+    label = "accumulates in no optimizer state",
+    note = "use `backburn::optim::{{Adam, AdamW, Sgd}}`, or accumulate in a buffer with `FusedOptimizer::new`"
+)]
+pub trait AccumulateInState: ElementWise {
+    /// Why the options of this optimizer don't allow it, if they don't.
+    fn refusal(&self) -> Option<&'static str> {
+        None
+    }
+}
+
 /// A state that an [`ElementWise`] optimizer keeps for each element of a parameter. Its name in a record may have points in it, as those
 /// of Burn's nested states have.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,8 @@
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{
-    Formats, LowBits, MIN_ELEMENTS, Noise, RecordedFormat, StateFormat, WeightFormat, around,
-};
+use super::format::{Formats, LowBits, Noise, RecordedFormat, WeightFormat, around};
 use super::kernel;
 
 /// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
@@ -40,6 +38,12 @@ impl<O> InFormat<O> {
     pub fn new(optimizer: O, format: WeightFormat) -> Self {
         Self { optimizer, format }
     }
+
+    /// Refuses a weight in another type, around which the optimizer would step in f32.
+    fn check_bf16<const D: usize>(&self, parameter: &Tensor<D>) -> Result<(), String> {
+        let what = format!("`InFormat` with `WeightFormat::{:?}`", self.format);
+        kernel::check_bf16(parameter, &what, "the optimizer without `InFormat`")
+    }
 }
 
 /// State of [`InFormat`]: that of the optimizer, with the low bits of the weight beside it if there are any.
@@ -63,22 +67,15 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         gradient: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let formats = Formats {
-            state: StateFormat::Full,
-            weight: self.format,
-        };
-        let formats = formats.fit(&parameter);
+        let formats = Formats::of_weights(self.format).fit(&parameter);
         let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
-        let is_whole = is_small && parameter.dtype() == DType::F32;
-        let checked = match is_whole {
+        let checked = match formats.is_whole {
             true => Ok(()),
-            false => kernel::check_around(&parameter, self.format),
+            false => self.check_bf16(&parameter),
         };
         let checked =
             checked.and_then(|()| kernel::check_step(formats, &parameter, &gradient, [], low_bits));
-        if let Err(reason) = checked {
-            call::refuse(reason);
+        if call::unless_refused(checked).is_none() {
             return (parameter, state);
         }
         let (state, time, low_bits) = match state {
@@ -93,7 +90,7 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
                 low_bits,
             })
         };
-        if is_whole {
+        if formats.is_whole {
             let (value, state) = self.optimizer.step(lr, parameter, gradient, state);
             return (value, with(state, low_bits));
         }
@@ -124,27 +121,24 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
         }
         let around = around(prefix);
         let format = RecordedFormat {
-            width: None,
             time: self.time,
             wraps: self.state.is_some(),
+            low_bits: self.low_bits.clone(),
+            ..RecordedFormat::default()
         };
-        format.flatten(&around, sink);
-        if let Some(low) = &self.low_bits {
-            low.flatten(&around, D, sink);
-        }
+        format.flatten(&around, D, sink);
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let around = around(prefix);
-        let format = RecordedFormat::unflatten(&around, source)?;
-        let low_bits = LowBits::unflatten(&around, source, device).ok()?;
+        let format = RecordedFormat::unflatten(&around, source, device)?;
         let state = S::state_unflatten(prefix, source, device);
         // All or nothing.
         let is_whole = state.is_some() || !format.wraps;
         is_whole.then_some(Self {
             state,
             time: format.time,
-            low_bits,
+            low_bits: format.low_bits,
         })
     }
 }

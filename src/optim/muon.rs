@@ -11,7 +11,7 @@ use super::element_wise::{ElementState, ElementWise};
 use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel::{self, Rule};
 use super::rule::{self, Step};
-use super::ruled::{MicroBatch, Ruled};
+use super::ruled::Ruled;
 use super::sgd::VELOCITY;
 use super::state::RuledState;
 use super::with_clipping;
@@ -131,32 +131,6 @@ impl<const D: usize> MuonState<D> {
 }
 
 impl Muon {
-    fn formats(&self) -> Formats {
-        Formats {
-            state: self.config.state_format,
-            weight: self.config.weight_format,
-        }
-    }
-
-    /// Where the momentum points with this gradient, orthogonalized.
-    fn direction<const D: usize>(
-        &self,
-        gradient: Tensor<D>,
-        state: RuledState<Direction, D>,
-    ) -> (Tensor<D>, RuledState<Direction, D>) {
-        let batch = MicroBatch::alone(state.is_none());
-        // In the place of what is stepped there is something of its form.
-        let any = gradient.clone();
-        let formats = self.momentum.formats.fit(&any);
-        let (direction, state) =
-            self.momentum
-                .step_micro_batch(1.0, any, gradient, Some(state), formats, batch);
-        // As it lies in memory, which decides the last bits of a product.
-        let matrix = AnyTensor::from(direction).of_rank();
-        let direction = self.config.orthogonalized(matrix);
-        (AnyTensor::from(direction).of_rank(), state)
-    }
-
     /// What the learning rate is multiplied by for a matrix of this shape.
     fn adjustment([rows, columns]: [usize; 2], function: AdjustLrFn) -> f64 {
         let (rows, columns) = (rows as f64, columns as f64);
@@ -188,15 +162,15 @@ impl Optimizer for Muon {
         gradient: Tensor<D>,
         state: Option<MuonState<D>>,
     ) -> (Tensor<D>, Option<MuonState<D>>) {
+        let formats = Formats {
+            weight: self.config.weight_format,
+            ..self.momentum.formats
+        };
         let inner = state.as_ref().map(|state| &state.0);
         let checked = check_matrix::<D>()
-            .and_then(|()| RuledState::check(inner, self.formats(), &parameter, &gradient));
-        let formats = match checked {
-            Ok(formats) => formats,
-            Err(reason) => {
-                call::refuse(reason);
-                return (parameter, state);
-            }
+            .and_then(|()| RuledState::check(inner, formats, &parameter, &gradient));
+        let Some(formats) = call::unless_refused(checked) else {
+            return (parameter, state);
         };
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
@@ -204,8 +178,14 @@ impl Optimizer for Muon {
             true => gradient,
             false => gradient.cast(FloatDType::F32),
         };
-        // The momentum is told nothing about the weight, which is not written yet.
-        let (direction, mut state) = call::unheard(|| self.direction(gradient, state));
+        // Where the momentum points. It is told nothing about the weight, which is not written yet: in the place of what is
+        // stepped there is something of its form.
+        let any = gradient.clone();
+        let momentum = || self.momentum.step(1.0, any, gradient, Some(state));
+        let (direction, state) = call::unheard(momentum);
+        // As it lies in memory, which decides the last bits of a product.
+        let matrix = AnyTensor::from(direction).of_rank();
+        let direction = AnyTensor::from(self.config.orthogonalized(matrix)).of_rank();
         let penalty = self.config.weight_decay.as_ref();
         let shape = [parameter.shape()[0], parameter.shape()[1]];
         let rule = Rule::new::<0>(rule::Decayed {
@@ -214,14 +194,17 @@ impl Optimizer for Muon {
         });
         let weight = formats.weight(parameter, low_bits);
         let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time);
-        if !formats.is_plain {
-            (state.time, state.low_bits) = (time, weight.low_bits);
-        }
-        (weight.value, Some(MuonState(state)))
+        let state = state.map(|mut state| {
+            if !formats.is_plain {
+                (state.time, state.low_bits) = (time, weight.low_bits);
+            }
+            MuonState(state)
+        });
+        (weight.value, state)
     }
 
     fn to_device<const D: usize>(state: MuonState<D>, device: &Device) -> MuonState<D> {
-        MuonState(state.0.on_device(device))
+        MuonState(Ruled::to_device(state.0, device))
     }
 }
 

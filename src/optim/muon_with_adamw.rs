@@ -106,18 +106,18 @@ impl Optimizer for MuonWithAdamW {
         state: Option<MuonWithAdamWState<D>>,
     ) -> (Tensor<D>, Option<MuonWithAdamWState<D>>) {
         if D == 2 {
-            let state = state.and_then(|state| match state {
-                MuonWithAdamWState::Muon(state) => Some(state),
-                MuonWithAdamWState::AdamW(_) => None,
-            });
+            let state = match state {
+                Some(MuonWithAdamWState::Muon(state)) => Some(state),
+                _ => None,
+            };
             let lr = lr * self.muon_rate;
             let (parameter, state) = self.muon.step(lr, parameter, gradient, state);
             (parameter, state.map(MuonWithAdamWState::Muon))
         } else {
-            let state = state.and_then(|state| match state {
-                MuonWithAdamWState::AdamW(state) => Some(state),
-                MuonWithAdamWState::Muon(_) => None,
-            });
+            let state = match state {
+                Some(MuonWithAdamWState::AdamW(state)) => Some(state),
+                _ => None,
+            };
             let (parameter, state) = self.adamw.step(lr, parameter, gradient, state);
             (parameter, state.map(MuonWithAdamWState::AdamW))
         }

@@ -2,11 +2,11 @@ use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use super::call;
-use super::element_wise::ElementWise;
-use super::format::{Fitted, Formats, StateFormat, WeightFormat};
+use super::element_wise::{AccumulateInState, ElementWise};
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
-use super::state::RuledState;
+use super::state::{Group, RuledState};
 
 /// The Burn optimizer of an [`ElementWise`] one, in a single pass over memory.
 ///
@@ -47,33 +47,10 @@ macro_rules! ruled {
 
 pub(super) use ruled;
 
-/// Where a gradient stands in its group of micro-batches.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MicroBatch {
-    pub(super) first: bool,
-    pub(super) last: bool,
-    /// There was no state before the group.
-    pub(super) fresh: bool,
-}
-
-impl MicroBatch {
-    /// One that is a group of its own.
-    pub(super) fn alone(fresh: bool) -> Self {
-        Self {
-            first: true,
-            last: true,
-            fresh,
-        }
-    }
-}
-
 impl<R: ElementWise> Ruled<R> {
     /// With full states, and weights as they are.
     pub fn new(optimizer: R) -> Self {
-        let formats = Formats {
-            state: StateFormat::Full,
-            weight: WeightFormat::Plain,
-        };
+        let formats = Formats::of_weights(WeightFormat::Plain);
         Self { optimizer, formats }
     }
 
@@ -88,27 +65,43 @@ impl<R: ElementWise> Ruled<R> {
         self.formats.weight = format;
         self
     }
+}
 
-    /// Takes one gradient into the state, and steps the parameter if it is the last of its group.
-    pub(super) fn step_micro_batch<const D: usize>(
+impl<R: AccumulateInState> Ruled<R> {
+    /// Why this optimizer can't accumulate in its state, if it can't.
+    pub(crate) fn accumulation_refusal(&self) -> Option<&'static str> {
+        self.optimizer.refusal().or(self.formats.refusal())
+    }
+}
+
+impl<R: ElementWise> Optimizer for Ruled<R> {
+    type State<const D: usize> = RuledState<R, D>;
+
+    fn step<const D: usize>(
         &self,
         lr: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
-        formats: Fitted,
-        batch: MicroBatch,
-    ) -> (Tensor<D>, RuledState<R, D>) {
+    ) -> (Tensor<D>, Option<RuledState<R, D>>) {
+        let checked = RuledState::check(state.as_ref(), self.formats, &parameter, &gradient);
+        let Some(formats) = call::unless_refused(checked) else {
+            return (parameter, state);
+        };
         let mut state = state.unwrap_or_else(RuledState::none);
-        // A group counts as one step.
-        let time = state.time + usize::from(batch.first);
+        let begun = state.group.take();
+        let is_last = !call::more_to_come();
+        // A group of micro-batches counts as one step.
+        let time = state.time + usize::from(begun.is_none());
+        let is_none = || state.states.iter().all(Option::is_none);
+        let is_first = begun.map_or_else(is_none, |group| group.is_first);
         let rule = self.optimizer.rule(Step {
-            learning_rate: if batch.last { lr } else { 0.0 },
+            learning_rate: if is_last { lr } else { 0.0 },
             time: time as i32,
-            is_first: batch.fresh,
-            adds: !batch.first,
+            is_first,
+            adds: begun.is_some(),
         });
-        let taken = rule.0.states();
+        let taken = rule.formula.states();
         let there = R::STATES.len();
         assert!(
             taken <= there,
@@ -126,38 +119,20 @@ impl<R: ElementWise> Ruled<R> {
         let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };
         state.low_bits = weight.low_bits;
+        state.group = (!is_last).then_some(Group { is_first });
         for (state, after) in state.states.iter_mut().zip(after) {
             *state = Some(after);
         }
-        (weight.value, state)
-    }
-}
-
-impl<R: ElementWise> Optimizer for Ruled<R> {
-    type State<const D: usize> = RuledState<R, D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        parameter: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<RuledState<R, D>>,
-    ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        let inner = state.as_ref();
-        let formats = match RuledState::check(inner, self.formats, &parameter, &gradient) {
-            Ok(formats) => formats,
-            Err(reason) => {
-                call::refuse(reason);
-                return (parameter, state);
-            }
-        };
-        let alone = MicroBatch::alone(state.as_ref().is_none_or(RuledState::is_none));
-        let (parameter, state) =
-            self.step_micro_batch(lr, parameter, gradient, state, formats, alone);
-        (parameter, Some(state))
+        (weight.value, Some(state))
     }
 
     fn to_device<const D: usize>(state: RuledState<R, D>, device: &Device) -> RuledState<R, D> {
-        state.on_device(device)
+        let states = state.states.into_iter();
+        let states = states.map(|state| state.map(|state| state.on_device(device)));
+        RuledState {
+            states: states.collect(),
+            low_bits: state.low_bits.map(|low| low.on_device(device)),
+            ..state
+        }
     }
 }

@@ -4,9 +4,8 @@ use burn::optim::ModuleOptimizer;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 
-use super::element_wise::{ElementState, ElementWise};
+use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
-use super::in_state::AccumulateInState;
 use super::kernel::Rule;
 use super::rule::{self, Momentum, Step};
 use super::ruled::Ruled;

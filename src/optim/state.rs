@@ -20,7 +20,16 @@ pub struct RuledState<R, const D: usize> {
     pub(super) states: Vec<Option<StateTensor<D>>>,
     /// What the weight in bf16 lacks.
     pub(super) low_bits: Option<LowBits>,
-    optimizer: PhantomData<fn() -> R>,
+    /// The group of micro-batches that has begun, which records do not hold.
+    pub(super) group: Option<Group>,
+    pub(super) optimizer: PhantomData<fn() -> R>,
+}
+
+/// Micro-batches whose gradients go into the state one by one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Group {
+    /// Whether there was no state before it.
+    pub(super) is_first: bool,
 }
 
 impl<R: ElementWise, const D: usize> RuledState<R, D> {
@@ -46,12 +55,9 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
             time,
             states,
             low_bits,
+            group: None,
             optimizer: PhantomData,
         }
-    }
-
-    pub(super) fn is_none(&self) -> bool {
-        self.states.iter().all(Option::is_none)
     }
 
     /// The formats of `parameter`; refuses a step of it that can't be.
@@ -77,28 +83,14 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
         let root = move |index: usize| taken[index].root.filter(|_| !has_maximum(index));
         (0..taken.len()).map(root)
     }
-
-    pub(super) fn on_device(self, device: &Device) -> Self {
-        let states = self.states.into_iter();
-        let states = states.map(|state| state.map(|state| state.on_device(device)));
-        Self {
-            states: states.collect(),
-            low_bits: self.low_bits.map(|low| low.on_device(device)),
-            ..self
-        }
-    }
 }
 
 /// Kernels take states in few bits before those that are always full.
 const fn is_maximum_last(states: &[ElementState]) -> bool {
-    let mut index = 0;
-    while index + 1 < states.len() {
-        if states[index].root.is_none() {
-            return false;
-        }
-        index += 1;
+    match states {
+        [] | [_] => true,
+        [first, rest @ ..] => first.root.is_some() && is_maximum_last(rest),
     }
-    true
 }
 
 impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
@@ -115,16 +107,18 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
                 state.flatten(prefix, kept.name, sink);
             }
         }
-        RecordedFormat::of(self.states.iter().flatten(), uncounted).flatten(prefix, sink);
-        if let Some(low) = &self.low_bits {
-            low.flatten(prefix, D, sink);
-        }
+        let format = RecordedFormat {
+            width: self.states.iter().flatten().find_map(StateTensor::width),
+            time: uncounted,
+            low_bits: self.low_bits.clone(),
+            ..RecordedFormat::default()
+        };
+        format.flatten(prefix, D, sink);
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let device = &loads_on(device);
-        let format = RecordedFormat::unflatten(prefix, source)?;
-        let low_bits = LowBits::unflatten(prefix, source, device).ok()?;
+        let format = RecordedFormat::unflatten(prefix, source, device)?;
         let time = match R::TIME {
             Some(name) => steps(source.take_scalar(prefix, name)?)?,
             None => format.time,
@@ -154,6 +148,6 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
             states.push(state);
         }
         states.reverse();
-        Some(Self::new(time, states, low_bits))
+        Some(Self::new(time, states, format.low_bits))
     }
 }

@@ -4,14 +4,12 @@
 //! A record shows what it holds in its serialized form only, a pack of tensors and scalars. Each has the name
 //! `{parameter id}.{name in the state}`; beside them there are the paths of the parameters.
 
-mod compact;
-mod loading;
+mod asked;
 mod names;
 mod state;
 
-pub use compact::compact_records;
-pub(crate) use compact::records_are_compact;
-pub(crate) use loading::{load_on, loads_on};
+pub use asked::compact_records;
+pub(crate) use asked::{load_on, loads_on, records_are_compact};
 pub(crate) use names::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
     is_of_elements, stock_can_ignore,

@@ -3,9 +3,10 @@ use burn::tensor::{DType, FloatDType};
 
 use super::FusedOptimizer;
 use crate::cast::{cast, leaf};
-use crate::optim::{LowBits, recorded_low_bits};
+use crate::device::host;
+use crate::optim::recorded_low_bits;
 use crate::optimizer_record::{read, written};
-use crate::parameters::{exchange, with_rank};
+use crate::parameters::exchange;
 
 impl<M: Module> FusedOptimizer<M> {
     /// The current model in f32, with the low bits of its weights
@@ -22,13 +23,12 @@ impl<M: Module> FusedOptimizer<M> {
                 let record = session.update().record_of(id);
                 let states = written(record).and_then(read);
                 let states = states.expect("Burn reads its own record");
-                let Some((format, words)) = states.values().find_map(recorded_low_bits) else {
-                    return high;
-                };
-                with_rank!(high.rank(), D => {
-                    let join = |high| LowBits::join(words, format, high);
-                    leaf(high.of_rank::<D>(), join).into()
-                })
+                let device = host(&high.device().inner());
+                let recorded = |state| recorded_low_bits(state, &device);
+                match states.values().find_map(recorded) {
+                    Some(low_bits) => leaf(high.untyped(), |high| low_bits.joined(high)).into(),
+                    None => high,
+                }
             },
         );
         cast(joined, FloatDType::F32)

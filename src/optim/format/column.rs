@@ -1,7 +1,7 @@
 //! Elements as they lie in memory, read as numbers and written again.
 
 use super::super::vectorized::{Loop, vectorized};
-use super::dither::Dither;
+use super::noise::Dither;
 use super::root::{Coding, GROUP, Scale};
 use super::split;
 use super::weight::{WeightFormat, nearest};
@@ -20,13 +20,38 @@ pub(crate) enum Kept {
 }
 
 impl Kept {
-    /// Bytes of the floats of a group, and of the words beside them.
-    fn group_bytes(self) -> [usize; 2] {
+    /// Bytes of the floats of a group, and of the words beside them; how many marks it has.
+    fn group(self) -> [usize; 3] {
         match self {
-            Self::Floats(dtype) => [GROUP * dtype.size(), 0],
-            Self::Weights(format) => [GROUP * 2, GROUP * format.low_bytes()],
-            Self::Codes(coding) => [4, coding.width.group_bytes()],
+            Self::Floats(dtype) => [GROUP * dtype.size(), 0, 0],
+            Self::Weights(format) => {
+                let low = format.low_bytes();
+                [GROUP * 2, GROUP * low, usize::from(low > 0)]
+            }
+            Self::Codes(coding) => [4, coding.width.group_bytes(), 0],
         }
+    }
+
+    /// Words of 32 bits beside the floats of so many elements.
+    pub(crate) fn words(self, elements: usize) -> usize {
+        let [_, bytes, marks] = self.group();
+        elements.div_ceil(GROUP) * (bytes / 4 + marks)
+    }
+
+    /// So many numbers in f32, of their floats and words.
+    pub(crate) fn numbers(self, floats: &mut [u8], words: &mut [u32], elements: usize) -> Vec<f32> {
+        let mut numbers = vec![0.0; elements.next_multiple_of(GROUP)];
+        Column::new(self, floats, words).read(&mut numbers);
+        numbers.truncate(elements);
+        numbers
+    }
+
+    /// Writes the floats of these numbers, rounded to the nearest, and returns the words beside them.
+    pub(crate) fn keep(self, mut numbers: Vec<f32>, floats: &mut [u8]) -> Vec<u32> {
+        let mut words = vec![0; self.words(numbers.len())];
+        numbers.resize(numbers.len().next_multiple_of(GROUP), 0.0);
+        Column::new(self, floats, &mut words).write(&numbers, Dither::ToTheNearest);
+        words
     }
 }
 
@@ -44,10 +69,8 @@ pub(crate) struct Column<'a> {
 impl<'a> Column<'a> {
     /// `words` are the low bits of all groups, then their marks; or codes.
     pub(crate) fn new(kept: Kept, floats: &'a mut [u8], words: &'a mut [u32]) -> Self {
-        let marks = match kept {
-            Kept::Weights(format) if format.low_bytes() > 0 => floats.len().div_ceil(2 * GROUP),
-            _ => 0,
-        };
+        let [bytes, _, marks] = kept.group();
+        let marks = floats.len().div_ceil(bytes) * marks;
         let (words, marks) = words.split_at_mut(words.len() - marks);
         Self {
             kept,
@@ -63,12 +86,12 @@ impl<'a> Column<'a> {
             let length = length.min(all.len());
             all.split_off_mut(..length).expect("there are as many")
         }
-        let [floats, words] = self.kept.group_bytes();
+        let [floats, words, marks] = self.kept.group();
         Self {
             kept: self.kept,
             floats: first(&mut self.floats, groups * floats),
             words: first(&mut self.words, groups * words),
-            marks: first(&mut self.marks, groups),
+            marks: first(&mut self.marks, groups * marks),
         }
     }
 
@@ -166,7 +189,7 @@ impl Loop for Read<'_, '_> {
         let Self(column, numbers) = self;
         let (floats, words) = (&*column.floats, &*column.words);
         let groups = numbers.as_chunks_mut::<GROUP>().0.iter_mut();
-        let [_, bytes] = column.kept.group_bytes();
+        let [_, bytes, _] = column.kept.group();
         match column.kept {
             Kept::Floats(dtype) => Widen(dtype, floats, numbers).call(),
             Kept::Weights(_) if bytes == 0 => Widen(DType::BF16, floats, numbers).call(),
@@ -200,7 +223,7 @@ impl Loop for Write<'_, '_> {
         let Self(column, numbers, dither) = self;
         let (floats, words) = (&mut *column.floats, &mut *column.words);
         let groups = numbers.as_chunks::<GROUP>().0.iter().enumerate();
-        let [_, bytes] = column.kept.group_bytes();
+        let [_, bytes, _] = column.kept.group();
         match column.kept {
             Kept::Floats(DType::F16) => {
                 for (float, number) in cast_slice_mut(floats).iter_mut().zip(numbers) {

@@ -18,6 +18,8 @@ pub(crate) struct Formats {
 pub(crate) struct Fitted {
     state: StateFormat,
     pub(crate) weight: WeightFormat,
+    /// Whether it is a small one that was left in f32 (a norm, a bias): it has all its bits.
+    pub(crate) is_whole: bool,
     /// Whether parameter and states are kept as Burn keeps them. (Beside states in few bits, the full ones of small parameters
     /// in half types are in f32.)
     pub(crate) is_plain: bool,
@@ -32,10 +34,17 @@ pub(crate) struct Weight<const D: usize> {
 }
 
 impl Formats {
-    /// Those of this parameter: a small one that was left in f32 (a norm, a bias) has all its bits.
+    /// Full states beside weights in this format.
+    pub(crate) fn of_weights(weight: WeightFormat) -> Self {
+        let state = StateFormat::Full;
+        Self { state, weight }
+    }
+
+    /// Those of this parameter.
     pub(crate) fn fit<const D: usize>(self, parameter: &Tensor<D>) -> Fitted {
         let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
-        let weight = match is_small && parameter.dtype() == DType::F32 {
+        let is_whole = is_small && parameter.dtype() == DType::F32;
+        let weight = match is_whole {
             true => WeightFormat::Plain,
             false => self.weight,
         };
@@ -44,6 +53,7 @@ impl Formats {
         Fitted {
             state: self.state,
             weight,
+            is_whole,
             is_plain: is_full && weight == WeightFormat::Plain,
         }
     }

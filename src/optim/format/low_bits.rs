@@ -1,8 +1,8 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16};
 
-use super::column::{Column, Kept};
-use super::dither::Dither;
-use super::root::GROUP;
+#[cfg(feature = "cubecl")]
+use super::column::Column;
+use super::column::Kept;
 use super::state::words_on;
 use super::weight::WeightFormat;
 use crate::device::{of_data, sent};
@@ -28,7 +28,10 @@ impl LowBits {
     /// Those of a parameter of so many elements that lacks nothing, if the format has any.
     pub(crate) fn none(format: WeightFormat, elements: usize, device: &Device) -> Option<Self> {
         (format.low_bytes() > 0).then(|| Self {
-            words: Tensor::zeros([words(format, elements)], (device, DType::U32)),
+            words: Tensor::zeros(
+                [Kept::Weights(format).words(elements)],
+                (device, DType::U32),
+            ),
             format,
             elements,
             is_loaded: false,
@@ -44,7 +47,7 @@ impl LowBits {
     ) -> Option<Self> {
         // Each has a byte at least.
         let can_be = elements <= 4 * words.num_elements();
-        let fits = can_be && words.num_elements() == self::words(format, elements);
+        let fits = can_be && words.num_elements() == Kept::Weights(format).words(elements);
         fits.then(|| Self {
             words: Tensor::from_data(words, (device, DType::U32)),
             format,
@@ -55,17 +58,17 @@ impl LowBits {
 
     /// The trained weights, in f32.
     pub(crate) fn joined<const D: usize>(self, high: Tensor<D>) -> Tensor<D> {
-        Self::join(self.read(), self.format, high)
+        let device = high.device();
+        of_data(self.join(high.into_data()), &device)
     }
 
-    /// The same from the words of the low bits.
-    pub(crate) fn join<const D: usize>(
-        words: Vec<u32>,
-        format: WeightFormat,
-        high: Tensor<D>,
-    ) -> Tensor<D> {
-        let device = high.device();
-        of_data(join(words, format, high.into_data()), &device)
+    /// The same in memory.
+    fn join(&self, high: TensorData) -> TensorData {
+        assert_eq!(high.dtype(), DType::BF16, "low bits are those of bf16");
+        let (mut weights, shape, _) = high.into_parts();
+        let kept = Kept::Weights(self.format);
+        let values = kept.numbers(&mut weights, &mut self.read(), shape.num_elements());
+        TensorData::new(values, shape)
     }
 
     /// Whether `value`, which is not in bf16, is the weights in bf16 without these.
@@ -75,7 +78,7 @@ impl LowBits {
         if high.clone().convert_dtype(dtype) != value {
             return false;
         }
-        join(self.read(), self.format, high).convert_dtype(dtype) != value
+        self.join(high).convert_dtype(dtype) != value
     }
 
     /// The weights to which these belong, with them: `high`, unless a cast has rounded some of them otherwise.
@@ -102,14 +105,10 @@ impl LowBits {
         format: WeightFormat,
     ) -> (Tensor<D>, Self) {
         let (shape, device) = (value.shape(), value.device());
-        let mut values: Vec<f32> = value.into_data().iter::<f32>().collect();
+        let values: Vec<f32> = value.into_data().iter::<f32>().collect();
         let elements = values.len();
-        values.resize(elements.next_multiple_of(GROUP), 0.0);
-        let mut words = vec![0_u32; words(format, elements)];
         let mut high = vec![bf16::ZERO; elements];
-        let weights = bytemuck::cast_slice_mut(&mut high);
-        let mut column = Column::new(Kept::Weights(format), weights, &mut words);
-        column.write(&values, Dither::ToTheNearest);
+        let words = Kept::Weights(format).keep(values, bytemuck::cast_slice_mut(&mut high));
         let low = Self {
             words: words_on(words, &device),
             format,
@@ -129,27 +128,6 @@ impl LowBits {
         Self {
             words: sent(self.words, device),
             ..self
-        }
-    }
-}
-
-/// The trained weights, in f32, from those in bf16 and the words of the low bits.
-fn join(mut words: Vec<u32>, format: WeightFormat, high: TensorData) -> TensorData {
-    assert_eq!(high.dtype(), DType::BF16, "low bits are those of bf16");
-    let (mut weights, shape, _) = high.into_parts();
-    let mut values = vec![0.0; shape.num_elements().next_multiple_of(GROUP)];
-    Column::new(Kept::Weights(format), &mut weights, &mut words).read(&mut values);
-    values.truncate(shape.num_elements());
-    TensorData::new(values, shape)
-}
-
-/// Words for so many elements.
-fn words(format: WeightFormat, elements: usize) -> usize {
-    match format.low_bytes() {
-        0 => 0,
-        bytes => {
-            let groups = elements.div_ceil(GROUP);
-            groups * GROUP * bytes / 4 + groups
         }
     }
 }

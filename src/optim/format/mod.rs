@@ -4,7 +4,6 @@
 //! never a buffer of a parameter's size.
 
 mod column;
-mod dither;
 mod formats;
 mod low_bits;
 mod noise;
@@ -16,12 +15,11 @@ mod told;
 mod weight;
 
 pub(crate) use column::{Column, Kept, Widen};
-pub(crate) use dither::Dither;
 pub(crate) use formats::{Fitted, Formats, Weight};
 pub(crate) use low_bits::LowBits;
-pub(crate) use noise::Noise;
+pub(crate) use noise::{Dither, Noise};
 pub(crate) use record::{RecordedFormat, around, loaded, recorded_low_bits, steps};
 pub(crate) use root::{Coding, GROUP, Root};
 pub use state::StateFormat;
-pub(crate) use state::{MIN_ELEMENTS, PackedState, StateTensor};
+pub(crate) use state::{PackedState, StateTensor};
 pub use weight::WeightFormat;

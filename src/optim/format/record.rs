@@ -4,6 +4,7 @@ use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_pack::Scalar;
 
+use super::column::Kept;
 use super::low_bits::LowBits;
 use super::root::{Coding, GROUP, Width};
 use super::state::{PackedState, StateTensor};
@@ -12,9 +13,6 @@ use crate::optimizer_record::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
     records_are_compact,
 };
-
-/// What this version can't read.
-pub(crate) struct Unreadable;
 
 /// Where the state of an optimizer around another is, whose own has this prefix.
 pub(crate) fn around(prefix: &str) -> String {
@@ -47,7 +45,7 @@ impl Width {
     }
 }
 
-/// What a record says of the formats that it was written from.
+/// What a record holds of the formats that it was written from.
 #[derive(Default)]
 pub(crate) struct RecordedFormat {
     pub(crate) width: Option<Width>,
@@ -55,26 +53,13 @@ pub(crate) struct RecordedFormat {
     pub(crate) time: usize,
     /// Whether there is the state of another optimizer.
     pub(crate) wraps: bool,
+    /// What the weight in bf16 lacks.
+    pub(crate) low_bits: Option<LowBits>,
 }
 
 impl RecordedFormat {
-    /// That of `states`.
-    pub(crate) fn of<'a, const D: usize>(
-        states: impl IntoIterator<Item = &'a StateTensor<D>>,
-        time: usize,
-    ) -> Self {
-        let width = states.into_iter().find_map(|state| match state {
-            StateTensor::Full(_) => None,
-            StateTensor::Packed(packed) => Some(packed.coding.width),
-        });
-        Self {
-            width,
-            time,
-            wraps: false,
-        }
-    }
-
-    pub(crate) fn flatten(&self, prefix: &str, sink: &mut StateSink) {
+    /// Writes that of a parameter of this rank.
+    pub(crate) fn flatten(self, prefix: &str, rank: usize, sink: &mut StateSink) {
         let prefix = format!("{prefix}.{FORMAT}");
         if let Some(width) = self.width {
             sink.push_scalar(&prefix, STATE_BITS, width.bits().into());
@@ -85,10 +70,21 @@ impl RecordedFormat {
         if self.time > 0 {
             sink.push_scalar(&prefix, TIME, self.time.into());
         }
+        if let Some(low) = self.low_bits {
+            let bits = 16 + 8 * low.format.low_bytes();
+            sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
+            sink.push_scalar(&prefix, ELEMENTS, low.elements.into());
+            let words = unlike_a_parameter(rank, low.words.to_data());
+            sink.push_tensor(&prefix, LOW_BITS, words);
+        }
     }
 
     /// What the record says, if this version knows it.
-    pub(crate) fn unflatten(prefix: &str, source: &mut StateSource) -> Option<Self> {
+    pub(crate) fn unflatten(
+        prefix: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
         let prefix = format!("{prefix}.{FORMAT}");
         let width = match scalar(source, &prefix, STATE_BITS) {
             Some(bits) => Some(Width::of_bits(bits)?),
@@ -99,11 +95,32 @@ impl RecordedFormat {
             None => 0,
         };
         let wraps = source.take_scalar(&prefix, WRAPS).is_some();
-        Some(Self { width, time, wraps })
+        let low_bits = match scalar(source, &prefix, WEIGHT_BITS) {
+            Some(bits) => {
+                let (format, elements) = (split_of(bits)?, scalar(source, &prefix, ELEMENTS)?);
+                let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
+                Some(LowBits::of_record(words, format, elements, device)?)
+            }
+            None => None,
+        };
+        Some(Self {
+            width,
+            time,
+            wraps,
+            low_bits,
+        })
     }
 }
 
 impl<const D: usize> StateTensor<D> {
+    /// The bits of its codes, if it is in some.
+    pub(crate) fn width(&self) -> Option<Width> {
+        match self {
+            Self::Full(_) => None,
+            Self::Packed(packed) => Some(packed.coding.width),
+        }
+    }
+
     /// Writes the state as `{prefix}.{leaf}`.
     pub(crate) fn flatten(&self, prefix: &str, leaf: &str, sink: &mut StateSink) {
         match self {
@@ -138,46 +155,15 @@ impl<const D: usize> PackedState<D> {
         let elements = sizes.try_fold(1_usize, |product, dim| product.checked_mul(*dim))?;
         let codes = flat(source.take_tensor(prefix, "codes")?, DType::U32)?;
         let scales = flat(source.take_tensor(prefix, "scales")?, DType::F32)?;
-        let groups = elements.div_ceil(GROUP);
-        let per_group = coding.width.group_bytes() / 4;
-        let fits = scales.num_elements() == groups && codes.num_elements() == groups * per_group;
+        let words = Kept::Codes(coding).words(elements);
+        let fits =
+            scales.num_elements() == elements.div_ceil(GROUP) && codes.num_elements() == words;
         fits.then(|| Self {
             codes: Tensor::from_data(codes, (device, DType::U32)),
             scales: Tensor::from_data(scales, (device, DType::F32)),
             coding,
             shape: Shape::from(dims),
         })
-    }
-}
-
-impl LowBits {
-    /// Those of a parameter of this rank.
-    pub(crate) fn flatten(&self, prefix: &str, rank: usize, sink: &mut StateSink) {
-        let prefix = format!("{prefix}.{FORMAT}");
-        let bits = 16 + 8 * self.format.low_bytes();
-        sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
-        sink.push_scalar(&prefix, ELEMENTS, self.elements.into());
-        let words = unlike_a_parameter(rank, self.words.to_data());
-        sink.push_tensor(&prefix, LOW_BITS, words);
-    }
-
-    /// Those in a record, if there are some: an error if they can't be read.
-    pub(crate) fn unflatten(
-        prefix: &str,
-        source: &mut StateSource,
-        device: &Device,
-    ) -> Result<Option<Self>, Unreadable> {
-        let prefix = format!("{prefix}.{FORMAT}");
-        let Some(bits) = scalar(source, &prefix, WEIGHT_BITS) else {
-            return Ok(None);
-        };
-        let mut read = || {
-            let format = split_of(bits)?;
-            let elements = scalar(source, &prefix, ELEMENTS)?;
-            let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
-            Self::of_record(words, format, elements, device)
-        };
-        read().map(Some).ok_or(Unreadable)
     }
 }
 
@@ -190,18 +176,24 @@ fn split_of(bits: usize) -> Option<WeightFormat> {
     }
 }
 
-/// The words of the low bits in a recorded state, if it has any, with the format of the weights that lack them.
-pub(crate) fn recorded_low_bits(state: &RecordedState) -> Option<(WeightFormat, Vec<u32>)> {
+/// The low bits in a recorded state, if it has any, on `device`.
+pub(crate) fn recorded_low_bits(state: &RecordedState, device: &Device) -> Option<LowBits> {
     let name = format!("{FORMAT}.{LOW_BITS}");
     state.tensors.iter().find_map(|tensor| {
         let prefix = tensor.name.strip_suffix(&name)?;
-        let bits = state
-            .scalars
-            .get(&format!("{prefix}{FORMAT}.{WEIGHT_BITS}"))?;
-        let format = split_of((*bits).try_into().ok()?)?;
+        let scalar = |leaf| {
+            let name = format!("{prefix}{FORMAT}.{leaf}");
+            usize::try_from(*state.scalars.get(&name)?).ok()
+        };
         let bytes = tensor.to_bytes().expect("Burn reads its own record");
-        let data = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
-        Some((format, data.iter::<u32>().collect()))
+        let words = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
+        let words = flat(words, DType::U32)?;
+        LowBits::of_record(
+            words,
+            split_of(scalar(WEIGHT_BITS)?)?,
+            scalar(ELEMENTS)?,
+            device,
+        )
     })
 }
 

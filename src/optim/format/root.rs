@@ -37,16 +37,13 @@ pub(crate) enum Root {
 /// Bits of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Width {
-    Four,
-    Eight,
+    Four = 4,
+    Eight = 8,
 }
 
 impl Width {
     pub(crate) const fn bits(self) -> usize {
-        match self {
-            Self::Four => 4,
-            Self::Eight => 8,
-        }
+        self as usize
     }
 
     /// Bytes of the codes of a group.
@@ -248,9 +245,6 @@ impl Scale {
 /// With this, the lowest bits of a float are those of a whole number, in two's complement. (A cast saturates, which
 /// takes many instructions.)
 const WHOLE: f32 = 1.5 * 8_388_608.0;
-
-/// The threshold of what is rounded to the nearest.
-pub(crate) const TO_THE_NEAREST: Values = [0.5; GROUP];
 
 /// Its inverse is normal, and no larger scale's is for sure.
 const HUGE: f32 = f32::from_bits(0x7e00_0000); // 2^125

@@ -1,8 +1,8 @@
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use bytemuck::cast_slice_mut;
 use serde::{Deserialize, Serialize};
 
-use super::column::{Column, Kept};
-use super::dither::Dither;
+use super::column::Kept;
 use super::root::{Coding, GROUP, Root, Width};
 use super::told::told;
 use crate::device::sent;
@@ -70,11 +70,11 @@ impl<const D: usize> StateTensor<D> {
     /// The state of a parameter before the first step.
     pub(crate) fn blank(parameter: &Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (parameter.shape(), parameter.device());
-        let groups = shape.num_elements().div_ceil(GROUP);
-        let words = groups * coding.width.group_bytes() / 4;
+        let elements = shape.num_elements();
+        let words = Kept::Codes(coding).words(elements);
         Self::Packed(PackedState {
             codes: Tensor::zeros([words], (&device, DType::U32)),
-            scales: Tensor::zeros([groups], (&device, DType::F32)),
+            scales: Tensor::zeros([elements.div_ceil(GROUP)], (&device, DType::F32)),
             coding,
             shape,
         })
@@ -122,14 +122,9 @@ impl<const D: usize> PackedState<D> {
     /// The codes of `state`, rounded to the nearest: what was decoded gets its codes again.
     pub(crate) fn encoded(state: Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (state.shape(), state.device());
-        let mut values: Vec<f32> = state.into_data().iter::<f32>().collect();
-        values.resize(values.len().next_multiple_of(GROUP), 0.0);
-        let groups = values.len() / GROUP;
-        let mut words = vec![0_u32; groups * coding.width.group_bytes() / 4];
-        let mut scales = vec![0.0_f32; groups];
-        let floats = bytemuck::cast_slice_mut(&mut scales);
-        let mut column = Column::new(Kept::Codes(coding), floats, &mut words);
-        column.write(&values, Dither::ToTheNearest);
+        let values: Vec<f32> = state.into_data().iter::<f32>().collect();
+        let mut scales = vec![0.0_f32; values.len().div_ceil(GROUP)];
+        let words = Kept::Codes(coding).keep(values, cast_slice_mut(&mut scales));
         Self {
             codes: words_on(words, &device),
             scales: Tensor::from_data(&scales[..], (&device, DType::F32)),
@@ -143,10 +138,8 @@ impl<const D: usize> PackedState<D> {
         let device = self.scales.device();
         let mut words: Vec<u32> = self.codes.into_data().iter::<u32>().collect();
         let mut scales: Vec<f32> = self.scales.into_data().iter::<f32>().collect();
-        let mut values = vec![0.0; scales.len() * GROUP];
-        let floats = bytemuck::cast_slice_mut(&mut scales);
-        Column::new(Kept::Codes(self.coding), floats, &mut words).read(&mut values);
-        values.truncate(self.shape.num_elements());
+        let (kept, elements) = (Kept::Codes(self.coding), self.shape.num_elements());
+        let values = kept.numbers(cast_slice_mut(&mut scales), &mut words, elements);
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
     }

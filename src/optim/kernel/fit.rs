@@ -33,7 +33,7 @@ pub(super) fn check_sent<T: TensorMetadata>(
     states: &[T],
 ) -> Result<(), String> {
     let (dtype, count) = (parameter.dtype(), states.len());
-    if !dtype.is_float() || rule.0.states() != count {
+    if !dtype.is_float() || rule.formula.states() != count {
         return Err(format!(
             "{rule:?} updates no parameter in {dtype:?} with {count} states"
         ));
@@ -66,16 +66,8 @@ fn misfit(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
     ))
 }
 
-/// Refuses a weight that is not in bf16, around which another optimizer would step in f32.
-pub(in crate::optim) fn check_around<const D: usize>(
-    parameter: &Tensor<D>,
-    format: WeightFormat,
-) -> Result<(), String> {
-    let what = format!("`InFormat` with `WeightFormat::{format:?}`");
-    check_bf16(parameter, &what, "the optimizer without `InFormat`")
-}
-
-fn check_bf16<const D: usize>(
+/// Refuses a parameter that is not in bf16, for which `what` is; `instead` does without.
+pub(in crate::optim) fn check_bf16<const D: usize>(
     parameter: &Tensor<D>,
     what: &str,
     instead: &str,
@@ -148,7 +140,7 @@ mod tests {
     use burn::backend::flex::FlexTensor;
     use burn::tensor::Device;
 
-    use super::super::super::rule::{Lion, Momentum, Sgd};
+    use super::super::super::rule::{Momentum, Set};
     use super::*;
 
     fn of<const D: usize>(shape: [usize; D], dtype: DType) -> FlexTensor {
@@ -161,29 +153,18 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_whoever_has_sent_it() {
-        let lion = &Rule::new::<1>(Lion {
-            beta_1: 0.9,
-            beta_2: 0.99,
-            rest_1: 0.1,
-            rest_2: 0.01,
-            learning_rate: 1e-4,
-            decay: 0.999,
+        let of_one = &Rule::new::<1>(Momentum {
+            factor: 0.9,
+            rest: 1.0,
+            nesterov: false,
         });
-        let sgd = &Rule::new::<0>(Sgd {
-            learning_rate: 0.1,
-            penalty: None,
-            momentum: Momentum {
-                factor: 0.9,
-                rest: 1.0,
-                nesterov: false,
-            },
-        });
+        let of_none = &Rule::new::<0>(Set);
         let fits = || of([2, 3], DType::F32);
         let check = |rule, gradient: FlexTensor, states: &[FlexTensor]| {
             check_sent(rule, &fits(), &gradient, states)
         };
-        assert_eq!(check(lion, fits(), &[fits()]), Ok(()));
-        assert_eq!(check(sgd, fits(), &[]), Ok(()));
+        assert_eq!(check(of_one, fits(), &[fits()]), Ok(()));
+        assert_eq!(check(of_none, fits(), &[]), Ok(()));
         let misfits = [
             of([3, 2], DType::F32),
             of([6], DType::F32),
@@ -194,13 +175,13 @@ mod tests {
             let is_operand = |checked: Result<(), String>| {
                 checked.is_err_and(|reason| reason.contains("belongs to another model"))
             };
-            assert!(is_operand(check(lion, misfit.clone(), &[fits()])));
-            assert!(is_operand(check(lion, fits(), &[misfit])));
+            assert!(is_operand(check(of_one, misfit.clone(), &[fits()])));
+            assert!(is_operand(check(of_one, fits(), &[misfit])));
         }
         for states in [vec![], vec![fits(); 2], vec![fits(); 5]] {
-            let refused = check(lion, fits(), &states);
+            let refused = check(of_one, fits(), &states);
             assert!(refused.is_err_and(|reason| reason.contains("updates no parameter")));
         }
-        assert!(check(sgd, fits(), &[fits(), fits()]).is_err());
+        assert!(check(of_none, fits(), &[fits(), fits()]).is_err());
     }
 }

@@ -6,9 +6,8 @@ use burn::tensor::{Bytes, DType, Shape, TensorData, read_sync};
 
 use super::super::format::{Column, Kept, WeightFormat};
 use super::gradient::Gradient;
-use super::operands::{Operands, Stored};
 use super::pass::Pass;
-use super::single_pass::Update;
+use super::single_pass::{Operands, Stored, Update};
 
 /// Opens the operands, passes over them, and closes them again: where a buffer has one owner and the backend's tensors are
 /// in the memory of this process, in place.
@@ -20,24 +19,24 @@ pub(super) fn update<B: Backend>(
     let (weight, states) = operands.into_parts();
     let (format, noise) = update.formats.unzip();
     let format = format.unwrap_or(WeightFormat::Plain);
-    let (device, mut weight) = Open::of(weight, format);
+    let mut weight = Open::of(weight, format);
     let states = states.into_iter();
-    let mut states: Vec<Open> = states
-        .map(|state| Open::of(state, WeightFormat::Plain).1)
-        .collect();
-    update.rule.0.run(Pass {
+    let states = states.map(|state| Open::of(state, WeightFormat::Plain));
+    let mut states: Vec<Open<B>> = states.collect();
+    update.rule.formula.run(Pass {
         length: weight.floats.1.num_elements(),
         weight: weight.column(),
         states: states.iter_mut().map(Open::column).collect(),
+        average: update.rule.average,
         gradient,
         noise,
     });
-    let states = states.into_iter().map(|state| state.closed(&device));
-    Operands::new(weight.closed(&device), states)
+    Operands::new(weight.closed(), states.into_iter().map(Open::closed))
 }
 
 /// An operand that can be written.
-struct Open {
+struct Open<B: Backend> {
+    device: Device<B>,
     kept: Kept,
     floats: Parts,
     words: Option<Parts>,
@@ -46,9 +45,9 @@ struct Open {
 /// The bytes of a tensor, its shape and type.
 type Parts = (Bytes, Shape, DType);
 
-impl Open {
-    /// With its device; `format` is that of a weight.
-    fn of<B: Backend>(stored: Stored<B>, format: WeightFormat) -> (Device<B>, Self) {
+impl<B: Backend> Open<B> {
+    /// `format` is that of a weight.
+    fn of(stored: Stored<B>, format: WeightFormat) -> Self {
         let (floats, words, kept) = match stored {
             Stored::Floats(floats)
                 if format == WeightFormat::Stochastic && floats.dtype() == DType::BF16 =>
@@ -63,14 +62,13 @@ impl Open {
             Stored::Codes(floats, words, coding) => (floats, Some(words), Kept::Codes(coding)),
             Stored::Nothing => unreachable!("an operand is there"),
         };
-        let device = floats.device();
         let read = |data: Result<TensorData, _>| data.expect("an operand can be read").into_parts();
-        let open = Self {
+        Self {
+            device: floats.device(),
             kept,
             floats: read(read_sync(B::float_into_data(floats))),
             words: words.map(|words| read(read_sync(B::int_into_data(words)))),
-        };
-        (device, open)
+        }
     }
 
     fn column(&mut self) -> Column<'_> {
@@ -79,18 +77,16 @@ impl Open {
         Column::new(self.kept, &mut self.floats.0, words.unwrap_or_default())
     }
 
-    fn closed<B: Backend>(self, device: &Device<B>) -> Stored<B> {
+    fn closed(self) -> Stored<B> {
         let data = |(bytes, shape, dtype)| TensorData::from_bytes(bytes, shape, dtype);
-        let floats = B::float_from_data(data(self.floats), device);
-        match (self.words, self.kept) {
+        let floats = B::float_from_data(data(self.floats), &self.device);
+        let words = self
+            .words
+            .map(|words| B::int_from_data(data(words), &self.device));
+        match (words, self.kept) {
             (None, _) => Stored::Floats(floats),
-            (Some(words), kept) => {
-                let words = B::int_from_data(data(words), device);
-                match kept {
-                    Kept::Codes(coding) => Stored::Codes(floats, words, coding),
-                    _ => Stored::Split(floats, words),
-                }
-            }
+            (Some(words), Kept::Codes(coding)) => Stored::Codes(floats, words, coding),
+            (Some(words), _) => Stored::Split(floats, words),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The trained weights of low bits on a CubeCL device.
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, DispatchTensorKind, backend_extension};
+use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 use burn_cubecl::CubeBackend;
 
@@ -27,12 +27,6 @@ impl Join for CubeBackend {
     ) -> FloatTensor<Self> {
         cube::join(weight, low, format)
     }
-}
-
-/// Whether `tensor` is on a CubeCL device.
-pub(super) fn covers<const D: usize>(tensor: &Tensor<D>) -> bool {
-    let kind = tensor.clone().into_dispatch().kind;
-    matches!(kind, DispatchTensorKind::Cube(_))
 }
 
 /// The trained weights, in f32.

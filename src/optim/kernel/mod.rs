@@ -11,7 +11,6 @@ mod known_step;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
-mod operands;
 mod operations;
 mod pass;
 #[cfg(feature = "remote")]
@@ -27,14 +26,16 @@ use burn::tensor::{FloatDType, Tensor, read_sync};
 use super::call;
 use super::format::{Noise, StateTensor, Weight, WeightFormat};
 use super::rule::Set;
+#[cfg(feature = "cubecl")]
+use crate::device::is_cubecl;
 use gradient::Gradient;
-use operands::Operands;
-use single_pass::Update;
+use single_pass::{Operands, Update};
 
-pub(super) use fit::{check_around, check_step};
+pub(super) use fit::{check_bf16, check_step};
 pub(crate) use known_step::try_kernels;
 #[cfg(feature = "remote")]
 pub(crate) use remote::{UPDATE, run_update};
+use rule::MOST_STATES;
 pub use rule::Rule;
 pub(crate) use single_pass::SinglePass;
 
@@ -50,7 +51,7 @@ pub(crate) use single_pass::SinglePass;
 /// Without formats, if the gradient or a state does not fit the parameter; nothing is written then. (With formats, they
 /// have been [checked](check_step).)
 pub(super) fn update<const D: usize>(
-    rule: Rule,
+    mut rule: Rule,
     weight: Weight<D>,
     gradient: Tensor<D>,
     mut states: Vec<StateTensor<D>>,
@@ -62,45 +63,33 @@ pub(super) fn update<const D: usize>(
         _ => None,
     });
     let are_alike = gradient.dtype() == dtype && full.clone().count() == states.len();
-    if weight.format != WeightFormat::Plain || !are_alike {
-        let formats = Some((weight.format, Noise::of_step(number)));
-        let step = step_on(&weight.value, false);
-        return written(step, Update { rule, formats }, weight, gradient, states);
+    let is_plain = weight.format == WeightFormat::Plain && are_alike;
+    if is_plain {
+        fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
+        if !has_kernel(&weight.value, true) {
+            let states = states.into_iter().map(StateTensor::full).collect();
+            let (value, states) = operations::update(rule.traced(), weight.value, gradient, states);
+            let states = states.into_iter().map(StateTensor::Full).collect();
+            return (Weight { value, ..weight }, states);
+        }
+        // One pass takes an average on, too, if it can.
+        let has_room = states.len() < MOST_STATES;
+        let fits = |mean: &_| has_room && fit::check(&weight.value, mean, []).is_ok();
+        if let Some((mean, average)) = call::borrow_average(fits) {
+            states.push(StateTensor::Full(mean));
+            rule.average = Some(average);
+        }
     }
-    fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
-    if !has_kernel(&weight.value, true) {
-        let states = states.into_iter().map(StateTensor::full).collect();
-        let (value, states) = operations::update(rule.0.traced(), weight.value, gradient, states);
-        let states = states.into_iter().map(StateTensor::Full).collect();
-        return (Weight { value, ..weight }, states);
-    }
-    let (step, formats): (Step, _) = (Dispatch::update, None);
-    // One pass takes an average on, too, if it can.
-    let joined = call::borrow_average(|mean, average| {
-        let fits = fit::check(&weight.value, mean, []).is_ok();
-        fits.then(|| rule.0.with_average(average)).flatten()
-    });
-    let Some((rule, mean)) = joined else {
-        return written(step, Update { rule, formats }, weight, gradient, states);
-    };
-    states.push(StateTensor::Full(mean));
-    let (weight, mut states) = written(step, Update { rule, formats }, weight, gradient, states);
-    let mean = states.pop().expect("it is the last of them");
-    call::return_average(mean.full());
-    (weight, states)
-}
-
-/// Takes a step that does not fail any more.
-fn written<const D: usize>(
-    step: Step,
-    update: Update,
-    weight: Weight<D>,
-    gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let averages = rule.average.is_some();
+    let formats = (!is_plain).then(|| (weight.format, Noise::of_step(number)));
+    // From here on nothing goes wrong.
     call::give_up_reserve();
-    let (weight, states) = pass_by(step, update, weight, gradient, states);
+    let (weight, mut states) = pass(Update { rule, formats }, weight, gradient, states);
     call::renew_reserve(&weight.value);
+    if averages {
+        let mean = states.pop().expect("it is the last of them");
+        call::return_average(mean.full());
+    }
     (weight, states)
 }
 
@@ -123,7 +112,7 @@ pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     match weight.low_bits.clone() {
         None => value.cast(FloatDType::F32),
         #[cfg(feature = "cubecl")]
-        Some(low_bits) if !low_bits.is_loaded && join::covers(&value) => {
+        Some(low_bits) if !low_bits.is_loaded && is_cubecl(&value.device()) => {
             join::joined(value, low_bits)
         }
         Some(low_bits) => low_bits.joined(value),
@@ -152,20 +141,17 @@ fn pass<const D: usize>(
     gradient: Tensor<D>,
     states: Vec<StateTensor<D>>,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let step = step_on(&weight.value, update.formats.is_none());
+    let has_kernel = has_kernel(&weight.value, update.formats.is_none());
+    let step: Step = if has_kernel {
+        Dispatch::update
+    } else {
+        on_host
+    };
     pass_by(step, update, weight, gradient, states)
 }
 
 /// A [`SinglePass::update`].
 type Step = fn(FloatTensor<Dispatch>, Operands<Dispatch>, Update) -> Operands<Dispatch>;
-
-/// That of the backend of `tensor`, if it has a kernel.
-fn step_on<const D: usize>(tensor: &Tensor<D>, without_formats: bool) -> Step {
-    match has_kernel(tensor, without_formats) {
-        true => Dispatch::update,
-        false => on_host,
-    }
-}
 
 fn pass_by<const D: usize>(
     step: Step,
@@ -175,10 +161,9 @@ fn pass_by<const D: usize>(
     states: Vec<StateTensor<D>>,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
     #[cfg(feature = "cubecl")]
-    let weight = if join::covers(&weight.value) {
-        weight.into_split()
-    } else {
-        weight
+    let weight = match is_cubecl(&weight.value.device()) {
+        true => weight.into_split(),
+        false => weight,
     };
     let format = weight.format;
     let operands = Operands::of(weight, states);

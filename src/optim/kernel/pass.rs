@@ -7,7 +7,7 @@ use burn::tensor::Element;
 use bytemuck::{Pod, cast_slice};
 
 use super::super::format::{Column, Dither, GROUP, Noise};
-use super::super::rule::{Number, UpdateRule};
+use super::super::rule::{AverageRule, Number, UpdateRule};
 use super::super::vectorized::{Loop, vectorized};
 use super::gradient::Gradient;
 
@@ -24,6 +24,8 @@ pub(in crate::optim) struct Pass<'a> {
     pub(super) length: usize,
     pub(super) weight: Column<'a>,
     pub(super) states: Vec<Column<'a>>,
+    /// How an average of the weight goes on, if the last of the states is one.
+    pub(super) average: Option<AverageRule>,
     pub(super) gradient: Gradient<'a>,
     /// With formats.
     pub(super) noise: Option<Noise>,
@@ -37,6 +39,7 @@ impl Pass<'_> {
             length: self.length,
             weight: self.weight,
             states: from_fn(|_| states.next().expect("a rule knows its states")),
+            average: self.average.zip(states.next()),
         };
         if range.weight.are::<f64>() {
             each::<f64, _, S>(rule, range, &self.gradient, self.noise);
@@ -53,6 +56,7 @@ struct Range<'a, const S: usize> {
     length: usize,
     weight: Column<'a>,
     states: [Column<'a>; S],
+    average: Option<(AverageRule, Column<'a>)>,
 }
 
 /// Room for the numbers of a block.
@@ -60,6 +64,7 @@ struct Room<N, const S: usize> {
     gradients: [N; BLOCK],
     weights: [N; BLOCK],
     states: [[N; BLOCK]; S],
+    average: [N; BLOCK],
     random: [u32; BLOCK],
 }
 
@@ -93,6 +98,7 @@ fn blocks<N: Number + Element + Pod, R: UpdateRule<S>, const S: usize>(
         gradients: [N::zeroed(); BLOCK],
         weights: [N::zeroed(); BLOCK],
         states: [[N::zeroed(); BLOCK]; S],
+        average: [N::zeroed(); BLOCK],
         random: [0; BLOCK],
     };
     // What lies there as numbers needs no room.
@@ -123,6 +129,10 @@ impl<const S: usize> Range<'_, S> {
             length,
             weight: self.weight.take(groups),
             states: self.states.each_mut().map(|state| state.take(groups)),
+            average: self
+                .average
+                .as_mut()
+                .map(|(rule, average)| (*rule, average.take(groups))),
         }
     }
 
@@ -157,6 +167,11 @@ impl<const S: usize> Range<'_, S> {
                 // Lion takes a sign, and NaN has none.
                 weights.fill(N::of(f64::NAN));
             }
+        }
+        if let Some((rule, average)) = &mut self.average {
+            let numbers = &mut average.open(&mut room.average)[..length];
+            vectorized(Run(rule, numbers, weights, []));
+            average.close(&mut room.average, length, Dither::ToTheNearest);
         }
         let states = self.states.iter_mut().zip(&mut room.states);
         for (index, (state, numbers)) in states.enumerate() {

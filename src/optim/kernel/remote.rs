@@ -8,9 +8,8 @@ use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
 use super::super::rule::Traced;
 use super::fit::check_sent;
-use super::operands::Operands;
 use super::rule::Rule;
-use super::single_pass::{SinglePass, Update};
+use super::single_pass::{Operands, SinglePass, Update};
 
 /// The name of the operation. Client and server of different versions could mean something else by the same numbers.
 pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
@@ -40,7 +39,7 @@ impl SinglePass for Remote {
 
 /// The formula as scalars: its words, then its numbers.
 fn scalars(rule: &Rule) -> Vec<ScalarIr> {
-    let (words, numbers) = rule.0.traced().into_words();
+    let (words, numbers) = rule.traced().into_words();
     let numbers = numbers.into_iter().map(ScalarIr::Float);
     let words = words.into_iter().map(ScalarIr::UInt);
     words.chain(numbers).collect()
@@ -52,59 +51,39 @@ pub(crate) fn run_update<B: BackendIr + SinglePass>(
     handles: &mut HandleContainer<B::Handle>,
     operation: &CustomOpIr,
 ) {
-    let Sent {
-        rule,
-        gradient,
-        parameter,
-        states,
-    } = Sent::<B>::receive(handles, operation)
+    let (gradient, operands, rule) = received::<B>(handles, operation)
         .unwrap_or_else(|reason| panic!("an update that a client has sent is refused: {reason}"));
-    let operands = Operands::of_floats(parameter, states);
     let formats = None;
-    let updated = B::update(gradient, operands, Update { rule, formats });
-    let (parameter, states) = updated.into_floats();
+    let (parameter, states) = B::update(gradient, operands, Update { rule, formats }).into_floats();
     let updated = [parameter].into_iter().chain(states);
     for (output, tensor) in operation.outputs.iter().zip(updated) {
         handles.register_float_tensor::<B>(&output.id, tensor);
     }
 }
 
-/// An update from a client, whose operands fit each other and the rule.
-struct Sent<B: BackendIr> {
-    rule: Rule,
-    gradient: FloatTensor<B>,
-    parameter: FloatTensor<B>,
-    states: Vec<FloatTensor<B>>,
-}
-
-impl<B: BackendIr> Sent<B> {
-    fn receive(
-        handles: &mut HandleContainer<B::Handle>,
-        operation: &CustomOpIr,
-    ) -> Result<Self, String> {
-        let [gradient, parameter, states @ ..] = &operation.inputs[..] else {
-            return Err("it has no gradient or no parameter".to_string());
-        };
-        let rule = rule(&operation.scalars, states.len());
-        let rule = rule.ok_or("it is no rule for so many states")?;
-        let outputs = operation.outputs.len();
-        if outputs != 1 + states.len() {
-            return Err(format!(
-                "it has {outputs} outputs for a parameter and {} states",
-                states.len()
-            ));
-        }
-        // What they hold, and not what the client says that they do.
-        let mut get = |input: &TensorIr| handles.get_float_tensor::<B>(input);
-        let sent = Self {
-            rule,
-            gradient: get(gradient),
-            parameter: get(parameter),
-            states: states.iter().map(get).collect(),
-        };
-        check_sent(&sent.rule, &sent.parameter, &sent.gradient, &sent.states)?;
-        Ok(sent)
+/// The gradient, the operands and the rule of an update from a client, if they fit each other.
+fn received<B: BackendIr>(
+    handles: &mut HandleContainer<B::Handle>,
+    operation: &CustomOpIr,
+) -> Result<(FloatTensor<B>, Operands<B>, Rule), String> {
+    let [gradient, parameter, states @ ..] = &operation.inputs[..] else {
+        return Err("it has no gradient or no parameter".to_string());
+    };
+    let rule = rule(&operation.scalars, states.len());
+    let rule = rule.ok_or("it is no rule for so many states")?;
+    let outputs = operation.outputs.len();
+    if outputs != 1 + states.len() {
+        return Err(format!(
+            "it has {outputs} outputs for a parameter and {} states",
+            states.len()
+        ));
     }
+    // What they hold, and not what the client says that they do.
+    let mut get = |input: &TensorIr| handles.get_float_tensor::<B>(input);
+    let (gradient, parameter) = (get(gradient), get(parameter));
+    let states: Vec<_> = states.iter().map(get).collect();
+    check_sent(&rule, &parameter, &gradient, &states)?;
+    Ok((gradient, Operands::of_floats(parameter, states), rule))
 }
 
 /// The rule of these scalars, for so many states.

@@ -1,4 +1,4 @@
-use super::{Number, Step, UpdateRule};
+use super::{Number, Step, UpdateRule, penalized};
 
 /// Moving averages of the gradient and of its square.
 #[derive(Clone, Debug)]
@@ -56,10 +56,7 @@ pub(crate) struct Adam {
 impl<const S: usize> UpdateRule<S> for Adam {
     #[inline(always)]
     fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
-        let gradient = match self.penalty {
-            Some(penalty) => parameter * N::of(penalty) + gradient,
-            None => gradient,
-        };
+        let gradient = penalized(self.penalty, parameter, gradient);
         let [moment_1, moment_2] = self.moments.update(gradient, &mut states);
         let delta = moment_1 * N::of(self.correction) / (moment_2.sqrt() + N::of(self.epsilon));
         (parameter - delta * N::of(self.learning_rate), states)

@@ -15,8 +15,7 @@ use std::fmt::Debug;
 use burn::optim::LearningRate;
 
 pub(crate) use adam::{Adam, AdamW, Moments};
-pub use average::AverageRule;
-pub(crate) use average::WithAverage;
+pub(crate) use average::AverageRule;
 pub(crate) use decayed::Decayed;
 pub(crate) use lion::Lion;
 pub use number::Number;
@@ -79,6 +78,15 @@ impl Step {
     /// What a state is multiplied by that decays by this `factor` once a step.
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
+    }
+}
+
+/// The gradient with an L2 penalty, if there is one.
+#[inline(always)]
+fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient: N) -> N {
+    match penalty {
+        Some(penalty) => parameter * N::of(penalty) + gradient,
+        None => gradient,
     }
 }
 

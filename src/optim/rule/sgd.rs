@@ -1,6 +1,6 @@
 use burn::optim::momentum::MomentumConfig;
 
-use super::{Number, Step, UpdateRule};
+use super::{Number, Step, UpdateRule, penalized};
 
 /// The hyperparameters of a step of momentum.
 #[derive(Clone, Debug)]
@@ -49,22 +49,11 @@ pub(crate) struct Sgd {
     pub(crate) momentum: Momentum,
 }
 
-impl Sgd {
-    /// The gradient with the L2 penalty.
-    #[inline(always)]
-    fn gradient<N: Number>(&self, parameter: N, gradient: N) -> N {
-        match self.penalty {
-            Some(penalty) => parameter * N::of(penalty) + gradient,
-            None => gradient,
-        }
-    }
-}
-
 /// Without momentum.
 impl UpdateRule<0> for Sgd {
     #[inline(always)]
     fn update<N: Number>(&self, parameter: N, gradient: N, []: [N; 0]) -> (N, [N; 0]) {
-        let gradient = self.gradient(parameter, gradient);
+        let gradient = penalized(self.penalty, parameter, gradient);
         (parameter - gradient * N::of(self.learning_rate), [])
     }
 }
@@ -72,7 +61,7 @@ impl UpdateRule<0> for Sgd {
 impl UpdateRule<1> for Sgd {
     #[inline(always)]
     fn update<N: Number>(&self, parameter: N, gradient: N, velocity: [N; 1]) -> (N, [N; 1]) {
-        let gradient = self.gradient(parameter, gradient);
+        let gradient = penalized(self.penalty, parameter, gradient);
         let (direction, velocity) = self.momentum.update(parameter, gradient, velocity);
         let parameter = parameter - direction * N::of(self.learning_rate);
         (parameter, velocity)

@@ -18,11 +18,7 @@ fn every_instruction_set_writes_and_reads_the_same() {
         Kept::Floats(DType::BF16),
     ] {
         let groups = 40;
-        let [floats, words] = kept.group_bytes().map(|bytes| bytes * groups);
-        let marks = match kept {
-            Kept::Weights(_) => groups,
-            _ => 0,
-        };
+        let floats = groups * kept.group()[0];
         let mut numbers: Vec<f32> = (0..groups * GROUP)
             .map(|index| (index as f32 * 0.7).sin() * 10_f32.powi(index as i32 % 80 - 42))
             .collect();
@@ -34,7 +30,7 @@ fn every_instruction_set_writes_and_reads_the_same() {
         let dither = || Dither::AtRandom(&random, 1);
         let written = |write: fn(Write<'_, '_>)| {
             let mut floats = vec![0_u32; floats.div_ceil(4)];
-            let mut words = vec![0_u32; words.div_ceil(4) + marks];
+            let mut words = vec![0_u32; kept.words(groups * GROUP)];
             let mut column = Column::new(kept, cast_slice_mut(&mut floats), &mut words);
             write(Write(&mut column, &numbers, dither()));
             (floats, words)

@@ -14,13 +14,12 @@ const fn coding(root: Root, width: Width) -> Coding {
     Coding { root, width }
 }
 
-impl Coding {
-    /// Writes the codes of `values` and returns their scale.
-    fn encode(self, values: &Values, thresholds: &Values, codes: &mut [u8]) -> f32 {
-        let scale = Scale::of(values);
-        self.encode_in(scale, values, thresholds, codes);
-        scale.largest
-    }
+/// The codes of `values`, rounded by one threshold, and their scale.
+fn encoded(coding: Coding, values: &Values, threshold: f32) -> (Vec<u8>, f32) {
+    let mut bytes = vec![0; coding.width.group_bytes()];
+    let scale = Scale::of(values);
+    coding.encode_in(scale, values, &[threshold; GROUP], &mut bytes);
+    (bytes, scale.largest)
 }
 
 /// A group of any numbers that this coding is for: of either sign or none, near to each other or not.
@@ -77,8 +76,7 @@ proptest! {
         }),
     ) {
         let (coding, levels) = CODINGS[index];
-        let mut bytes = vec![0; coding.width.group_bytes()];
-        let scale = coding.encode(&values, &[threshold; GROUP], &mut bytes);
+        let (bytes, scale) = encoded(coding, &values, threshold);
         prop_assert_eq!(scale, values.iter().fold(0.0, |most, x| f32::max(most, x.abs())));
         let decoded = coding.decode(&bytes, scale);
         for (lane, code) in codes(coding, &bytes).into_iter().enumerate() {
@@ -131,10 +129,7 @@ proptest! {
             (Root::Positive, _) => before[7] = 255,
         }
         let values = coding.decode(&before, scale);
-        let mut after = vec![0; before.len()];
-        let scale_after = coding.encode(&values, &TO_THE_NEAREST, &mut after);
-        prop_assert_eq!(scale_after, scale);
-        prop_assert_eq!(after, before);
+        prop_assert_eq!(encoded(coding, &values, 0.5), (before, scale));
     }
 }
 
@@ -145,8 +140,7 @@ fn the_largest_of_a_group_has_the_largest_code_whatever_its_threshold() {
             let mut values = [0.0; GROUP];
             values[5] = f32::from_bits(bits);
             for random in [0, 0xffff] {
-                let mut bytes = vec![0; coding.width.group_bytes()];
-                coding.encode(&values, &[threshold(random); GROUP], &mut bytes);
+                let (bytes, _) = encoded(coding, &values, threshold(random));
                 let root = codes(coding, &bytes)[5] + i32::from(coding.root == Root::Positive);
                 assert_eq!(f64::from(root), levels, "{coding:?}, {}", values[5]);
             }
@@ -160,8 +154,7 @@ fn a_group_with_a_number_that_is_not_finite_hides_nothing() {
         for wrong in [f32::NAN, f32::INFINITY, -f32::INFINITY] {
             let mut values = [1.0; GROUP];
             values[40] = wrong;
-            let mut bytes = vec![0; coding.width.group_bytes()];
-            let scale = coding.encode(&values, &TO_THE_NEAREST, &mut bytes);
+            let (bytes, scale) = encoded(coding, &values, 0.5);
             let decoded = coding.decode(&bytes, scale);
             assert!(decoded.iter().all(|value| value.is_nan()), "{coding:?}");
         }
@@ -171,12 +164,11 @@ fn a_group_with_a_number_that_is_not_finite_hides_nothing() {
 #[test]
 fn zeros_stay_zeros_and_small_second_moments_do_not_become_any() {
     for (coding, _) in CODINGS {
-        let mut bytes = vec![0; coding.width.group_bytes()];
-        let scale = coding.encode(&[0.0; GROUP], &[0.01; GROUP], &mut bytes);
+        let (bytes, scale) = encoded(coding, &[0.0; GROUP], 0.01);
         assert_eq!(coding.decode(&bytes, scale), [0.0; GROUP]);
         let mut values = [0.0; GROUP];
         values[3] = 1e-8;
-        let scale = coding.encode(&values, &[0.99; GROUP], &mut bytes);
+        let (bytes, scale) = encoded(coding, &values, 0.99);
         let decoded = coding.decode(&bytes, scale);
         assert_eq!(decoded[3], 1e-8);
         assert_eq!(decoded[4] > 0.0, coding.root == Root::Positive);
@@ -199,8 +191,7 @@ fn a_number_between_two_codes_is_right_on_average() {
         let mut sums = [0.0_f64; GROUP];
         for draw in 0..DRAWS {
             let threshold = (draw as f32 + 0.5) / DRAWS as f32;
-            let mut bytes = vec![0; coding.width.group_bytes()];
-            let scale = coding.encode(&values, &[threshold; GROUP], &mut bytes);
+            let (bytes, scale) = encoded(coding, &values, threshold);
             for (sum, value) in sums.iter_mut().zip(coding.decode(&bytes, scale)) {
                 *sum += f64::from(value);
             }
@@ -229,8 +220,8 @@ fn groups_below_the_least_normal_number_are_no_zeros() {
             let mut values = [0.0; GROUP];
             values[5] = scale;
             values[6] = scale / 4.0;
-            let mut bytes = vec![0; coding.width.group_bytes()];
-            assert_eq!(coding.encode(&values, &TO_THE_NEAREST, &mut bytes), scale);
+            let (bytes, largest) = encoded(coding, &values, 0.5);
+            assert_eq!(largest, scale);
             let decoded = coding.decode(&bytes, scale);
             assert_eq!(decoded[5], scale, "{coding:?}");
             let error = (decoded[6] - values[6]).abs();
@@ -244,7 +235,7 @@ fn groups_below_the_least_normal_number_are_no_zeros() {
                 "{coding:?}"
             );
             // Decoded and encoded again it is the same, as in a record.
-            let again = coding.encode(&decoded, &TO_THE_NEAREST, &mut bytes);
+            let (bytes, again) = encoded(coding, &decoded, 0.5);
             assert_eq!(
                 (coding.decode(&bytes, again), again),
                 (decoded, scale),

@@ -15,8 +15,7 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Traced;
-use super::operands::Operands;
-use super::single_pass::Update;
+use super::single_pass::{Operands, Update};
 pub(super) use groups::join;
 
 type CubeOperands = Operands<burn_cubecl::CubeBackend>;
@@ -28,11 +27,11 @@ pub(super) fn update(update: Update, gradient: CubeTensor, operands: CubeOperand
         let parameter = writable(parameter);
         let states: Vec<_> = states.into_iter().map(writable).collect();
         if parameter.meta.num_elements() > 0 {
-            each(update.rule.0.traced(), &parameter, gradient, &states);
+            each(update.rule.traced(), &parameter, gradient, &states);
         }
         return Operands::of_floats(parameter, states);
     };
-    groups::update(update.rule.0.traced(), format, noise, gradient, operands)
+    groups::update(update.rule.traced(), format, noise, gradient, operands)
 }
 
 /// `tensor` in dense rows and a buffer with one owner: itself, or a copy.

@@ -16,7 +16,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::super::operands::Stored;
+use super::super::single_pass::Stored;
 use super::{CubeOperands, is_divided_by, writable};
 use crate::optim::format::{GROUP, Noise, WeightFormat};
 use crate::optim::rule::Traced;

@@ -1,9 +1,14 @@
-use std::cell::Cell;
+//! What the records of this crate's optimizers are asked for, for which Burn's interface has no room.
+
+use std::cell::{Cell, RefCell};
+
+use burn::tensor::Device;
 
 use crate::caught::catch;
 
 thread_local! {
     static COMPACT: Cell<bool> = const { Cell::new(false) };
+    static LOAD_ON: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
 /// Lets `save` write the records of optimizer states as they are kept, in codes, instead of in f32.
@@ -35,4 +40,19 @@ pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
 /// Whether the records that are written now are to be compact.
 pub(crate) fn records_are_compact() -> bool {
     COMPACT.get()
+}
+
+/// Lets `load` bring the states of this crate's optimizers to `device`. Burn brings states to its default device, and from there to
+/// where they are used.
+pub(crate) fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
+    let before = LOAD_ON.replace(Some(device.clone()));
+    let loaded = catch(load);
+    LOAD_ON.set(before);
+    loaded.unwrap_or_else(|panic| panic.resume())
+}
+
+/// Where a state is loaded that Burn would bring to `device`.
+pub(crate) fn loads_on(device: &Device) -> Device {
+    let asked_for = LOAD_ON.with_borrow(Option::clone);
+    asked_for.unwrap_or_else(|| device.clone())
 }
