@@ -80,9 +80,9 @@ impl Layout {
     }
 
     /// Of a model that goes to `device`, to be checked before it does.
-    pub(crate) fn on(device: Option<&Device>, compute_dtype: Option<FloatDType>) -> Self {
+    pub(crate) fn on(device: &Device, compute_dtype: Option<FloatDType>) -> Self {
         Self {
-            device: device.cloned(),
+            device: Some(device.clone()),
             request: Request {
                 compute_dtype,
                 ..Request::default()
@@ -174,10 +174,15 @@ impl Layout {
         self.request == *request && self.placement().is_none_or(is_there)
     }
 
+    /// Whether a parameter of so many elements in `dtype` waits on the host, in training or frozen.
+    pub(crate) fn waits(&self, is_trained: bool, elements: usize, dtype: DType) -> bool {
+        self.request.rest(is_trained, elements, dtype) == Rest::Host
+    }
+
     /// Where a parameter in training of so many elements in `dtype`, which is on `device`, rests.
     pub(crate) fn site(&self, id: ParamId, elements: usize, dtype: DType, device: &Device) -> Site {
-        let rest = self.request.rest(true, elements, dtype);
-        match self.placement().filter(|_| rest == Rest::Host) {
+        let waits = self.waits(true, elements, dtype);
+        match self.placement().filter(|_| waits) {
             Some(placement) => Site {
                 device: placement.host.clone(),
                 is_host: true,

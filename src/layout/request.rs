@@ -31,7 +31,7 @@ impl Request {
         let is_large = elements >= offload.min_elements;
         let is_cast = self.compute_dtype(dtype) != dtype;
         match offload.offload {
-            _ if !is_trained && offload.frozen_waits(elements) => Rest::Host,
+            Offload::Weights(_) if is_large => Rest::Host,
             _ if !is_trained => Rest::Device,
             Offload::States if is_large => Rest::StateOnHost,
             Offload::Updates | Offload::Weights(_) if is_large || is_cast => Rest::Host,

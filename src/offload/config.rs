@@ -94,11 +94,6 @@ impl OffloadConfig {
         }
     }
 
-    /// Whether a frozen parameter of so many elements waits on the host.
-    pub(crate) fn frozen_waits(&self, elements: usize) -> bool {
-        self.waiting_blocks().is_some() && elements >= self.min_elements
-    }
-
     /// What the device keeps between two steps of weights of so many bytes that rest on the host, as if all were
     /// read in blocks of one size.
     pub(crate) fn kept_of(&self, bytes: usize) -> usize {

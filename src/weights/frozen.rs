@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use burn::module::{Module, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::entry::Role;
 use super::inventory::Inventory;
 use crate::device::moved;
 use crate::layout::Layout;
 use crate::offload::Placement;
-use crate::parameters::{AnyParam, AnyTensor, exchange, list, running_statistics, values};
+use crate::parameters::{AnyTensor, exchange, list, running_statistics, values};
 use crate::pass::Scope;
 use crate::quantized::QuantizedAdapter;
 use crate::tap::lift;
@@ -22,18 +21,18 @@ pub(super) fn waiting<M: Module>(
     inventory: &Inventory,
     layout: &Layout,
 ) -> HashMap<ParamId, bool> {
-    let Some(placement) = layout.placement() else {
+    if layout.placement().is_none() {
         return HashMap::new();
-    };
+    }
     let statistics = running_statistics(module);
-    let waits = |param: &dyn AnyParam| {
-        inventory.role(param.id()) == Some(Role::Frozen)
-            && placement.config.frozen_waits(param.shape().num_elements())
-            && !statistics.contains(&param.id())
+    let waits = |id| {
+        let entry = inventory.get(id).filter(|entry| !entry.is_trained());
+        entry.is_some_and(|entry| layout.waits(false, entry.elements(), entry.dtype))
+            && !statistics.contains(&id)
     };
     let mut waiting = HashMap::new();
     for parameter in list(module) {
-        if waits(&*parameter.param) {
+        if waits(parameter.param.id()) {
             let has_adapter = waiting.entry(parameter.param.id()).or_insert(false);
             let adapter = parameter.reparameterization;
             *has_adapter |= adapter.is_some_and(|name| name != QuantizedAdapter::NAME);

@@ -180,18 +180,10 @@ impl Entry {
     /// The bytes that leave for the host, if `layout` has it wait there. (Of several ranks the first is asked alone, before there are
     /// others: the values are there once for all.)
     fn bytes_leaving(&self, layout: &Layout) -> usize {
-        let elements = self.elements();
-        let waits = |placement: &&Arc<Placement>| match self.role {
-            Role::Released => {
-                layout
-                    .site(self.id, elements, self.dtype, &self.device)
-                    .is_host
-            }
-            Role::Frozen => placement.config.frozen_waits(elements),
-            Role::Retained => false,
-        };
-        let leaves = layout.placement().filter(waits).is_some_and(|placement| {
-            layout.member().is_none() && placement.host != self.device.clone().inner()
+        let waits = self.role != Role::Retained
+            && layout.waits(self.is_trained(), self.elements(), self.dtype);
+        let leaves = layout.placement().is_some_and(|placement| {
+            waits && layout.member().is_none() && placement.host != self.device.clone().inner()
         });
         if leaves { self.bytes() } else { 0 }
     }

@@ -164,7 +164,7 @@ impl<M: Module> Core<M> {
             check_room_to_wait(leaving.saturating_add(made.unwrap_or_default()))?;
         }
         if !stays {
-            Inventory::take(&model, &Layout::on(Some(&there), config.compute_dtype))?;
+            Inventory::take(&model, &Layout::on(&there, config.compute_dtype))?;
             model = forked_in_codes(model, &there);
         }
         let ranks = Ranks::alone(model, self.ranks.session(), Arc::new(layout))?;

@@ -62,7 +62,7 @@ impl<M: Module> Ranks<M> {
 
         let request = config.layout();
         let first = match &request.offload {
-            None => Layout::on(devices.first(), request.compute_dtype),
+            None => Layout::on(&devices[0], request.compute_dtype),
             Some(_) => Layout::new(request.clone(), &devices[0])?,
         };
         let inventory = Inventory::take(&model, &first)?;
