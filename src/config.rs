@@ -8,7 +8,7 @@ use crate::layout::Request;
 use crate::offload::OffloadConfig;
 use crate::optim::{WeightAveragingConfig, WeightFormat};
 use crate::pass::GradientCheckpointingConfig;
-use crate::policy::{Accumulation, GlobalNormClippingConfig, LossScalingConfig, Overflow};
+use crate::policy::{GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use crate::replica::{Ownership, Sharding};
 
 /// How to train: one value for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
@@ -165,14 +165,6 @@ impl FusedConfig {
             }
             _ => return None,
         })
-    }
-
-    /// In which type gradients are added up.
-    pub(crate) fn accumulation(&self) -> Accumulation {
-        match self.full_precision_accumulation {
-            true => Accumulation::InFullPrecision,
-            false => Accumulation::AsParameter,
-        }
     }
 
     /// Refuses averages in a type that one of the devices on which they would be does not have.

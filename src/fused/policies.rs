@@ -4,8 +4,8 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::{
-    AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale, LossScalingConfig, Overflow,
-    Plan, PolicyState,
+    Accumulation, AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale,
+    LossScalingConfig, Overflow, Plan, PolicyState,
 };
 
 /// What is done with gradients: as the config says, and what no config holds.
@@ -112,7 +112,12 @@ impl Policies {
 
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
     pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
-        let mut plan = Plan::new(goal, self.config.accumulation());
+        let accumulation = if self.config.full_precision_accumulation {
+            Accumulation::InFullPrecision
+        } else {
+            Accumulation::AsParameter
+        };
+        let mut plan = Plan::new(goal, accumulation);
         let passes = self.passes();
         if passes != Passes::One {
             self.take_part(&mut plan, passes, clip);

@@ -30,7 +30,7 @@ pub(crate) struct FusedForm<M> {
     pub(crate) views: Arc<Views>,
     pub(crate) layout: Arc<Layout>,
     /// Whether copies come and go with the runs of blocks.
-    brings: bool,
+    pub(crate) brings: bool,
     /// The frozen parameters that wait on the host, and whether each carries an adapter.
     frozen: HashMap<ParamId, bool>,
     /// Of the last pass with blocks.
@@ -184,18 +184,11 @@ impl<M: Module> FusedForm<M> {
         );
     }
 
-    /// What sees to the copies that blocks read, if they come and go with their runs.
-    pub(crate) fn foresight(&self) -> Option<Arc<dyn Foresight>> {
-        if !self.brings {
-            return None;
-        }
+    /// What sees to the copies that blocks read.
+    pub(crate) fn foresight(&self) -> Arc<dyn Foresight> {
         let placement = self.layout.placement_of_blocks().cloned();
         let course = self.course.clone().unwrap_or_default();
-        Some(Arc::new(FetchAhead::new(
-            self.views.clone(),
-            placement,
-            course,
-        )))
+        Arc::new(FetchAhead::new(self.views.clone(), placement, course))
     }
 
     /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.

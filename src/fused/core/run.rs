@@ -35,8 +35,9 @@ impl<M: Module> Ranks<M> {
         let running = self.forms.iter().zip(task.closures).map(|(form, closure)| {
             let transfers = form.layout.transfers.get();
             let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
+            let foresight = form.brings.then(|| form.foresight());
             let session = &form.session;
-            session.begin(order, *closure, form.foresight(), transfers.cloned())
+            session.begin(order, *closure, foresight, transfers.cloned())
         });
         let running: Vec<_> = running.collect();
         let mut ending = Ending {
@@ -69,7 +70,9 @@ impl<M: Module> Ranks<M> {
         // Commit; whoever has left before has rolled back.
         let ended = ending.well();
         for (form, running) in self.forms.iter_mut().zip(&running) {
-            form.learn_course(&running.pass.blocks.course.lock());
+            if form.brings {
+                form.learn_course(&running.pass.blocks.course.lock());
+            }
         }
         let census = running[0].pass.census.clone();
         drop(running);
