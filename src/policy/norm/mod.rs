@@ -1,10 +1,19 @@
-use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
+//! The sum of the squares of a gradient.
 
+#[cfg(feature = "cubecl")]
+mod kernel;
+#[cfg(feature = "cubecl")]
+mod on_device;
+
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
+
+#[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 
 /// The sum of the squares of a tensor's elements, of which neither the largest nor the smallest floats are lost:
-/// squares leave the range of f32 long before the elements do. So the elements are multiplied by a power of two
-/// first, which changes no digit, where they are very large or very small.
+/// squares leave the range of f32 long before the elements do. So elements are multiplied by a power of two
+/// first, which changes no digit, where they are very large or very small (J. L. Blue, A portable Fortran program to find the
+/// Euclidean norm of a vector, 1978).
 #[derive(Clone, Debug)]
 pub(crate) struct Squares {
     sum: Sum,
@@ -15,9 +24,10 @@ pub(crate) struct Squares {
 #[derive(Clone, Debug)]
 enum Sum {
     Known(f64),
-    /// Still on a device that would have to be waited for: what the elements were multiplied by, and the sum of
-    /// the squares of the products.
-    OnDevice(Box<[Tensor<1>; 2]>),
+    /// Still on a device that would have to be waited for: sums of the squares of large elements, ordinary and small ones, one
+    /// after the other, as often as it takes.
+    #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
+    OnDevice(Box<Tensor<1>>),
 }
 
 /// A sum that can't be read: which of those asked for, and what the device says.
@@ -47,7 +57,7 @@ impl Squares {
             DType::F16 | DType::BF16 => 0.05,
             _ => 1e-3,
         };
-        let sum = Sum::of(widened(tensor));
+        let sum = Sum::of(tensor);
         Self { sum, tolerance }
     }
 
@@ -67,21 +77,16 @@ impl Squares {
 }
 
 impl Sum {
-    fn of<const D: usize>(elements: Tensor<D>) -> Self {
+    fn of<const D: usize>(elements: &Tensor<D>) -> Self {
         if elements.shape().num_elements() == 0 {
             return Self::Known(0.0);
         }
+        #[cfg(feature = "cubecl")]
         if is_cubecl(&elements.device()) {
-            let largest = elements.clone().abs().max();
-            let (large, small) = (
-                largest.clone().greater_scalar(LARGE),
-                largest.clone().lower_scalar(SMALL),
-            );
-            let factor = largest.ones_like();
-            let factor = factor.mask_fill(large, DOWN).mask_fill(small, UP);
-            let scaled = elements * factor.clone().reshape([1; D]);
-            return Self::OnDevice(Box::new([factor, scaled.square().sum()]));
+            let sums = on_device::sums_of(elements.clone());
+            return Self::OnDevice(Box::new(sums));
         }
+        let elements = widened(elements);
         // Most gradients need neither a second look nor a copy.
         let count = elements.shape().num_elements() as f64;
         let sum = elements.clone().square().sum().into_scalar::<f64>();
@@ -106,14 +111,14 @@ pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
     for (index, squares) in squares.iter().enumerate() {
         match &squares.sum {
             Sum::Known(sum) => sums[index] = *sum,
-            Sum::OnDevice(numbers) => left.push((index, &**numbers)),
+            Sum::OnDevice(parts) => left.push((index, &**parts)),
         }
     }
     while let Some((_, first)) = left.first() {
         let kind = kind(first);
         let (here, elsewhere): (Vec<_>, Vec<_>) = left
             .into_iter()
-            .partition(|(_, numbers)| self::kind(numbers) == kind);
+            .partition(|(_, parts)| self::kind(parts) == kind);
         for ((index, _), sum) in here.iter().zip(read(&here)?) {
             sums[*index] = sum;
         }
@@ -123,14 +128,14 @@ pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
 }
 
 /// What can be read together.
-fn kind(numbers: &[Tensor<1>; 2]) -> (Device, DType) {
-    (numbers[0].device(), numbers[0].dtype())
+fn kind(parts: &Tensor<1>) -> (Device, DType) {
+    (parts.device(), parts.dtype())
 }
 
 /// The sums of one kind.
-fn read(sums: &[(usize, &[Tensor<1>; 2])]) -> Result<Vec<f64>, Unread> {
-    let numbers = sums.iter().flat_map(|(_, numbers)| numbers.iter().cloned());
-    let all = numbers.fold(Transaction::default(), Transaction::register);
+fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
+    let parts = sums.iter().map(|(_, parts)| (*parts).clone());
+    let all = parts.fold(Transaction::default(), Transaction::register);
     let read = match (all.try_execute(), sums) {
         (Ok(read), _) => read,
         (Err(error), [(index, _)]) => {
@@ -145,9 +150,13 @@ fn read(sums: &[(usize, &[Tensor<1>; 2])]) -> Result<Vec<f64>, Unread> {
             return each.map(|one| Ok(one?[0])).collect();
         }
     };
-    let read: Vec<f64> = read.iter().flat_map(|data| data.iter::<f64>()).collect();
-    let pairs = read.chunks_exact(2).map(|pair| (pair[0], pair[1]));
-    Ok(pairs.map(|(factor, sum)| sum / factor.powi(2)).collect())
+    let of_one = |parts: &TensorData| {
+        // Of large elements, of ordinary and of small ones.
+        let factors = [DOWN, 1.0, UP].into_iter().cycle();
+        let parts = parts.iter::<f64>().zip(factors);
+        parts.map(|(sum, factor)| sum / factor.powi(2)).sum()
+    };
+    Ok(read.iter().map(of_one).collect())
 }
 
 /// The tensor to compute statistics of, in f32 for half types: squares would overflow in f16.
