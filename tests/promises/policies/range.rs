@@ -4,7 +4,7 @@ use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalin
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -34,7 +34,60 @@ fn gradients_of_any_size_are_clipped_to_the_norm(device: &Device) {
     }
 }
 
-on_every_backend!(gradients_of_any_size_are_clipped_to_the_norm);
+/// One element and many, of rows that no vector divides, in every type, dense and as a view.
+fn norms_are_those_of_all_elements(device: &Device) {
+    let dtypes = [
+        FloatDType::F32,
+        FloatDType::F16,
+        FloatDType::BF16,
+        FloatDType::F64,
+    ];
+    for dtype in dtypes
+        .into_iter()
+        .filter(|dtype| device.supports_dtype(*dtype))
+    {
+        for [rows, columns] in [[1, 1], [3, 5], [257, 131], [64, 1024]] {
+            let count = (rows * columns) as i64;
+            // In steps that half types have, of either sign.
+            let gradient = Tensor::<1, Int>::arange(0..count, device).remainder_scalar(127);
+            let gradient = gradient.float().div_scalar(64.0).sub_scalar(0.5);
+            let gradient = gradient.reshape([rows, columns]).cast(dtype);
+            let elements = gradient.to_data();
+            let squares = elements.iter::<f64>().map(|element| element.powi(2));
+            let norm = squares.sum::<f64>().sqrt();
+            for is_view in [false, true] {
+                let shape = if is_view {
+                    [columns, rows]
+                } else {
+                    [rows, columns]
+                };
+                let weight = Tensor::<2>::zeros(shape, device).cast(dtype).detach();
+                let clipping = GlobalNormClippingConfig::Exact(1e9);
+                let mut fused =
+                    FusedOptimizer::new(Param::from_tensor(weight), SgdConfig::new().init())
+                        .with_config(FusedConfig::new().with_clipping(Some(clipping)));
+                fused.step_repeatable(0.0, |weight| {
+                    let weight = weight.val();
+                    let weight = if is_view { weight.transpose() } else { weight };
+                    // A sum would leave the range of half types.
+                    (weight * gradient.clone()).cast(FloatDType::F32).sum()
+                });
+                let found = fused.last_step().gradient_norm.unwrap();
+                // In f32 added up one after the other, on some backends.
+                let error = (found / norm - 1.0).abs();
+                assert!(
+                    error < 1e-4,
+                    "{found}, not {norm}: {dtype:?}, {shape:?}, {is_view}"
+                );
+            }
+        }
+    }
+}
+
+on_every_backend!(
+    gradients_of_any_size_are_clipped_to_the_norm,
+    norms_are_those_of_all_elements,
+);
 
 /// One over the scale is no f16.
 #[test]
