@@ -5,7 +5,8 @@ use super::noise::Dither;
 use super::root::{Coding, GROUP, Scale};
 use super::split;
 use super::weight::{WeightFormat, nearest};
-use burn::tensor::{DType, Element, bf16, f16};
+use super::widen::Widen;
+use burn::tensor::{DType, Element, f16};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 /// How elements are kept.
@@ -271,39 +272,6 @@ impl Loop for Write<'_, '_> {
                     }
                 }
             }
-        }
-    }
-}
-
-/// Floats of a type as f32.
-pub(crate) struct Widen<'a>(
-    pub(crate) DType,
-    pub(crate) &'a [u8],
-    pub(crate) &'a mut [f32],
-);
-
-impl Loop for Widen<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let Self(dtype, floats, numbers) = self;
-        match dtype {
-            DType::F16 => {
-                for (number, float) in numbers.iter_mut().zip(cast_slice::<u8, f16>(floats)) {
-                    *number = float.to_f32();
-                }
-            }
-            DType::BF16 => {
-                for (number, float) in numbers.iter_mut().zip(cast_slice::<u8, bf16>(floats)) {
-                    *number = float.to_f32();
-                }
-            }
-            DType::F32 => {
-                let floats = cast_slice(floats);
-                numbers[..floats.len()].copy_from_slice(floats);
-            }
-            dtype => panic!("{dtype:?} is not computed in f32"),
         }
     }
 }

@@ -13,8 +13,9 @@ mod split;
 mod state;
 mod told;
 mod weight;
+mod widen;
 
-pub(crate) use column::{Column, Kept, Widen};
+pub(crate) use column::{Column, Kept};
 pub(crate) use formats::{Fitted, Formats, Weight};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::{Dither, Noise};
@@ -23,3 +24,4 @@ pub(crate) use root::{Coding, GROUP, Root};
 pub use state::StateFormat;
 pub(crate) use state::{PackedState, StateTensor};
 pub use weight::WeightFormat;
+pub(crate) use widen::Widen;
