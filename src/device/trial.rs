@@ -1,13 +1,15 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::optim;
+use crate::policy::try_norm;
 
 /// Tiny computations whose results are known, read back and compared.
 ///
 /// Returns what was found where it is another.
 pub(super) fn run(device: &Device, dtype: FloatDType) -> Result<(), String> {
     by_burn(device, dtype)?;
-    optim::try_kernels(device, dtype)
+    optim::try_kernels(device, dtype)?;
+    try_norm(device, dtype)
 }
 
 /// By kernels of Burn. The numbers are such that every float type has them and their results.

@@ -25,10 +25,10 @@ pub(super) fn sum_squares<F: Float, C: Float, N: Size>(
         // What is not a number is ordinary.
         let is_large = magnitudes.greater_than(&Vector::new(C::new(LARGE as f32)));
         let is_small = magnitudes.less_than(&Vector::new(C::new(SMALL as f32)));
-        let scaled = values * Vector::new(C::new(DOWN as f32));
-        large += select_many(is_large, scaled * scaled, zero);
-        let scaled = values * Vector::new(C::new(UP as f32));
-        small += select_many(is_small, scaled * scaled, zero);
+        let down = values * Vector::new(C::new(DOWN as f32));
+        large += select_many(is_large, down * down, zero);
+        let up = values * Vector::new(C::new(UP as f32));
+        small += select_many(is_small, up * up, zero);
         let others = select_many(is_small, zero, values * values);
         ordinary += select_many(is_large, zero, others);
         at += CUBE_COUNT * units;
@@ -50,6 +50,7 @@ pub(super) fn sum_squares<F: Float, C: Float, N: Size>(
             }
         }
     }
+    // The first has added up what it writes.
     if unit == 0 {
         #[unroll]
         for kind in 0..3usize {

@@ -159,6 +159,14 @@ fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
     Ok(read.iter().map(of_one).collect())
 }
 
+/// Norms of numbers that are known, on a device whose kernels are tried. Returns what was found where it is another.
+#[cfg_attr(not(feature = "cubecl"), allow(unused_variables))]
+pub(crate) fn try_norm(device: &Device, dtype: FloatDType) -> Result<(), String> {
+    #[cfg(feature = "cubecl")]
+    on_device::try_kernel(device, dtype)?;
+    Ok(())
+}
+
 /// The tensor to compute statistics of, in f32 for half types: squares would overflow in f16.
 pub(super) fn widened<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {

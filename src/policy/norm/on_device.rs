@@ -3,30 +3,30 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::prelude::*;
 use burn_cubecl::ops::numeric::empty_device_dtype;
 
-use super::kernel;
+use super::{LARGE, SMALL, Squares, Unread, kernel, sums};
 
 /// Elements that are worth a cube.
 const GRAIN: usize = 1 << 14;
 const MOST_CUBES: usize = 256;
-/// Units of a cube where it may have so many.
+/// Units of a cube where it may have so many; a power of two, since they are halved.
 const UNITS: usize = 256;
 
 #[backend_extension(Cube: cfg(feature = "cubecl"), Fusion: cfg(feature = "fusion"))]
 trait SumOfSquares: Backend {
     /// For every cube of the kernel the sums of squares of large, ordinary and small elements.
-    #[fusion(dtype = computed(elements), shape = sums(elements))]
+    #[fusion(dtype = computed(elements), shape = parts(elements))]
     fn sum_of_squares(elements: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl SumOfSquares for CubeBackend {
     fn sum_of_squares(elements: FloatTensor<Self>) -> FloatTensor<Self> {
         let client = elements.client.clone();
-        let shape = sums(elements.meta.shape());
+        let shape = parts(elements.meta.shape());
         let cubes = shape[0] / 3;
         let dtype = computed(elements.dtype);
         let sums = empty_device_dtype(client.clone(), elements.device.clone(), shape, dtype);
@@ -36,6 +36,8 @@ impl SumOfSquares for CubeBackend {
         let vector_size = sizes.max().unwrap_or(1);
         let most = client.properties().hardware.max_units_per_cube as usize;
         let units = if most >= UNITS { UNITS } else { 1 };
+        // For what is counted, which a view may have more of than its buffer, and one step beyond.
+        let address_type = AddressType::from_len(count + cubes * units);
         // SAFETY: the elements are read through a view of their own strides, in vectors that divide them, within its
         // bounds; the sums are new, and each cube writes three that no other does, of as many as there are.
         unsafe {
@@ -43,7 +45,7 @@ impl SumOfSquares for CubeBackend {
                 &client,
                 CubeCount::new_1d(cubes as u32),
                 CubeDim::new_1d(units as u32),
-                elements.required_address_type(),
+                address_type.max(elements.required_address_type()),
                 vector_size,
                 elements.clone().into_linear_view(),
                 sums.clone().into_tensor_arg(),
@@ -55,7 +57,7 @@ impl SumOfSquares for CubeBackend {
     }
 }
 
-/// The sums of a tensor of CubeCL's that has elements: of which numbers is for [`total`](super::total) to say.
+/// The sums of a tensor of CubeCL's that has elements.
 pub(super) fn sums_of<const D: usize>(elements: Tensor<D>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::sum_of_squares(elements.into_dispatch()))
 }
@@ -69,7 +71,30 @@ fn computed(dtype: DType) -> DType {
 }
 
 /// Three for every cube.
-fn sums(elements: &Shape) -> Shape {
+fn parts(elements: &Shape) -> Shape {
     let cubes = elements.num_elements().div_ceil(GRAIN).clamp(1, MOST_CUBES);
     Shape::new([3 * cubes])
+}
+
+/// Norms of numbers that are known. Returns what the kernel has computed where it is another.
+pub(super) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
+    // f16 has neither large nor small ones.
+    let magnitudes = match dtype {
+        FloatDType::F16 => &[1.0][..],
+        _ => &[1.0, LARGE * LARGE.sqrt(), SMALL * SMALL.sqrt()],
+    };
+    for magnitude in magnitudes {
+        let mut elements = [0.0; 70];
+        (elements[0], elements[69]) = (3.0 * magnitude, -4.0 * magnitude);
+        let elements = Tensor::<1>::from_data(elements, (device, DType::from(dtype)));
+        let squares = Squares::of(&elements);
+        let found = sums(&[&squares]).map_err(|Unread { reason, .. }| reason)?;
+        let expected = 25.0 * magnitude.powi(2);
+        if found != [expected] {
+            return Err(format!(
+                "3² + 4², times {magnitude}², gave {found:?} instead of {expected}"
+            ));
+        }
+    }
+    Ok(())
 }
