@@ -115,6 +115,7 @@ mod replica;
 mod report;
 #[cfg(test)]
 mod schedule;
+mod squares;
 mod tap;
 #[cfg(feature = "train")]
 pub mod train;

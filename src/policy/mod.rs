@@ -30,7 +30,7 @@ pub(crate) use hook::Hooks;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average, statistic_id};
 pub(crate) use measure::{Norm, is_finite};
-pub(crate) use norm::{Squares, try_norm};
+pub(crate) use norm::Squares;
 pub(crate) use plan::{Goal, Plan};
 pub use scaling::{LossScalingConfig, Overflow};
 pub(crate) use state::{LossScale, PolicyState};

@@ -43,9 +43,11 @@ impl Update {
     /// One that shares the states, and lets parameters come back that have left the model of this one.
     pub(crate) fn again(&self) -> Self {
         Self {
+            optimizer: self.optimizer(),
             anew: self.anew.clone(),
+            learning_rate: 0.0.into(),
+            waiting: None,
             departed: self.departed.clone(),
-            ..Self::new(self.optimizer())
         }
     }
 

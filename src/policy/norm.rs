@@ -1,19 +1,10 @@
-//! The sum of the squares of a gradient.
-
-#[cfg(feature = "cubecl")]
-mod kernel;
-#[cfg(feature = "cubecl")]
-mod on_device;
-
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Transaction};
+use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
 
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
+use crate::squares::{self, DOWN, LARGE, SMALL, UP};
 
-/// The sum of the squares of a tensor's elements, of which neither the largest nor the smallest floats are lost:
-/// squares leave the range of f32 long before the elements do. So elements are multiplied by a power of two
-/// first, which changes no digit, where they are very large or very small (J. L. Blue, A portable Fortran program to find the
-/// Euclidean norm of a vector, 1978).
+/// The sum of the squares of a tensor's elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Squares {
     sum: Sum,
@@ -37,14 +28,6 @@ pub(super) struct Unread {
     pub(super) reason: String,
 }
 
-/// Elements beyond this are made smaller.
-const LARGE: f64 = (1u64 << 40) as f64;
-/// By this.
-const DOWN: f64 = 1.0 / ((1u128 << 100) as f64);
-/// And those below this larger,
-const SMALL: f64 = 1.0 / LARGE;
-/// by this.
-const UP: f64 = (1u128 << 80) as f64;
 /// If the sum of squares is below this, no element is large;
 const NOT_LARGE: f64 = LARGE * LARGE / 4.0;
 /// and if their mean is above this, the largest is not small.
@@ -83,7 +66,7 @@ impl Sum {
         }
         #[cfg(feature = "cubecl")]
         if is_cubecl(&elements.device()) {
-            let sums = on_device::sums_of(elements.clone());
+            let sums = squares::sums_of(elements.clone());
             return Self::OnDevice(Box::new(sums));
         }
         let elements = widened(elements);
@@ -150,21 +133,7 @@ fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
             return each.map(|one| Ok(one?[0])).collect();
         }
     };
-    let of_one = |parts: &TensorData| {
-        // Of large elements, of ordinary and of small ones.
-        let factors = [DOWN, 1.0, UP].into_iter().cycle();
-        let parts = parts.iter::<f64>().zip(factors);
-        parts.map(|(sum, factor)| sum / factor.powi(2)).sum()
-    };
-    Ok(read.iter().map(of_one).collect())
-}
-
-/// Norms of numbers that are known, on a device whose kernels are tried. Returns what was found where it is another.
-#[cfg_attr(not(feature = "cubecl"), allow(unused_variables))]
-pub(crate) fn try_norm(device: &Device, dtype: FloatDType) -> Result<(), String> {
-    #[cfg(feature = "cubecl")]
-    on_device::try_kernel(device, dtype)?;
-    Ok(())
+    Ok(read.iter().map(squares::total).collect())
 }
 
 /// The tensor to compute statistics of, in f32 for half types: squares would overflow in f16.

@@ -8,7 +8,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::prelude::*;
 use burn_cubecl::ops::numeric::empty_device_dtype;
 
-use super::{LARGE, SMALL, Squares, Unread, kernel, sums};
+use super::{LARGE, SMALL, kernel, total};
 
 /// Elements that are worth a cube.
 const GRAIN: usize = 1 << 14;
@@ -57,8 +57,8 @@ impl SumOfSquares for CubeBackend {
     }
 }
 
-/// The sums of a tensor of CubeCL's that has elements.
-pub(super) fn sums_of<const D: usize>(elements: Tensor<D>) -> Tensor<1> {
+/// The sums of a tensor of CubeCL's that has elements, to be read and put [together](total).
+pub(crate) fn sums_of<const D: usize>(elements: Tensor<D>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::sum_of_squares(elements.into_dispatch()))
 }
 
@@ -76,8 +76,8 @@ fn parts(elements: &Shape) -> Shape {
     Shape::new([3 * cubes])
 }
 
-/// Norms of numbers that are known. Returns what the kernel has computed where it is another.
-pub(super) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
+/// The squares of numbers that are known, on a device of CubeCL's. Returns what the kernel has computed where it is another.
+pub(crate) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
     // f16 has neither large nor small ones.
     let magnitudes = match dtype {
         FloatDType::F16 => &[1.0][..],
@@ -87,12 +87,12 @@ pub(super) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), Strin
         let mut elements = [0.0; 70];
         (elements[0], elements[69]) = (3.0 * magnitude, -4.0 * magnitude);
         let elements = Tensor::<1>::from_data(elements, (device, DType::from(dtype)));
-        let squares = Squares::of(&elements);
-        let found = sums(&[&squares]).map_err(|Unread { reason, .. }| reason)?;
+        let sums = sums_of(elements).try_into_data();
+        let found = total(&sums.map_err(|error| error.to_string())?);
         let expected = 25.0 * magnitude.powi(2);
-        if found != [expected] {
+        if found != expected {
             return Err(format!(
-                "3² + 4², times {magnitude}², gave {found:?} instead of {expected}"
+                "3² + 4², times {magnitude}², gave {found} instead of {expected}"
             ));
         }
     }
