@@ -11,8 +11,8 @@ use backburn::{
 use burn::module::ParamGroup;
 use burn::optim::SgdConfig;
 
-use super::rows::settled;
 use super::rows::table::offloaded;
+use super::rows::{settled, settled_before_training};
 use super::*;
 
 fn device() -> Device {
@@ -235,7 +235,7 @@ fn frozen_weights_are_on_the_host_once_for_all_ranks() {
         slope(|width| {
             let model = Network::of_width(width, &other());
             let model = model.freeze_group(ParamGroup::from_predicate("layers"));
-            let before = settled();
+            let before = settled_before_training();
             let optimizer = SgdConfig::new().init();
             let devices = vec![device(); ranks];
             let mut fused =
@@ -261,7 +261,7 @@ fn replicas_are_made_without_the_weights_on_the_devices() {
     let [one, two] = [1, 2].map(|ranks| {
         slope(|width| {
             let model = Network::of_width(width, &other());
-            let before = settled();
+            let before = settled_before_training();
             BYTES.reset_peak_usage();
             let optimizer = SgdConfig::new().init();
             let config = config.clone();
