@@ -34,9 +34,9 @@ pub(crate) struct Layout {
     device: Option<Device>,
     request: Request,
     /// If something waits on the host.
-    placement: Option<Arc<Placement>>,
-    /// If there is a group of ranks.
-    member: Option<Membership>,
+    pub(crate) placement: Option<Arc<Placement>>,
+    /// Which rank it is that of, if there is a group of ranks.
+    pub(crate) member: Option<Membership>,
     /// Who moves what leaves the device for a while, if something does.
     pub(crate) transfers: OnceLock<Arc<Transfers>>,
 }
@@ -101,7 +101,7 @@ impl Layout {
 
     /// That of a model alone, with threads of its own.
     pub(crate) fn again(&self) -> Result<Self, FusedError> {
-        let device = self.placement().map(|placement| &placement.device);
+        let device = self.placement.as_ref().map(|placement| &placement.device);
         let device = device.cloned().unwrap_or_default();
         let again = Self::new(self.request.clone(), &device)?;
         if self.transfers.get().is_some() {
@@ -119,47 +119,42 @@ impl Layout {
         Ok(())
     }
 
-    /// If something waits on the host.
-    pub(crate) fn placement(&self) -> Option<&Arc<Placement>> {
-        self.placement.as_ref()
-    }
-
-    /// Which rank it is that of.
-    pub(crate) fn member(&self) -> Option<&Membership> {
-        self.member.as_ref()
-    }
-
-    /// The same if there are others.
+    /// Which rank it is that of, if there are others.
     pub(crate) fn among_others(&self) -> Option<&Membership> {
-        self.member().filter(|member| member.group.has_several())
+        self.member
+            .as_ref()
+            .filter(|member| member.group.has_several())
     }
 
     /// The rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
-        self.member().map_or(0, |member| member.group.owner(id))
+        self.member
+            .as_ref()
+            .map_or(0, |member| member.group.owner(id))
     }
 
     pub(crate) fn owns(&self, id: ParamId) -> bool {
-        let rank = self.member().map_or(0, |member| member.rank);
+        let rank = self.member.as_ref().map_or(0, |member| member.rank);
         self.owner(id) == rank
     }
 
     /// The most bytes that this rank has held in the last pass, beside the weights that rest there.
     pub(crate) fn most_held(&self) -> usize {
-        self.member()
+        self.member
+            .as_ref()
             .map_or(0, |member| member.group.ledger.most(member.rank))
     }
 
     /// Whether this rank may keep a parameter between two passes.
     pub(crate) fn replicates(&self, id: ParamId) -> bool {
-        let group = self.member().map(|member| &member.group);
+        let group = self.member.as_ref().map(|member| &member.group);
         self.owns(id) || group.is_none_or(|group| group.replicates_weights())
     }
 
     /// Where the model computes, with or without autodiff; none where it is.
     pub(crate) fn device(&self) -> Option<&Device> {
-        let placement = self.placement().map(|placement| &placement.device);
-        let of_rank = self.member().map(Membership::device);
+        let placement = self.placement.as_ref().map(|placement| &placement.device);
+        let of_rank = self.member.as_ref().map(Membership::device);
         placement.or(of_rank).or(self.device.as_ref())
     }
 
@@ -171,7 +166,7 @@ impl Layout {
     /// Whether it is the layout of `request`, on this device if it is not where the model is.
     pub(crate) fn is_of(&self, request: &Request, device: &Device) -> bool {
         let is_there = |placement: &Arc<Placement>| placement.device == *device;
-        self.request == *request && self.placement().is_none_or(is_there)
+        self.request == *request && self.placement.as_ref().is_none_or(is_there)
     }
 
     /// Whether a parameter of so many elements in `dtype` waits on the host, in training or frozen.
@@ -182,7 +177,7 @@ impl Layout {
     /// Where a parameter in training of so many elements in `dtype`, which is on `device`, rests.
     pub(crate) fn site(&self, id: ParamId, elements: usize, dtype: DType, device: &Device) -> Site {
         let waits = self.waits(true, elements, dtype);
-        match self.placement().filter(|_| waits) {
+        match self.placement.as_ref().filter(|_| waits) {
             Some(placement) => Site {
                 device: placement.host.clone(),
                 is_host: true,
@@ -193,7 +188,7 @@ impl Layout {
 
     /// The same of a parameter that is an ordinary leaf, and never waits.
     pub(crate) fn site_of_leaf(&self, id: ParamId, device: &Device) -> Site {
-        let device = match self.member() {
+        let device = match &self.member {
             Some(member) => member.group.device(member.group.owner(id)).clone(),
             None => self.computes_on(device),
         };
@@ -218,9 +213,8 @@ impl Layout {
     ) -> Holding {
         let replicates = self.replicates(id);
         if site.is_host {
-            let keeps = self
-                .placement()
-                .is_some_and(|it| it.config.waiting_blocks().is_none());
+            let placement = self.placement.as_ref();
+            let keeps = placement.is_some_and(|it| it.config.waiting_blocks().is_none());
             return match keeps && replicates {
                 true => Holding::Kept,
                 false => Holding::ForRead,
@@ -248,7 +242,7 @@ impl Layout {
             placement.config.waiting_blocks().is_some()
                 || (shards && !placement.config.states_wait())
         };
-        self.placement().filter(waits)
+        self.placement.as_ref().filter(waits)
     }
 
     /// `tensor`, of the parameter at `path` and without autodiff, on `device` in `dtype`.
@@ -260,7 +254,7 @@ impl Layout {
         dtype: DType,
     ) -> Result<AnyTensor, FusedError> {
         let travels = tensor.device() != *device;
-        let ranks = self.member().filter(|_| travels);
+        let ranks = self.member.as_ref().filter(|_| travels);
         // Transfers in both directions at once can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
         let carried = transferred(tensor.untyped(), device, dtype);

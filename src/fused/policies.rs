@@ -101,7 +101,8 @@ impl Policies {
 
     /// In which passes a step is made.
     pub(crate) fn passes(&self) -> Passes {
-        match (self.config.clipping, self.overflow()) {
+        let overflow = self.config.loss_scaling.map(|it| it.overflow);
+        match (self.config.clipping, overflow) {
             (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => Passes::Waiting,
             (Some(GlobalNormClippingConfig::Exact(_)), _) => Passes::Two,
             (_, Some(Overflow::SkipStep)) => Passes::Two,

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::ranks::AmongRanks;
 use super::{
@@ -29,7 +29,8 @@ pub(crate) struct Session {
     among: Option<Membership>,
     /// The pass under way.
     pass: Mutex<Option<Arc<Pass>>>,
-    update: Arc<Mutex<Update>>,
+    /// The optimizer. The core alone changes it between two passes, since what it keeps beside states has to be taken over then.
+    pub(crate) update: Arc<Mutex<Update>>,
     pub(crate) clocks: Mutex<Clocks>,
     /// Who counts the gradients that are alive, if anybody does.
     pub(crate) census: Mutex<Option<Arc<Census>>>,
@@ -117,12 +118,6 @@ impl Session {
     /// The pass under way.
     pub(crate) fn pass(&self) -> Option<Arc<Pass>> {
         self.pass.lock().clone()
-    }
-
-    /// The optimizer, locked. The core alone changes it between two passes, since what it keeps beside states has to be taken
-    /// over then.
-    pub(crate) fn update(&self) -> MutexGuard<'_, Update> {
-        self.update.lock()
     }
 }
 

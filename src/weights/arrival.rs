@@ -34,7 +34,7 @@ pub(super) struct Arrival {
 
 impl GradientSink for Arrival {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
-        let path = self.view.path();
+        let path = &self.view.home.path;
         match *self.pass.stage.lock() {
             pass::Stage::Backward | pass::Stage::Failed(_) => {}
             pass::Stage::Forward => panic!(
@@ -46,7 +46,9 @@ impl GradientSink for Arrival {
                  was carried out of its closure with its graph. Detach it"
             ),
         }
-        self.pass.guarded(memory::end_beyond_limit);
+        if self.pass.is_recorded {
+            self.pass.guarded(memory::end_beyond_limit);
+        }
         if let Some(among) = &self.pass.among {
             among.end_turn();
         }
@@ -102,7 +104,7 @@ impl View {
             return;
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
-        let placement = self.placement();
+        let placement = self.layout.placement.as_ref();
         let queue = placement.filter(|p| !p.config.states_wait() && !pass.is_recorded);
         match queue {
             None => self.give(pass, gradient),
@@ -116,7 +118,7 @@ impl View {
                 });
             }
         }
-        if let Some(member) = self.rank() {
+        if let Some(member) = &self.among {
             self.wait_for_others(pass, member);
         }
     }
@@ -126,7 +128,7 @@ impl View {
         self.state.lock().stage = Stage::Answered { received: true };
         if pass.admits() {
             self.give(pass, gradient);
-            if let Some(member) = self.rank() {
+            if let Some(member) = &self.among {
                 self.wait_for_others(pass, member);
             }
         }
@@ -169,10 +171,10 @@ impl View {
         if pass.is_recorded {
             memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
         }
-        let is_proven = self.state.lock().proven && self.placement().is_none();
+        let is_proven = self.state.lock().proven && self.layout.placement.is_none();
         if !is_proven {
             if let Err(reason) = device::check_written(&*gradient) {
-                let path = self.path().to_string();
+                let path = self.home.path.to_string();
                 return pass.stop(FusedError::GradientNotComputed { path, reason });
             }
             self.state.lock().proven = true;
@@ -183,7 +185,7 @@ impl View {
     /// Tells the home what this rank has of the gradient. The last rank to do so has the home use the sum.
     pub(super) fn answer(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
         let home = &self.home;
-        let ranks = self.rank();
+        let ranks = self.among.as_ref();
         // Where the home is what this rank computes with, the gradient is there.
         if ranks.is_none() && self.given == Holding::Shared {
             return home.use_gradients(pass, gradient.into_iter().collect());
@@ -229,10 +231,12 @@ impl View {
             Accumulation::InFullPrecision if is_wider => gradient.dtype(),
             _ => home.dtype,
         };
-        let device = &home.site().device;
-        let gradient = self.layout.carried(self.path(), gradient, device, dtype)?;
-        if home.site().is_host
-            && let Some(placement) = self.placement()
+        let device = &home.ground.site.device;
+        let gradient = self
+            .layout
+            .carried(&self.home.path, gradient, device, dtype)?;
+        if home.ground.site.is_host
+            && let Some(placement) = &self.layout.placement
         {
             // It is gone from the device before the update begins.
             device::hand_over(&placement.device);

@@ -168,7 +168,7 @@ impl Reparameterizer for Handing<'_> {
         let handle = Handle::new(view.clone(), &param.base());
         // A clone that is saved holds the values; one that is loaded would hold none.
         let (_, _, saved) = param.clone().consume();
-        let path = view.path().clone();
+        let path = view.home.path.clone();
         let param = param
             .save_mapper(move |_placeholder| {
                 let value = view.leaf(Value::Current, Place::Ordinary);

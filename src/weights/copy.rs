@@ -80,7 +80,7 @@ impl View {
         {
             return Ok(());
         }
-        if self.home.site().is_host {
+        if self.home.ground.site.is_host {
             state.copy = None;
         }
         let version = self.home.version();
@@ -127,7 +127,7 @@ impl View {
 
     /// The pass is over: has what the owner has now, if this rank keeps it.
     pub(super) fn refresh_copy(&self) {
-        let keeps_all = self.holding() == Holding::Kept && !self.home.site().is_host;
+        let keeps_all = self.holding() == Holding::Kept && !self.home.ground.site.is_host;
         let brought = match keeps_all {
             true => self.bring_copy(),
             false => self.renew_copy(),
@@ -141,7 +141,7 @@ impl View {
     /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
     /// stream and its memory.
     pub(super) fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
-        if let Some(placement) = self.placement()
+        if let Some(placement) = &self.layout.placement
             && self.comes_from_host()
             && self.lacks_copy(graph)
         {
@@ -161,7 +161,7 @@ impl View {
             log::warn!(
                 "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
                  the device; only the host keeps its optimizer state",
-                self.path()
+                self.home.path
             );
         }
     }

@@ -56,7 +56,7 @@ impl<M: Module> FusedForm<M> {
         let inventory = Inventory::take(&module, &layout)?;
         check_room_to_wait(inventory.leaving)?;
         if beside.is_none() {
-            inventory.check_stepped(&session.update())?;
+            inventory.check_stepped(&session.update.lock())?;
         }
         let frozen = frozen::waiting(&module, &inventory, &layout);
         let module = match layout.device() {
@@ -112,7 +112,7 @@ impl<M: Module> FusedForm<M> {
     /// The ordinary module with these values, the current ones of which it shares with the homes: in host memory if something
     /// waits there.
     pub(crate) fn ordinary(&self, value: Value) -> M {
-        let module = match self.layout.placement() {
+        let module = match &self.layout.placement {
             None => self.hollow.clone(),
             Some(placement) => self.hollow_on(&placement.host),
         };
@@ -144,7 +144,7 @@ impl<M: Module> FusedForm<M> {
         if parameters.is_empty() {
             return filled();
         }
-        let module = match self.layout.placement() {
+        let module = match &self.layout.placement {
             // A parameter carries an adapter, or the way to the device.
             Some(placement) if self.frozen.values().any(|has_adapter| *has_adapter) => {
                 let merged = self.ordinary(value).valid().materialize();
@@ -207,11 +207,11 @@ impl<M: Module> FusedForm<M> {
 
     /// The paths of the parameters in training.
     pub(crate) fn trained_paths(&self) -> impl Iterator<Item = &str> + Clone {
-        self.views.iter().map(|view| &**view.path())
+        self.views.iter().map(|view| &*view.home.path)
     }
 
     /// The path of a parameter in training.
     pub(crate) fn path(&self, id: ParamId) -> &str {
-        self.views.get(id).path()
+        &self.views.get(id).home.path
     }
 }

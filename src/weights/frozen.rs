@@ -21,7 +21,7 @@ pub(super) fn waiting<M: Module>(
     inventory: &Inventory,
     layout: &Layout,
 ) -> HashMap<ParamId, bool> {
-    if layout.placement().is_none() {
+    if layout.placement.is_none() {
         return HashMap::new();
     }
     let statistics = running_statistics(module);
@@ -55,7 +55,7 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
 
 /// `module` with these parameters on the host.
 pub(super) fn on_host<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, layout: &Layout) -> M {
-    let Some(placement) = layout.placement() else {
+    let Some(placement) = &layout.placement else {
         return module;
     };
     exchange(

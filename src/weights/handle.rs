@@ -81,7 +81,7 @@ impl Handle {
                  model has no values of its own: change it between steps with \
                  `FusedOptimizer::change_model`, or compute with another value in the closure \
                  (`param.val() + noise`)",
-                view.path()
+                view.home.path
             );
         }
         let value = if !base.is_autodiff() {

@@ -50,14 +50,13 @@ pub(super) struct Ground {
 
 impl Ground {
     pub(super) fn new(site: Site, layout: &Layout) -> Self {
-        let moves_states = |placement: &&Arc<Placement>| {
-            placement.config.states_wait() && layout.member().is_none()
-        };
+        let moves_states =
+            |placement: &&Arc<Placement>| placement.config.states_wait() && layout.member.is_none();
         let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
-        let host = layout.placement().map(|placement| &placement.host);
+        let host = layout.placement.as_ref().map(|placement| &placement.host);
         Self {
             sums: host.unwrap_or(&site.device).clone(),
-            states: layout.placement().filter(moves_states).cloned(),
+            states: layout.placement.as_ref().filter(moves_states).cloned(),
             tells_owners: probe.can_mut(),
             site,
         }
@@ -110,11 +109,6 @@ impl Home {
         }
     }
 
-    /// Where the value rests.
-    pub(super) fn site(&self) -> &Site {
-        &self.ground.site
-    }
-
     pub(super) fn elements(&self) -> usize {
         self.shape.num_elements()
     }
@@ -161,7 +155,7 @@ impl Home {
 
     /// Notes what a rank of a group has, and returns the gradients in the order of their sum when all have answered.
     pub(super) fn answer(&self, layout: &Layout, gradient: Option<Held>) -> Option<Vec<Held>> {
-        let member = layout.member()?;
+        let member = layout.member.as_ref()?;
         let mut state = self.state.lock();
         let all = state.answers.give(member, gradient)?;
         Some(member.group.in_order(self.id, all))
@@ -204,7 +198,7 @@ impl Home {
     /// The average, where the value rests and in its type; the value while there is none.
     pub(super) fn averaged(&self) -> AnyTensor {
         let mean = self.average().and_then(|it| it.mean(self.dtype));
-        let mean = mean.map(|mean| mean.moved(&self.site().device));
+        let mean = mean.map(|mean| mean.moved(&self.ground.site.device));
         mean.unwrap_or_else(|| self.value())
     }
 
@@ -223,7 +217,7 @@ impl Home {
     /// Lets `optimizer`, which has a place for averages, hold the average, and show it in its records, or none if none is
     /// asked for. The average takes over what it has loaded.
     pub(crate) fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
-        let (average, device) = (self.average(), &self.site().device);
+        let (average, device) = (self.average(), &self.ground.site.device);
         let average = average.as_ref().map(Average::state);
         AverageKeeper::exchange(optimizer, self.id, self.shape.num_dims(), average, device);
     }

@@ -160,7 +160,7 @@ impl Entry {
                 checked.push(asked);
             }
         }
-        if let Some(placement) = layout.placement() {
+        if let Some(placement) = &layout.placement {
             self.check_on_host(placement)?;
         }
         let compute_dtype = layout.compute_dtype(*dtype);
@@ -182,8 +182,8 @@ impl Entry {
     fn bytes_leaving(&self, layout: &Layout) -> usize {
         let waits = self.role != Role::Retained
             && layout.waits(self.is_trained(), self.elements(), self.dtype);
-        let leaves = layout.placement().is_some_and(|placement| {
-            waits && layout.member().is_none() && placement.host != self.device.clone().inner()
+        let leaves = layout.placement.as_ref().is_some_and(|placement| {
+            waits && layout.member.is_none() && placement.host != self.device.clone().inner()
         });
         if leaves { self.bytes() } else { 0 }
     }
@@ -201,8 +201,9 @@ impl Entry {
             .map(|site| (site.device, dtype));
         // The ordinary model of a rank is on its device.
         let ordinary = layout
-            .member()
-            .filter(|_| is_needed && layout.placement().is_none())
+            .member
+            .as_ref()
+            .filter(|_| is_needed && layout.placement.is_none())
             .map(|member| (member.device().clone(), dtype));
         [computed, rests, ordinary].into_iter().flatten()
     }

@@ -100,15 +100,6 @@ impl GradientSink for Trap {
 pub(crate) struct Identity(Option<(usize, Box<[isize]>)>);
 
 impl Identity {
-    /// Of elements that begin at `address`.
-    fn at(address: usize, shape: &[usize], strides: &[isize]) -> Self {
-        let shape = shape.iter().map(|size| *size as isize);
-        Self(Some((
-            address,
-            shape.chain(strides.iter().copied()).collect(),
-        )))
-    }
-
     /// Whether the backend tells that both are one.
     pub(crate) fn is_surely(&self, other: &Self) -> bool {
         self.0.is_some() && self == other
@@ -116,13 +107,19 @@ impl Identity {
 
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+        #[allow(unused_variables)] // What is there depends on the build.
+        let at = |address: usize, shape: &[usize], strides: &[isize]| {
+            let shape = shape.iter().map(|size| *size as isize);
+            let order = shape.chain(strides.iter().copied()).collect();
+            Self(Some((address, order)))
+        };
         #[allow(unreachable_patterns)] // What is there depends on the build.
         match tensor.clone().inner().into_dispatch().kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
                 let layout = tensor.layout();
                 let address = Arc::as_ptr(&tensor.data_arc()) as usize + layout.start_offset();
-                Self::at(address, layout.shape(), layout.strides())
+                at(address, layout.shape(), layout.strides())
             }
             #[cfg(feature = "ndarray")]
             DispatchTensorKind::NdArray(BackendTensor::Float(tensor)) if tensor.is_borrowed() => {
@@ -136,7 +133,7 @@ impl Identity {
                     ($view:expr) => {{
                         let view = $view;
                         let address = view.as_ptr() as usize;
-                        Self::at(address, view.shape(), view.strides())
+                        at(address, view.shape(), view.strides())
                     }};
                 }
                 match tensor {

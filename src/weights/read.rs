@@ -15,7 +15,7 @@ impl View {
     /// The current value without autodiff, as the model computes with it, or a part of it.
     pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
         let has_answered = self.state.lock().has_answered();
-        if let (true, Some(placement)) = (has_answered, self.placement()) {
+        if let (true, Some(placement)) = (has_answered, &self.layout.placement) {
             // What is read does not depend on how far an update is.
             placement.transfers.to_host.wait();
         }
@@ -24,11 +24,11 @@ impl View {
             let pass = self.session.pass();
             pass.is_some_and(|pass| pass.plan.goal.steps())
         };
-        if state.has_answered() && self.rank().is_some() && may_change() {
+        if state.has_answered() && self.among.is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
-                self.path()
+                self.home.path
             );
         }
         self.here(&mut state, keeps, part)
@@ -65,14 +65,16 @@ impl View {
     ///
     /// Outside of a pass, in a hook, and after the gradient has arrived.
     pub(crate) fn read(self: &Arc<Self>, part: Option<&Part>) -> AnyTensor {
-        memory::end_beyond_limit();
         let pass = self.session.pass().unwrap_or_else(|| {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
                  use `FusedOptimizer::model()` or `valid()` instead",
-                self.path()
+                self.home.path
             )
         });
+        if pass.is_recorded {
+            memory::end_beyond_limit();
+        }
         if let Some(among) = &pass.among {
             among.show_life();
         }
@@ -81,17 +83,18 @@ impl View {
                 if let Some(base) = &self.waiting_base {
                     refuse_outside_of_a_block(base);
                 }
-                if self.waits() {
+                if self.waits {
                     self.have_brought(Some(&graph));
                 }
                 self.tapped(&pass, &graph, part)
             }
             Place::Unrecorded(readers) => {
-                if self.waits() {
+                if self.waits {
                     self.have_brought(None);
                 }
                 self.note_reader(&mut self.state.lock(), &readers);
-                drop(self.count_gathered());
+                let gathered = self.among.as_ref().map(|it| self.count_gathered(it));
+                drop(gathered);
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks.sweep(&self.device);
                 self.constant_of(self.plain(Keeps::ForRun, part))
@@ -101,19 +104,19 @@ impl View {
                  autodiff graph of the model is locked: a hook is given the value of its own \
                  parameter; for others keep `FusedOptimizer::model()` of before the step, or read \
                  `valid()` of the model",
-                self.path()
+                self.home.path
             ),
         }
     }
 
     /// The block that reads it owes it a gradient, until its second run.
     fn note_reader(&self, state: &mut State, readers: &Readers) {
-        readers.add(self.home.id, self.path(), &self.expecting(state).debt);
+        readers.add(self.home.id, &self.home.path, &self.expecting(state).debt);
     }
 
     fn place(&self, pass: &Arc<Pass>) -> Place {
         let current = Scope::current();
-        if let (Some(scope), Some(member)) = (&current, self.rank())
+        if let (Some(scope), Some(member)) = (&current, &self.among)
             && let Some(among) = &scope.pass.among
             && Arc::ptr_eq(&among.member.group, &member.group)
             && among.member.rank != member.rank
@@ -121,9 +124,7 @@ impl View {
             panic!(
                 "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
                  and a hook with what it is given",
-                self.path(),
-                member.rank,
-                among.member.rank
+                self.home.path, member.rank, among.member.rank
             );
         }
         let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));
@@ -133,7 +134,7 @@ impl View {
             None if pass.blocks.is_running() => panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",
-                self.path()
+                self.home.path
             ),
             None => Place::Recorded(pass.graph.clone()),
         }
@@ -161,10 +162,10 @@ impl View {
         if let Stage::Over = *pass.stage.lock() {
             panic!(
                 "parameter `{}` was read after the step it belongs to",
-                self.path()
+                self.home.path
             );
         }
-        if self.waits() && Arc::ptr_eq(graph, &pass.graph) {
+        if self.waits && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
         let value = self.here(&mut state, Keeps::Nothing, part);
@@ -177,7 +178,7 @@ impl View {
             pass: pass.clone(),
             part: part.cloned(),
             owed,
-            _gathered: self.count_gathered(),
+            _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
         let (sink, census) = (Arc::new(arrival), pass.census.clone());
         let tapped = AnyTensor::from(tap(value.untyped(), strategy, tick, sink, census));

@@ -54,8 +54,8 @@ impl View {
 
     /// Where the value of an ordinary module is, without autodiff.
     fn ordinary_device(&self) -> &Device {
-        self.placement()
-            .map_or(&self.device, |placement| &placement.host)
+        let placement = self.layout.placement.as_ref();
+        placement.map_or(&self.device, |placement| &placement.host)
     }
 
     /// The value as it rests, where the model computes, or what says that it is gone: whatever has ended the pass is on its way,

@@ -70,7 +70,7 @@ impl Home {
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
         if let Some(sum) = sum {
-            let sum = sum.sent(&self.site().device);
+            let sum = sum.sent(&self.ground.site.device);
             self.spend(pass, sum.in_type(self.dtype));
         } else if begun && pass.plan.goal == Goal::Update {
             let nothing = self.value().zeros_like();
@@ -132,10 +132,14 @@ impl Home {
         // A recording knows one thread at a time.
         let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);
         if let Some(placement) = placement {
-            let (limit, device) = (placement.transfers.limit.of_reads(), &self.site().device);
+            let (limit, device) = (
+                placement.transfers.limit.of_reads(),
+                &self.ground.site.device,
+            );
             let elements = self.elements();
             let next = session
-                .update()
+                .update
+                .lock()
                 .send_for_next(self.id, elements, limit, device);
             next.into_iter().for_each(|next| placement.send_ahead(next));
         }
@@ -150,7 +154,8 @@ impl Home {
         let average = state.average.as_ref().filter(|_| !more_to_come);
         let stepped =
             session
-                .update()
+                .update
+                .lock()
                 .step(&self.path, self.id, value, gradient, more_to_come, average);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {

@@ -9,7 +9,6 @@ use crate::device::Written;
 use crate::error::FusedError;
 use crate::layout::{Holding, Layout};
 use crate::lock::{Level, Leveled};
-use crate::offload::Placement;
 use crate::parameters::AnyTensor;
 use crate::pass::Session;
 use crate::replica::{Hold, Membership};
@@ -27,6 +26,10 @@ pub(crate) struct View {
     pub(super) given: Holding,
     /// Whether a copy that would come for a read stays from now on.
     stays: AtomicBool,
+    /// Whether the value waits on the host.
+    pub(super) waits: bool,
+    /// Which of several ranks it is that of.
+    pub(super) among: Option<Membership>,
     /// Whether it is an ordinary leaf of the module.
     pub(super) is_leaf: bool,
     /// The path of the frozen parameter that this one adapts, if that waits on the host.
@@ -81,7 +84,9 @@ impl View {
         };
         let view = Self {
             dtype: layout.compute_dtype(home.dtype),
-            given: layout.holding(home.id, home.site(), home.dtype, &device),
+            given: layout.holding(home.id, &home.ground.site, home.dtype, &device),
+            waits: home.ground.site.is_host,
+            among: layout.among_others().cloned(),
             stays: AtomicBool::new(false),
             is_leaf: false,
             waiting_base: None,
@@ -91,33 +96,14 @@ impl View {
             layout,
             device,
         };
-        if let Some(placement) = view.placement().filter(|_| view.waits()) {
+        if let Some(placement) = view.layout.placement.as_ref().filter(|_| view.waits) {
             placement.transfers.limit.note(view.bytes());
         }
         view
     }
 
-    pub(super) fn path(&self) -> &Arc<str> {
-        &self.home.path
-    }
-
-    /// Which of several ranks it is that of.
-    pub(super) fn rank(&self) -> Option<&Membership> {
-        self.layout.among_others()
-    }
-
-    /// If something waits on the host.
-    pub(super) fn placement(&self) -> Option<&Arc<Placement>> {
-        self.layout.placement()
-    }
-
     pub(super) fn owns(&self) -> bool {
         self.layout.owns(self.home.id)
-    }
-
-    /// Whether the value waits on the host.
-    pub(super) fn waits(&self) -> bool {
-        self.home.site().is_host
     }
 
     /// What this rank has of the parameter, by now.
@@ -135,7 +121,7 @@ impl View {
 
     /// The same from the host.
     pub(super) fn comes_from_host(&self) -> bool {
-        self.waits() && self.comes_over()
+        self.waits && self.comes_over()
     }
 
     /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.
@@ -151,13 +137,13 @@ impl View {
 
     /// Bytes of weights that the rank holds between two passes.
     pub(super) fn bytes_at_rest(&self) -> usize {
-        let is_here = self.owns() && !self.waits();
+        let is_here = self.owns() && !self.waits;
         let at_home = if is_here { self.home.bytes() } else { 0 };
         let replicates = self.layout.replicates(self.home.id);
         let copy = match self.holding() {
             Holding::Kept => self.bytes(),
             // Counted by rank, as if every rank had a device.
-            Holding::Shared | Holding::ForRead if !is_here && !self.waits() && replicates => {
+            Holding::Shared | Holding::ForRead if !is_here && !self.waits && replicates => {
                 self.bytes()
             }
             _ => 0,
@@ -166,10 +152,9 @@ impl View {
     }
 
     /// Counts the value as held by this one of several ranks, if it is gathered from its owner for every read.
-    pub(super) fn count_gathered(&self) -> Option<Hold> {
-        let gathers = |_: &&Membership| !self.layout.replicates(self.home.id);
-        let member = self.rank().filter(gathers)?;
-        Some(member.group.ledger.hold(member.rank, self.bytes()))
+    pub(super) fn count_gathered(&self, member: &Membership) -> Option<Hold> {
+        let gathers = !self.layout.replicates(self.home.id);
+        gathers.then(|| member.group.ledger.hold(member.rank, self.bytes()))
     }
 
     /// A value of it as an autodiff constant.
@@ -183,7 +168,7 @@ impl View {
         device: &Device,
         dtype: DType,
     ) -> Result<AnyTensor, FusedError> {
-        self.layout.carried(self.path(), value, device, dtype)
+        self.layout.carried(&self.home.path, value, device, dtype)
     }
 
     /// What is still to come in this pass.
@@ -202,7 +187,7 @@ impl View {
                  the losses and run one backward pass per step. To compute with the model after the \
                  backward pass (an accuracy, the norm of a weight) read `model.valid()`; to look at \
                  a gradient, which is released when it has been used, add a `GradientHook`",
-                self.path()
+                self.home.path
             ),
         }
     }
@@ -210,10 +195,10 @@ impl View {
     /// Asks whether the device has computed the value.
     pub(crate) fn ask_written(&self, written: &mut Written) {
         if let Some(copy) = &self.state.lock().copy {
-            written.ask(self.path(), &*copy.value);
+            written.ask(&self.home.path, &*copy.value);
         }
         if let Some(value) = self.home.find().filter(|_| self.owns()) {
-            written.ask(self.path(), &*value);
+            written.ask(&self.home.path, &*value);
         }
     }
 

@@ -49,11 +49,6 @@ impl Views {
         self.of.get(&id).is_some_and(|view| !view.is_leaf)
     }
 
-    /// The views of the others.
-    fn released(&self) -> impl Iterator<Item = &Arc<View>> {
-        self.iter().filter(|view| !view.is_leaf)
-    }
-
     /// The parameters whose values come over whenever they are read.
     pub(super) fn coming_over(&self) -> impl Iterator<Item = ParamId> {
         let coming = self.of.iter().filter(|(_, view)| view.comes_over());
@@ -68,8 +63,8 @@ impl Views {
 
     /// Bytes of the weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn bytes_at_rest(&self) -> usize {
-        let views = self.released();
-        views.map(|view| view.bytes_at_rest()).sum()
+        let released = self.iter().filter(|view| !view.is_leaf);
+        released.map(|view| view.bytes_at_rest()).sum()
     }
 
     /// Lets the device keep the weights of the blocks that don't wait on the host.
@@ -88,7 +83,8 @@ impl Views {
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
-        self.released().for_each(|view| view.flush(pass));
+        let released = self.of.values().filter(|view| !view.is_leaf);
+        released.for_each(|view| view.flush(pass));
     }
 
     /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.
@@ -110,7 +106,7 @@ impl Views {
         let lost = self
             .iter()
             .filter(|view| matches!(view.home.accumulated(), Accumulated::Overwritten));
-        lost.map(|view| &**view.path()).min()
+        lost.map(|view| &*view.home.path).min()
     }
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.

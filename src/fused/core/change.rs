@@ -57,7 +57,7 @@ impl<M: Module> Core<M> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         // Straight to where the parameters rest, so that no device has to hold all.
         let model = load_same(self.ranks.form().at_home(), model).map_err(Unfit::Model)?;
-        let anew = self.ranks.session().update().anew();
+        let anew = self.ranks.session().update.lock().anew();
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(Unfit::Fused)?);
@@ -152,13 +152,13 @@ impl<M: Module> Core<M> {
             return Ok(None);
         }
         let layout = Layout::new(request, &there)?;
-        let waited = before.placement().is_some();
+        let waited = before.placement.is_some();
         let stays = waits || (device.is_none() && !waited);
         let statistics = KeptStatistics::of(&form.module);
         let mut model = self.model();
         if waits {
             // What was there stays there.
-            let optimizer = || self.ranks.session().update().anew();
+            let optimizer = || self.ranks.session().update.lock().anew();
             let made = (!waited).then(|| made_on_host(&model, &optimizer(), config));
             let leaving = Inventory::take(&model, &layout)?.leaving;
             check_room_to_wait(leaving.saturating_add(made.unwrap_or_default()))?;
@@ -213,7 +213,7 @@ impl<M: Module> Core<M> {
 
     /// A second training from here, of a model alone.
     pub(in crate::fused) fn again(&self) -> Result<Self, FusedError> {
-        let session = Arc::new(Session::new(self.ranks.session().update().again()));
+        let session = Arc::new(Session::new(self.ranks.session().update.lock().again()));
         let counts = self.ranks.session().census.lock().is_some();
         *session.census.lock() = counts.then(Arc::default);
         let layout = self.ranks.form().layout.again()?;

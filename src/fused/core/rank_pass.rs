@@ -84,7 +84,7 @@ impl RankPass {
 
     /// Which of several ranks it is that of.
     pub(in crate::fused) fn member(&self) -> &Membership {
-        self.layout.member().expect("there are several")
+        self.layout.member.as_ref().expect("there are several")
     }
 
     /// Computes the loss, and the gradients back from it.
@@ -135,7 +135,7 @@ impl Drop for InFlight<'_> {
 
 /// Has all ranks stand by in a pass, which then only uses what has been accumulated.
 pub(super) fn all_stand_by<M>(ranks: Parts<'_, M>) -> Computed<()> {
-    if let Some(member) = ranks[0].0.layout.member() {
+    if let Some(member) = &ranks[0].0.layout.member {
         begin(&member.group, &vec![false; ranks.len()])?;
     }
     let gradients = ranks.iter().map(|(part, _)| {

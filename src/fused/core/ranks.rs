@@ -67,7 +67,7 @@ impl<M: Module> Ranks<M> {
         };
         let inventory = Inventory::take(&model, &first)?;
         if request.offload.is_some() {
-            let made = made_on_host(&model, &session.update().anew(), config);
+            let made = made_on_host(&model, &session.update.lock().anew(), config);
             check_room_to_wait(inventory.leaving.saturating_add(made))?;
         }
         // The latter only for the order of their sums: they are on all ranks.
@@ -106,7 +106,11 @@ impl<M: Module> Ranks<M> {
     }
 
     fn of(forms: Vec<FusedForm<M>>, named: Option<Vec<Device>>) -> Self {
-        let group = forms[0].layout.member().map(|member| member.group.clone());
+        let group = forms[0]
+            .layout
+            .member
+            .as_ref()
+            .map(|member| member.group.clone());
         let devices = match &group {
             Some(group) => group.devices().to_vec(),
             None => forms[0].module.devices(),
@@ -148,7 +152,7 @@ impl<M: Module> Ranks<M> {
 
     /// The session of the first, whose optimizer is that of all.
     pub(in crate::fused) fn session(&self) -> &Arc<Session> {
-        &self.form().session
+        &self.forms[0].session
     }
 
     /// What the first has of the parameters.

@@ -181,6 +181,8 @@ impl<M: Module> Drop for Ending<'_, M> {
 pub(super) struct Reports {
     /// What the last one did.
     pub(super) last: StepReport,
+    /// How many parameters it was made with.
+    pub(super) parameters: usize,
     /// The parameters that the log has named for having got no gradient.
     told: HashSet<ParamId>,
 }
@@ -193,6 +195,7 @@ impl Reports {
         ended: HashMap<ParamId, ParameterReport>,
         gradients_alive: Option<usize>,
     ) {
+        self.parameters = ended.len();
         let mut report = StepReport {
             copied: Some(0),
             gradients_alive,

@@ -44,7 +44,7 @@ impl<M: Module> Core<M> {
         learning_rate: ModuleLearningRate,
         task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
-        self.ranks.session().update().learning_rate = learning_rate;
+        self.ranks.session().update.lock().learning_rate = learning_rate;
         let ended = self.attempt(|core| match core.policies.passes() {
             Passes::One | Passes::Learning => core.one_pass(Goal::Update, task),
             Passes::Two | Passes::Waiting if task.computes() => core.two_passes(task),
@@ -120,7 +120,7 @@ impl<M: Module> Core<M> {
 
     /// Refuses a pass whose loss has reached no parameter, and that had nothing else to use.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let parameters = self.ranks.views().iter().count();
+        let parameters = self.reports.parameters;
         match self.reports.last.without_gradient < parameters {
             true => Ok(()),
             false => Err(FusedError::LossWithoutParameters { parameters }),

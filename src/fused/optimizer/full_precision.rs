@@ -20,7 +20,7 @@ impl<M: Module> FusedOptimizer<M> {
             // Low bits are those of bf16; somebody may have cast it since.
             |param| param.is_initialized() && param.value().dtype() == DType::BF16,
             |id, high| {
-                let record = session.update().record_of(id);
+                let record = session.update.lock().record_of(id);
                 let states = written(record).and_then(read);
                 let states = states.expect("Burn reads its own record");
                 let device = host(&high.device().inner());
