@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::averaging::WeightAveragingConfig;
-use super::call::StepCall;
+use super::call::{Call, Mean};
 use super::format::{Formats, LowBits, Noise, RecordedFormat, Weight, WeightFormat, steps};
 use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved, of_data};
@@ -56,15 +56,16 @@ impl Average {
         &self.state
     }
 
-    /// Lets the step under way take the average on, if the value after it counts and the average is in full.
-    pub(crate) fn lend(&self, call: &StepCall) -> Option<Lent<'_>> {
+    /// Lets the step of a call take the average on, if the value after it counts and the average is in full.
+    pub(crate) fn lend(&self, call: &mut Call) -> Option<Lent<'_>> {
         let mut values = self.state.0.lock();
         let counts = self.config.counts(values.updates + 1);
         let is_full = |mean: &Weight<1>| {
             mean.format == WeightFormat::Plain && mean.is_as(&self.config, full_of(&mean.value))
         };
         let mean = values.mean.take_if(|mean| counts && is_full(mean))?;
-        call.lend(mean.value.into(), self.config.rule(values.count));
+        let rule = self.config.rule(values.count);
+        call.mean = Some(Mean::Lent(mean.value.into(), rule));
         Some(Lent(values))
     }
 
@@ -97,10 +98,12 @@ impl Average {
 }
 
 impl Lent<'_> {
-    /// The step is over. Returns whether it has taken the average on.
-    pub(crate) fn back(mut self, call: &StepCall) -> bool {
-        let Some((mean, is_done)) = call.take_back() else {
-            return false;
+    /// The step is over. Returns whether it has taken the average on, which is lost if it panicked meanwhile.
+    pub(crate) fn back(mut self, call: &mut Call) -> bool {
+        let (mean, is_done) = match call.mean.take() {
+            Some(Mean::Lent(mean, _)) => (mean, false),
+            Some(Mean::TakenOn(mean)) => (mean, true),
+            None => return false,
         };
         self.0.mean = Some(Weight::plain(mean.untyped()));
         self.0.updates += usize::from(is_done);
@@ -190,7 +193,7 @@ impl Weight<1> {
             DType::BF16 => DType::F32,
             full => full,
         };
-        kernel::update(rule, self, in_type(value, full), Vec::new(), count).0
+        kernel::update(rule, self, in_type(value, full), Vec::new(), count, false).0
     }
 }
 

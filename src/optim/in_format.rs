@@ -75,7 +75,8 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         };
         let checked =
             checked.and_then(|()| kernel::check_step(formats, &parameter, &gradient, [], low_bits));
-        if call::unless_refused(checked).is_none() {
+        if let Err(reason) = checked {
+            call::refuse(reason);
             return (parameter, state);
         }
         let (state, time, low_bits) = match state {

@@ -93,8 +93,7 @@ pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use average::{Average, AverageState};
 pub use averaging::{WeightAverage, WeightAveragingConfig};
-use call::Direct;
-pub(crate) use call::StepCall;
+pub(crate) use call::Call;
 pub use element_wise::{AccumulateInState, ElementState, ElementWise};
 pub(crate) use format::recorded_low_bits;
 pub use format::{StateFormat, WeightFormat};
@@ -116,7 +115,7 @@ fn with_clipping(
     optimizer: impl Optimizer,
     clipping: Option<&GradientClippingConfig>,
 ) -> ModuleOptimizer {
-    let optimizer = ModuleOptimizer::from(Direct(optimizer));
+    let optimizer = ModuleOptimizer::from(optimizer);
     match clipping {
         Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
         None => optimizer,

@@ -54,12 +54,13 @@ impl MuonConfig {
         Muon {
             momentum: momentum.with_state_format(self.state_format),
             config: self.clone(),
+            is_direct: false,
         }
     }
 
     /// The optimizer of a module of matrices alone.
     pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), None)
+        with_clipping(self.build().direct(), None)
     }
 }
 
@@ -104,6 +105,7 @@ impl MuonConfig {
 pub struct Muon {
     config: MuonConfig,
     momentum: Ruled<Direction>,
+    is_direct: bool,
 }
 
 /// Steps anything to where the momentum points.
@@ -131,6 +133,14 @@ impl<const D: usize> MuonState<D> {
 }
 
 impl Muon {
+    /// See [`Ruled::direct`].
+    pub(super) fn direct(self) -> Self {
+        Self {
+            is_direct: true,
+            ..self
+        }
+    }
+
     /// What the learning rate is multiplied by for a matrix of this shape.
     fn adjustment([rows, columns]: [usize; 2], function: AdjustLrFn) -> f64 {
         let (rows, columns) = (rows as f64, columns as f64);
@@ -169,8 +179,12 @@ impl Optimizer for Muon {
         let inner = state.as_ref().map(|state| &state.0);
         let checked = check_matrix::<D>()
             .and_then(|()| RuledState::check(inner, formats, &parameter, &gradient));
-        let Some(formats) = call::unless_refused(checked) else {
-            return (parameter, state);
+        let formats = match checked {
+            Ok(formats) => formats,
+            Err(reason) => {
+                call::refuse(reason);
+                return (parameter, state);
+            }
         };
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
@@ -193,7 +207,7 @@ impl Optimizer for Muon {
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });
         let weight = formats.weight(parameter, low_bits);
-        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time);
+        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time, self.is_direct);
         let state = state.map(|mut state| {
             if !formats.is_plain {
                 (state.time, state.low_bits) = (time, weight.low_bits);

@@ -63,9 +63,10 @@ impl MuonWithAdamWConfig {
     /// The optimizer of a whole module.
     pub fn init(&self) -> ModuleOptimizer {
         let clipping = self.adamw.grad_clipping.as_ref();
+        let adamw = self.adamw.build().direct();
         let optimizer = MuonWithAdamW {
-            muon: self.muon.build(),
-            adamw: self.adamw.build(),
+            muon: self.muon.build().direct(),
+            adamw: adamw.clone(),
             muon_rate: self.muon_rate,
         };
         let optimizer = with_clipping(optimizer, clipping);
@@ -74,7 +75,7 @@ impl MuonWithAdamWConfig {
         }
         let named = ParamGroup::from_any_predicates(self.on_adamw.clone());
         let clipping = clipping.map(|clipping| clipping.init());
-        optimizer.with_group(named, self.adamw.build(), clipping)
+        optimizer.with_group(named, adamw, clipping)
     }
 }
 

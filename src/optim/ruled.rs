@@ -6,7 +6,7 @@ use super::element_wise::{AccumulateInState, ElementWise};
 use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
-use super::state::{Group, RuledState};
+use super::state::RuledState;
 
 /// The Burn optimizer of an [`ElementWise`] one, in a single pass over memory.
 ///
@@ -24,6 +24,7 @@ use super::state::{Group, RuledState};
 pub struct Ruled<R> {
     pub(super) optimizer: R,
     pub(super) formats: Formats,
+    is_direct: bool,
 }
 
 /// Makes the optimizers of an element-wise config that has formats and the clipping of gradients.
@@ -39,7 +40,7 @@ macro_rules! ruled {
 
             /// The optimizer of a whole module, with gradient clipping.
             pub fn init(&self) -> burn::optim::ModuleOptimizer {
-                super::with_clipping(self.build(), self.grad_clipping.as_ref())
+                super::with_clipping(self.build().direct(), self.grad_clipping.as_ref())
             }
         }
     };
@@ -51,7 +52,11 @@ impl<R: ElementWise> Ruled<R> {
     /// With full states, and weights as they are.
     pub fn new(optimizer: R) -> Self {
         let formats = Formats::of_weights(WeightFormat::Plain);
-        Self { optimizer, formats }
+        Self {
+            optimizer,
+            formats,
+            is_direct: false,
+        }
     }
 
     /// How states are kept.
@@ -65,12 +70,45 @@ impl<R: ElementWise> Ruled<R> {
         self.formats.weight = format;
         self
     }
+
+    /// The same, which nobody puts into an optimizer of his own: what it writes is the new parameter, and has its average.
+    pub(super) fn direct(self) -> Self {
+        Self {
+            is_direct: true,
+            ..self
+        }
+    }
 }
 
 impl<R: AccumulateInState> Ruled<R> {
     /// Why this optimizer can't accumulate in its state, if it can't.
     pub(crate) fn accumulation_refusal(&self) -> Option<&'static str> {
         self.optimizer.refusal().or(self.formats.refusal())
+    }
+}
+
+impl<R: ElementWise, const D: usize> RuledState<R, D> {
+    /// The step of the next gradient, after which there are `more_to_come` of its group of micro-batches or not: a group
+    /// counts as one step.
+    fn next_step(&mut self, learning_rate: LearningRate, more_to_come: bool) -> Step {
+        let mut step = match self.begun.take() {
+            Some(begun) => Step {
+                adds: true,
+                ..begun
+            },
+            None => Step {
+                learning_rate: 0.0,
+                time: self.time as i32 + 1,
+                is_first: self.states.iter().all(Option::is_none),
+                adds: false,
+            },
+        };
+        if more_to_come {
+            self.begun = Some(step);
+        } else {
+            step.learning_rate = learning_rate;
+        }
+        step
     }
 }
 
@@ -84,23 +122,16 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        let checked = RuledState::check(state.as_ref(), self.formats, &parameter, &gradient);
-        let Some(formats) = call::unless_refused(checked) else {
-            return (parameter, state);
+        let formats = match RuledState::check(state.as_ref(), self.formats, &parameter, &gradient) {
+            Ok(formats) => formats,
+            Err(reason) => {
+                call::refuse(reason);
+                return (parameter, state);
+            }
         };
         let mut state = state.unwrap_or_else(RuledState::none);
-        let begun = state.group.take();
-        let is_last = !call::more_to_come();
-        // A group of micro-batches counts as one step.
-        let time = state.time + usize::from(begun.is_none());
-        let is_none = || state.states.iter().all(Option::is_none);
-        let is_first = begun.map_or_else(is_none, |group| group.is_first);
-        let rule = self.optimizer.rule(Step {
-            learning_rate: if is_last { lr } else { 0.0 },
-            time: time as i32,
-            is_first,
-            adds: begun.is_some(),
-        });
+        let step = state.next_step(lr, call::more_to_come());
+        let rule = self.optimizer.rule(step);
         let taken = rule.formula.states();
         let there = R::STATES.len();
         assert!(
@@ -115,11 +146,11 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         });
         let before = before.collect();
         let weight = formats.weight(parameter, state.low_bits.take());
-        let (weight, after) = kernel::update(rule, weight, gradient, before, time);
+        let time = step.time as usize;
+        let (weight, after) = kernel::update(rule, weight, gradient, before, time, self.is_direct);
         let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };
         state.low_bits = weight.low_bits;
-        state.group = (!is_last).then_some(Group { is_first });
         for (state, after) in state.states.iter_mut().zip(after) {
             *state = Some(after);
         }

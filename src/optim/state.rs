@@ -8,6 +8,7 @@ use super::format::{
     Coding, Fitted, Formats, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
 };
 use super::kernel::check_step;
+use super::rule::Step;
 use crate::optimizer_record::loads_on;
 
 /// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
@@ -20,16 +21,9 @@ pub struct RuledState<R, const D: usize> {
     pub(super) states: Vec<Option<StateTensor<D>>>,
     /// What the weight in bf16 lacks.
     pub(super) low_bits: Option<LowBits>,
-    /// The group of micro-batches that has begun, which records do not hold.
-    pub(super) group: Option<Group>,
+    /// The step whose group of micro-batches has begun, which records do not hold.
+    pub(super) begun: Option<Step>,
     pub(super) optimizer: PhantomData<fn() -> R>,
-}
-
-/// Micro-batches whose gradients go into the state one by one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Group {
-    /// Whether there was no state before it.
-    pub(super) is_first: bool,
 }
 
 impl<R: ElementWise, const D: usize> RuledState<R, D> {
@@ -55,7 +49,7 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
             time,
             states,
             low_bits,
-            group: None,
+            begun: None,
             optimizer: PhantomData,
         }
     }

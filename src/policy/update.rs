@@ -9,8 +9,8 @@ use super::addressed::step_one;
 use super::gone::Gone;
 use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
-use crate::caught::{Caught, catch};
-use crate::optim::{Average, StepCall};
+use crate::caught::Caught;
+use crate::optim::{Average, Call};
 use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
 use crate::parameters::AnyTensor;
 
@@ -59,11 +59,12 @@ impl Update {
     /// Why a parameter of this path and rank can't be stepped, if its optimizer says so. Burn lets the optimizer of a
     /// parameter read its state when it loads a record; this one has none.
     pub(crate) fn unfit(&self, id: ParamId, path: &str, rank: usize) -> Option<String> {
-        let call = StepCall::begin(false, None);
         let nothing = write([RecordedState::none(id, path, rank)]);
         let nothing = nothing.expect("Burn writes what has no state");
-        self.anew().load_record(joined([nothing]));
-        call.refusal()
+        let load = || self.anew().load_record(joined([nothing]));
+        let (loaded, call) = Call::default().make(load);
+        loaded.unwrap_or_else(|panic| panic.resume());
+        call.refusal
     }
 
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
@@ -197,7 +198,7 @@ impl Update {
     /// state of the optimizer takes it, if it can. An average is taken on in the same pass over memory where the optimizer can.
     ///
     /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
-    /// the reserve, which is given up then. An optimizer that panics takes the state that it was given along.
+    /// the one in the call, which is given up then. An optimizer that panics takes the state that it was given along.
     pub(crate) fn step(
         &mut self,
         path: &str,
@@ -209,8 +210,12 @@ impl Update {
     ) -> Stepped {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
-        let call = StepCall::begin(more_to_come, Some(value.clone()));
-        let lent = average.and_then(|average| average.lend(&call));
+        let mut call = Call {
+            more_to_come,
+            parameter: Some(value.clone()),
+            ..Call::default()
+        };
+        let lent = average.and_then(|average| average.lend(&mut call));
         let waiting = self.waiting.as_mut();
         let waiting = waiting.filter(|waiting| waiting.has(id, elements));
         let waits = waiting.is_some();
@@ -226,8 +231,8 @@ impl Update {
             leaving = Some(waiting.put(id, own));
             stepped
         };
-        let stepped = catch(step);
-        let averaged = lent.is_some_and(|lent| lent.back(&call));
+        let (stepped, mut call) = call.make(step);
+        let averaged = lent.is_some_and(|lent| lent.back(&mut call));
         // A state that waits is that of before.
         if stepped.is_err() && !waits {
             log::error!(
@@ -236,10 +241,10 @@ impl Update {
         }
         let (value, result) = match stepped {
             Ok(value) => {
-                let refused = call.refusal().map(Caught::saying);
+                let refused = call.refusal.map(Caught::saying);
                 (Some(value), refused.map_or(Ok(()), Err))
             }
-            Err(panic) => (call.take_reserve(), Err(panic)),
+            Err(panic) => (call.parameter, Err(panic)),
         };
         Stepped {
             value,

@@ -56,6 +56,7 @@ pub(super) fn update<const D: usize>(
     gradient: Tensor<D>,
     mut states: Vec<StateTensor<D>>,
     number: usize,
+    is_direct: bool,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
     let dtype = weight.value.dtype();
     let full = states.iter().map_while(|state| match state {
@@ -64,6 +65,7 @@ pub(super) fn update<const D: usize>(
     });
     let are_alike = gradient.dtype() == dtype && full.clone().count() == states.len();
     let is_plain = weight.format == WeightFormat::Plain && are_alike;
+    let mut has_room = false;
     if is_plain {
         fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
         if !has_kernel(&weight.value, true) {
@@ -72,24 +74,22 @@ pub(super) fn update<const D: usize>(
             let states = states.into_iter().map(StateTensor::Full).collect();
             return (Weight { value, ..weight }, states);
         }
-        // One pass takes an average on, too, if it can.
-        let has_room = states.len() < MOST_STATES;
-        let fits = |mean: &_| has_room && fit::check(&weight.value, mean, []).is_ok();
-        if let Some((mean, average)) = call::borrow_average(fits) {
-            states.push(StateTensor::Full(mean));
-            rule.average = Some(average);
-        }
+        has_room = states.len() < MOST_STATES;
     }
-    let averages = rule.average.is_some();
     let formats = (!is_plain).then(|| (weight.format, Noise::of_step(number)));
-    // From here on nothing goes wrong.
-    call::give_up_reserve();
-    let (weight, mut states) = pass(Update { rule, formats }, weight, gradient, states);
-    call::renew_reserve(&weight.value);
-    if averages {
-        let mean = states.pop().expect("it is the last of them");
-        call::return_average(mean.full());
+    // From here on nothing goes wrong. One pass takes an average on, too, if it can.
+    let lent = call::begin_writing(|mean| {
+        let is_alike = mean.dtype() == dtype && mean.shape() == weight.value.shape();
+        is_direct && has_room && is_alike && mean.device() == weight.value.device()
+    });
+    let averages = lent.is_some();
+    if let Some((mean, average)) = lent {
+        states.push(StateTensor::Full(mean));
+        rule.average = Some(average);
     }
+    let (weight, mut states) = pass(Update { rule, formats }, weight, gradient, states);
+    let mean = averages.then(|| states.pop().expect("it is the last of them").full());
+    call::end_writing(&weight.value, mean);
     (weight, states)
 }
 
