@@ -106,30 +106,47 @@ fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
 /// Codes in the levels that leave the smaller error; those of a negative scale are even.
 fn normal_or_even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     let Some(largest) = reaching(group, 1.0) else {
-        return (0.0, [nearest(&LEVELS[0], 0.0); GROUP]);
+        return (0.0, [nearest(&HALFWAY[0], 0.0); GROUP]);
     };
     let mut best = (f32::INFINITY, 0.0, [0; GROUP]);
-    for (levels, sign) in LEVELS.iter().zip([1.0, -1.0]) {
+    let kinds = LEVELS.iter().zip(&HALFWAY).zip([1.0, -1.0]);
+    for ((levels, halfway), sign) in kinds {
         for relative in SCALES {
             let scale = largest * relative;
-            let codes = group.map(|value| nearest(levels, value / scale));
-            let errors = group.iter().zip(codes).map(|(value, code)| {
-                let error = (value - levels[usize::from(code)] * scale) / largest;
-                error * error
-            });
-            let error = errors.sum();
-            if error < best.0 {
-                best = (error, scale * sign, codes);
+            let (mut codes, mut sum) = ([0; GROUP], 0.0);
+            for (code, value) in codes.iter_mut().zip(group) {
+                *code = nearest(halfway, value / scale);
+                let error = (value - levels[usize::from(*code)] * scale) / largest;
+                sum += error * error;
+            }
+            if sum < best.0 {
+                best = (sum, scale * sign, codes);
             }
         }
     }
     (best.1, best.2)
 }
 
-/// The code of the level nearest to `value`.
-fn nearest(levels: &[f32; 16], value: f32) -> u8 {
-    let beyond = |pair: &[f32]| u8::from(value > (pair[0] + pair[1]) / 2.0);
-    levels.windows(2).map(beyond).sum()
+/// Halfway from each level to the next.
+const HALFWAY: [[f32; 15]; 2] = [between(&LEVELS[0]), between(&LEVELS[1])];
+
+const fn between(levels: &[f32; 16]) -> [f32; 15] {
+    let mut halfway = [0.0; 15];
+    let mut code = 0;
+    while code < 15 {
+        halfway[code] = (levels[code] + levels[code + 1]) / 2.0;
+        code += 1;
+    }
+    halfway
+}
+
+/// The code of the level nearest to `value`, of levels with these between them.
+fn nearest(halfway: &[f32; 15], value: f32) -> u8 {
+    let mut code = 0;
+    for halfway in halfway {
+        code += u8::from(value > *halfway);
+    }
+    code
 }
 
 #[cfg(test)]
