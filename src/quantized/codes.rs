@@ -238,9 +238,9 @@ mod tests {
 
     #[test]
     fn every_level_has_its_code() {
-        for levels in LEVELS {
+        for (levels, halfway) in LEVELS.iter().zip(&HALFWAY) {
             for (code, level) in levels.iter().enumerate() {
-                assert_eq!(usize::from(nearest(&levels, *level)), code);
+                assert_eq!(usize::from(nearest(halfway, *level)), code);
             }
         }
     }
