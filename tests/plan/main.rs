@@ -42,6 +42,12 @@ fn alone() -> MutexGuard<'static, ()> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// What the threads of the backend hold at once is by chance.
+fn in_one_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    pool.unwrap().install(work)
+}
+
 /// More bytes than any of the models takes.
 const ENOUGH: usize = 500_000_000;
 

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 use crate::models::*;
-use crate::{BYTES, ENOUGH, alone, device, init, measured, peak, planner, trained};
+use crate::{BYTES, ENOUGH, alone, device, in_one_thread, init, measured, peak, planner, trained};
 
 /// Plans for budgets from what fused training takes down to half of the smallest rung, and trains each: plans are from so many
 /// multiples of the peak to so many.
@@ -81,12 +81,11 @@ hold! {
     plans_of_a_deep_network_with_dropout_hold: Deep, 0.99, 1.05;
 }
 
-/// In one thread: how many parts of images threads of the backend hold at once is by chance.
+/// Parts of images are large.
 #[test]
 fn plans_of_a_u_net_hold() {
     let _alone = alone();
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-    pool.unwrap().install(|| hold::<UNet>(0.99, 1.05));
+    in_one_thread(|| hold::<UNet>(0.99, 1.05));
 }
 
 /// What no pass was run for is not taken to hold less than it does.
