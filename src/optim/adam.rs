@@ -62,7 +62,12 @@ impl ElementWise for AdamConfig {
         let correction = root / (1.0 - self.beta_1.powi(step.time));
         let penalty = self.weight_decay.as_ref();
         let rule = rule::Adam {
-            moments: Moments::new(step, self.beta_1, self.beta_2),
+            moments: Moments {
+                beta_1: step.decay(self.beta_1.into()),
+                beta_2: step.decay(self.beta_2.into()),
+                rest_1: (1.0 - self.beta_1).into(),
+                rest_2: (1.0 - self.beta_2).into(),
+            },
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),
             correction: correction.into(),

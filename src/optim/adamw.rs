@@ -68,7 +68,12 @@ impl ElementWise for AdamWConfig {
 impl AdamWConfig {
     fn with_decay<const CAUTIOUS: bool>(&self, decay: f64, step: Step) -> Rule {
         let rule = rule::AdamW::<CAUTIOUS> {
-            moments: Moments::new(step, self.beta_1, self.beta_2),
+            moments: Moments {
+                beta_1: step.decay(self.beta_1.into()),
+                beta_2: step.decay(self.beta_2.into()),
+                rest_1: (1.0 - self.beta_1).into(),
+                rest_2: (1.0 - self.beta_2).into(),
+            },
             learning_rate: step.learning_rate,
             decay,
             correction_1: (1.0 - self.beta_1.powi(step.time)).into(),

@@ -6,7 +6,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::averaging::WeightAveragingConfig;
 use super::call::{Call, Mean};
-use super::format::{Formats, LowBits, Noise, RecordedFormat, Weight, WeightFormat, steps};
+use super::format::{
+    Formats, LowBits, Noise, RecordedFormat, Weight, WeightFormat, check_forms, steps,
+};
 use super::kernel::{self, in_full, set_in_format};
 use crate::device::{host, in_type, moved, of_data};
 use crate::parameters::AnyTensor;
@@ -189,11 +191,12 @@ impl Weight<1> {
     /// The average of so many values taken on to the next.
     fn next(self, config: &WeightAveragingConfig, count: usize, value: Tensor<1>) -> Self {
         let rule = kernel::Rule::new::<0>(config.rule(count));
-        let full = match self.value.dtype() {
-            DType::BF16 => DType::F32,
-            full => full,
-        };
-        kernel::update(rule, self, in_type(value, full), Vec::new(), count, false).0
+        let full = full_of(&self.value);
+        let value = in_type(value, full);
+        let form = |tensor: &Tensor<1>| (tensor.shape(), full, tensor.device());
+        check_forms(form(&self.value), form(&value), std::iter::empty())
+            .unwrap_or_else(|error| panic!("{error}"));
+        kernel::update(rule, self, value, Vec::new(), count, false).0
     }
 }
 

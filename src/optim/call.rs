@@ -81,9 +81,9 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
 }
 
 /// From here on the step does not fail, and writes in place: the caller's handle to the parameter is given up. Returns the
-/// average to be taken on with it and how, if one is lent that `fits`.
+/// average to be taken on with it and how, if one is lent that `fits`: of whatever rank.
 pub(super) fn begin_writing<const D: usize>(
-    fits: impl FnOnce(&AnyTensor) -> bool,
+    fits: impl FnOnce(&Tensor<1>) -> bool,
 ) -> Option<(Tensor<D>, AverageRule)> {
     let fits = |mean: &mut Mean| matches!(mean, Mean::Lent(mean, _) if fits(mean));
     let (parameter, mean) = CALL.with_borrow_mut(|call| {

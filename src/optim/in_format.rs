@@ -2,7 +2,7 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Formats, LowBits, Noise, RecordedFormat, WeightFormat, around};
+use super::format::{Formats, LowBits, Noise, RecordedFormat, WeightFormat, around, check_bf16};
 use super::kernel;
 
 /// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
@@ -38,12 +38,6 @@ impl<O> InFormat<O> {
     pub fn new(optimizer: O, format: WeightFormat) -> Self {
         Self { optimizer, format }
     }
-
-    /// Refuses a weight in another type, around which the optimizer would step in f32.
-    fn check_bf16<const D: usize>(&self, parameter: &Tensor<D>) -> Result<(), String> {
-        let what = format!("`InFormat` with `WeightFormat::{:?}`", self.format);
-        kernel::check_bf16(parameter, &what, "the optimizer without `InFormat`")
-    }
 }
 
 /// State of [`InFormat`]: that of the optimizer, with the low bits of the weight beside it if there are any.
@@ -69,20 +63,20 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let formats = Formats::of_weights(self.format).fit(&parameter);
         let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let checked = match formats.is_whole {
-            true => Ok(()),
-            false => self.check_bf16(&parameter),
+        let checked = if formats.is_whole {
+            Ok(())
+        } else {
+            // In another type, the optimizer would step in f32 around it.
+            let what = format!("`InFormat` with `WeightFormat::{:?}`", self.format);
+            check_bf16(&parameter, &what, "the optimizer without `InFormat`")
         };
-        let checked =
-            checked.and_then(|()| kernel::check_step(formats, &parameter, &gradient, [], low_bits));
+        let checked = checked.and_then(|()| formats.check(&parameter, &gradient, &[], low_bits));
         if let Err(reason) = checked {
             call::refuse(reason);
             return (parameter, state);
         }
-        let (state, time, low_bits) = match state {
-            Some(state) => (state.state, state.time, state.low_bits),
-            None => (None, 0, None),
-        };
+        let parts = |state: Self::State<D>| (state.state, state.time, state.low_bits);
+        let (state, time, low_bits) = state.map_or((None, 0, None), parts);
         let time = time + 1;
         let with = |state, low_bits| {
             Some(InFormatState {

@@ -54,7 +54,6 @@ impl MuonConfig {
         Muon {
             momentum: momentum.with_state_format(self.state_format),
             config: self.clone(),
-            is_direct: false,
         }
     }
 
@@ -62,9 +61,7 @@ impl MuonConfig {
     pub fn init(&self) -> ModuleOptimizer {
         with_clipping(self.build().direct(), None)
     }
-}
 
-impl MuonConfig {
     /// The nearest matrix whose rows, or columns, are orthonormal, roughly: the Newton-Schulz iteration of the polynomial
     /// `a x + b x^3 + c x^5`, which takes singular values towards one. The operations of Burn's `Muon` in their order, in two
     /// buffers of the size of the `matrix` and three of the square of its shorter side.
@@ -105,7 +102,6 @@ impl MuonConfig {
 pub struct Muon {
     config: MuonConfig,
     momentum: Ruled<Direction>,
-    is_direct: bool,
 }
 
 /// Steps anything to where the momentum points.
@@ -136,7 +132,7 @@ impl Muon {
     /// See [`Ruled::direct`].
     pub(super) fn direct(self) -> Self {
         Self {
-            is_direct: true,
+            momentum: self.momentum.direct(),
             ..self
         }
     }
@@ -176,16 +172,14 @@ impl Optimizer for Muon {
             weight: self.config.weight_format,
             ..self.momentum.formats
         };
+        let formats = formats.fit(&parameter);
         let inner = state.as_ref().map(|state| &state.0);
         let checked = check_matrix::<D>()
             .and_then(|()| RuledState::check(inner, formats, &parameter, &gradient));
-        let formats = match checked {
-            Ok(formats) => formats,
-            Err(reason) => {
-                call::refuse(reason);
-                return (parameter, state);
-            }
-        };
+        if let Err(reason) = checked {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
         let gradient = match formats.is_plain {
@@ -207,7 +201,14 @@ impl Optimizer for Muon {
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });
         let weight = formats.weight(parameter, low_bits);
-        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time, self.is_direct);
+        let (weight, _) = kernel::update(
+            rule,
+            weight,
+            direction,
+            Vec::new(),
+            time,
+            self.momentum.is_direct,
+        );
         let state = state.map(|mut state| {
             if !formats.is_plain {
                 (state.time, state.low_bits) = (time, weight.low_bits);

@@ -124,10 +124,7 @@ impl Optimizer for MuonWithAdamW {
         }
     }
 
-    fn to_device<const D: usize>(
-        state: MuonWithAdamWState<D>,
-        device: &Device,
-    ) -> MuonWithAdamWState<D> {
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         match state {
             MuonWithAdamWState::Muon(state) => {
                 MuonWithAdamWState::Muon(Muon::to_device(state, device))

@@ -3,7 +3,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Formats, StateFormat, WeightFormat};
+use super::format::{Fitted, Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
@@ -24,7 +24,7 @@ use super::state::RuledState;
 pub struct Ruled<R> {
     pub(super) optimizer: R,
     pub(super) formats: Formats,
-    is_direct: bool,
+    pub(super) is_direct: bool,
 }
 
 /// Makes the optimizers of an element-wise config that has formats and the clipping of gradients.
@@ -88,24 +88,34 @@ impl<R: AccumulateInState> Ruled<R> {
 }
 
 impl<R: ElementWise, const D: usize> RuledState<R, D> {
+    /// Refuses a step of `parameter` from this state that can't be.
+    pub(super) fn check(
+        state: Option<&Self>,
+        formats: Fitted,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+    ) -> Result<(), String> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let states = state.map_or(&[][..], |state| &state.states);
+        formats.check(parameter, gradient, states, low_bits)
+    }
+
     /// The step of the next gradient, after which there are `more_to_come` of its group of micro-batches or not: a group
     /// counts as one step.
     fn next_step(&mut self, learning_rate: LearningRate, more_to_come: bool) -> Step {
-        let mut step = match self.begun.take() {
-            Some(begun) => Step {
-                adds: true,
-                ..begun
-            },
-            None => Step {
-                learning_rate: 0.0,
-                time: self.time as i32 + 1,
-                is_first: self.states.iter().all(Option::is_none),
-                adds: false,
-            },
+        let anew = || Step {
+            learning_rate: 0.0,
+            time: self.time as i32 + 1,
+            is_first: self.states.iter().all(Option::is_none),
+            adds: false,
         };
-        if more_to_come {
-            self.begun = Some(step);
-        } else {
+        let more = |begun| Step {
+            adds: true,
+            ..begun
+        };
+        let mut step = self.begun.map_or_else(anew, more);
+        self.begun = more_to_come.then_some(step);
+        if !more_to_come {
             step.learning_rate = learning_rate;
         }
         step
@@ -122,26 +132,26 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        let formats = match RuledState::check(state.as_ref(), self.formats, &parameter, &gradient) {
-            Ok(formats) => formats,
-            Err(reason) => {
-                call::refuse(reason);
-                return (parameter, state);
-            }
-        };
+        let formats = self.formats.fit(&parameter);
+        if let Err(reason) = RuledState::check(state.as_ref(), formats, &parameter, &gradient) {
+            call::refuse(reason);
+            return (parameter, state);
+        }
         let mut state = state.unwrap_or_else(RuledState::none);
         let step = state.next_step(lr, call::more_to_come());
         let rule = self.optimizer.rule(step);
-        let taken = rule.formula.states();
-        let there = R::STATES.len();
+        let (taken, there) = (rule.states, R::STATES.len());
         assert!(
             taken <= there,
             "the rule of {:?} takes {taken} states, and there are {there} `STATES`",
             self.optimizer
         );
-        let kept = R::STATES.iter().zip(&mut state.states);
-        let kept = kept.zip(RuledState::<R, D>::roots(taken));
-        let before = kept.map(|((kept, state), root)| {
+        let taken = &R::STATES[..taken];
+        let before = taken.iter().zip(&mut state.states).enumerate();
+        let before = before.map(|(index, (kept, state))| {
+            // Beside its maximum, a state is always full.
+            let has_maximum = taken.get(index + 1).is_some_and(|next| next.root.is_none());
+            let root = kept.root.filter(|_| !has_maximum);
             formats.state(state.take(), root, || kept.blank(), &parameter)
         });
         let before = before.collect();

@@ -41,10 +41,11 @@ pub(super) const VELOCITY: ElementState = ElementState::signed("momentum.velocit
 impl SgdConfig {
     /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
     pub fn build(&self) -> Sgd {
-        let state_format = match self.momentum {
-            Some(_) => self.state_format,
-            None => StateFormat::Full,
-        };
+        let of_momentum = |_: &_| self.state_format;
+        let state_format = self
+            .momentum
+            .as_ref()
+            .map_or(StateFormat::Full, of_momentum);
         Ruled::new(self.clone())
             .with_state_format(state_format)
             .with_weight_format(self.weight_format)

@@ -4,10 +4,7 @@ use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
 use super::element_wise::{ElementState, ElementWise};
-use super::format::{
-    Coding, Fitted, Formats, LowBits, PackedState, RecordedFormat, Root, StateTensor, loaded, steps,
-};
-use super::kernel::check_step;
+use super::format::{Coding, LowBits, PackedState, RecordedFormat, StateTensor, loaded, steps};
 use super::rule::Step;
 use crate::optimizer_record::loads_on;
 
@@ -41,41 +38,13 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
                 "a maximum is the last of the states"
             )
         };
-        Self::new(0, vec![None; R::STATES.len()], None)
-    }
-
-    fn new(time: usize, states: Vec<Option<StateTensor<D>>>, low_bits: Option<LowBits>) -> Self {
         Self {
-            time,
-            states,
-            low_bits,
+            time: 0,
+            states: vec![None; R::STATES.len()],
+            low_bits: None,
             begun: None,
             optimizer: PhantomData,
         }
-    }
-
-    /// The formats of `parameter`; refuses a step of it that can't be.
-    pub(super) fn check(
-        state: Option<&Self>,
-        formats: Formats,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-    ) -> Result<Fitted, String> {
-        let formats = formats.fit(parameter);
-        let states = state.into_iter().flat_map(|state| &state.states).flatten();
-        let shapes = states.map(StateTensor::shape);
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        check_step(formats, parameter, gradient, shapes, low_bits)?;
-        Ok(formats)
-    }
-
-    /// How each of the first `taken` states is coded; those that are always full have no root.
-    pub(super) fn roots(taken: usize) -> impl Iterator<Item = Option<Root>> {
-        let taken = &R::STATES[..taken];
-        let has_maximum =
-            |index: usize| taken.get(index + 1).is_some_and(|next| next.root.is_none());
-        let root = move |index: usize| taken[index].root.filter(|_| !has_maximum(index));
-        (0..taken.len()).map(root)
     }
 }
 
@@ -142,6 +111,11 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
             states.push(state);
         }
         states.reverse();
-        Some(Self::new(time, states, format.low_bits))
+        Some(Self {
+            time,
+            states,
+            low_bits: format.low_bits,
+            ..Self::none()
+        })
     }
 }

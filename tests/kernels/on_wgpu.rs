@@ -9,7 +9,7 @@ use super::super::format::{
     WeightFormat,
 };
 use super::super::rule::Set;
-use super::{Rule, Update, join, on_host, pass, pass_by};
+use super::{Rule, Update, Way, join};
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
@@ -71,6 +71,7 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
 fn update(rule: Rule, format: WeightFormat) -> Update {
     Update {
         rule,
+        average: None,
         formats: Some((format, Noise::of_step(3))),
     }
 }
@@ -167,13 +168,13 @@ fn check(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
     let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
     let update = update(rule, WeightFormat::Plain);
     let on_device = on_wgpu(&states);
-    let (found, found_states) = pass(
+    let (found, found_states) = Way::Kernel.update(
         update.clone(),
         there(&whole(weight.clone())),
         gradient.clone().to_device(&wgpu()),
         on_device,
     );
-    let (expected, expected_states) = pass_by(on_host, update, whole(weight), gradient, states);
+    let (expected, expected_states) = Way::Blocks.update(update, whole(weight), gradient, states);
     assert_near(&in_full(back(found)), &in_full(expected), 1e-5, &context);
     for (found, expected) in found_states.into_iter().zip(expected_states) {
         assert_same_state(found.on_device(&Device::flex()), expected, &context);
@@ -221,13 +222,13 @@ fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
             let set = update(Rule::new::<0>(Set), format);
             let weight = in_format(shape, format);
             let numbers = hostile(shape);
-            let (found, _) = pass(
+            let (found, _) = Way::Kernel.update(
                 set.clone(),
                 there(&weight),
                 numbers.clone().to_device(&wgpu()),
                 Vec::new(),
             );
-            let (expected, _) = pass_by(on_host, set, weight, numbers, Vec::new());
+            let (expected, _) = Way::Blocks.update(set, weight, numbers, Vec::new());
             let on_device = found.low_bits.clone().map(|low| {
                 let joined = join::joined(found.value.clone(), low);
                 elements(joined)
@@ -257,13 +258,13 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
             let gradient = numbers(shape, 8);
             let on_device = on_wgpu(&states);
             let there = there(&weight);
-            let (found, _) = pass(
+            let (found, _) = Way::Kernel.update(
                 update.clone(),
                 there,
                 gradient.clone().to_device(&wgpu()),
                 on_device,
             );
-            let (expected, _) = pass_by(on_host, update, weight, gradient, states);
+            let (expected, _) = Way::Blocks.update(update, weight, gradient, states);
             let (found, expected) = (in_full(back(found)), in_full(expected));
             // The last of 24 bits may be another, from a number that is a trace larger.
             let part = match format {
@@ -288,9 +289,9 @@ fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
         let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
         let update = update(rule, WeightFormat::Plain);
         let weight = whole(numbers(shape, 1).to_device(&wgpu()));
-        let (weight, state) = pass(update.clone(), weight, gradient, vec![state]);
+        let (weight, state) = Way::Kernel.update(update.clone(), weight, gradient, vec![state]);
         let gradient = numbers(shape, 4).to_device(&wgpu());
-        let (weight, _) = pass(update, weight, gradient, state);
+        let (weight, _) = Way::Kernel.update(update, weight, gradient, state);
         for (index, value) in in_full(back(weight)).into_iter().enumerate() {
             assert_eq!(
                 value.is_nan(),

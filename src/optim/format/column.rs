@@ -6,8 +6,8 @@ use super::root::{Coding, GROUP, Scale};
 use super::split;
 use super::weight::{WeightFormat, nearest};
 use super::widen::Widen;
-use burn::tensor::{DType, Element, f16};
-use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use burn::tensor::{DType, f16};
+use bytemuck::{cast_slice, cast_slice_mut};
 
 /// How elements are kept.
 #[derive(Clone, Copy, Debug)]
@@ -106,9 +106,9 @@ impl<'a> Column<'a> {
         }
     }
 
-    /// Whether they are numbers of this type.
-    pub(crate) fn are<N: Element>(&self) -> bool {
-        matches!(self.kept, Kept::Floats(dtype) if dtype == N::dtype())
+    /// Whether they are numbers in f32.
+    fn are_numbers(&self) -> bool {
+        matches!(self.kept, Kept::Floats(DType::F32))
     }
 
     /// Notes the groups whose codes stand for NaN.
@@ -120,28 +120,22 @@ impl<'a> Column<'a> {
         }
     }
 
-    /// The elements as numbers of type `N`, f32 unless they are of that type: where they lie, or in `numbers`, which has
-    /// room for whole groups.
-    pub(crate) fn open<'s, N: Element + Pod>(&'s mut self, numbers: &'s mut [N]) -> &'s mut [N] {
-        if self.are::<N>() {
+    /// All elements, which are so many, as numbers in f32: where they lie, or in `numbers`, which has room for whole groups.
+    pub(crate) fn open<'s>(&'s mut self, numbers: &'s mut [f32], length: usize) -> &'s mut [f32] {
+        if self.are_numbers() {
             return cast_slice_mut(self.floats);
         }
-        self.read(cast_slice_mut(numbers));
-        numbers
+        self.read(numbers);
+        &mut numbers[..length]
     }
 
     /// Puts so many `numbers` back, unless they lie where they were opened.
-    pub(crate) fn close<N: Element + Pod>(
-        &mut self,
-        numbers: &mut [N],
-        length: usize,
-        dither: Dither<'_>,
-    ) {
-        if !self.are::<N>() {
+    pub(crate) fn close(&mut self, numbers: &mut [f32], length: usize, dither: Dither<'_>) {
+        if !self.are_numbers() {
             // What fills up a last group has no scale of its own.
             let numbers = &mut numbers[..length.next_multiple_of(GROUP)];
-            numbers[length..].fill(N::zeroed());
-            self.write(cast_slice(numbers), dither);
+            numbers[length..].fill(0.0);
+            self.write(numbers, dither);
         }
     }
 

@@ -1,4 +1,6 @@
-use burn::tensor::{DType, Tensor};
+use std::fmt::Debug;
+
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use super::low_bits::LowBits;
 use super::root::Root;
@@ -68,6 +70,65 @@ impl Formats {
 }
 
 impl Fitted {
+    /// Refuses a step whose operands don't fit, or that would lose something.
+    pub(crate) fn check<const D: usize>(
+        self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        states: &[Option<StateTensor<D>>],
+        low_bits: Option<&LowBits>,
+    ) -> Result<(), String> {
+        let (shape, dtype) = (parameter.shape(), parameter.dtype());
+        if let Some(low_bits) = low_bits {
+            self.check_low_bits(parameter, low_bits)?;
+        }
+        let places: Vec<_> = states.iter().flatten().map(StateTensor::place).collect();
+        if let Some((found, _)) = places.iter().find(|(found, _)| *found != shape) {
+            return misfit("optimizer state", &told(found), &told(&shape));
+        }
+        if self.weight != WeightFormat::Plain {
+            let what = format!("`WeightFormat::{:?}`", self.weight);
+            check_bf16(parameter, &what, "`WeightFormat::Plain`")?;
+        }
+        let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !is_computed_in_f32 && !self.is_plain {
+            return Err(format!(
+                "there is no `StateFormat` but `Full` for parameters in {dtype:?}: use them in f32, f16 or bf16. This one was \
+                 not stepped"
+            ));
+        }
+        let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
+        let states = places.into_iter();
+        let states = states.map(|(shape, device)| (shape, dtype, device));
+        check_forms(form(parameter), form(gradient), states)
+    }
+
+    /// Refuses low bits of another parameter, and those that would be dropped.
+    fn check_low_bits<const D: usize>(
+        self,
+        parameter: &Tensor<D>,
+        low_bits: &LowBits,
+    ) -> Result<(), String> {
+        let shape = parameter.shape();
+        if low_bits.elements != shape.num_elements() {
+            let found = format!("of {} elements", low_bits.elements);
+            return misfit("low bits", &found, &told(&shape));
+        }
+        let are_dropped = match parameter.dtype() {
+            DType::BF16 => self.weight.low_bytes() == 0,
+            // All weights but those in full precision, or others.
+            _ => low_bits.are_missing_in(parameter),
+        };
+        if are_dropped {
+            return Err(format!(
+                "the optimizer state holds low bits of the weight, which `WeightFormat::{:?}` would drop: use the \
+                 format that it was written with, or start from the model in full precision. The parameter was not stepped",
+                self.weight
+            ));
+        }
+        Ok(())
+    }
+
     /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full. Updates in formats
     /// are computed in f32, so full states are in that.
     pub(crate) fn state<const D: usize>(
@@ -85,9 +146,6 @@ impl Fitted {
             false => DType::F32,
         };
         match (state, coding) {
-            (Some(StateTensor::Full(state)), None) if state.dtype() == dtype => {
-                StateTensor::Full(state)
-            }
             // Burn loads it from a record in the type of its default device.
             (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
             (Some(state), coding) => state.conformed(coding),
@@ -151,4 +209,58 @@ impl<const D: usize> Weight<D> {
             _ => self,
         }
     }
+}
+
+/// What all operands of a step share.
+type Form<D> = (Shape, DType, D);
+
+/// Refuses a gradient or a state of another form than that of its parameter.
+pub(crate) fn check_forms<D: PartialEq + Debug>(
+    parameter: Form<D>,
+    gradient: Form<D>,
+    states: impl Iterator<Item = Form<D>>,
+) -> Result<(), String> {
+    let states = states.map(|state| ("optimizer state", state));
+    let mut operands = std::iter::once(("gradient", gradient)).chain(states);
+    let Some((operand, found)) = operands.find(|(_, found)| *found != parameter) else {
+        return Ok(());
+    };
+    let whole =
+        |(shape, dtype, device): Form<D>| format!("{} in {dtype:?} on {device:?}", told(&shape));
+    misfit(operand, &whole(found), &whole(parameter))
+}
+
+fn told(shape: &Shape) -> String {
+    format!("{:?}", shape.as_slice())
+}
+
+/// The gradient, or something in the state, can't be used element by element with the parameter.
+fn misfit(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
+    Err(format!(
+        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The parameter was not \
+         stepped"
+    ))
+}
+
+/// Refuses a parameter that is not in bf16, for which `what` is; `instead` does without.
+pub(crate) fn check_bf16<const D: usize>(
+    parameter: &Tensor<D>,
+    what: &str,
+    instead: &str,
+) -> Result<(), String> {
+    let (device, dtype) = (parameter.device(), parameter.dtype());
+    if dtype == DType::BF16 {
+        return Ok(());
+    }
+    Err(if device.supports_dtype(FloatDType::BF16) {
+        format!(
+            "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
+             `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
+        )
+    } else {
+        format!(
+            "{what} is for parameters in bf16, which {device:?} does not have: use {instead} there. The parameter was \
+             not stepped"
+        )
+    })
 }

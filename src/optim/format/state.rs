@@ -88,11 +88,11 @@ impl<const D: usize> StateTensor<D> {
         }
     }
 
-    /// The shape of its parameter.
-    pub(crate) fn shape(&self) -> Shape {
+    /// The shape of its parameter, and where it is.
+    pub(crate) fn place(&self) -> (Shape, Device) {
         match self {
-            Self::Full(state) => state.shape(),
-            Self::Packed(packed) => packed.shape.clone(),
+            Self::Full(state) => (state.shape(), state.device()),
+            Self::Packed(packed) => (packed.shape.clone(), packed.scales.device()),
         }
     }
 

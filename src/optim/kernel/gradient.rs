@@ -1,32 +1,45 @@
-use burn::tensor::{DType, Element, TensorData};
+#[cfg(feature = "flex")]
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::{DType, Element, Tensor};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use super::super::format::Widen;
 use super::super::vectorized::vectorized;
-use super::pass::BLOCK;
+use super::rule::BLOCK;
 
 /// A gradient as it lies in memory.
 pub(super) struct Gradient<'a> {
     dtype: DType,
     bytes: &'a [u8],
     /// None if its elements lie one after the other.
-    view: Option<View<'a>>,
+    pub(super) view: Option<View<'a>>,
 }
 
 /// Where elements lie.
-struct View<'a> {
+pub(super) struct View<'a> {
     shape: &'a [usize],
     strides: &'a [isize],
     offset: usize,
 }
 
 impl<'a> Gradient<'a> {
-    pub(super) fn of_data(data: &'a TensorData) -> Self {
-        Self {
+    /// Lets `work` have a gradient where it lies, or what is read of it.
+    pub(super) fn with<const D: usize, R>(
+        tensor: Tensor<D>,
+        work: impl FnOnce(&Gradient<'_>) -> R,
+    ) -> R {
+        #[cfg(feature = "flex")]
+        if let DispatchTensorKind::Flex(BackendTensor::Float(tensor)) =
+            tensor.clone().into_dispatch().kind
+        {
+            return work(&Gradient::of_flex(&tensor));
+        }
+        let data = tensor.into_data();
+        work(&Gradient {
             dtype: data.dtype(),
             bytes: data.as_bytes(),
             view: None,
-        }
+        })
     }
 
     /// A view of something else is not copied.
@@ -47,11 +60,6 @@ impl<'a> Gradient<'a> {
         Self { dtype, bytes, view }
     }
 
-    /// Whether they are numbers of this type, one after the other.
-    pub(super) fn lies<N: Element>(&self) -> bool {
-        self.view.is_none() && self.dtype == N::dtype()
-    }
-
     /// Its elements from the `start`-th on, so many, as numbers of type `N`, f32 unless they are of that type: where they
     /// lie, or in `numbers`, which has room for a block.
     pub(super) fn open<'s, N: Element + Pod>(
@@ -60,25 +68,26 @@ impl<'a> Gradient<'a> {
         length: usize,
         numbers: &'s mut [N; BLOCK],
     ) -> &'s [N] {
+        let are_numbers = self.dtype == N::dtype();
         let size = self.dtype.size();
         let bytes = || &self.bytes[start * size..(start + length) * size];
-        if self.lies::<N>() {
-            return cast_slice(bytes());
-        }
-        let numbers = &mut numbers[..length];
         match &self.view {
-            None => widen(self.dtype, bytes(), numbers),
-            Some(view) if self.dtype == N::dtype() => {
-                view.gather(cast_slice(self.bytes), start, numbers)
+            None if are_numbers => return cast_slice(bytes()),
+            None => widen(self.dtype, bytes(), &mut numbers[..length]),
+            Some(view) if are_numbers => {
+                view.gather(cast_slice(self.bytes), start, &mut numbers[..length]);
             }
             Some(view) => {
                 let mut halves = [0_u16; BLOCK];
-                let halves = &mut halves[..numbers.len()];
-                view.gather(cast_slice(self.bytes), start, halves);
-                widen(self.dtype, cast_slice(halves), numbers);
+                view.gather(cast_slice(self.bytes), start, &mut halves[..length]);
+                widen(
+                    self.dtype,
+                    cast_slice(&halves[..length]),
+                    &mut numbers[..length],
+                );
             }
         }
-        numbers
+        &numbers[..length]
     }
 }
 

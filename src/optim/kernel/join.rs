@@ -3,10 +3,8 @@
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
-use burn_cubecl::CubeBackend;
 
 use super::super::format::{LowBits, WeightFormat};
-use super::cube;
 
 #[backend_extension(Cube: cfg(feature = "cubecl"), Fusion: cfg(feature = "fusion"))]
 pub(crate) trait Join: Backend {
@@ -17,16 +15,6 @@ pub(crate) trait Join: Backend {
         low: IntTensor<Self>,
         format: WeightFormat,
     ) -> FloatTensor<Self>;
-}
-
-impl Join for CubeBackend {
-    fn join(
-        weight: FloatTensor<Self>,
-        low: IntTensor<Self>,
-        format: WeightFormat,
-    ) -> FloatTensor<Self> {
-        cube::join(weight, low, format)
-    }
 }
 
 /// The trained weights, in f32.

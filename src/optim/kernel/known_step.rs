@@ -2,13 +2,13 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{LowBits, Noise, Root, StateFormat, StateTensor, Weight, WeightFormat};
 use super::super::rule::{AdamW, Moments};
-use super::{Rule, Step, Update, has_kernel, on_host, pass, pass_by};
+use super::{Rule, Update, Way};
 
 /// A step of AdamW by the kernels of `device`, in full and in formats, and by what uses the device for storage alone.
 /// Returns what a kernel has computed where it is another.
 pub(crate) fn try_kernels(device: &Device, dtype: FloatDType) -> Result<(), String> {
     let nothing = Tensor::<1>::empty([0], (device, DType::from(dtype)));
-    if !has_kernel(&nothing, true) {
+    if Way::of(&nothing, true) == Way::Operations {
         return Ok(());
     }
     try_step(device, dtype, None)?;
@@ -18,22 +18,6 @@ pub(crate) fn try_kernels(device: &Device, dtype: FloatDType) -> Result<(), Stri
         _ => WeightFormat::Plain,
     };
     try_step(device, dtype, Some(format))
-}
-
-fn known_rule() -> AdamW<false> {
-    AdamW {
-        moments: Moments {
-            beta_1: 0.5,
-            beta_2: 0.75,
-            rest_1: 0.5,
-            rest_2: 0.25,
-        },
-        learning_rate: 0.125,
-        decay: 0.5,
-        correction_1: 0.5,
-        correction_2: 0.25,
-        epsilon: 0.0,
-    }
 }
 
 /// Two groups, of which one is not filled up; in a format, with states in 8 bits.
@@ -53,9 +37,23 @@ fn try_step(
         let coding = StateFormat::Bits8.coding(root, usize::MAX);
         full.conformed(coding.filter(|_| format.is_some()))
     };
-    let results = |step: Option<Step>| -> Result<Vec<TensorData>, String> {
+    let rule = Rule::new::<2>(AdamW::<false> {
+        moments: Moments {
+            beta_1: 0.5,
+            beta_2: 0.75,
+            rest_1: 0.5,
+            rest_2: 0.25,
+        },
+        learning_rate: 0.125,
+        decay: 0.5,
+        correction_1: 0.5,
+        correction_2: 0.25,
+        epsilon: 0.0,
+    });
+    let results = |way: Way| -> Result<Vec<TensorData>, String> {
         let update = Update {
-            rule: Rule::new::<2>(known_rule()),
+            rule: rule.clone(),
+            average: None,
             formats: format.map(|format| (format, Noise::of_step(1))),
         };
         let format = format.unwrap_or(WeightFormat::Plain);
@@ -68,11 +66,7 @@ fn try_step(
             state(Root::Signed, 0.25, 4.0),
             state(Root::Positive, 0.125, -1.0),
         ];
-        let gradient = tensor(0.25, 3.5);
-        let (weight, states) = match step {
-            None => pass(update, weight, gradient, states),
-            Some(step) => pass_by(step, update, weight, gradient, states),
-        };
+        let (weight, states) = way.update(update, weight, tensor(0.25, 3.5), states);
         let value = weight
             .low_bits
             .map_or(weight.value.clone(), |low| low.joined(weight.value));
@@ -81,8 +75,13 @@ fn try_step(
         let read = written.map(Tensor::try_into_data).collect::<Result<_, _>>();
         read.map_err(|error| error.to_string())
     };
+    let way = Way::of(&tensor(1.0, 0.0), format.is_none());
+    let on_host = match dtype {
+        FloatDType::F64 => Way::Numbers,
+        _ => Way::Blocks,
+    };
     let what = if format.is_some() { " in formats" } else { "" };
-    let (found, expected) = (results(None)?, results(Some(on_host))?);
+    let (found, expected) = (results(way)?, results(on_host)?);
     for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let near = |(a, b): (f64, f64)| (a - b).abs() <= 0.02 * (1.0 + b.abs());
         if !found.iter::<f64>().zip(expected.iter::<f64>()).all(near) {

@@ -1,93 +1,83 @@
-//! One contract, one file a backend: an update rule is applied to every element of a parameter.
+//! An update rule is applied to every element of a parameter: on the processor, by a kernel of its device, or by operations.
 
+mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
+#[cfg(any(feature = "remote", test))]
 mod fit;
 mod gradient;
-mod host;
 #[cfg(feature = "cubecl")]
 mod join;
 mod known_step;
+mod numbers;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
 mod operations;
-mod pass;
 #[cfg(feature = "remote")]
 mod remote;
 mod rule;
 mod single_pass;
 
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{BackendTensor, Dispatch, DispatchTensorKind};
-use burn::tensor::{FloatDType, Tensor, read_sync};
+#[cfg(any(feature = "cubecl", feature = "remote"))]
+use burn::backend::Dispatch;
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
 use super::format::{Noise, StateTensor, Weight, WeightFormat};
 use super::rule::Set;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
-use gradient::Gradient;
-use single_pass::{Operands, Update};
 
-pub(super) use fit::{check_bf16, check_step};
+use gradient::Gradient;
 pub(crate) use known_step::try_kernels;
 #[cfg(feature = "remote")]
 pub(crate) use remote::{UPDATE, run_update};
-use rule::MOST_STATES;
 pub use rule::Rule;
+use rule::{MOST_STATES, Update};
+#[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use single_pass::SinglePass;
+use single_pass::with_operands;
 
 /// Applies `rule` to the elements of a weight and of its states in the step of this number, and returns them. A buffer with one owner is written in
 /// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
-/// else in f32 whatever they are stored in, a group at a time.
-///
-/// Devices of CubeCL, `flex` and servers (without formats) have kernels for it. For all others the processor does it, or
-/// operations on whole tensors, as in Burn's own optimizers, where there are no formats.
-///
-/// # Panics
-///
-/// Without formats, if the gradient or a state does not fit the parameter; nothing is written then. (With formats, they
-/// have been [checked](check_step).)
+/// else in f32 whatever they are stored in, a group at a time. An average that the caller has lent goes along with a step that
+/// `is_direct`.
 pub(super) fn update<const D: usize>(
-    mut rule: Rule,
+    rule: Rule,
     weight: Weight<D>,
     gradient: Tensor<D>,
     mut states: Vec<StateTensor<D>>,
     number: usize,
     is_direct: bool,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let dtype = weight.value.dtype();
-    let full = states.iter().map_while(|state| match state {
-        StateTensor::Full(full) if full.dtype() == dtype => Some(full),
-        _ => None,
-    });
-    let are_alike = gradient.dtype() == dtype && full.clone().count() == states.len();
-    let is_plain = weight.format == WeightFormat::Plain && are_alike;
-    let mut has_room = false;
-    if is_plain {
-        fit::check(&weight.value, &gradient, full).unwrap_or_else(|error| panic!("{error}"));
-        if !has_kernel(&weight.value, true) {
-            let states = states.into_iter().map(StateTensor::full).collect();
-            let (value, states) = operations::update(rule.traced(), weight.value, gradient, states);
-            let states = states.into_iter().map(StateTensor::Full).collect();
-            return (Weight { value, ..weight }, states);
-        }
-        has_room = states.len() < MOST_STATES;
+    let (dtype, format) = (weight.value.dtype(), weight.format);
+    let is_alike = |state: &_| matches!(state, StateTensor::Full(full) if full.dtype() == dtype);
+    let are_alike = gradient.dtype() == dtype && states.iter().all(is_alike);
+    let is_plain = format == WeightFormat::Plain && are_alike;
+    let mut update = Update {
+        rule,
+        average: None,
+        formats: (!is_plain).then(|| (format, Noise::of_step(number))),
+    };
+    let way = Way::of(&weight.value, is_plain);
+    if way == Way::Operations {
+        return way.update(update, weight, gradient, states);
     }
-    let formats = (!is_plain).then(|| (weight.format, Noise::of_step(number)));
     // From here on nothing goes wrong. One pass takes an average on, too, if it can.
-    let lent = call::begin_writing(|mean| {
-        let is_alike = mean.dtype() == dtype && mean.shape() == weight.value.shape();
-        is_direct && has_room && is_alike && mean.device() == weight.value.device()
-    });
-    let averages = lent.is_some();
+    let can = is_plain && way != Way::Blocks && states.len() < MOST_STATES;
+    let fits = |mean: &Tensor<1>| {
+        let (value, is_alike) = (&weight.value, is_direct && can && mean.dtype() == dtype);
+        is_alike && mean.shape() == value.shape() && mean.device() == value.device()
+    };
+    let lent = call::begin_writing(fits);
     if let Some((mean, average)) = lent {
         states.push(StateTensor::Full(mean));
-        rule.average = Some(average);
+        update.average = Some(average);
     }
-    let (weight, mut states) = pass(Update { rule, formats }, weight, gradient, states);
+    let averages = update.average.is_some();
+    let (weight, mut states) = way.update(update, weight, gradient, states);
     let mean = averages.then(|| states.pop().expect("it is the last of them").full());
     call::end_writing(&weight.value, mean);
     (weight, states)
@@ -99,11 +89,13 @@ pub(super) fn set_in_format<const D: usize>(
     numbers: Tensor<D>,
     noise: Noise,
 ) -> Weight<D> {
-    let update = Update {
+    let set = Update {
         rule: Rule::new::<0>(Set),
+        average: None,
         formats: Some((weight.format, noise)),
     };
-    pass(update, weight, numbers, Vec::new()).0
+    let way = Way::of(&weight.value, false);
+    way.update(set, weight, numbers, Vec::new()).0
 }
 
 /// The trained weight, in f32.
@@ -119,63 +111,59 @@ pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     }
 }
 
-/// Whether the backend of `tensor` has a kernel, `without_formats` or with.
-#[allow(unused_variables)] // What is there depends on the build.
-fn has_kernel<const D: usize>(tensor: &Tensor<D>, without_formats: bool) -> bool {
-    #[allow(unreachable_patterns)]
-    match tensor.clone().into_dispatch().kind {
-        #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(BackendTensor::Float(_)) => true,
-        #[cfg(feature = "flex")]
-        DispatchTensorKind::Flex(BackendTensor::Float(_)) => true,
-        #[cfg(feature = "remote")]
-        DispatchTensorKind::Remote(BackendTensor::Float(_)) => without_formats,
-        _ => false,
+/// What applies a rule to the elements of a weight.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// The processor, where all operands lie as numbers in which it computes.
+    Numbers,
+    /// The processor, block by block.
+    Blocks,
+    /// A kernel of the device.
+    #[cfg(any(feature = "cubecl", feature = "remote"))]
+    Kernel,
+    /// Operations on whole tensors, as in Burn's own optimizers.
+    Operations,
+}
+
+impl Way {
+    /// That of this weight, without formats if `is_plain`: there are no operations for these.
+    fn of<const D: usize>(weight: &Tensor<D>, is_plain: bool) -> Self {
+        #[allow(unreachable_patterns)] // What is there depends on the build.
+        match weight.clone().into_dispatch().kind {
+            #[cfg(feature = "flex")]
+            DispatchTensorKind::Flex(BackendTensor::Float(weight)) => match weight.dtype() {
+                DType::F32 | DType::F64 if is_plain => Self::Numbers,
+                _ => Self::Blocks,
+            },
+            #[cfg(feature = "cubecl")]
+            DispatchTensorKind::Cube(BackendTensor::Float(_)) => Self::Kernel,
+            #[cfg(feature = "remote")]
+            DispatchTensorKind::Remote(BackendTensor::Float(_)) if is_plain => Self::Kernel,
+            _ if is_plain => Self::Operations,
+            _ => Self::Blocks,
+        }
     }
-}
 
-/// Takes the step where the operands are, or on the processor.
-fn pass<const D: usize>(
-    update: Update,
-    weight: Weight<D>,
-    gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let has_kernel = has_kernel(&weight.value, update.formats.is_none());
-    let step: Step = if has_kernel {
-        Dispatch::update
-    } else {
-        on_host
-    };
-    pass_by(step, update, weight, gradient, states)
-}
-
-/// A [`SinglePass::update`].
-type Step = fn(FloatTensor<Dispatch>, Operands<Dispatch>, Update) -> Operands<Dispatch>;
-
-fn pass_by<const D: usize>(
-    step: Step,
-    update: Update,
-    weight: Weight<D>,
-    gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    #[cfg(feature = "cubecl")]
-    let weight = match is_cubecl(&weight.value.device()) {
-        true => weight.into_split(),
-        false => weight,
-    };
-    let format = weight.format;
-    let operands = Operands::of(weight, states);
-    step(gradient.into_dispatch(), operands, update).into_tensors(format)
-}
-
-fn on_host(
-    gradient: FloatTensor<Dispatch>,
-    operands: Operands<Dispatch>,
-    update: Update,
-) -> Operands<Dispatch> {
-    let gradient = read_sync(Dispatch::float_into_data(gradient));
-    let gradient = gradient.expect("a gradient can be read");
-    host::update(update, Gradient::of_data(&gradient), operands)
+    /// Takes the step.
+    fn update<const D: usize>(
+        self,
+        update: Update,
+        weight: Weight<D>,
+        gradient: Tensor<D>,
+        states: Vec<StateTensor<D>>,
+    ) -> (Weight<D>, Vec<StateTensor<D>>) {
+        match self {
+            Self::Numbers => numbers::update(&update, weight, gradient, states),
+            Self::Blocks => with_operands(weight, states, |operands| {
+                Gradient::with(gradient, |gradient| {
+                    blocks::update(update, gradient, operands)
+                })
+            }),
+            #[cfg(any(feature = "cubecl", feature = "remote"))]
+            Self::Kernel => with_operands(weight, states, |operands| {
+                Dispatch::update(gradient.into_dispatch(), operands, update)
+            }),
+            Self::Operations => operations::update(update.traced(), weight, gradient, states),
+        }
+    }
 }

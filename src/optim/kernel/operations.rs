@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::super::format::{StateTensor, Weight};
 use super::super::rule::{Operation, Traced};
 
 /// A value of a program.
@@ -16,17 +17,18 @@ enum Value<const D: usize> {
 /// Applies `rule` to every element.
 pub(super) fn update<const D: usize>(
     rule: Traced,
-    parameter: Tensor<D>,
+    weight: Weight<D>,
     gradient: Tensor<D>,
-    states: Vec<Tensor<D>>,
-) -> (Tensor<D>, Vec<Tensor<D>>) {
-    let options = (parameter.device(), parameter.dtype());
-    let shape = parameter.shape();
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let options = (gradient.device(), gradient.dtype());
+    let shape = gradient.shape();
     let tensor = |value: Value<D>| match value {
         Value::Tensor(tensor) => tensor,
         Value::Number(number) => Tensor::full(shape.clone(), number, (&options.0, options.1)),
     };
-    let inputs = [parameter, gradient].into_iter().chain(states);
+    let states = states.into_iter().map(StateTensor::full);
+    let inputs = [weight.value, gradient].into_iter().chain(states);
     let mut values: Vec<_> = inputs.map(|input| Some(Value::Tensor(input))).collect();
     let last = last_uses(&rule, values.len());
     for (index, operation) in rule.program.operations.iter().enumerate() {
@@ -72,8 +74,8 @@ pub(super) fn update<const D: usize>(
     let results = rule.program.results.iter();
     let mut results =
         results.map(|result| tensor(values[*result].clone().expect("a result is kept")));
-    let parameter = results.next().expect("a step has a parameter");
-    (parameter, results.collect())
+    let weight = Weight::plain(results.next().expect("a step has a parameter"));
+    (weight, results.map(StateTensor::Full).collect())
 }
 
 /// The operation that uses each value last, of which so many are inputs; results are used after all.

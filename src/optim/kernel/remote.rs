@@ -1,15 +1,20 @@
 //! The single pass on a device that a server hosts: an operation that the server runs with the kernel of its own
 //! backend.
 
+use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Remote, TensorMetadata};
+use burn::backend::{Flex, Remote, TensorMetadata};
 use burn::remote::CustomOpClient;
+use burn::tensor::DType;
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
 use super::super::rule::Traced;
+use super::blocks;
 use super::fit::check_sent;
-use super::rule::Rule;
-use super::single_pass::{Operands, SinglePass, Update};
+use super::gradient::Gradient;
+use super::numbers;
+use super::rule::{Rule, Update};
+use super::single_pass::{Operands, SinglePass};
 
 /// The name of the operation. Client and server of different versions could mean something else by the same numbers.
 pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
@@ -20,26 +25,41 @@ impl SinglePass for Remote {
         operands: Operands<Self>,
         update: Update,
     ) -> Operands<Self> {
-        let (parameter, states) = operands.into_floats();
-        let client = CustomOpClient::new(&parameter.device());
-        let written = [&parameter].into_iter().chain(&states);
-        let outputs: Vec<TensorIr> = written
-            .map(|tensor| {
-                TensorIr::uninit(client.create_empty_handle(), tensor.shape(), tensor.dtype())
-            })
-            .collect();
-        let inputs = [gradient, parameter].into_iter().chain(states);
+        let floats = operands.into_floats();
+        let client = CustomOpClient::new(&gradient.device());
+        let output = |tensor: &FloatTensor<Self>| {
+            TensorIr::uninit(client.create_empty_handle(), tensor.shape(), tensor.dtype())
+        };
+        let outputs: Vec<TensorIr> = floats.iter().map(output).collect();
+        let inputs = [gradient].into_iter().chain(floats);
         let inputs: Vec<TensorIr> = inputs.map(|tensor| tensor.into_ir()).collect();
-        let operation = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars(&update.rule));
-        let mut updated = client.register(operation).into_iter();
-        let parameter = updated.next().expect("the operation has this output");
-        Operands::of_floats(parameter, updated.collect())
+        let scalars = scalars(update.traced());
+        let operation = CustomOpIr::with_scalars(UPDATE, &inputs, &outputs, scalars);
+        Operands::of_floats(client.register(operation))
+    }
+}
+
+/// A server that hosts it has the processor do what clients send.
+impl SinglePass for Flex {
+    fn update(
+        gradient: FloatTensor<Self>,
+        operands: Operands<Self>,
+        update: Update,
+    ) -> Operands<Self> {
+        let lying = Gradient::of_flex(&gradient);
+        if !matches!(gradient.dtype(), DType::F32 | DType::F64) {
+            return blocks::update(update, &lying, operands);
+        }
+        let floats = operands.into_floats().into_iter();
+        let floats = floats.map(FlexTensor::into_data).collect();
+        let floats = numbers::update_data(&update, floats, &lying);
+        Operands::of_floats(floats.into_iter().map(FlexTensor::from_data))
     }
 }
 
 /// The formula as scalars: its words, then its numbers.
-fn scalars(rule: &Rule) -> Vec<ScalarIr> {
-    let (words, numbers) = rule.traced().into_words();
+fn scalars(formula: Traced) -> Vec<ScalarIr> {
+    let (words, numbers) = formula.into_words();
     let numbers = numbers.into_iter().map(ScalarIr::Float);
     let words = words.into_iter().map(ScalarIr::UInt);
     words.chain(numbers).collect()
@@ -53,9 +73,12 @@ pub(crate) fn run_update<B: BackendIr + SinglePass>(
 ) {
     let (gradient, operands, rule) = received::<B>(handles, operation)
         .unwrap_or_else(|reason| panic!("an update that a client has sent is refused: {reason}"));
-    let formats = None;
-    let (parameter, states) = B::update(gradient, operands, Update { rule, formats }).into_floats();
-    let updated = [parameter].into_iter().chain(states);
+    let update = Update {
+        rule,
+        average: None,
+        formats: None,
+    };
+    let updated = B::update(gradient, operands, update).into_floats();
     for (output, tensor) in operation.outputs.iter().zip(updated) {
         handles.register_float_tensor::<B>(&output.id, tensor);
     }
@@ -83,7 +106,8 @@ fn received<B: BackendIr>(
     let (gradient, parameter) = (get(gradient), get(parameter));
     let states: Vec<_> = states.iter().map(get).collect();
     check_sent(&rule, &parameter, &gradient, &states)?;
-    Ok((gradient, Operands::of_floats(parameter, states), rule))
+    let operands = Operands::of_floats([parameter].into_iter().chain(states));
+    Ok((gradient, operands, rule))
 }
 
 /// The rule of these scalars, for so many states.

@@ -1,27 +1,21 @@
-//! The single pass as an operation of a backend.
+//! The single pass as an operation of a backend, and its operands.
 
+#[cfg(any(feature = "cubecl", feature = "remote"))]
+use burn::backend::backend_extension;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, ExtensionType, backend_extension};
+use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::Tensor;
 
-use super::super::format::{
-    Coding, LowBits, Noise, PackedState, StateTensor, Weight, WeightFormat,
-};
-use super::rule::Rule;
+use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight, WeightFormat};
+#[cfg(any(feature = "cubecl", feature = "remote"))]
+use super::rule::Update;
+#[cfg(feature = "cubecl")]
+use crate::device::is_cubecl;
 
-/// What a step does with every element.
-#[derive(Clone, Debug)]
-pub(crate) struct Update {
-    pub(super) rule: Rule,
-    /// How the weight is kept, and rounded. Without it all operands are in floats of one type, and the step is computed in
-    /// that, or in f32 if it is half of it; with it, in f32 whatever they are.
-    pub(super) formats: Option<(WeightFormat, Noise)>,
-}
-
-/// The single pass as an operation of a backend.
+/// The single pass as an operation of a backend that has a kernel.
+#[cfg(any(feature = "cubecl", feature = "remote"))]
 #[backend_extension(
     Cube: cfg(feature = "cubecl"),
-    Flex: cfg(feature = "flex"),
     Remote: cfg(feature = "remote"),
     Fusion: cfg(feature = "fusion")
 )]
@@ -34,30 +28,19 @@ pub(crate) trait SinglePass: Backend {
     ) -> Operands<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl SinglePass for burn::backend::Flex {
-    fn update(
-        gradient: FloatTensor<Self>,
-        operands: Operands<Self>,
-        update: Update,
-    ) -> Operands<Self> {
-        super::host::update(
-            update,
-            super::gradient::Gradient::of_flex(&gradient),
-            operands,
-        )
-    }
-}
-
-#[cfg(feature = "cubecl")]
-impl SinglePass for burn_cubecl::CubeBackend {
-    fn update(
-        gradient: FloatTensor<Self>,
-        operands: Operands<Self>,
-        update: Update,
-    ) -> Operands<Self> {
-        super::cube::update(update, gradient, operands)
-    }
+/// A weight and its states, after an `update` of them as operands.
+pub(super) fn with_operands<const D: usize>(
+    weight: Weight<D>,
+    states: Vec<StateTensor<D>>,
+    update: impl FnOnce(Operands<Dispatch>) -> Operands<Dispatch>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    #[cfg(feature = "cubecl")]
+    let weight = match is_cubecl(&weight.value.device()) {
+        true => weight.into_split(),
+        false => weight,
+    };
+    let format = weight.format;
+    update(Operands::of(weight, states)).into_tensors(format)
 }
 
 /// How a weight or a state is kept.
@@ -90,47 +73,43 @@ pub(crate) struct Operands<B: Backend> {
 }
 
 impl<B: Backend> Operands<B> {
-    /// Three states at most.
-    pub(super) fn new(weight: Stored<B>, states: impl IntoIterator<Item = Stored<B>>) -> Self {
-        let mut states = states.into_iter();
-        let mut next = || states.next().unwrap_or(Stored::Nothing);
+    /// A weight, then three states at most.
+    pub(super) fn new(all: impl IntoIterator<Item = Stored<B>>) -> Self {
+        let mut all = all.into_iter();
+        let mut next = || all.next().unwrap_or(Stored::Nothing);
         Self {
-            weight,
+            weight: next(),
             first: next(),
             second: next(),
             third: next(),
         }
     }
 
-    pub(super) fn into_parts(self) -> (Stored<B>, Vec<Stored<B>>) {
-        let states = [self.first, self.second, self.third].into_iter();
-        let states = states.filter(|state| !matches!(state, Stored::Nothing));
-        (self.weight, states.collect())
+    /// Those that there are, in the same order.
+    pub(super) fn all(self) -> impl Iterator<Item = Stored<B>> {
+        let all = [self.weight, self.first, self.second, self.third].into_iter();
+        all.filter(|stored| !matches!(stored, Stored::Nothing))
     }
 
     /// Those of a step without formats.
     #[cfg(any(feature = "cubecl", feature = "remote"))]
-    pub(super) fn of_floats(weight: FloatTensor<B>, states: Vec<FloatTensor<B>>) -> Self {
-        Self::new(
-            Stored::Floats(weight),
-            states.into_iter().map(Stored::Floats),
-        )
+    pub(super) fn of_floats(floats: impl IntoIterator<Item = FloatTensor<B>>) -> Self {
+        Self::new(floats.into_iter().map(Stored::Floats))
     }
 
-    /// Those of a step without formats.
+    /// The same.
     #[cfg(any(feature = "cubecl", feature = "remote"))]
-    pub(super) fn into_floats(self) -> (FloatTensor<B>, Vec<FloatTensor<B>>) {
-        let floats = |stored| match stored {
+    pub(super) fn into_floats(self) -> Vec<FloatTensor<B>> {
+        let floats = self.all().map(|stored| match stored {
             Stored::Floats(floats) => floats,
             _ => unreachable!("without formats there are floats alone"),
-        };
-        let (weight, states) = self.into_parts();
-        (floats(weight), states.into_iter().map(floats).collect())
+        });
+        floats.collect()
     }
 }
 
 impl Operands<Dispatch> {
-    pub(super) fn of<const D: usize>(weight: Weight<D>, states: Vec<StateTensor<D>>) -> Self {
+    fn of<const D: usize>(weight: Weight<D>, states: Vec<StateTensor<D>>) -> Self {
         let value = weight.value.into_dispatch();
         let weight = match weight.low_bits {
             None => Stored::Floats(value),
@@ -143,19 +122,19 @@ impl Operands<Dispatch> {
                 Stored::Codes(scales, codes, packed.coding)
             }
         });
-        Self::new(weight, states)
+        Self::new(std::iter::once(weight).chain(states))
     }
 
     /// The weight in this format, and its states.
-    pub(super) fn into_tensors<const D: usize>(
+    fn into_tensors<const D: usize>(
         self,
         format: WeightFormat,
     ) -> (Weight<D>, Vec<StateTensor<D>>) {
-        let (weight, states) = self.into_parts();
-        let (value, words) = match weight {
-            Stored::Split(value, words) => (value, Some(words)),
-            Stored::Floats(value) => (value, None),
-            Stored::Nothing | Stored::Codes(..) => unreachable!("a weight has its elements"),
+        let mut all = self.all();
+        let (value, words) = match all.next() {
+            Some(Stored::Split(value, words)) => (value, Some(words)),
+            Some(Stored::Floats(value)) => (value, None),
+            _ => unreachable!("a weight has its elements"),
         };
         let value = Tensor::<D>::from_dispatch(value);
         let shape = value.shape();
@@ -165,7 +144,7 @@ impl Operands<Dispatch> {
             elements: shape.num_elements(),
             is_loaded: false,
         });
-        let states = states.into_iter().map(|state| match state {
+        let states = all.map(|state| match state {
             Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
             Stored::Codes(scales, codes, coding) => StateTensor::Packed(PackedState {
                 codes: Tensor::from_dispatch(codes),
@@ -175,12 +154,11 @@ impl Operands<Dispatch> {
             }),
             Stored::Nothing | Stored::Split(..) => unreachable!("a state is whole"),
         });
-        let states = states.collect();
         let weight = Weight {
             value,
             format,
             low_bits,
         };
-        (weight, states)
+        (weight, states.collect())
     }
 }

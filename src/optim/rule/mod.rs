@@ -1,25 +1,17 @@
-//! What each optimizer does to one element: the formulas, in the order in which Burn computes them.
+//! What an optimizer does to one element.
 
-mod adam;
-mod average;
-mod decayed;
-mod lion;
+mod formulas;
 mod number;
 #[cfg(feature = "remote")]
 mod sent;
-mod sgd;
 mod trace;
 
 use std::fmt::Debug;
 
 use burn::optim::LearningRate;
 
-pub(crate) use adam::{Adam, AdamW, Moments};
-pub(crate) use average::AverageRule;
-pub(crate) use decayed::Decayed;
-pub(crate) use lion::Lion;
+pub(crate) use formulas::{Adam, AdamW, AverageRule, Decayed, Lion, Moments, Momentum, Set, Sgd};
 pub use number::Number;
-pub(crate) use sgd::{Momentum, Sgd};
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
@@ -78,25 +70,5 @@ impl Step {
     /// What a state is multiplied by that decays by this `factor` once a step.
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
-    }
-}
-
-/// The gradient with an L2 penalty, if there is one.
-#[inline(always)]
-fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient: N) -> N {
-    match penalty {
-        Some(penalty) => parameter * N::of(penalty) + gradient,
-        None => gradient,
-    }
-}
-
-/// Takes a parameter to what comes in the place of its gradient.
-#[derive(Clone, Debug)]
-pub(crate) struct Set;
-
-impl UpdateRule<0> for Set {
-    #[inline(always)]
-    fn update<N: Number>(&self, _parameter: N, number: N, []: [N; 0]) -> (N, [N; 0]) {
-        (number, [])
     }
 }

@@ -7,31 +7,32 @@ mod program;
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
-use burn_cubecl::cubecl;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{CubeBackend, cubecl};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Traced;
-use super::single_pass::{Operands, Update};
-pub(super) use groups::join;
+use super::rule::Update;
+use super::single_pass::{Operands, SinglePass};
 
-type CubeOperands = Operands<burn_cubecl::CubeBackend>;
+type CubeOperands = Operands<CubeBackend>;
 
 /// Takes a step with every element, or with every group of elements in formats.
-pub(super) fn update(update: Update, gradient: CubeTensor, operands: CubeOperands) -> CubeOperands {
-    let Some((format, noise)) = update.formats else {
-        let (parameter, states) = operands.into_floats();
-        let parameter = writable(parameter);
-        let states: Vec<_> = states.into_iter().map(writable).collect();
-        if parameter.meta.num_elements() > 0 {
-            each(update.rule.traced(), &parameter, gradient, &states);
-        }
-        return Operands::of_floats(parameter, states);
-    };
-    groups::update(update.rule.traced(), format, noise, gradient, operands)
+impl SinglePass for CubeBackend {
+    fn update(gradient: CubeTensor, operands: CubeOperands, update: Update) -> CubeOperands {
+        let Some((format, noise)) = update.formats else {
+            let floats = operands.into_floats().into_iter();
+            let floats: Vec<_> = floats.map(writable).collect();
+            if floats[0].meta.num_elements() > 0 {
+                each(update.traced(), &floats[0], gradient, &floats[1..]);
+            }
+            return Operands::of_floats(floats);
+        };
+        groups::update(update.traced(), format, noise, gradient, operands)
+    }
 }
 
 /// `tensor` in dense rows and a buffer with one owner: itself, or a copy.

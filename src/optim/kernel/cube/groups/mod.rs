@@ -16,6 +16,7 @@ use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
+use super::super::join::Join;
 use super::super::single_pass::Stored;
 use super::{CubeOperands, is_divided_by, writable};
 use crate::optim::format::{GROUP, Noise, WeightFormat};
@@ -35,13 +36,11 @@ pub(super) fn update(
     gradient: CubeTensor,
     operands: CubeOperands,
 ) -> CubeOperands {
-    let (weight, states) = operands.into_parts();
-    let weight = writable_operand(weight);
-    let states: Vec<Operand> = states.into_iter().map(writable_operand).collect();
-    let (value, low) = match &weight {
-        Stored::Floats(value) => (value, None),
-        Stored::Split(value, low) => (value, Some(low)),
-        Stored::Nothing | Stored::Codes(..) => unreachable!("a weight has its elements"),
+    let all: Vec<Operand> = operands.all().map(writable_operand).collect();
+    let (value, low, states) = match &all[..] {
+        [Stored::Floats(value), states @ ..] => (value, None, states),
+        [Stored::Split(value, low), states @ ..] => (value, Some(low), states),
+        _ => unreachable!("a weight has its elements"),
     };
     if value.meta.num_elements() > 0 {
         let others = [&gradient]
@@ -77,40 +76,37 @@ pub(super) fn update(
             );
         }
     }
-    CubeOperands::new(weight, states)
+    CubeOperands::new(all)
 }
 
-/// The trained weights, in f32.
-pub(in crate::optim::kernel) fn join(
-    weight: CubeTensor,
-    low: CubeTensor,
-    format: WeightFormat,
-) -> CubeTensor {
-    let (client, device, shape) = (&weight.client, &weight.device, weight.meta.shape());
-    let joined = empty_device_dtype(client.clone(), device.clone(), shape.clone(), DType::F32);
-    if weight.meta.num_elements() == 0 {
-        return joined;
+impl Join for CubeBackend {
+    fn join(weight: CubeTensor, low: CubeTensor, format: WeightFormat) -> CubeTensor {
+        let (client, device, shape) = (&weight.client, &weight.device, weight.meta.shape());
+        let joined = empty_device_dtype(client.clone(), device.clone(), shape.clone(), DType::F32);
+        if weight.meta.num_elements() == 0 {
+            return joined;
+        }
+        let grid = Grid::of(&weight, [&joined]);
+        let low = LowLaunch::new(low.into_linear_view(), format);
+        let stored = dtype_to_storage_type(weight.dtype);
+        // SAFETY: the tensors have one shape; each is read or written through a view of its own strides, in vectors that
+        // divide its rows, and within its bounds. The new one has one owner.
+        unsafe {
+            kernel::join_groups::launch_unchecked(
+                &weight.client.clone(),
+                grid.cube_count,
+                grid.cube_dim,
+                grid.address_type,
+                grid.vector_size,
+                weight.into_linear_view(),
+                low,
+                joined.clone().into_linear_view(),
+                grid.units,
+                stored,
+            );
+        }
+        joined
     }
-    let grid = Grid::of(&weight, [&joined]);
-    let low = LowLaunch::new(low.into_linear_view(), format);
-    let stored = dtype_to_storage_type(weight.dtype);
-    // SAFETY: the tensors have one shape; each is read or written through a view of its own strides, in vectors that
-    // divide its rows, and within its bounds. The new one has one owner.
-    unsafe {
-        kernel::join_groups::launch_unchecked(
-            &weight.client.clone(),
-            grid.cube_count,
-            grid.cube_dim,
-            grid.address_type,
-            grid.vector_size,
-            weight.into_linear_view(),
-            low,
-            joined.clone().into_linear_view(),
-            grid.units,
-            stored,
-        );
-    }
-    joined
 }
 
 /// The cubes of a kernel for groups, and how wide it reads.

@@ -1,0 +1,239 @@
+//! What each optimizer does to one element: the formulas, in the order in which Burn computes them.
+
+use burn::optim::momentum::MomentumConfig;
+
+use super::{Number, Step, UpdateRule};
+
+/// The gradient with an L2 penalty, if there is one.
+#[inline(always)]
+fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient: N) -> N {
+    match penalty {
+        Some(penalty) => parameter * N::of(penalty) + gradient,
+        None => gradient,
+    }
+}
+
+/// Moving averages of the gradient and of its square.
+#[derive(Clone, Debug)]
+pub(crate) struct Moments {
+    pub(crate) beta_1: f64,
+    pub(crate) beta_2: f64,
+    /// 1 - beta, in f32 as Burn has it.
+    pub(crate) rest_1: f64,
+    pub(crate) rest_2: f64,
+}
+
+impl Moments {
+    /// Takes both on, and a third state, the maximum of the second (AMSGrad), if there is one. Returns the first, and the
+    /// second or its maximum.
+    #[inline(always)]
+    pub(crate) fn update<N: Number, const S: usize>(
+        &self,
+        gradient: N,
+        states: &mut [N; S],
+    ) -> [N; 2] {
+        const {
+            assert!(S == 2 || S == 3);
+        }
+        let square = gradient * gradient;
+        states[0] = states[0] * N::of(self.beta_1) + gradient * N::of(self.rest_1);
+        states[1] = states[1] * N::of(self.beta_2) + square * N::of(self.rest_2);
+        if S == 3 {
+            states[2] = states[2].max(states[1]);
+        }
+        [states[0], states[S - 1]]
+    }
+}
+
+/// The hyperparameters of a step of Adam.
+#[derive(Clone, Debug)]
+pub(crate) struct Adam {
+    pub(crate) moments: Moments,
+    pub(crate) learning_rate: f64,
+    /// L2 penalty.
+    pub(crate) penalty: Option<f64>,
+    /// Corrects the bias of both moments.
+    pub(crate) correction: f64,
+    pub(crate) epsilon: f64,
+}
+
+impl<const S: usize> UpdateRule<S> for Adam {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
+        let gradient = penalized(self.penalty, parameter, gradient);
+        let [moment_1, moment_2] = self.moments.update(gradient, &mut states);
+        let delta = moment_1 * N::of(self.correction) / (moment_2.sqrt() + N::of(self.epsilon));
+        (parameter - delta * N::of(self.learning_rate), states)
+    }
+}
+
+/// The hyperparameters of a step of AdamW; if `CAUTIOUS`, it decays only where that does not work
+/// against the update.
+#[derive(Clone, Debug)]
+pub(crate) struct AdamW<const CAUTIOUS: bool> {
+    pub(crate) moments: Moments,
+    pub(crate) learning_rate: f64,
+    /// What the parameter is multiplied by; if `CAUTIOUS`, the part of it that is taken off.
+    pub(crate) decay: f64,
+    /// What the moments are divided by to correct their bias.
+    pub(crate) correction_1: f64,
+    pub(crate) correction_2: f64,
+    pub(crate) epsilon: f64,
+}
+
+impl<const CAUTIOUS: bool, const S: usize> UpdateRule<S> for AdamW<CAUTIOUS> {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
+        let [moment_1, moment_2] = self.moments.update(gradient, &mut states);
+        let corrected_1 = moment_1 / N::of(self.correction_1);
+        let corrected_2 = moment_2 / N::of(self.correction_2);
+        let delta = corrected_1 / (corrected_2.sqrt() + N::of(self.epsilon));
+        let decay = parameter * N::of(self.decay);
+        let decayed = if CAUTIOUS {
+            let zero = N::of(0.0);
+            let if_negative = moment_1.if_less(zero, decay, zero);
+            let if_positive = moment_1.if_less(zero, zero, decay);
+            parameter - parameter.if_less(zero, if_negative, if_positive)
+        } else {
+            decay
+        };
+        (decayed - delta * N::of(self.learning_rate), states)
+    }
+}
+
+/// The hyperparameters of a step of momentum.
+#[derive(Clone, Debug)]
+pub(crate) struct Momentum {
+    pub(crate) factor: f64,
+    /// What a gradient adds to the velocity: the first one all of it.
+    pub(crate) rest: f64,
+    pub(crate) nesterov: bool,
+}
+
+impl Momentum {
+    /// Worked out in the precision in which Burn does.
+    pub(crate) fn new(step: Step, config: &MomentumConfig) -> Self {
+        Self {
+            factor: step.decay(f64::from(config.momentum as f32)),
+            rest: if step.is_first {
+                1.0
+            } else {
+                1.0 - config.dampening
+            },
+            nesterov: config.nesterov,
+        }
+    }
+}
+
+/// Takes what is stepped to where the momentum points.
+impl UpdateRule<1> for Momentum {
+    #[inline(always)]
+    fn update<N: Number>(&self, _direction: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
+        let factor = N::of(self.factor);
+        let velocity = gradient * N::of(self.rest) + velocity * factor;
+        let direction = match self.nesterov {
+            true => velocity * factor + gradient,
+            false => velocity,
+        };
+        (direction, [velocity])
+    }
+}
+
+/// The hyperparameters of a step of SGD.
+#[derive(Clone, Debug)]
+pub(crate) struct Sgd {
+    pub(crate) learning_rate: f64,
+    /// L2 penalty.
+    pub(crate) penalty: Option<f64>,
+    pub(crate) momentum: Momentum,
+}
+
+/// Without momentum.
+impl UpdateRule<0> for Sgd {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, []: [N; 0]) -> (N, [N; 0]) {
+        let gradient = penalized(self.penalty, parameter, gradient);
+        (parameter - gradient * N::of(self.learning_rate), [])
+    }
+}
+
+impl UpdateRule<1> for Sgd {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, velocity: [N; 1]) -> (N, [N; 1]) {
+        let gradient = penalized(self.penalty, parameter, gradient);
+        let (direction, velocity) = self.momentum.update(parameter, gradient, velocity);
+        let parameter = parameter - direction * N::of(self.learning_rate);
+        (parameter, velocity)
+    }
+}
+
+/// The hyperparameters of a step of Lion.
+#[derive(Clone, Debug)]
+pub(crate) struct Lion {
+    pub(crate) beta_1: f64,
+    pub(crate) beta_2: f64,
+    /// 1 - beta, in f32 as Burn has it.
+    pub(crate) rest_1: f64,
+    pub(crate) rest_2: f64,
+    pub(crate) learning_rate: f64,
+    /// The parameter is multiplied by this.
+    pub(crate) decay: f64,
+}
+
+impl UpdateRule<1> for Lion {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, [momentum]: [N; 1]) -> (N, [N; 1]) {
+        let direction = momentum * N::of(self.beta_1) + gradient * N::of(self.rest_1);
+        let momentum = momentum * N::of(self.beta_2) + gradient * N::of(self.rest_2);
+        let parameter =
+            parameter * N::of(self.decay) - direction.sign() * N::of(self.learning_rate);
+        (parameter, [momentum])
+    }
+}
+
+/// Takes an update that is known already, after a decoupled weight decay.
+#[derive(Clone, Debug)]
+pub(crate) struct Decayed {
+    /// The parameter is multiplied by this.
+    pub(crate) decay: f64,
+    pub(crate) learning_rate: f64,
+}
+
+impl UpdateRule<0> for Decayed {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, update: N, []: [N; 0]) -> (N, [N; 0]) {
+        let parameter = parameter * N::of(self.decay) - update * N::of(self.learning_rate);
+        (parameter, [])
+    }
+}
+
+/// Takes an average on to the next value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum AverageRule {
+    /// Exponential, with this decay.
+    Exponential(f64),
+    /// Uniform, over so many values with this one.
+    Uniform(usize),
+}
+
+impl UpdateRule<0> for AverageRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, average: N, value: N, []: [N; 0]) -> (N, [N; 0]) {
+        let average = match *self {
+            Self::Exponential(decay) => average * N::of(decay) + value * N::of(1.0 - decay),
+            Self::Uniform(values) => average + (value - average) / N::of(values as f64),
+        };
+        (average, [])
+    }
+}
+
+/// Takes a parameter to what comes in the place of its gradient.
+#[derive(Clone, Debug)]
+pub(crate) struct Set;
+
+impl UpdateRule<0> for Set {
+    #[inline(always)]
+    fn update<N: Number>(&self, _parameter: N, number: N, []: [N; 0]) -> (N, [N; 0]) {
+        (number, [])
+    }
+}
