@@ -154,7 +154,9 @@ impl<const COLUMNS: usize> Range<'_, COLUMNS> {
                     weights.fill(f32::NAN);
                 }
             }
-            for (index, (column, numbers)) in columns.iter_mut().zip(&mut rooms).enumerate() {
+            let opened = columns.iter_mut().zip(&mut rooms).enumerate();
+            // The states first, which takes a little less time.
+            for (index, (column, numbers)) in opened.rev() {
                 // A weight has other bits than its states, whose number is even for the first.
                 column.close(numbers, length, Dither::AtRandom(&random, index + 1));
             }
