@@ -11,8 +11,8 @@ use burn::tensor::{Bytes, Shape};
 use crate::device::caught;
 use crate::error::FusedError;
 use crate::optimizer_record::{
-    RANK, RecordedState, compact_records, expected, is_of_elements, read, stock_can_ignore,
-    unreadable, write, written,
+    RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
+    stock_can_ignore, unreadable, write, written,
 };
 use crate::parameters::{Parameter, list, running_statistics};
 use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average, statistic_id};
@@ -33,7 +33,7 @@ pub(crate) fn load<M: Module>(
     }
     check_averages(averages, &parameters, model)?;
     let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
-    Ok(optimizer.clone().load_record(record))
+    Ok(load_in_own_memory(optimizer, record))
 }
 
 /// The same with all that it holds in host memory.

@@ -6,6 +6,7 @@
 
 mod asked;
 mod names;
+mod own_memory;
 mod state;
 
 pub use asked::compact_records;
@@ -14,4 +15,5 @@ pub(crate) use names::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
     is_of_elements, stock_can_ignore,
 };
+pub(crate) use own_memory::load_in_own_memory;
 pub(crate) use state::{RecordedState, read, unreadable, write, written};

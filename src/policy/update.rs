@@ -11,7 +11,9 @@ use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::Caught;
 use crate::optim::{Average, Call};
-use crate::optimizer_record::{RecordedState, compact_records, records_are_compact, write};
+use crate::optimizer_record::{
+    RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
+};
 use crate::parameters::AnyTensor;
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
@@ -114,7 +116,7 @@ impl Update {
             return self.optimizer.clone();
         }
         // Only a record brings the states of several optimizers together.
-        self.optimizer.clone().load_record(self.to_record())
+        load_in_own_memory(&self.optimizer, self.to_record())
     }
 
     /// Puts another optimizer in, and returns the one before with all states.

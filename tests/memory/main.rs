@@ -7,6 +7,7 @@ mod beside_tensors;
 mod blocks;
 mod exchange;
 mod formats;
+mod loaded;
 mod loading;
 mod loss;
 mod ndarray;
