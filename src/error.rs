@@ -209,7 +209,7 @@ pub enum FusedError {
 
     /// A loss scale that is none.
     #[error(
-        "the loss can't be scaled by {scale}: set `initial_scale` to a positive and finite number"
+        "the loss can't be scaled by {scale:e}: set `initial_scale` to a positive and finite number of f32 whose inverse is one, too"
     )]
     LossScale {
         /// The scale asked for.

@@ -65,6 +65,7 @@ impl MemoryEstimate {
             warm_threads(&parameter.device);
         }
         let states = measure(optimizer, &parameters, false);
+        let states = states.unwrap_or_else(|error| panic!("{error}"));
         let trained = || parameters.iter().filter(|it| it.is_trained());
         let gradients: usize = trained().map(Entry::bytes).sum();
         let mut left = gradients;

@@ -51,7 +51,8 @@ impl OffloadEstimate {
         // Bytes of the weights in training that rest on the host, as the device computes with them.
         let mut copies = 0;
         let parameters = parameters(model);
-        let states = measure(optimizer, &parameters, false).bytes;
+        let states = measure(optimizer, &parameters, false);
+        let states = states.unwrap_or_else(|error| panic!("{error}")).bytes;
         for (parameter, state) in parameters.iter().zip(states) {
             let bytes = parameter.bytes();
             let (device, host, on_the_way) =
@@ -89,8 +90,9 @@ pub(crate) fn made_on_host<M: Module>(
     }
     let request = config.layout();
     let parameters = parameters(model);
-    let states = catch(|| measure(optimizer, &parameters, false).bytes);
-    let states = states.unwrap_or_else(|_| vec![0; parameters.len()]);
+    let states = catch(|| measure(optimizer, &parameters, false)).ok();
+    let states = states.and_then(Result::ok).map(|states| states.bytes);
+    let states = states.unwrap_or_else(|| vec![0; parameters.len()]);
     let (mut made, mut largest) = (0, 0);
     for (parameter, state) in parameters.iter().zip(states) {
         match parameter.rest(&request) {

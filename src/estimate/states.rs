@@ -1,17 +1,20 @@
 //! What an optimizer holds for the parameters of a model, measured on a few elements of each.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 
+use crate::caught::Caught;
+use crate::error::FusedError;
 use crate::memory;
 use crate::optimizer_record::{compact_records, read, written};
 use crate::parameters::{AnyTensor, list, with_rank};
 use crate::policy::Update;
-use crate::weights::Entry;
+use crate::weights::Entry as Parameter;
 
 /// Elements of a slice of a parameter, at least.
 const SLICE: usize = 1 << 14;
@@ -21,9 +24,9 @@ const ROWS: usize = 128;
 const GROUP: usize = 64;
 
 /// The parameters of `model`, on devices without autodiff; lazy ones are initialized.
-pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
-    let all = list(model).into_iter().map(Entry::of);
-    let without_autodiff = all.map(|entry| Entry {
+pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
+    let all = list(model).into_iter().map(Parameter::of);
+    let without_autodiff = all.map(|entry| Parameter {
         device: entry.device.inner(),
         ..entry
     });
@@ -55,14 +58,14 @@ impl States {
 /// Measures what `optimizer` holds for `parameters`: steps zeros in the place of each, one after the other. Of a large one
 /// three slices are enough, whose states grow evenly. If its `shape_tells`, parameters of a shape are all alike to it.
 ///
-/// # Panics
+/// # Errors
 ///
-/// If the optimizer refuses a parameter.
+/// If the optimizer refuses a parameter, or panics.
 pub(crate) fn measure(
     optimizer: &ModuleOptimizer,
-    parameters: &[Entry],
+    parameters: &[Parameter],
     shape_tells: bool,
-) -> States {
+) -> Result<States, FusedError> {
     let trained = parameters.iter().find(|it| it.is_trained());
     let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
     let mut known = HashMap::new();
@@ -75,9 +78,10 @@ pub(crate) fn measure(
         }
         let place = if shape_tells { "" } else { &*parameter.path };
         let key = (parameter.shape.to_vec(), parameter.dtype, place);
-        let stepped = *known
-            .entry(key)
-            .or_insert_with(|| step_slices(optimizer, parameter));
+        let stepped = match known.entry(key) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => *unknown.insert(step_slices(optimizer, parameter)?),
+        };
         // Where nobody counts, an update is taken to make one tensor.
         let update = stepped.update.unwrap_or(parameter.bytes());
         states.bytes.push(stepped.state + overhead);
@@ -86,7 +90,7 @@ pub(crate) fn measure(
         states.update = states.update.max(update);
         states.seconds += stepped.seconds;
     }
-    states
+    Ok(states)
 }
 
 /// Zeros, stepped.
@@ -97,7 +101,7 @@ struct Stepped {
     seconds: f64,
 }
 
-fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Stepped {
+fn step_slices(optimizer: &ModuleOptimizer, parameter: &Parameter) -> Result<Stepped, FusedError> {
     let shape = &parameter.shape.to_vec();
     let whole = || step(optimizer, parameter, shape);
     let Some((axis, rows)) = shape.iter().copied().enumerate().max_by_key(|(_, n)| *n) else {
@@ -114,6 +118,7 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Stepped {
         step(optimizer, parameter, &shape)
     });
     let [one, two, three] = slices;
+    let (one, two, three) = (one?, two?, three?);
     let grows = two.state.saturating_sub(one.state);
     if two.state + grows != three.state {
         return whole();
@@ -121,11 +126,11 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Stepped {
     let more = (rows - thin) as f64 / thin as f64;
     let line = |begin: usize, grows: f64| begin + (grows * more).ceil() as usize;
     let update = one.update.zip(three.update);
-    Stepped {
+    Ok(Stepped {
         state: line(one.state, grows as f64),
         update: update.map(|(one, three)| line(one, three.saturating_sub(one) as f64 / 2.0)),
         seconds: three.seconds * rows as f64 / (3 * thin) as f64,
-    }
+    })
 }
 
 /// Bytes that the process holds for the state of a parameter beside its tensors, if they are counted.
@@ -154,8 +159,12 @@ fn recorded(update: &Update) -> usize {
 }
 
 /// The second step of zeros: the first makes the state.
-fn step(optimizer: &ModuleOptimizer, parameter: &Entry, shape: &[usize]) -> Stepped {
-    let Entry {
+fn step(
+    optimizer: &ModuleOptimizer,
+    parameter: &Parameter,
+    shape: &[usize],
+) -> Result<Stepped, FusedError> {
+    let Parameter {
         path,
         id,
         device,
@@ -167,18 +176,22 @@ fn step(optimizer: &ModuleOptimizer, parameter: &Entry, shape: &[usize]) -> Step
     let zeros = || -> AnyTensor {
         with_rank!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())
     };
+    let unfit = |panic: Caught| FusedError::Unfit {
+        path: path.to_string(),
+        reason: panic.message().to_string(),
+    };
     let stepped = update.step(path, *id, zeros(), zeros(), false, None);
-    stepped.result.unwrap_or_else(|panic| panic.resume());
+    stepped.result.map_err(unfit)?;
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
     let begun = Instant::now();
     let step = || update.step(path, *id, value, gradient, false, None);
     let (stepped, most) = memory::most_during(device, step);
     let seconds = begun.elapsed().as_secs_f64();
-    stepped.result.unwrap_or_else(|panic| panic.resume());
+    stepped.result.map_err(unfit)?;
     drop(stepped.value);
-    Stepped {
+    Ok(Stepped {
         state: recorded(&update),
         update: most,
         seconds,
-    }
+    })
 }

@@ -12,7 +12,7 @@ use crate::memory::{self, Limit};
 use super::error::PlanError;
 use super::expected::Expected;
 use super::pass::Run;
-use super::recorded::{Recorded, recorded};
+use super::recorded::{Ended, Recorded, recorded};
 
 /// Seconds from which on a pass is not run again only to know it better.
 pub(super) const SLOW: f64 = 2.0;
@@ -39,6 +39,8 @@ pub(super) struct Climber<'a, M: Module, F> {
     pub(super) spread: f64,
     /// In how many multiples of what is seen a pass is counted.
     pub(super) unseen: f64,
+    /// Bytes in use where passes have ended early, the fewest.
+    pub(super) ended_at: Option<usize>,
     /// Is told of each pass.
     pub(super) progress: fn(&str),
 }
@@ -63,7 +65,7 @@ where
             came = steps(self.fused, accumulation, |model| (self.loss)(model, items));
             Ok(())
         })?;
-        let Some(recorded) = recorded else {
+        let Some(recorded) = recorded.well() else {
             return Ok(None);
         };
         // What the first step has left is there in the second.
@@ -84,7 +86,7 @@ where
             drop(loss.go_back(None, None));
             Ok(())
         })?;
-        Ok(recorded.map(|recorded| recorded.run))
+        Ok(recorded.well().map(|recorded| recorded.run))
     }
 
     /// A pass whose blocks keep their activations as `keep` says: of several, the largest, if that takes no long time; and no less than
@@ -156,12 +158,20 @@ where
                     .map(drop)
             })
         };
-        match once()? {
-            Some(first) if first.run.warms_up(&first.timeline) && first.run.seconds < SLOW => {
-                once()
+        let first = once()?;
+        let ended = match &first {
+            Ended::Well(Recorded { run, timeline })
+                if run.warms_up(timeline) && run.seconds < SLOW =>
+            {
+                once()?
             }
-            first => Ok(first),
+            _ => first,
+        };
+        if let Ended::Early(bytes) = ended {
+            let before = self.ended_at.unwrap_or(usize::MAX);
+            self.ended_at = Some(before.min(bytes));
         }
+        Ok(ended.well())
     }
 
     /// Has these blocks keep their activations.

@@ -240,6 +240,9 @@ impl Facts {
         };
         let passes = self.widths[width].passes.iter().enumerate().rev();
         let parts = passes.filter_map(|(pass, measured)| {
+            if !self.batch.is_multiple_of(measured.items) {
+                return None;
+            }
             let count = self.batch / measured.items;
             let ranks = (1..=level.ranks)
                 .rev()

@@ -34,11 +34,18 @@ where
         if memory::live(self.device)? + 2 * self.largest + AT_FIRST > self.room {
             return Ok(passes);
         }
-        for items in sizes(batch) {
+        let mut sizes = sizes(batch);
+        // What grows with the items shows in two passes.
+        if sizes.get(1).is_some_and(|next| *next > 2) {
+            sizes.insert(1, 2);
+        }
+        for items in sizes {
             let of_twice = self.expected(&passes, items, |pass| pass.all_twice());
             let of_kept = self.expected(&passes, items, |pass| pass.none_twice());
             let no_blocks = passes.first().is_some_and(Pass::has_no_blocks);
-            let no_twice = passes.first().is_some_and(|pass| pass.twice.is_none());
+            // What did not fit over fewer items does not over more.
+            let no_twice = passes.last().is_some_and(|fewer| fewer.twice.is_none());
+            let no_kept = passes.last().is_some_and(|it| it.none_twice().is_none());
             let mut pass = Pass::over(items);
             if !no_twice
                 && of_twice.is_none_or(|it| self.is_worth(it))
@@ -64,6 +71,7 @@ where
             let feared = of_blocks.into_iter().chain(of_kept);
             let feared = feared.max_by_key(|it| it.feared);
             if pass.none_twice().is_none()
+                && !no_kept
                 && fits
                 && let stretch = self.stretch(passes.last(), items, Pass::none_twice)
                 && let stretch = stretch.max(pass.stretch())

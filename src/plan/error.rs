@@ -38,7 +38,7 @@ pub enum PlanError {
     NothingFits {
         /// The bytes there are.
         budget: usize,
-        /// The peak of the smallest way to train, in bytes; of one whose weights do not fit, what is needed before a pass.
+        /// The peak of the smallest way to train, in bytes; of one of which no pass has come to its end, what it takes at least.
         least: usize,
         /// What would help.
         advice: String,

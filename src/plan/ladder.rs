@@ -21,7 +21,7 @@ pub enum Fidelity {
 pub struct Rung {
     /// What is done.
     pub name: String,
-    /// Bytes at the peak where the model computes; on a CPU, of the whole process. If no pass was run, those before one.
+    /// Bytes at the peak where the model computes; on a CPU, of the whole process. If no pass has come to its end, what one takes at least.
     pub device_bytes: usize,
     /// Bytes on the host, if that is not where the model computes.
     pub host_bytes: usize,

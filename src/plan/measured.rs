@@ -166,14 +166,14 @@ impl<O: PlannedOptimizer> Measured<O> {
         ladder
     }
 
-    /// A rung of which no pass was run: what is needed before.
+    /// A rung of which no pass has come to its end: what one needs at least.
     fn unmeasured(&self, level: &Level) -> Option<Rung> {
         let footing = level.footing();
         let bytes = match self.facts.place(footing) {
             Some(place) => {
                 let width = &self.facts.widths[place];
-                let begins = width.begins() + self.beside(width, level)?.device;
-                width.passes.is_empty().then_some(begins)?
+                let least = width.least_in_pass() + self.beside(width, level)?.device;
+                width.passes.is_empty().then_some(least)?
             }
             None => self.too_large.iter().find(|(it, _)| *it == footing)?.1,
         };

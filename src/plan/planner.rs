@@ -241,8 +241,11 @@ where
         // What the optimizer holds is reckoned.
         let stateless = SgdConfig::new();
         let mut fused = FusedOptimizer::try_new(model, stateless.init())?;
-        let config = measured.facts.config.clone();
-        let config = config.with_offload(footing.offload());
+        let config = measured
+            .facts
+            .config
+            .clone()
+            .with_offload(footing.offload());
         match self.devices.first() {
             Some(device) => fused.try_set_config_on(config, device)?,
             None => fused.try_set_config(config)?,
@@ -250,12 +253,15 @@ where
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);
         let mut width = Width::new(footing, parameters, held);
-        width.notes = estimate::measure(&stateless.init(), &width.parameters, true).sum();
+        width.notes = estimate::measure(&stateless.init(), &width.parameters, true)?.sum();
         for (states, weights) in measured.formats(footing) {
             if let Some(optimizer) = self.optimizer.formatted(states, weights) {
                 let optimizer = optimizer.build();
-                let held = estimate::measure(&optimizer, &width.parameters, O::SHAPE_TELLS);
-                width.states.push(((states, weights), held));
+                match estimate::measure(&optimizer, &width.parameters, O::SHAPE_TELLS) {
+                    Ok(held) => width.states.push(((states, weights), held)),
+                    Err(error) if (states, weights) == (None, None) => return Err(error.into()),
+                    Err(error) => log::info!("{error}"),
+                }
             }
         }
         let beside = measured.least_beside(&width);
@@ -269,9 +275,11 @@ where
             largest: width.largest(),
             spread: 0.0,
             unseen: if measured.apart { APART } else { 1.0 },
+            ended_at: None,
             progress: self.progress,
         };
         width.passes = climber.climb(self.batch)?;
+        width.ended_at = climber.ended_at;
         let tries = climber.tries(&width.passes);
         let place = measured.facts.widths.len();
         measured.facts.widths.push(width);
@@ -279,7 +287,9 @@ where
             trial.run(&mut climber, &mut measured.facts.widths[place].passes[pass])?;
         }
         let width = &mut measured.facts.widths[place];
-        if width.room_for_stock(self.batch, measured.budget) {
+        // The closure is for the type in which the fused model computes.
+        let is_alike = measured.facts.config.compute_dtype.is_none();
+        if is_alike && width.room_for_stock(self.batch, measured.budget) {
             width.stock = climber.stock(self.batch)?;
         }
         width.left = memory::live(device)?;

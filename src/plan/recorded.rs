@@ -16,12 +16,28 @@ pub(super) struct Recorded {
     pub(super) run: Run,
 }
 
-/// Runs and records `pass`; none if it was ended, since it went beyond `limit`, or might have.
+/// How a recorded pass has ended.
+pub(super) enum Ended {
+    Well(Recorded),
+    /// It went beyond its limit, or might have: so many bytes were in use by then.
+    Early(usize),
+}
+
+impl Ended {
+    pub(super) fn well(self) -> Option<Recorded> {
+        match self {
+            Self::Well(recorded) => Some(recorded),
+            Self::Early(_) => None,
+        }
+    }
+}
+
+/// Runs and records `pass`, within `limit`.
 pub(super) fn recorded(
     device: &Device,
     limit: Option<Limit>,
     pass: impl FnOnce() -> Result<(), FusedError>,
-) -> Result<Option<Recorded>, PlanError> {
+) -> Result<Ended, PlanError> {
     let recorder = MemoryRecorder::start_peaks(device, limit)?;
     let begun = Instant::now();
     let ended = catch(|| recorder.forward(pass));
@@ -31,12 +47,12 @@ pub(super) fn recorded(
         (_, None) => {
             // Autodiff still has what the pass has kept until then.
             sweep(device);
-            Ok(None)
+            Ok(Ended::Early(timeline.peak().bytes.total()))
         }
         (Ok(ended), Some(stretch)) => {
             ended?;
             let run = Run::of(&timeline, stretch, seconds);
-            Ok(Some(Recorded { timeline, run }))
+            Ok(Ended::Well(Recorded { timeline, run }))
         }
         (Err(panic), Some(_)) => panic.resume(),
     }

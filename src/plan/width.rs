@@ -62,6 +62,8 @@ pub(super) struct Width {
     pub(super) states: Vec<(Formats, States)>,
     /// Bytes of the notes of an optimizer without states, that steps are tried with.
     pub(super) notes: usize,
+    /// Bytes in use where passes have ended early, the fewest.
+    pub(super) ended_at: Option<usize>,
     /// Over more and more items.
     pub(super) passes: Vec<Pass>,
     /// A pass over the whole batch as stock Burn does it.
@@ -105,15 +107,18 @@ impl Width {
             shared: if are_shared { missing } else { 0 },
             states: Vec::new(),
             notes: 0,
+            ended_at: None,
             passes: Vec::new(),
             stock: None,
             left: 0,
         }
     }
 
-    /// Bytes in use before a first pass, and those that it takes in any case.
-    pub(super) fn begins(&self) -> usize {
-        self.left + 2 * self.largest() + AT_FIRST
+    /// Bytes that a pass takes at least if none has come to its end: those in use before, and what it takes in any case, or what one has
+    /// taken until it was ended.
+    pub(super) fn least_in_pass(&self) -> usize {
+        let in_any_case = self.left + 2 * self.largest() + AT_FIRST;
+        in_any_case.max(self.ended_at.unwrap_or(0))
     }
 
     /// A training with stock Burn, if its pass was measured.
@@ -265,7 +270,7 @@ mod tests {
             on_host: false,
         };
         let mut width = Width::new(footing, parameters(&model), usize::MAX);
-        let states = measure(&AdamWConfig::new().init(), &width.parameters, true);
+        let states = measure(&AdamWConfig::new().init(), &width.parameters, true).unwrap();
         let (sum, update) = (states.sum(), states.update);
         width.states.push(((None, None), states));
         let on = |ranks| {

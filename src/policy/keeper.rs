@@ -52,7 +52,7 @@ impl Optimizer for PolicyState {
     }
 }
 
-/// What the paths have in common under which a record of the optimizer holds averages.
+/// The path under which a record of the optimizer holds averages.
 const PATH: &str = "backburn.average";
 
 /// Under which the average of the running statistic at `path` is kept, in a row: the same for the same path (FNV-1a), since the
@@ -87,7 +87,7 @@ thread_local! {
 impl AverageKeeper {
     /// Gives averages a place in `optimizer`: from now on, it can load them from a record. Those that it had are gone.
     pub(crate) fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        optimizer.with_group(ParamGroup::from_predicate(PATH), Self, None)
+        optimizer.with_group(ParamGroup::from_path(PATH), Self, None)
     }
 
     /// Lets `optimizer`, which was joined, hold this average of a parameter of this rank, which takes over what it has

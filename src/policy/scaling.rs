@@ -68,7 +68,9 @@ impl LossScalingConfig {
 
     pub(crate) fn check(self) -> Result<(), FusedError> {
         let scale = self.initial_scale;
-        if !scale.is_finite() || scale <= 0.0 {
+        // Gradients are divided by it, in f32.
+        let is_normal = |scale: f64| (scale as f32).is_normal();
+        if scale <= 0.0 || !is_normal(scale) || !is_normal(1.0 / scale) {
             return Err(FusedError::LossScale { scale });
         }
         if self.growth_interval == Some(0) {

@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use backburn::memory::MemoryRecorder;
-use backburn::optim::AdamWConfig;
+use backburn::optim::{AdamWConfig, MuonConfig, WeightFormat};
 use backburn::{FusedError, Plan, PlanError, Planner};
 use burn::config::Config;
-use burn::nn::LinearConfig;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::Tensor;
 
@@ -206,4 +206,25 @@ fn a_device_that_is_not_there_is_refused_by_name() {
         Err(PlanError::Fused(FusedError::DeviceNotThere { .. }))
     );
     assert!(is_refused, "{refused:?}");
+}
+
+#[test]
+fn an_optimizer_that_refuses_a_parameter_is_refused_by_its_path() {
+    let _alone = alone();
+    let init = || LinearConfig::new(64, 64).init(&device());
+    let loss = |model: &Linear, items| {
+        model
+            .forward(Tensor::<2>::ones([items, 64], &device()))
+            .mean()
+    };
+    let muon = Planner::new(init, MuonConfig::new()).measure(loss, ENOUGH);
+    let in_bf16 = AdamWConfig::new().with_weight_format(WeightFormat::Split24);
+    let of_f32 = Planner::new(init, in_bf16).measure(loss, ENOUGH);
+    let refused = [(muon.map(drop), "bias"), (of_f32.map(drop), "weight")];
+    for (refused, named) in refused {
+        let Err(PlanError::Fused(FusedError::Unfit { path, .. })) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(path, named);
+    }
 }

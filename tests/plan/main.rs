@@ -13,6 +13,7 @@ mod apart;
 mod bad_input;
 mod choices;
 mod fidelity;
+mod layers;
 mod peaks;
 mod unusual;
 

@@ -197,3 +197,49 @@ fn averages_of_half_types_survive_whatever_happens_in_a_training() {
         );
     }
 }
+
+#[derive(Module, Debug)]
+struct Inner {
+    average: Linear,
+}
+
+/// Its first layer has in its path what averages have in records.
+#[derive(Module, Debug)]
+struct Named {
+    backburn: Inner,
+    other: Linear,
+}
+
+impl Named {
+    fn init(device: &Device) -> Self {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        Self {
+            backburn: Inner { average: layer() },
+            other: layer(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.backburn.average.forward(x);
+        self.other.forward(x).powi_scalar(2).mean()
+    }
+}
+
+#[test]
+fn a_layer_of_the_name_of_averages_is_trained_as_in_stock() {
+    let device = Device::flex().autodiff();
+    let model = Named::init(&device);
+    let mut stock = copy(&model, || Named::init(&device));
+    let config =
+        FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new(WeightAverage::Uniform)));
+    let optimizer = burn::optim::AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new(model, optimizer.clone()).with_config(config);
+    let mut optimizer = optimizer;
+    for step in 0..3 {
+        let x = Tensor::<2>::full([3, 4], 0.1 + f64::from(step), &device);
+        fused.step(1e-2, |model| model.loss(x.clone()));
+        let gradients = GradientsParams::from_grads(stock.loss(x).backward(), &stock);
+        stock = optimizer.step(1e-2, stock, gradients);
+    }
+    assert_equal_weights(&stock, &fused.model());
+}

@@ -476,3 +476,36 @@ fn checkpoints_are_compact_if_they_are_to_be() {
     };
     assert!(size(true) * 2 < size(false));
 }
+
+/// Of rows without elements, beside a layer.
+#[derive(Module, Debug)]
+struct Empty {
+    rows: Param<Tensor<2>>,
+    layer: Linear,
+}
+
+#[test]
+fn a_parameter_without_elements_is_loaded() {
+    let device = Device::flex().autodiff();
+    let init = || Empty {
+        rows: Param::from_tensor(Tensor::zeros([5, 0], &device)),
+        layer: LinearConfig::new(4, 4).init(&device),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let training = || FusedOptimizer::new(init(), optim::AdamWConfig::new().init());
+    let mut saved = training();
+    let step = |fused: &mut FusedOptimizer<Empty>| {
+        let x = Tensor::<2>::ones([2, 4], &device);
+        fused.step(1e-2, |model| model.layer.forward(x).powi_scalar(2).mean());
+    };
+    step(&mut saved);
+    checkpoint.save(&saved, &Progress::new(1)).unwrap();
+    let mut loaded = training();
+    let _: Progress = checkpoint.load(&mut loaded).unwrap();
+    step(&mut saved);
+    step(&mut loaded);
+    let weight = |fused: &FusedOptimizer<Empty>| fused.model().layer.weight.val().into_data();
+    weight(&saved).assert_eq(&weight(&loaded), true);
+    assert_eq!(loaded.model().rows.val().dims(), [5, 0]);
+}
