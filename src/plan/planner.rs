@@ -12,7 +12,6 @@ use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
 use crate::optim::SgdConfig;
 use crate::parameters::{ModelKey, list};
-use crate::tap::sweep;
 
 use super::attempt::Climber;
 use super::budget::Budget;
@@ -21,6 +20,7 @@ use super::climb::AT_FIRST;
 use super::error::PlanError;
 use super::measured::{APART, Measured};
 use super::optimizer::PlannedOptimizer;
+use super::recorded::held;
 use super::technique::Technique;
 use super::trial::Trial;
 use super::width::{Footing, Width};
@@ -295,10 +295,4 @@ where
         width.left = memory::live(device)?;
         Ok(())
     }
-}
-
-/// Bytes in use, without those of models that are gone: autodiff keeps its notes of them until a way back.
-fn held(device: &Device) -> Result<usize, MemoryError> {
-    sweep(device);
-    memory::live(device)
 }

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 
 use crate::caught::catch;
 use crate::error::FusedError;
-use crate::memory::{Limit, MemoryRecorder, MemoryTimeline};
+use crate::memory::{self, Limit, MemoryError, MemoryRecorder, MemoryTimeline};
 use crate::tap::sweep;
 
 use super::error::PlanError;
@@ -56,4 +56,10 @@ pub(super) fn recorded(
         }
         (Err(panic), Some(_)) => panic.resume(),
     }
+}
+
+/// Bytes in use, without those of models that are gone: autodiff keeps its notes of them until a way back.
+pub(super) fn held(device: &Device) -> Result<usize, MemoryError> {
+    sweep(device);
+    memory::live(device)
 }
