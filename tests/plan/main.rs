@@ -18,6 +18,7 @@ mod peaks;
 mod unusual;
 
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use backburn::memory::RecordingAllocator;
 use backburn::optim::AdamWConfig;
@@ -38,9 +39,14 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn alone() -> MutexGuard<'static, ()> {
     // A backtrace would hold tens of MB.
     std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
-    ALONE
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    let alone = ALONE.lock();
+    // The thread of the test before may not have ended, and has a buffer for products of matrices as long.
+    let mut bytes = 0;
+    while bytes != BYTES.current_usage() {
+        bytes = BYTES.current_usage();
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    alone.unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// What the threads of the backend hold at once is by chance.
