@@ -1,7 +1,6 @@
 //! What an optimizer holds for the parameters of a model, measured on a few elements of each.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{HashMap, hash_map};
 use std::time::Instant;
 
 use burn::module::{Module, ParamId};
@@ -14,7 +13,7 @@ use crate::memory;
 use crate::optimizer_record::{compact_records, read, written};
 use crate::parameters::{AnyTensor, list, with_rank};
 use crate::policy::Update;
-use crate::weights::Entry as Parameter;
+use crate::weights::Entry;
 
 /// Elements of a slice of a parameter, at least.
 const SLICE: usize = 1 << 14;
@@ -24,9 +23,9 @@ const ROWS: usize = 128;
 const GROUP: usize = 64;
 
 /// The parameters of `model`, on devices without autodiff; lazy ones are initialized.
-pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Parameter> {
-    let all = list(model).into_iter().map(Parameter::of);
-    let without_autodiff = all.map(|entry| Parameter {
+pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
+    let all = list(model).into_iter().map(Entry::of);
+    let without_autodiff = all.map(|entry| Entry {
         device: entry.device.inner(),
         ..entry
     });
@@ -63,7 +62,7 @@ impl States {
 /// If the optimizer refuses a parameter, or panics.
 pub(crate) fn measure(
     optimizer: &ModuleOptimizer,
-    parameters: &[Parameter],
+    parameters: &[Entry],
     shape_tells: bool,
 ) -> Result<States, FusedError> {
     let trained = parameters.iter().find(|it| it.is_trained());
@@ -79,8 +78,8 @@ pub(crate) fn measure(
         let place = if shape_tells { "" } else { &*parameter.path };
         let key = (parameter.shape.to_vec(), parameter.dtype, place);
         let stepped = match known.entry(key) {
-            Entry::Occupied(known) => *known.get(),
-            Entry::Vacant(unknown) => *unknown.insert(step_slices(optimizer, parameter)?),
+            hash_map::Entry::Occupied(known) => *known.get(),
+            hash_map::Entry::Vacant(unknown) => *unknown.insert(step_slices(optimizer, parameter)?),
         };
         // Where nobody counts, an update is taken to make one tensor.
         let update = stepped.update.unwrap_or(parameter.bytes());
@@ -101,7 +100,7 @@ struct Stepped {
     seconds: f64,
 }
 
-fn step_slices(optimizer: &ModuleOptimizer, parameter: &Parameter) -> Result<Stepped, FusedError> {
+fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped, FusedError> {
     let shape = &parameter.shape.to_vec();
     let whole = || step(optimizer, parameter, shape);
     let Some((axis, rows)) = shape.iter().copied().enumerate().max_by_key(|(_, n)| *n) else {
@@ -161,10 +160,10 @@ fn recorded(update: &Update) -> usize {
 /// The second step of zeros: the first makes the state.
 fn step(
     optimizer: &ModuleOptimizer,
-    parameter: &Parameter,
+    parameter: &Entry,
     shape: &[usize],
 ) -> Result<Stepped, FusedError> {
-    let Parameter {
+    let Entry {
         path,
         id,
         device,

@@ -32,7 +32,7 @@ use crate::error::FusedError;
 /// for f16 without the scale is so again after the division.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub struct LossScalingConfig {
-    /// The scale of the first step.
+    /// The scale of the first step: positive, and a number of f32 as its inverse is.
     #[config(default = 65536.0)]
     pub initial_scale: f64,
     /// The number of good steps in a row after which the scale doubles; none for a static scale,
