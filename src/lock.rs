@@ -43,23 +43,30 @@ impl<T> Leveled<T> {
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         #[cfg(test)]
         crate::schedule::point();
-        let held = Held::one(self.level);
+        let level = self.level;
+        if cfg!(debug_assertions) {
+            let held = HELD.get();
+            let is_first = held < level as u8;
+            assert!(
+                is_first,
+                "a {level:?} is locked while another is (held: {held:#b})"
+            );
+            HELD.set(held | level as u8);
+        }
         let value = self.value.lock();
-        Locked { value, _held: held }
+        Locked { level, value }
     }
 
-    /// The same if nobody else has it.
-    pub(crate) fn try_lock(&self) -> Option<Locked<'_, T>> {
-        let value = self.value.try_lock()?;
-        let held = Held::one(self.level);
-        Some(Locked { value, _held: held })
+    /// The same if nobody else has it. Who does not wait may take it in any order.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.value.try_lock()
     }
 }
 
 /// What is locked, until it is dropped.
 pub(crate) struct Locked<'a, T> {
+    level: Level,
     value: MutexGuard<'a, T>,
-    _held: Held,
 }
 
 impl<T> Deref for Locked<'_, T> {
@@ -76,28 +83,10 @@ impl<T> DerefMut for Locked<'_, T> {
     }
 }
 
-/// Notes that this thread holds a lock of a level.
-struct Held(Level);
-
-impl Held {
-    fn one(level: Level) -> Self {
-        if cfg!(debug_assertions) {
-            let held = HELD.get();
-            let is_first = held < level as u8;
-            assert!(
-                is_first,
-                "a {level:?} is locked while another is (held: {held:#b})"
-            );
-            HELD.set(held | level as u8);
-        }
-        Self(level)
-    }
-}
-
-impl Drop for Held {
+impl<T> Drop for Locked<'_, T> {
     fn drop(&mut self) {
         if cfg!(debug_assertions) {
-            HELD.set(HELD.get() & !(self.0 as u8));
+            HELD.set(HELD.get() & !(self.level as u8));
         }
     }
 }

@@ -123,7 +123,7 @@ impl Policies {
         if passes != Passes::One {
             self.take_part(&mut plan, passes, clip);
         }
-        if goal.steps() {
+        if !self.hooks.is_empty() && goal.steps() {
             plan.hooks.extend(&self.hooks);
         }
         plan

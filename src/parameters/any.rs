@@ -17,7 +17,7 @@ impl AnyTensor {
     ///
     /// If it is of another rank.
     pub(crate) fn of_rank<const D: usize>(self) -> Tensor<D> {
-        let rank = self.rank();
+        let rank = self.shape().num_dims();
         assert!(
             rank == D,
             "a tensor of rank {rank} was taken for one of {D}"
@@ -37,10 +37,6 @@ impl AnyTensor {
     /// As if it were of rank one.
     pub(crate) fn untyped(self) -> Tensor<1> {
         self.0
-    }
-
-    pub(crate) fn rank(&self) -> usize {
-        self.shape().num_dims()
     }
 
     /// The same in this float type.

@@ -46,7 +46,7 @@ pub(crate) fn taken<M: Module>(
     let mut taken = HashMap::new();
     let take = |id, value: AnyTensor| {
         // In a type that every device has.
-        let one = Shape::from(vec![1_usize; value.rank()]);
+        let one = Shape::from(vec![1_usize; value.shape().num_dims()]);
         let device = beside(value.device());
         let nothing = Dispatch::float_empty(one, device.as_dispatch(), FloatDType::F32);
         taken.insert(id, value);

@@ -20,7 +20,7 @@ impl Part {
 
     /// The same of a tensor of any rank.
     pub(crate) fn of_any(&self, whole: AnyTensor) -> AnyTensor {
-        with_rank!(whole.rank(), D => self.of(whole.of_rank::<D>()).into())
+        with_rank!(whole.shape().num_dims(), D => self.of(whole.of_rank::<D>()).into())
     }
 
     /// This part of `whole`, if there is one, or all of it.

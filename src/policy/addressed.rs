@@ -14,7 +14,7 @@ pub(super) fn step_one(
     value: AnyTensor,
     gradient: AnyTensor,
 ) -> AnyTensor {
-    with_rank!(value.rank(), D => {
+    with_rank!(value.shape().num_dims(), D => {
         let mut gradients = GradientsParams::new();
         gradients.register(id, gradient.of_rank::<D>());
         // Burn asks the parameter for its autodiff state before it takes the inner value.

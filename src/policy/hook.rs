@@ -103,7 +103,7 @@ impl<H: GradientHook> AnyHook for H {
         gradient: AnyTensor,
     ) -> Result<Option<AnyTensor>, FusedError> {
         let expected = Form::of(&gradient);
-        let flow = with_rank!(value.rank(), D => {
+        let flow = with_rank!(value.shape().num_dims(), D => {
             let value = &value.clone().of_rank::<D>();
             match self.call(HookedParameter { path, id, value }, gradient.of_rank()) {
                 GradientFlow::Continue(gradient) => Ok(Some(AnyTensor::from(gradient))),

@@ -83,7 +83,7 @@ impl<M: Module> Ranks<M> {
         if self.remote {
             self.check_connected()?;
         }
-        if goal.steps() && self.read_late {
+        if self.read_late && goal.steps() {
             self.check_written()?;
         }
         Ok(output)
