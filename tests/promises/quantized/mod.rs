@@ -372,3 +372,39 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
         "{error}"
     );
 }
+
+/// A layer, and a matrix of which there is nothing.
+#[derive(Module, Debug)]
+struct WithNothing {
+    layer: Linear,
+    nothing: Param<Tensor<2>>,
+}
+
+impl WithNothing {
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let nothing = self.nothing.val().sum();
+        self.layer.forward(x).powi_scalar(2).mean() + nothing
+    }
+}
+
+/// (Burn's matrix product on `ndarray` divides by the number of elements.)
+#[test]
+fn a_matrix_without_elements_is_trained_as_others() {
+    let device = Device::flex().autodiff();
+    for (format, dtype) in FORMATS.into_iter().zip([FloatDType::F32, FloatDType::F64]) {
+        for shape in [[8, 0], [0, 8], [0, 0]] {
+            let dense = WithNothing {
+                layer: LinearConfig::new(8, 8).init(&device),
+                nothing: Param::from_tensor(Tensor::zeros(shape, &device)),
+            };
+            let dense = cast(dense, dtype);
+            let model = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
+            let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+            let x = Tensor::<2>::ones([4, 8], &device).cast(dtype);
+            let step = |model: &WithNothing| model.loss(x.clone());
+            let losses = [(); 2].map(|()| fused.step(RATE, step).into_scalar::<f64>());
+            assert!(losses[1] < losses[0]);
+            assert_eq!(fused.model().materialize().nothing.dims(), shape);
+        }
+    }
+}
