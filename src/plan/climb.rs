@@ -5,10 +5,10 @@ use burn::module::Module;
 use crate::loss::Loss;
 use crate::memory;
 
-use super::attempt::{Climber, SLOW};
 use super::error::PlanError;
 use super::expected::Expected;
 use super::pass::{Kept, Pass};
+use super::probe::Probe;
 use super::twice::Twice;
 
 /// More blocks than a step has of which no recording has told the number.
@@ -17,17 +17,13 @@ const MANY: usize = 1 << 12;
 /// Bytes that the first pass takes at least for threads of the backend, activations and notes.
 pub(super) const AT_FIRST: usize = 1 << 19;
 
-/// What the next size is computed with may take more than in proportion.
-const OTHERWISE: f64 = 1.5;
-
-impl<M, L, F> Climber<'_, M, F>
+impl<M, L, F> Probe<'_, M, F>
 where
     M: Module,
     L: Loss,
     F: Fn(&M, usize) -> L,
 {
-    /// Measures passes over more and more items of a batch, as long as there is room for the next one, with blocks that run
-    /// twice and with blocks that don't.
+    /// Measures passes over more and more items of a batch, as long as there is room for the next one.
     pub(super) fn climb(&mut self, batch: usize) -> Result<Vec<Pass>, PlanError> {
         let mut passes: Vec<Pass> = Vec::new();
         // Nobody knows what the first pass takes beside gradients.
@@ -40,45 +36,7 @@ where
             sizes.insert(1, 2);
         }
         for items in sizes {
-            let of_twice = self.expected(&passes, items, |pass| pass.all_twice());
-            let of_kept = self.expected(&passes, items, |pass| pass.none_twice());
-            let no_blocks = passes.first().is_some_and(Pass::has_no_blocks);
-            // What did not fit over fewer items does not over more.
-            let no_twice = passes.last().is_some_and(|fewer| fewer.twice.is_none());
-            let no_kept = passes.last().is_some_and(|it| it.none_twice().is_none());
-            let mut pass = Pass::over(items);
-            if !no_twice
-                && of_twice.is_none_or(|it| self.is_worth(it))
-                && let stretch = self.stretch(passes.last(), items, Pass::all_twice)
-                && let Some(recorded) = self.passes(items, Vec::new(), of_twice, stretch)?
-            {
-                pass.note_twice(recorded);
-            }
-            if let (Some(twice), Some(share)) = (&mut pass.twice, share(&passes)) {
-                twice.take_over(share);
-            }
-            let of_blocks = pass.twice.as_ref().map(|twice| twice.expected(|_| true));
-            let fits = match (of_blocks, of_kept) {
-                // Blocks that run twice are not always the smaller way.
-                (None, None) => passes.is_empty(),
-                (of_blocks, of_kept) => {
-                    let mut both = of_blocks.into_iter().chain(of_kept);
-                    both.all(|it| self.is_worth(it))
-                }
-            };
-            let many = if no_blocks { 0 } else { MANY };
-            let keep = vec![true; pass.twice.as_ref().map_or(many, Twice::count)];
-            let feared = of_blocks.into_iter().chain(of_kept);
-            let feared = feared.max_by_key(|it| it.feared);
-            if pass.none_twice().is_none()
-                && !no_kept
-                && fits
-                && let stretch = self.stretch(passes.last(), items, Pass::none_twice)
-                && let stretch = stretch.max(pass.stretch())
-                && let Some(recorded) = self.passes(items, keep.clone(), feared, stretch)?
-            {
-                pass.note(keep, recorded.run);
-            }
+            let pass = self.pass_after(&passes, items)?;
             if pass.is_empty() {
                 break;
             }
@@ -87,65 +45,53 @@ where
         Ok(passes)
     }
 
-    /// The bytes that a pass over `items` is expected to take, from those over fewer.
-    fn expected(
-        &self,
-        passes: &[Pass],
-        items: usize,
-        of: impl Fn(&Pass) -> Option<Kept>,
-    ) -> Option<Expected> {
-        let known = passes.iter();
-        let known: Vec<_> = known
-            .filter_map(|pass| of(pass).map(|kept| (pass.items, kept.run)))
-            .collect();
-        Expected::after(&known, items, self.largest)
-    }
-
-    /// The most bytes that a pass over `items` is feared to take until it can be ended, from one over fewer.
-    fn stretch(
-        &self,
-        fewer: Option<&Pass>,
-        items: usize,
-        of: impl Fn(&Pass) -> Option<Kept>,
-    ) -> usize {
-        let Some((fewer, known)) = fewer.and_then(|it| Some((it.items, of(it)?.run))) else {
-            return self.largest;
+    /// Passes over `items`, with blocks that run twice and with blocks that don't, where those over `fewer` say that it is worth it.
+    fn pass_after(&mut self, fewer: &[Pass], items: usize) -> Result<Pass, PlanError> {
+        let (room, largest) = (self.room, self.largest);
+        let expected = |of: fn(&Pass) -> Option<&Kept>| {
+            let known = fewer
+                .iter()
+                .filter_map(|pass| Some((pass.items, of(pass)?.run)));
+            Expected::after(&known.collect::<Vec<_>>(), items, largest)
         };
-        // No gradient is larger for more items.
-        let fixed = known.stretch.min(self.largest);
-        let grows = (known.stretch - fixed) as f64 * items as f64 / fewer as f64;
-        fixed + (grows * OTHERWISE) as usize
-    }
+        let is_worth = |it: &Expected| it.is_worth_a_try(room);
+        // What did not fit over fewer items does not over more.
+        let fitted =
+            |of: fn(&Pass) -> Option<&Kept>| fewer.last().is_none_or(|it| of(it).is_some());
 
-    /// Whether a pass may fit.
-    fn is_worth(&self, expected: Expected) -> bool {
-        expected.hoped <= self.room
-    }
-
-    /// Runs a pass with these blocks, and learns from it.
-    pub(super) fn check(&mut self, pass: &mut Pass, kept: Kept) -> Result<(), PlanError> {
-        let keep = |block: usize| kept.keep.get(block).is_some_and(|keep| *keep);
-        let expected = pass.twice.as_ref().map(|twice| twice.expected(keep));
-        match self.passes(pass.items, kept.keep.clone(), expected, pass.stretch())? {
-            Some(recorded) => pass.note(kept.keep, recorded.run),
-            None => pass.note_too_large(kept.keep, self.room),
+        let mut pass = Pass::over(items);
+        let of_twice = expected(Pass::all_twice);
+        if fitted(Pass::all_twice)
+            && of_twice.as_ref().is_none_or(is_worth)
+            && let Some(recorded) = self.pass(items, &[], of_twice)?
+        {
+            pass.note_twice(&recorded);
         }
-        Ok(())
+        // What others have told of blocks that keep their activations.
+        let mut known = fewer.iter().rev();
+        let known = known.find(|pass| pass.none_twice().is_some());
+        if let Some(twice) = &mut pass.twice
+            && let Some(known) = known.and_then(|pass| pass.twice.as_ref())
+        {
+            twice.take_over(known);
+        }
+        let no_blocks = fewer.first().is_some_and(Pass::has_no_blocks);
+        let many = if no_blocks { 0 } else { MANY };
+        let keep = vec![true; pass.twice.as_ref().map_or(many, Twice::count)];
+        // Blocks that run twice are not always the smaller way.
+        let of_both = match (pass.expected(&keep), expected(Pass::none_twice)) {
+            (Some(of_blocks), Some(of_kept)) => Some(of_blocks.worse(of_kept)),
+            (of_blocks, of_kept) => of_blocks.or(of_kept),
+        };
+        if pass.none_twice().is_none()
+            && fitted(Pass::none_twice)
+            && of_both.as_ref().is_none_or(is_worth)
+            && let Some(recorded) = self.pass(items, &keep, of_both)?
+        {
+            pass.note(keep, recorded.run);
+        }
+        Ok(pass)
     }
-
-    /// How many choices of blocks are tried: of a slow pass, one.
-    pub(super) fn tries(&self, passes: &[Pass]) -> usize {
-        let mut runs = passes.iter().filter_map(|pass| pass.all_twice());
-        let is_slow = runs.any(|twice| twice.run.seconds > SLOW);
-        if is_slow { 1 } else { 8 }
-    }
-}
-
-/// What has been learned of blocks that keep their activations.
-fn share(passes: &[Pass]) -> Option<f64> {
-    let mut passes = passes.iter().rev();
-    let last = passes.find(|pass| pass.none_twice().is_some())?;
-    last.twice.as_ref().map(Twice::share)
 }
 
 /// Parts of a batch, the smallest first: each at most half of the next, and dividing it.

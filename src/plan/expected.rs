@@ -1,6 +1,6 @@
-//! What a pass is expected to hold, before it is run.
+//! What a pass is expected to hold before it is run, whether it is worth a try, and whether it is feared not to fit.
 
-use super::pass::Run;
+use super::run::Run;
 
 /// Bytes of a pass, with all that was there before.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +11,23 @@ pub(super) struct Expected {
     pub(super) hoped: usize,
     /// At most.
     pub(super) feared: usize,
+    /// At most until it can be ended, over those before.
+    pub(super) stretch: usize,
 }
+
+/// How blocks that were not seen to keep their activations, and what differs from run to run, are reckoned with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// As if all went well.
+    Hoped,
+    /// As what was run tells.
+    Seen,
+    /// As for a budget for which nothing was tried.
+    Untried,
+}
+
+/// What the next size is computed with may take more than in proportion.
+const OTHERWISE: f64 = 1.5;
 
 impl Expected {
     /// A pass over `items`, after those over fewer that are `known`, the last of them the largest; none if none is known.
@@ -34,15 +50,42 @@ impl Expected {
         // The line is often less, and wrong where other sizes are computed in other ways.
         let feared = hoped.max(in_proportion);
         let at = |grows: f64| last.peak + (grows * (items - many) as f64) as usize;
+        // No gradient is larger for more items.
+        let gradient = last.stretch.min(largest_gradient);
+        let grows = (last.stretch - gradient) as f64 * items as f64 / many as f64;
         Some(Self {
             start: last.start,
             hoped: at(hoped),
             feared: at(feared),
+            stretch: gradient + (grows * OTHERWISE) as usize,
         })
     }
 
-    /// With so much more to be feared, in parts of the pass.
-    pub(super) fn with_margin(self, margin: f64) -> Self {
+    /// The worse of what two kinds of experience say of the same pass.
+    pub(super) fn worse(self, other: Self) -> Self {
+        let start = match self.feared > other.feared {
+            true => self.start,
+            false => other.start,
+        };
+        Self {
+            start,
+            hoped: self.hoped.max(other.hoped),
+            feared: self.feared.max(other.feared),
+            stretch: self.stretch.max(other.stretch),
+        }
+    }
+
+    /// Whether it may stay within `room`.
+    pub(super) fn is_worth_a_try(&self, room: usize) -> bool {
+        self.hoped <= room
+    }
+
+    /// Whether it is feared to go beyond `budget` if passes may take this part more than is known.
+    pub(super) fn is_feared(&self, budget: usize, margin: f64) -> bool {
+        self.with_margin(margin).feared > budget
+    }
+
+    fn with_margin(self, margin: f64) -> Self {
         let in_pass = self.feared.saturating_sub(self.start);
         Self {
             feared: self.feared + (in_pass as f64 * margin) as usize,
@@ -50,7 +93,6 @@ impl Expected {
         }
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;

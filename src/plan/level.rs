@@ -1,22 +1,24 @@
 //! The techniques of a rung, and what they are called.
 
+use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig};
 use crate::optim::{StateFormat, WeightFormat};
 
-use super::choice::{Choice, Part};
-use super::ladder::{Fidelity, Rung};
+use super::ladder::Fidelity;
 use super::technique::Technique;
-use super::width::{Footing, Formats};
+use super::variant::{Footing, Formats};
 
 /// The techniques that are allowed on a rung.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Level {
     /// The one that the rung before does not have.
     pub(super) last: Option<Technique>,
     pub(super) states: Option<StateFormat>,
     pub(super) weights: Option<WeightFormat>,
     pub(super) waits: Option<Offload>,
+    /// Whether blocks may run twice.
     pub(super) blocks: bool,
+    /// Whether the batch may come in micro-batches.
     pub(super) parts: bool,
     /// Ranks at most.
     pub(super) ranks: usize,
@@ -26,9 +28,38 @@ pub(super) struct Level {
     pub(super) in_state: bool,
 }
 
+/// How a batch is split.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Split {
+    pub(super) ranks: usize,
+    /// Micro-batches on each.
+    pub(super) accumulation: usize,
+}
+
+impl Split {
+    pub(super) fn of(ranks: usize, accumulation: usize) -> Self {
+        Self {
+            ranks,
+            accumulation,
+        }
+    }
+
+    /// Whether gradients are added up.
+    pub(super) fn is_summed(self) -> bool {
+        self.accumulation > 1
+    }
+}
+
 impl Level {
-    /// The level with these techniques, where there are so many ranks.
-    pub(super) fn of(techniques: &[Technique], ranks: usize) -> Self {
+    /// Those from fused training alone on, with one technique of `order` more each time, where there are so many ranks.
+    pub(super) fn all(order: &[Technique], ranks: usize) -> Vec<Self> {
+        let counts = 0..=order.len();
+        counts
+            .map(|count| Self::of(&order[..count], ranks))
+            .collect()
+    }
+
+    fn of(techniques: &[Technique], ranks: usize) -> Self {
         let place = |technique| techniques.iter().position(|it| *it == technique);
         let (blocks, parts) = (place(Technique::Blocks), place(Technique::MicroBatches));
         let on_ranks = place(Technique::Ranks);
@@ -61,83 +92,56 @@ impl Level {
         }
     }
 
-    pub(super) fn offload(&self) -> Option<OffloadConfig> {
-        self.waits.map(OffloadConfig::new)
+    /// How a training that is otherwise as in `config` goes on this rung.
+    pub(super) fn config(&self, config: &FusedConfig) -> FusedConfig {
+        let offload = self.waits.map(OffloadConfig::new);
+        config.clone().with_offload(offload)
     }
 
-    /// Whether this part adds gradients up in the optimizer's state.
-    pub(super) fn sums_in_state(&self, part: Part) -> bool {
-        self.in_state && part.accumulation > 1
+    /// Whether gradients of this split are added up in the optimizer's state.
+    pub(super) fn sums_in_state(&self, split: Split) -> bool {
+        self.in_state && split.is_summed()
     }
 
     /// What comes of the result.
-    fn fidelity(&self, part: Part) -> Fidelity {
+    pub(super) fn fidelity(&self, split: Split) -> Fidelity {
         if self.states.is_some() || self.weights.is_some() {
             Fidelity::Precision
-        } else if self.sums_in_state(part) {
+        } else if self.sums_in_state(split) {
             Fidelity::Approximation
-        } else if part.accumulation * part.ranks > 1 {
+        } else if split.ranks > 1 || split.is_summed() {
             Fidelity::Rounding
         } else {
             Fidelity::Exact
         }
     }
 
-    pub(super) fn rung(&self, choice: &Choice) -> Rung {
-        Rung {
-            name: self.name(choice.part, &choice.kept.keep),
-            device_bytes: choice.device,
-            host_bytes: choice.host,
-            seconds: Some(choice.seconds),
-            fidelity: self.fidelity(choice.part),
-        }
-    }
-
-    /// One of which no pass was run, since so many bytes are needed before.
-    pub(super) fn unmeasured(&self, bytes: usize) -> Rung {
-        Rung {
-            name: self.name(Part::WHOLE, &[]),
-            device_bytes: bytes,
-            host_bytes: 0,
-            seconds: None,
-            fidelity: self.fidelity(Part::WHOLE),
-        }
-    }
-
     /// What is done, in words.
-    fn name(&self, part: Part, keep: &[bool]) -> String {
-        let mut parts = Vec::new();
-        if let Some(weights) = self.weights {
-            parts.push(format!("weights in bf16 {weights:?}"));
-        }
-        if let Some(states) = self.states {
-            parts.push(format!("states in {states:?}"));
-        }
-        match self.waits {
-            Some(Offload::States) => parts.push("states on the host".into()),
-            Some(Offload::Updates) => parts.push("updates on the host".into()),
-            Some(Offload::Weights(_)) => parts.push("weights on the host".into()),
-            None => {}
-        }
-        if part.ranks > 1 {
-            parts.push(format!("{} ranks", part.ranks));
-        }
-        if part.accumulation > 1 {
-            let sums = if self.in_state {
-                " summed in states"
-            } else {
-                ""
-            };
-            parts.push(format!("{} micro-batches{sums}", part.accumulation));
-        }
+    pub(super) fn name(&self, split: Split, keep: &[bool]) -> String {
+        let weights = self.weights.map(|it| format!("weights in bf16 {it:?}"));
+        let states = self.states.map(|it| format!("states in {it:?}"));
+        let waits = self.waits.map(|it| match it {
+            Offload::States => "states",
+            Offload::Updates => "updates",
+            Offload::Weights(_) => "weights",
+        });
+        let waits = waits.map(|it| format!("{it} on the host"));
+        let ranks = (split.ranks > 1).then(|| format!("{} ranks", split.ranks));
+        let summed = match self.in_state {
+            true => " summed in states",
+            false => "",
+        };
+        let parts = format!("{} micro-batches{summed}", split.accumulation);
+        let parts = split.is_summed().then_some(parts);
         let twice = keep.iter().filter(|keep| !**keep).count();
-        if twice > 0 {
-            parts.push(format!("{twice} of {} blocks run twice", keep.len()));
-        }
-        if parts.is_empty() {
+        let blocks = format!("{twice} of {} blocks run twice", keep.len());
+        let blocks = (twice > 0).then_some(blocks);
+        let all = [weights, states, waits, ranks, parts, blocks];
+        let all: Vec<_> = all.into_iter().flatten().collect();
+        if all.is_empty() {
             "fused".to_string()
         } else {
-            parts.join(", ")
+            all.join(", ")
         }
     }
 }

@@ -6,24 +6,27 @@ use crate::cast::try_cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
-use crate::estimate::{self, parameters};
+use crate::estimate::{self, States, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
-use crate::optim::SgdConfig;
+use crate::optim::{SgdConfig, StateFormat, WeightFormat};
 use crate::parameters::{ModelKey, list};
+use crate::tap::sweep;
+use crate::weights::Entry;
 
-use super::attempt::Climber;
 use super::budget::Budget;
-use super::choice::Facts;
 use super::climb::AT_FIRST;
 use super::error::PlanError;
-use super::measured::{APART, Measured};
+use super::expected::Outlook;
+use super::facts::{APART, AT_ONCE, Facts};
+use super::level::Level;
+use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
-use super::recorded::held;
+use super::probe::Probe;
 use super::technique::Technique;
 use super::trial::Trial;
-use super::width::{Footing, Width};
+use super::variant::{Footing, Formats, Variant};
 
 /// Two that measure at once would measure each other.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -170,41 +173,70 @@ where
         let budget = budget.into().bytes(&device)?;
         warm_threads(&device);
         let before = held(&device)?;
-        let facts = Facts::new(self.batch, self.config.clone().with_offload(None));
-        let mut measured = Measured::new(
-            ModelKey::of(&model),
+        let apart = device.memory_pool_usage().is_some();
+        let mut facts = Facts {
+            batch: self.batch,
             budget,
-            &self.order,
-            self.optimizer.clone(),
-            device.clone(),
-            self.devices.len(),
-            facts,
-        );
+            config: self.config.clone().with_offload(None),
+            levels: self.levels(apart),
+            apart,
+            margin: if apart { APART } else { AT_ONCE },
+            variants: Vec::new(),
+            too_large: Vec::new(),
+            refused_bf16: None,
+        };
+        let key = ModelKey::of(&model);
         let sizes: Vec<_> = list(&model)
             .into_iter()
             .map(|it| (it.param.shape().num_elements(), !it.param.is_initialized()))
             .collect();
         drop(model);
-        for footing in measured.footings() {
-            if measured.best(measured.budget).is_some() {
+        for footing in facts.footings() {
+            if facts.best(budget, Outlook::Seen).is_some() {
                 break;
             }
             let least = before + self.least(footing, &sizes);
             if least > budget {
-                measured.too_large.push((footing, least));
+                facts.too_large.push((footing, least));
                 continue;
             }
             if !footing.in_bf16 {
-                self.width(&mut measured, footing, &device, &loss)?;
+                self.measure_on(footing, &mut facts, &device, &loss)?;
                 continue;
             }
-            match catch(|| self.width(&mut measured, footing, &device, &loss)) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => measured.refuse_bf16(&error.to_string()),
-                Err(panic) => measured.refuse_bf16(panic.text().unwrap_or("it panics")),
-            }
+            let refused = match catch(|| self.measure_on(footing, &mut facts, &device, &loss)) {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) => error.to_string(),
+                Err(panic) => panic.text().unwrap_or("it panics").to_string(),
+            };
+            // What was measured until then is not to be trusted.
+            facts.variants.retain(|variant| !variant.footing.in_bf16);
+            facts.refused_bf16 = Some(refused);
         }
-        Ok(measured)
+        Ok(Measured {
+            model: key,
+            optimizer: self.optimizer.clone(),
+            device,
+            facts,
+        })
+    }
+
+    /// The rungs, of the techniques that the optimizer and a device allow, which may be `apart`.
+    fn levels(&self, apart: bool) -> Vec<Level> {
+        let ranks = self.devices.len();
+        let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
+        let has_formats = self.optimizer.formatted(formats.0, formats.1).is_some();
+        let takes_sums = self.optimizer.in_state().is_ok();
+        let can = |it: &Technique| match it {
+            Technique::SumsInState => takes_sums,
+            // Those of one memory take as much as one.
+            Technique::Ranks => apart && ranks > 1,
+            it if it.waits().is_some() => apart,
+            it if it.states().is_some() || it.weights().is_some() => has_formats,
+            _ => true,
+        };
+        let order: Vec<_> = self.order.iter().copied().filter(can).collect();
+        Level::all(&order, ranks)
     }
 
     /// Bytes of weights of these `sizes` while they come into being, until a pass begins.
@@ -224,11 +256,11 @@ where
         weights + 8 * largest.unwrap_or(&0) + AT_FIRST
     }
 
-    /// Measures the model with weights of this footing.
-    fn width<L: Loss>(
+    /// Measures the model with weights on this footing.
+    fn measure_on<L: Loss>(
         &self,
-        measured: &mut Measured<O>,
         footing: Footing,
+        facts: &mut Facts,
         device: &Device,
         loss: &impl Fn(&M, usize) -> L,
     ) -> Result<(), PlanError> {
@@ -239,60 +271,72 @@ where
             model = try_cast(model, dtype)?;
         }
         // What the optimizer holds is reckoned.
-        let stateless = SgdConfig::new();
-        let mut fused = FusedOptimizer::try_new(model, stateless.init())?;
-        let config = measured
-            .facts
-            .config
-            .clone()
-            .with_offload(footing.offload());
+        let stateless = SgdConfig::new().init();
+        let mut fused = FusedOptimizer::try_new(model, stateless.clone())?;
+        let config = facts.config.clone().with_offload(footing.offload());
         match self.devices.first() {
             Some(device) => fused.try_set_config_on(config, device)?,
             None => fused.try_set_config(config)?,
         }
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);
-        let mut width = Width::new(footing, parameters, held);
-        width.notes = estimate::measure(&stateless.init(), &width.parameters, true)?.sum();
-        for (states, weights) in measured.formats(footing) {
-            if let Some(optimizer) = self.optimizer.formatted(states, weights) {
-                let optimizer = optimizer.build();
-                match estimate::measure(&optimizer, &width.parameters, O::SHAPE_TELLS) {
-                    Ok(held) => width.states.push(((states, weights), held)),
-                    Err(error) if (states, weights) == (None, None) => return Err(error.into()),
-                    Err(error) => log::info!("{error}"),
-                }
-            }
-        }
-        let beside = measured.least_beside(&width);
-        let room = measured.budget.saturating_sub(beside);
-        let mut climber = Climber {
+        let mut variant = Variant::new(footing, parameters, held);
+        variant.notes = estimate::measure(&stateless, &variant.parameters, true)?.sum();
+        variant.states = self.states(&facts.formats(footing), &variant.parameters)?;
+
+        let (place, largest) = (facts.variants.len(), variant.largest());
+        facts.variants.push(variant);
+
+        let mut probe = Probe {
             fused: &mut fused,
             loss,
             device,
-            budget: measured.budget,
-            room,
-            largest: width.largest(),
+            budget: facts.budget,
+            room: facts.budget.saturating_sub(facts.least_beside(footing)),
+            largest,
+            unseen: if facts.apart { APART } else { 1.0 },
             spread: 0.0,
-            unseen: if measured.apart { APART } else { 1.0 },
             ended_at: None,
             progress: self.progress,
         };
-        width.passes = climber.climb(self.batch)?;
-        width.ended_at = climber.ended_at;
-        let tries = climber.tries(&width.passes);
-        let place = measured.facts.widths.len();
-        measured.facts.widths.push(width);
-        while let Some((pass, trial)) = Trial::next(measured, place, tries) {
-            trial.run(&mut climber, &mut measured.facts.widths[place].passes[pass])?;
+        facts.variants[place].passes = probe.climb(self.batch)?;
+        facts.variants[place].ended_at = probe.ended_at;
+        while let Some(trial) = Trial::next(facts, &facts.variants[place]) {
+            trial.run(&mut probe, &mut facts.variants[place].passes)?;
         }
-        let width = &mut measured.facts.widths[place];
+        let variant = &mut facts.variants[place];
         // The closure is for the type in which the fused model computes.
-        let is_alike = measured.facts.config.compute_dtype.is_none();
-        if is_alike && width.room_for_stock(self.batch, measured.budget) {
-            width.stock = climber.stock(self.batch)?;
+        let is_alike = facts.config.compute_dtype.is_none();
+        if is_alike && variant.room_for_stock(self.batch, facts.budget) {
+            variant.stock = probe.stock(self.batch)?;
         }
-        width.left = memory::live(device)?;
+        variant.left = memory::live(device)?;
         Ok(())
     }
+
+    /// What the optimizer holds for `parameters` in these formats, as far as it can be kept so.
+    fn states(
+        &self,
+        formats: &[Formats],
+        parameters: &[Entry],
+    ) -> Result<Vec<(Formats, States)>, PlanError> {
+        let mut all = Vec::new();
+        for &(states, weights) in formats {
+            let Some(optimizer) = self.optimizer.formatted(states, weights) else {
+                continue;
+            };
+            match estimate::measure(&optimizer.build(), parameters, O::SHAPE_TELLS) {
+                Ok(held) => all.push(((states, weights), held)),
+                Err(error) if (states, weights) == (None, None) => return Err(error.into()),
+                Err(error) => log::info!("{error}"),
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Bytes in use, without those of models that are gone: autodiff keeps its notes of them until a way back.
+fn held(device: &Device) -> Result<usize, MemoryError> {
+    sweep(device);
+    memory::live(device)
 }

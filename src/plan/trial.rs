@@ -4,83 +4,100 @@ use burn::module::Module;
 
 use crate::loss::Loss;
 
-use super::attempt::{Climber, QUICK};
 use super::choice::{Choice, Part};
 use super::error::PlanError;
-use super::level::Level;
-use super::measured::Measured;
-use super::optimizer::PlannedOptimizer;
-use super::pass::{Kept, Pass};
+use super::expected::Outlook;
+use super::facts::Facts;
+use super::level::Split;
+use super::pass::{Pass, Steps};
+use super::probe::{Probe, QUICK, SLOW};
+use super::variant::Variant;
 
-/// What is not known of a choice yet.
-pub(super) enum Trial {
+/// What is to be tried, since it is not known of a choice yet.
+pub(super) struct Trial {
+    items: usize,
+    keep: Vec<bool>,
+    what: What,
+}
+
+enum What {
     /// What a pass with these blocks holds.
-    Pass(Kept),
-    /// What steps take.
-    Steps(Kept, Part),
+    Pass,
+    /// What steps take with so many micro-batches.
+    Steps(Split),
 }
 
 impl Trial {
-    /// What is to be tried next of the models of this `width`, and on which of its passes: so `many` trials of each at most.
-    pub(super) fn next<O: PlannedOptimizer>(
-        measured: &Measured<O>,
-        width: usize,
-        many: usize,
-    ) -> Option<(usize, Self)> {
-        let Measured { facts, budget, .. } = measured;
-        let chosen = measured.best_of(facts, *budget);
-        let hoped = (!measured.apart).then(|| measured.best_of(&facts.hoped(), *budget));
-        let hoped = hoped.flatten();
+    fn of(pass: &Pass, keep: Vec<bool>, what: What) -> Self {
+        let items = pass.items;
+        Self { items, keep, what }
+    }
+
+    /// What comes next with this `variant`.
+    pub(super) fn next(facts: &Facts, variant: &Variant) -> Option<Self> {
+        let many = tries(&variant.passes);
+        let best = |outlook| {
+            let best = facts.best(facts.budget, outlook);
+            best.filter(|choice| choice.variant.footing == variant.footing)
+        };
+        let chosen = best(Outlook::Seen);
+        // Where not all is seen, there is more to fear than to hope.
+        let hoped = (!facts.apart).then(|| best(Outlook::Hoped)).flatten();
         // Where fusing alone fits, there is nothing cheaper.
-        let is_free = |(level, _): &(Level, Choice)| level.last.is_none();
-        let is_free = chosen.as_ref().is_some_and(is_free);
-        let ways = chosen.iter().chain(&hoped);
-        let mut ways = ways.filter(|(_, choice)| choice.part.width == width);
-        let trial = ways.find_map(|(level, choice)| {
-            let pass = facts.pass(choice.part);
-            let Choice { part, kept, .. } = choice.clone();
-            let trial = if !pass.knows(&kept) {
-                (pass.tried() < many).then_some(Self::Pass(kept))
+        let is_free = chosen.as_ref().is_some_and(|it| it.level.last.is_none());
+        let unknown = |choice: &Choice<'_>| {
+            let (Part { pass, split }, kept) = (choice.part, &choice.kept);
+            let what = if !pass.knows(&kept.keep) {
+                (pass.tried() < many).then_some(What::Pass)
             } else {
-                let is_quick = kept.run.seconds <= QUICK && pass.rehearsals() < many;
-                let can = is_quick && !is_free && facts.can_rehearse(level, choice, *budget);
-                can.then_some(Self::Steps(kept, part))
+                let is_quick = kept.run.seconds <= QUICK && pass.tried_steps() < many;
+                let ways = facts.ways(choice.level, Outlook::Seen)?;
+                let can_be_seen = is_quick && !is_free && ways.can_be_seen(choice.part, kept);
+                can_be_seen.then_some(What::Steps(split))
             };
-            Some((part.pass, trial?))
-        });
+            Some(Self::of(pass, kept.keep.clone(), what?))
+        };
+        let trial = chosen.iter().chain(&hoped).find_map(unknown);
         // What a recording says of blocks is not always right.
         trial.or_else(|| {
-            let (_, Choice { part, kept, .. }) = chosen.filter(|_| !measured.apart)?;
-            let pass = facts.pass(part);
-            let more = pass.one_more(&kept, *budget)?;
-            let is_new = part.width == width && pass.tried() < many;
-            is_new.then_some((part.pass, Self::Pass(more)))
+            let Choice { part, kept, .. } = chosen.filter(|_| !facts.apart)?;
+            let more = part.pass.one_more(&kept.keep, facts.budget)?;
+            (part.pass.tried() < many).then(|| Self::of(part.pass, more, What::Pass))
         })
     }
 
-    /// Tries it, and notes what it has told of `pass`.
+    /// Tries it, and notes what it has told of one of these `passes`.
     pub(super) fn run<M, L, F>(
         self,
-        climber: &mut Climber<'_, M, F>,
-        pass: &mut Pass,
+        probe: &mut Probe<'_, M, F>,
+        passes: &mut [Pass],
     ) -> Result<(), PlanError>
     where
         M: Module,
         L: Loss,
         F: Fn(&M, usize) -> L,
     {
-        match self {
-            Self::Pass(kept) => climber.check(pass, kept),
-            Self::Steps(Kept { keep, .. }, part) => {
-                let items = pass.items;
-                let accumulation = part.accumulation.min(BUFFERS);
-                let peak = climber.rehearse(items, keep.clone(), accumulation)?;
-                pass.note_rehearsal(keep, part.accumulation > 1, peak);
-                Ok(())
+        let Self { items, keep, what } = self;
+        let pass = passes.iter_mut().find(|pass| pass.items == items);
+        let pass = pass.expect("it was chosen from them");
+        match what {
+            What::Pass => match probe.pass(items, &keep, pass.expected(&keep))? {
+                Some(recorded) => pass.note(keep, recorded.run),
+                None => pass.note_too_large(keep, probe.room),
+            },
+            What::Steps(split) => {
+                let peak = probe.steps(items, &keep, split.accumulation)?;
+                let summed = split.is_summed();
+                pass.note_steps(Steps { keep, summed, peak });
             }
         }
+        Ok(())
     }
 }
 
-/// Micro-batches that show what all hold.
-const BUFFERS: usize = 3;
+/// How many passes with some blocks of each kind are tried, and how many steps: of slow ones, one.
+fn tries(passes: &[Pass]) -> usize {
+    let mut twice = passes.iter().filter_map(Pass::all_twice);
+    let is_slow = twice.any(|twice| twice.run.seconds > SLOW);
+    if is_slow { 1 } else { 8 }
+}
