@@ -17,12 +17,7 @@ const MANY: usize = 1 << 12;
 /// Bytes that the first pass takes at least for threads of the backend, activations and notes.
 pub(super) const AT_FIRST: usize = 1 << 19;
 
-impl<M, L, F> Probe<'_, M, F>
-where
-    M: Module,
-    L: Loss,
-    F: Fn(&M, usize) -> L,
-{
+impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     /// Measures passes over more and more items of a batch, as long as there is room for the next one.
     pub(super) fn climb(&mut self, batch: usize) -> Result<Vec<Pass>, PlanError> {
         let mut passes: Vec<Pass> = Vec::new();

@@ -63,14 +63,12 @@ impl Expected {
 
     /// The worse of what two kinds of experience say of the same pass.
     pub(super) fn worse(self, other: Self) -> Self {
-        let start = match self.feared > other.feared {
-            true => self.start,
-            false => other.start,
-        };
+        let worst = (self.feared, self.start).max((other.feared, other.start));
+        let (feared, start) = worst;
         Self {
             start,
             hoped: self.hoped.max(other.hoped),
-            feared: self.feared.max(other.feared),
+            feared,
             stretch: self.stretch.max(other.stretch),
         }
     }
@@ -93,6 +91,7 @@ impl Expected {
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

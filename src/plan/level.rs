@@ -5,6 +5,7 @@ use crate::offload::{Offload, OffloadConfig};
 use crate::optim::{StateFormat, WeightFormat};
 
 use super::ladder::Fidelity;
+use super::optimizer::PlannedOptimizer;
 use super::technique::Technique;
 use super::variant::{Footing, Formats};
 
@@ -51,12 +52,29 @@ impl Split {
 }
 
 impl Level {
-    /// Those from fused training alone on, with one technique of `order` more each time, where there are so many ranks.
-    pub(super) fn all(order: &[Technique], ranks: usize) -> Vec<Self> {
+    /// Those from fused training alone on, each with one technique of `order` more, as far as `optimizer` allows them and so many ranks, whose
+    /// memory may be `apart`.
+    pub(super) fn all<O: PlannedOptimizer>(
+        order: &[Technique],
+        optimizer: &O,
+        apart: bool,
+        ranks: usize,
+    ) -> Vec<Self> {
+        let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
+        let has_formats = optimizer.formatted(formats.0, formats.1).is_some();
+        let takes_sums = optimizer.in_state().is_ok();
+        let can = |it: &Technique| match it {
+            Technique::SumsInState => takes_sums,
+            // Those of one memory take as much as one.
+            Technique::Ranks => apart && ranks > 1,
+            it if it.waits().is_some() => apart,
+            it if it.states().is_some() || it.weights().is_some() => has_formats,
+            _ => true,
+        };
+        let order: Vec<_> = order.iter().copied().filter(can).collect();
         let counts = 0..=order.len();
-        counts
-            .map(|count| Self::of(&order[..count], ranks))
-            .collect()
+        let levels = counts.map(|count| Self::of(&order[..count], ranks));
+        levels.collect()
     }
 
     fn of(techniques: &[Technique], ranks: usize) -> Self {

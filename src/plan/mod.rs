@@ -1,10 +1,12 @@
 //! From a model and a number of bytes to a training that fits.
 //!
-//! [`planner`] measures each [`variant`] of the model: the states of an optimizer, as an estimate does, and with a [`probe`] the passes. They
-//! [`climb`] from one item to the batch as far as they are [`expected`] to fit, each a [`run`] with blocks that run [`twice`] and one
-//! without; a [`pass`] has what is known of so many items. What is chosen, and what nearly is, goes through a [`trial`]. All that is known are the
-//! [`facts`]. From them [`choice`] tells, on each [`level`] of techniques, which way costs least, with what is held [`beside`] a pass.
-//! [`measured`] has the result: a [`ladder`] that shows all ways, and a [`plan`] to train by, or that [`nothing_fits`].
+//! - *Asked*: a [`budget`], and the [`technique`]s that are allowed, in an order.
+//! - *Measured*: the [`planner`] makes the variants of a model, one after the other until something fits. A [`probe`] runs its passes, which [`climb`] from
+//!   one item to the batch; what is chosen then, and what nearly is, goes through [`trial`]s.
+//! - *Known*: all [`facts`], in them the [`variant`]s, in each of them a [`pass`] over so many items, with every [`run`] and what blocks that run
+//!   [`twice`] tell of those that don't. How large a pass is hoped and feared to be before it is run is [`expected`].
+//! - *Chosen*: the techniques of a rung are a [`level`]; what it holds is a pass, and what is [`beside`] it; the [`choice`] is what costs least and fits.
+//! - *Told*: [`measured`] has a [`ladder`] of all ways, and a [`plan`] to train by, or an [`error`]: [`nothing_fits`].
 
 mod beside;
 mod budget;

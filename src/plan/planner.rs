@@ -6,14 +6,13 @@ use crate::cast::try_cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
-use crate::estimate::{self, States, parameters};
+use crate::estimate::{self, parameters};
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
-use crate::optim::{SgdConfig, StateFormat, WeightFormat};
+use crate::optim::SgdConfig;
 use crate::parameters::{ModelKey, list};
 use crate::tap::sweep;
-use crate::weights::Entry;
 
 use super::budget::Budget;
 use super::climb::AT_FIRST;
@@ -26,7 +25,7 @@ use super::optimizer::PlannedOptimizer;
 use super::probe::Probe;
 use super::technique::Technique;
 use super::trial::Trial;
-use super::variant::{Footing, Formats, Variant};
+use super::variant::{Footing, Variant};
 
 /// Two that measure at once would measure each other.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -178,7 +177,7 @@ where
             batch: self.batch,
             budget,
             config: self.config.clone().with_offload(None),
-            levels: self.levels(apart),
+            levels: Level::all(&self.order, &self.optimizer, apart, self.devices.len()),
             apart,
             margin: if apart { APART } else { AT_ONCE },
             variants: Vec::new(),
@@ -188,14 +187,21 @@ where
         let key = ModelKey::of(&model);
         let sizes: Vec<_> = list(&model)
             .into_iter()
-            .map(|it| (it.param.shape().num_elements(), !it.param.is_initialized()))
+            .map(|it| (it.param.shape().num_elements(), it.param.is_initialized()))
             .collect();
         drop(model);
         for footing in facts.footings() {
             if facts.best(budget, Outlook::Seen).is_some() {
                 break;
             }
-            let least = before + self.least(footing, &sizes);
+            // Weights on the host are made there, and stay.
+            let are_elsewhere = footing.on_host && !self.devices.is_empty();
+            let weights = if are_elsewhere {
+                0
+            } else {
+                footing.making(&sizes)
+            };
+            let least = before + weights + AT_FIRST;
             if least > budget {
                 facts.too_large.push((footing, least));
                 continue;
@@ -219,41 +225,6 @@ where
             device,
             facts,
         })
-    }
-
-    /// The rungs, of the techniques that the optimizer and a device allow, which may be `apart`.
-    fn levels(&self, apart: bool) -> Vec<Level> {
-        let ranks = self.devices.len();
-        let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
-        let has_formats = self.optimizer.formatted(formats.0, formats.1).is_some();
-        let takes_sums = self.optimizer.in_state().is_ok();
-        let can = |it: &Technique| match it {
-            Technique::SumsInState => takes_sums,
-            // Those of one memory take as much as one.
-            Technique::Ranks => apart && ranks > 1,
-            it if it.waits().is_some() => apart,
-            it if it.states().is_some() || it.weights().is_some() => has_formats,
-            _ => true,
-        };
-        let order: Vec<_> = self.order.iter().copied().filter(can).collect();
-        Level::all(&order, ranks)
-    }
-
-    /// Bytes of weights of these `sizes` while they come into being, until a pass begins.
-    fn least(&self, footing: Footing, sizes: &[(usize, bool)]) -> usize {
-        // They are made on the host, and stay there.
-        if footing.on_host && !self.devices.is_empty() {
-            return AT_FIRST;
-        }
-        let largest = sizes.iter().map(|(elements, _)| elements).max();
-        // What is there already is counted.
-        let made = sizes
-            .iter()
-            .filter(|(_, is_lazy)| *is_lazy || footing.in_bf16);
-        let made: usize = made.map(|(elements, _)| elements).sum();
-        let weights = made * if footing.in_bf16 { 2 } else { 4 };
-        // One is drawn, and cast, beside the others.
-        weights + 8 * largest.unwrap_or(&0) + AT_FIRST
     }
 
     /// Measures the model with weights on this footing.
@@ -282,7 +253,7 @@ where
         let held = memory::live(device)?.saturating_sub(before);
         let mut variant = Variant::new(footing, parameters, held);
         variant.notes = estimate::measure(&stateless, &variant.parameters, true)?.sum();
-        variant.states = self.states(&facts.formats(footing), &variant.parameters)?;
+        variant.measure_states(&self.optimizer, &facts.formats(footing))?;
 
         let (place, largest) = (facts.variants.len(), variant.largest());
         facts.variants.push(variant);
@@ -312,26 +283,6 @@ where
         }
         variant.left = memory::live(device)?;
         Ok(())
-    }
-
-    /// What the optimizer holds for `parameters` in these formats, as far as it can be kept so.
-    fn states(
-        &self,
-        formats: &[Formats],
-        parameters: &[Entry],
-    ) -> Result<Vec<(Formats, States)>, PlanError> {
-        let mut all = Vec::new();
-        for &(states, weights) in formats {
-            let Some(optimizer) = self.optimizer.formatted(states, weights) else {
-                continue;
-            };
-            match estimate::measure(&optimizer.build(), parameters, O::SHAPE_TELLS) {
-                Ok(held) => all.push(((states, weights), held)),
-                Err(error) if (states, weights) == (None, None) => return Err(error.into()),
-                Err(error) => log::info!("{error}"),
-            }
-        }
-        Ok(all)
     }
 }
 

@@ -47,12 +47,7 @@ pub(super) struct Probe<'a, M: Module, F> {
     pub(super) progress: fn(&str),
 }
 
-impl<M, L, F> Probe<'_, M, F>
-where
-    M: Module,
-    L: Loss,
-    F: Fn(&M, usize) -> L,
-{
+impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     /// A pass whose blocks keep their activations as `keep` says: of several, the largest, if that takes no long time, and no less than
     /// others have taught. None if it does not fit; it ends before it goes beyond the budget where that is feared of what is `expected`.
     pub(super) fn pass(

@@ -67,16 +67,11 @@ impl Trial {
     }
 
     /// Tries it, and notes what it has told of one of these `passes`.
-    pub(super) fn run<M, L, F>(
+    pub(super) fn run<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
         self,
         probe: &mut Probe<'_, M, F>,
         passes: &mut [Pass],
-    ) -> Result<(), PlanError>
-    where
-        M: Module,
-        L: Loss,
-        F: Fn(&M, usize) -> L,
-    {
+    ) -> Result<(), PlanError> {
         let Self { items, keep, what } = self;
         let pass = passes.iter_mut().find(|pass| pass.items == items);
         let pass = pass.expect("it was chosen from them");

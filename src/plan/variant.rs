@@ -4,13 +4,15 @@ use std::fmt::{Display, Formatter};
 
 use burn::tensor::FloatDType;
 
-use crate::estimate::States;
+use crate::estimate::{self, States};
 use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightFormat};
 use crate::weights::Entry;
 
 use super::climb::AT_FIRST;
+use super::error::PlanError;
 use super::ladder::{Fidelity, Rung, in_millionths};
+use super::optimizer::PlannedOptimizer;
 use super::pass::Pass;
 use super::run::Run;
 
@@ -36,6 +38,17 @@ impl Footing {
     pub(super) fn offload(self) -> Option<OffloadConfig> {
         let weights = Offload::Weights(WaitingBlocks::All);
         self.on_host.then(|| OffloadConfig::new(weights))
+    }
+
+    /// Bytes of weights while they come into being: of so many elements each, that may be there already.
+    pub(super) fn making(self, sizes: &[(usize, bool)]) -> usize {
+        let made = sizes
+            .iter()
+            .filter(|(_, is_there)| !is_there || self.in_bf16);
+        let made: usize = made.map(|(elements, _)| elements).sum();
+        let largest = sizes.iter().map(|(elements, _)| elements).max();
+        // One is drawn, and cast, beside the others.
+        made * if self.in_bf16 { 2 } else { 4 } + 8 * largest.unwrap_or(&0)
     }
 }
 
@@ -84,6 +97,25 @@ impl Variant {
             shared: if are_shared { missing } else { 0 },
             ..Self::default()
         }
+    }
+
+    /// Measures what `optimizer` holds in these formats, as far as it can be kept so.
+    pub(super) fn measure_states<O: PlannedOptimizer>(
+        &mut self,
+        optimizer: &O,
+        formats: &[Formats],
+    ) -> Result<(), PlanError> {
+        for &(states, weights) in formats {
+            let Some(optimizer) = optimizer.formatted(states, weights) else {
+                continue;
+            };
+            match estimate::measure(&optimizer.build(), &self.parameters, O::SHAPE_TELLS) {
+                Ok(held) => self.states.push(((states, weights), held)),
+                Err(error) if (states, weights) == (None, None) => return Err(error.into()),
+                Err(error) => log::info!("{error}"),
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn states_in(&self, formats: Formats) -> Option<&States> {
