@@ -164,32 +164,29 @@ impl<'a> Ways<'a> {
     /// What a training takes that goes through this part with these blocks.
     fn choice(&self, part: Part<'a>, kept: &Kept) -> Choice<'a> {
         let beside = self.beside(part.split);
-        let in_pass = kept.run.in_pass() as f64;
-        let device = match part
-            .pass
-            .steps(&kept.keep, part.split)
-            .and_then(|it| it.peak)
-        {
-            Some(peak) => {
-                let held = self.optimizer().saturating_sub(self.variant.notes);
-                let more = in_pass * (self.margin - AT_ONCE).max(0.0);
-                (peak + held + SEEN_SLACK).saturating_add(more as usize)
-            }
-            None => {
-                let in_pass = (in_pass * self.margin).ceil();
-                self.before(beside).saturating_add(in_pass as usize)
-            }
-        };
         let seconds = part.split.accumulation as f64 * kept.run.seconds + beside.seconds;
         Choice {
             level: self.level,
             variant: self.variant,
             part,
             kept: kept.clone(),
-            device,
+            device: self.peak(part, kept, beside),
             host: beside.host,
             seconds: in_millionths(seconds),
         }
+    }
+
+    /// Bytes at the peak, as steps have shown, or as the pass and what is held beside it come to.
+    fn peak(&self, part: Part<'a>, kept: &Kept, beside: Beside) -> usize {
+        let in_pass = kept.run.in_pass() as f64;
+        let steps = part.pass.steps_with(&kept.keep, part.split);
+        let Some(seen) = steps.and_then(|steps| steps.peak) else {
+            let in_pass = (in_pass * self.margin).ceil();
+            return self.before(beside).saturating_add(in_pass as usize);
+        };
+        let held = self.optimizer().saturating_sub(self.variant.notes);
+        let more = in_pass * (self.margin - AT_ONCE).max(0.0);
+        (seen + held + SEEN_SLACK).saturating_add(more as usize)
     }
 
     /// What is held when a pass begins.
@@ -218,7 +215,7 @@ impl<'a> Ways<'a> {
         let level = self.level;
         let is_plain = part.split.ranks == 1 && level.waits.is_none() && !level.in_state;
         let is_plain = is_plain && self.config.averaging.is_none() && self.variant.shared == 0;
-        let is_new = part.pass.steps(&kept.keep, part.split).is_none();
+        let is_new = part.pass.steps_with(&kept.keep, part.split).is_none();
         let device = self.choice(part, kept).device;
         is_plain && is_new && device.saturating_sub(self.optimizer()) <= self.facts.budget
     }

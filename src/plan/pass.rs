@@ -15,7 +15,7 @@ pub(super) struct Pass {
     too_large: Vec<Vec<bool>>,
     /// What the recording of the first one tells of others, if it has blocks.
     pub(super) twice: Option<Twice>,
-    steps: Vec<Steps>,
+    pub(super) steps: Vec<Steps>,
 }
 
 /// Which blocks keep their activations, and what the pass takes then.
@@ -98,19 +98,10 @@ impl Pass {
         self.too_large.push(keep);
     }
 
-    pub(super) fn note_steps(&mut self, steps: Steps) {
-        self.steps.push(steps);
-    }
-
     /// The steps with these blocks, if they were made.
-    pub(super) fn steps(&self, keep: &[bool], split: Split) -> Option<&Steps> {
+    pub(super) fn steps_with(&self, keep: &[bool], split: Split) -> Option<&Steps> {
         let mut steps = self.steps.iter();
         steps.find(|it| it.keep == keep && it.summed == split.is_summed())
-    }
-
-    /// How often steps were made.
-    pub(super) fn tried_steps(&self) -> usize {
-        self.steps.len()
     }
 
     /// Number of passes that were tried with some blocks of each kind.

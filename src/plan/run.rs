@@ -40,15 +40,11 @@ impl Run {
         let backward = marks.position(|mark| mark.phase == Phase::Backward);
         let samples = timeline.samples.iter();
         let forward = samples.filter(|sample| Some(sample.mark) < backward);
-        // What the backend has kept for itself is there from the begin the next time.
-        let kept = timeline
-            .samples
-            .last()
-            .map_or(0, bytes)
-            .saturating_sub(start);
+        let end = timeline.samples.last().map_or(0, bytes);
         Self {
             start,
-            peak: timeline.peak().bytes.total() + kept,
+            // What the backend has kept for itself is there from the begin the next time.
+            peak: timeline.peak().bytes.total() + end.saturating_sub(start),
             forward: forward.map(bytes).max().unwrap_or(start),
             stretch,
             seconds,

@@ -50,7 +50,7 @@ impl Trial {
             let what = if !pass.knows(&kept.keep) {
                 (pass.tried() < many).then_some(What::Pass)
             } else {
-                let is_quick = kept.run.seconds <= QUICK && pass.tried_steps() < many;
+                let is_quick = kept.run.seconds <= QUICK && pass.steps.len() < many;
                 let ways = facts.ways(choice.level, Outlook::Seen)?;
                 let can_be_seen = is_quick && !is_free && ways.can_be_seen(choice.part, kept);
                 can_be_seen.then_some(What::Steps(split))
@@ -83,7 +83,7 @@ impl Trial {
             What::Steps(split) => {
                 let peak = probe.steps(items, &keep, split.accumulation)?;
                 let summed = split.is_summed();
-                pass.note_steps(Steps { keep, summed, peak });
+                pass.steps.push(Steps { keep, summed, peak });
             }
         }
         Ok(())
