@@ -4,7 +4,7 @@ use burn::optim::GradientsParams;
 
 use super::*;
 
-on_every_backend!(steps_are_those_of_flex);
+on_every_backend!(steps_are_those_of_flex, steps_of_muon_are_those_of_flex);
 
 /// Two layers of numbers, so that nothing but an optimizer computes.
 fn layers(device: &Device, dtype: FloatDType) -> Vec<Linear> {
@@ -54,10 +54,8 @@ fn trained(
 }
 
 fn steps_are_those_of_flex(device: &Device) {
-    // All steps before the first comparison: a device that computes nothing is given all kernels.
-    let mut steps = Vec::new();
-    for (states, weights, dtype) in formats(device) {
-        let mut optimizers = optimizers(states, weights);
+    assert_those_of_flex(device, |states, weights, dtype| {
+        let mut optimizers = element_wise(states, weights);
         // Where Burn computes, numbers differ in their last bit, and so do the random ones that are made of them.
         let is_rounded_the_same = weights != WeightFormat::Stochastic;
         if (states, dtype) == (StateFormat::Full, FloatDType::BF16) && is_rounded_the_same {
@@ -65,7 +63,23 @@ fn steps_are_those_of_flex(device: &Device) {
             let wrapped = optim::InFormat::new(adamw, weights);
             optimizers.push(("AdamW of Burn's", wrapped.into()));
         }
-        for (name, optimizer) in optimizers {
+        optimizers
+    });
+}
+
+/// (Apart from the others, since Burn's products of matrices take many minutes on CubeCL's runtime for CPUs.)
+fn steps_of_muon_are_those_of_flex(device: &Device) {
+    assert_those_of_flex(device, |states, weights, _| vec![muon(states, weights)]);
+}
+
+fn assert_those_of_flex(
+    device: &Device,
+    optimizers: impl Fn(StateFormat, WeightFormat, FloatDType) -> Vec<(&'static str, ModuleOptimizer)>,
+) {
+    // All steps before the first comparison: a device that computes nothing is given all kernels.
+    let mut steps = Vec::new();
+    for (states, weights, dtype) in formats(device) {
+        for (name, optimizer) in optimizers(states, weights, dtype) {
             let found = trained(optimizer.clone(), device, dtype);
             let expected = trained(optimizer, &Device::flex().autodiff(), dtype);
             let context = format!("{name}, {states:?}, {weights:?}, {dtype:?}");

@@ -74,12 +74,16 @@ fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
 }
 
 fn optimizers(states: StateFormat, weights: WeightFormat) -> Vec<(&'static str, ModuleOptimizer)> {
+    let mut all = element_wise(states, weights);
+    all.push(muon(states, weights));
+    all
+}
+
+fn muon(states: StateFormat, weights: WeightFormat) -> (&'static str, ModuleOptimizer) {
     let muon = optim::MuonWithAdamWConfig::new(vec!["second".into()])
         .with_state_format(states)
         .with_weight_format(weights);
-    let mut all = element_wise(states, weights);
-    all.push(("Muon with AdamW", muon.init()));
-    all
+    ("Muon with AdamW", muon.init())
 }
 
 /// Steps after which two runs with the same optimizer can be compared. The iterations of Muon stretch what codes leave
