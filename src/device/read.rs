@@ -16,18 +16,20 @@ pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
     TensorData::from_bytes(bytes, data.shape(), data.dtype())
 }
 
-/// Waits until `tensor` has what it was made of.
-pub(crate) fn look<const D: usize>(tensor: &Tensor<D>) {
-    let elements = tensor.shape().num_elements();
-    if elements == 0 {
-        return;
-    }
-    let tensor = tensor.clone();
-    let data = match tensor.dtype() {
-        DType::QFloat(_) => tensor.into_data(),
-        _ => tensor.reshape([elements]).slice(0..1).into_data(),
+/// `tensor`, which has no autodiff, when it has what it was made of: Burn reads what is in a file when somebody looks.
+pub(crate) fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
+    let data = match dtype {
+        DType::QFloat(_) => tensor.clone().into_data(),
+        // There is nothing to look at.
+        _ if elements == 0 => return Tensor::zeros(tensor.shape(), (&tensor.device(), dtype)),
+        _ => {
+            let row: Tensor<1> = tensor.clone().reshape([elements]);
+            row.slice(0..1).into_data()
+        }
     };
     data.as_bytes();
+    tensor
 }
 
 /// `tensor`, which has no autodiff, on `device`: what it holds now. The rank in its type doesn't matter.

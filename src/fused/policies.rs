@@ -185,7 +185,10 @@ impl Policies {
     pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
         let scale = self.loss_scale();
         let mut learned = self.learned.lock();
-        learned.gradient_norm = norm.or(learned.gradient_norm);
+        // Of nothing else that is measured records know.
+        if self.clips_lagged() {
+            learned.gradient_norm = norm.or(learned.gradient_norm);
+        }
         let interval = self.config.loss_scaling.and_then(|it| it.growth_interval);
         if let (Some(scale), Some(interval)) = (scale, interval) {
             learned.loss_scale = Some(scale.after(interval, overflowed));

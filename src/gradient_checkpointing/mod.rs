@@ -163,8 +163,9 @@ where
     let Some(scope) = Scope::current() else {
         assert!(
             !is_in_training(block),
-            "the block `{}` under gradient checkpointing is called on another thread than the closure \
-             of the step: enter the closure's `StepContext` there",
+            "the block `{}` under gradient checkpointing is called outside of a training step, or on another thread \
+             than the closure of the step. After the step use `FusedOptimizer::model()` or `valid()` instead of a clone; on another \
+             thread enter the closure's `StepContext`",
             type_name::<B>()
         );
         return forward(block, input);

@@ -66,6 +66,9 @@ impl AnyTensor {
     }
 }
 
+/// The most dimensions that Burn's optimizers know.
+pub(crate) const MAX_RANK: usize = 8;
+
 /// What `$do` gives, in which `$D` is this rank as a constant: one of those that Burn's optimizers know.
 macro_rules! with_rank {
     ($rank:expr, $D:ident => $do:expr) => {

@@ -7,7 +7,7 @@ use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bool, Device, Int, Shape, Tensor};
 
 use super::around::as_inner;
-use crate::device::look;
+use crate::device::in_memory;
 
 /// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
 /// map it: so this is one that passes on all else.
@@ -71,14 +71,13 @@ impl TakeOver for Same {
         if !loaded.is_initialized() {
             return param;
         }
-        look(&loaded.base());
         let (expected, found) = (param.base().dtype(), loaded.base().dtype());
         if found != expected {
             let mismatch = format!("{path}: expected {expected:?} but record has {found:?}");
             self.0.push(mismatch);
         }
         let id = loaded.id;
-        param.transform_for_load(loaded.into_value(), id)
+        param.transform_for_load(in_memory(loaded.into_value()), id)
     }
 }
 

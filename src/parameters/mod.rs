@@ -9,7 +9,7 @@ mod load;
 mod part;
 mod statistics;
 
-pub(crate) use any::{AnyParam, AnyTensor, with_rank};
+pub(crate) use any::{AnyParam, AnyTensor, MAX_RANK, with_rank};
 pub(crate) use around::as_inner;
 pub(crate) use exchange::{exchange, taken};
 pub use key::ModelKey;

@@ -38,7 +38,8 @@ pub enum PlanError {
     NothingFits {
         /// The bytes there are.
         budget: usize,
-        /// The peak of the smallest way to train, in bytes; of one of which no pass has come to its end, what it takes at least.
+        /// The peak of the smallest way to train, in bytes; of one of which no pass has come to its end, what measuring it takes at
+        /// least, half a megabyte for what a first pass has beside gradients included.
         least: usize,
         /// What would help.
         advice: String,

@@ -14,7 +14,7 @@ use crate::optim::{Average, Call};
 use crate::optimizer_record::{
     RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
 };
-use crate::parameters::AnyTensor;
+use crate::parameters::{AnyTensor, MAX_RANK};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -61,6 +61,11 @@ impl Update {
     /// Why a parameter of this path and rank can't be stepped, if its optimizer says so. Burn lets the optimizer of a
     /// parameter read its state when it loads a record; this one has none.
     pub(crate) fn unfit(&self, id: ParamId, path: &str, rank: usize) -> Option<String> {
+        if rank > MAX_RANK {
+            return Some(format!(
+                "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {rank}: freeze it, or keep it in another shape"
+            ));
+        }
         let nothing = write([RecordedState::none(id, path, rank)]);
         let nothing = nothing.expect("Burn writes what has no state");
         let load = || self.anew().load_record(joined([nothing]));

@@ -1,7 +1,7 @@
 //! Every mistake has an answer that names the parameter or the option, and nothing is lost.
 
 use backburn::{FusedError, FusedOptimizer};
-use burn::module::Param;
+use burn::module::{Module, Param};
 use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, MuonConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -308,4 +308,18 @@ fn a_memory_recording_without_its_allocator() {
     let error = MemoryRecorder::start().unwrap_err();
     assert!(matches!(error, MemoryError::NotInstalled));
     assert!(error.to_string().contains("#[global_allocator]"));
+}
+
+#[test]
+fn a_parameter_of_more_dimensions_than_an_optimizer_knows_is_an_error_by_name() {
+    #[derive(Module, Debug)]
+    struct Deep {
+        deep: Param<Tensor<9>>,
+    }
+
+    let device = Device::flex().autodiff();
+    let deep = Param::from_tensor(Tensor::zeros([1; 9], &device));
+    let error = FusedOptimizer::try_new(Deep { deep }, SgdConfig::new().init()).unwrap_err();
+    assert!(matches!(&error, FusedError::Unfit { path, .. } if path == "deep"));
+    assert!(error.to_string().contains("up to 8 dimensions"), "{error}");
 }

@@ -497,14 +497,19 @@ fn a_parameter_without_elements_is_loaded() {
     let mut saved = training();
     let step = |fused: &mut FusedOptimizer<Empty>| {
         let x = Tensor::<2>::ones([2, 4], &device);
-        fused.step(1e-2, |model| model.layer.forward(x).powi_scalar(2).mean());
+        fused.step(1e-2, |model| {
+            model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
+        });
     };
     step(&mut saved);
     checkpoint.save(&saved, &Progress::new(1)).unwrap();
     let mut loaded = training();
     let _: Progress = checkpoint.load(&mut loaded).unwrap();
+    // Nothing is in a file any more.
+    drop(folder);
     step(&mut saved);
     step(&mut loaded);
+    assert_eq!(loaded.last_step().updated, 3);
     let weight = |fused: &FusedOptimizer<Empty>| fused.model().layer.weight.val().into_data();
     weight(&saved).assert_eq(&weight(&loaded), true);
     assert_eq!(loaded.model().rows.val().dims(), [5, 0]);

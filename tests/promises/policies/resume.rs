@@ -149,3 +149,32 @@ fn a_record_with_the_loss_scale_alone_loads() {
     });
     assert_eq!(scales, [512.0, 1024.0, 1024.0]);
 }
+
+#[test]
+fn a_norm_that_was_clipped_by_exactly_is_none_that_lagged_clipping_goes_by() {
+    let device = Device::flex().autodiff();
+    let x = &batches(&device, 1)[0];
+    for exact in [
+        GlobalNormClippingConfig::Exact(0.01),
+        GlobalNormClippingConfig::ExactInBuffer(0.01),
+    ] {
+        let fused = |model| {
+            let fused = FusedOptimizer::new(model, SgdConfig::new().init());
+            let config = fused.config().clone();
+            fused.with_config(config.with_clipping(Some(exact)))
+        };
+        let mut through = fused(Squashed::init(&device));
+        through.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+        let mut resumed = fused(copy(&through.model(), || Squashed::init(&device)));
+        resumed.load_record(through.to_record());
+        let [mut through, mut resumed] = [through, resumed].map(lagged);
+        for step_after in 0..2 {
+            step(&mut through, x);
+            step(&mut resumed, x);
+            let clipping = through.last_step().clipping;
+            assert_eq!(clipping, resumed.last_step().clipping);
+            assert_eq!(clipping == Some(1.0), step_after == 0);
+        }
+        assert_equal_weights(&through.model(), &resumed.model());
+    }
+}
