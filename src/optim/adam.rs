@@ -4,8 +4,7 @@ use burn::optim::decay::WeightDecayConfig;
 
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
-use super::kernel::Rule;
-use super::rule::{self, Moments, Step};
+use super::rule::{self, Moments, Rule, Step};
 use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's

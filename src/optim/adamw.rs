@@ -4,8 +4,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use super::adam::MOMENTS;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
-use super::kernel::Rule;
-use super::rule::{self, Moments, Step};
+use super::rule::{self, Moments, Rule, Step};
 use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
@@ -57,17 +56,8 @@ impl ElementWise for AdamWConfig {
     /// Hyperparameters are worked out in the precision in which Burn does.
     fn rule(&self, step: Step) -> Rule {
         let rate = step.learning_rate * f64::from(self.weight_decay);
-        if self.cautious_weight_decay && rate != 0.0 {
-            self.with_decay::<true>(rate, step)
-        } else {
-            self.with_decay::<false>(1.0 - rate, step)
-        }
-    }
-}
-
-impl AdamWConfig {
-    fn with_decay<const CAUTIOUS: bool>(&self, decay: f64, step: Step) -> Rule {
-        let rule = rule::AdamW::<CAUTIOUS> {
+        let is_cautious = self.cautious_weight_decay && rate != 0.0;
+        let rule = rule::AdamW {
             moments: Moments {
                 beta_1: step.decay(self.beta_1.into()),
                 beta_2: step.decay(self.beta_2.into()),
@@ -75,15 +65,16 @@ impl AdamWConfig {
                 rest_2: (1.0 - self.beta_2).into(),
             },
             learning_rate: step.learning_rate,
-            decay,
+            decay: if is_cautious { rate } else { 1.0 - rate },
             correction_1: (1.0 - self.beta_1.powi(step.time)).into(),
             correction_2: (1.0 - self.beta_2.powi(step.time)).into(),
             epsilon: self.epsilon.into(),
         };
-        if self.amsgrad {
-            Rule::new::<3>(rule)
-        } else {
-            Rule::new::<2>(rule)
+        match (is_cautious, self.amsgrad) {
+            (false, false) => Rule::new::<2>(rule),
+            (false, true) => Rule::new::<3>(rule),
+            (true, false) => Rule::new::<2>(rule::Cautious(rule)),
+            (true, true) => Rule::new::<3>(rule::Cautious(rule)),
         }
     }
 }

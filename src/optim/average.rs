@@ -10,6 +10,7 @@ use super::format::{
     Formats, LowBits, Noise, RecordedFormat, Weight, WeightFormat, check_forms, steps,
 };
 use super::kernel::{self, in_full, set_in_format};
+use super::rule::Rule;
 use crate::device::{host, in_type, moved, of_data};
 use crate::parameters::AnyTensor;
 
@@ -190,7 +191,7 @@ impl Weight<1> {
 
     /// The average of so many values taken on to the next.
     fn next(self, config: &WeightAveragingConfig, count: usize, value: Tensor<1>) -> Self {
-        let rule = kernel::Rule::new::<0>(config.rule(count));
+        let rule = Rule::new::<0>(config.rule(count));
         let full = full_of(&self.value);
         let value = in_type(value, full);
         let form = |tensor: &Tensor<1>| (tensor.shape(), full, tensor.device());

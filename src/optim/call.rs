@@ -80,31 +80,29 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
     reason
 }
 
-/// From here on the step does not fail, and writes in place: the caller's handle to the parameter is given up. Returns the
-/// average to be taken on with it and how, if one is lent that `fits`: of whatever rank.
-pub(super) fn begin_writing<const D: usize>(
+/// Lets a step that does not fail `write` a parameter in place. The caller's handle is given up, and an average that is lent and
+/// `fits`, of whatever rank, is taken on as its rule says. The caller has both as they are written, since what has called this
+/// optimizer may fail yet.
+pub(super) fn writing<const D: usize, R>(
     fits: impl FnOnce(&Tensor<1>) -> bool,
-) -> Option<(Tensor<D>, AverageRule)> {
+    write: impl FnOnce(Option<(Tensor<D>, AverageRule)>) -> (R, Tensor<D>, Option<Tensor<D>>),
+) -> R {
     let fits = |mean: &mut Mean| matches!(mean, Mean::Lent(mean, _) if fits(mean));
-    let (parameter, mean) = CALL.with_borrow_mut(|call| {
+    let taken = CALL.with_borrow_mut(|call| {
         let call = call.as_mut()?;
         Some((call.parameter.take(), call.mean.take_if(fits)))
-    })?;
-    drop(parameter);
-    match mean {
-        Some(Mean::Lent(mean, rule)) => Some((mean.of_rank(), rule)),
-        _ => None,
-    }
-}
-
-/// The parameter is written, and the average that went along: what has called this optimizer may fail yet.
-pub(super) fn end_writing<const D: usize>(parameter: &Tensor<D>, mean: Option<Tensor<D>>) {
+    });
+    let lent = taken.and_then(|(_given_up, mean)| match mean? {
+        Mean::Lent(mean, rule) => Some((mean.of_rank(), rule)),
+        Mean::TakenOn(_) => None,
+    });
+    let (result, parameter, mean) = write(lent);
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {
-            call.parameter = Some(parameter.clone().into());
-            call.mean = mean
-                .map(|mean| Mean::TakenOn(mean.into()))
-                .or(call.mean.take());
+            call.parameter = Some(parameter.into());
+            let taken_on = mean.map(|mean| Mean::TakenOn(mean.into()));
+            call.mean = taken_on.or(call.mean.take());
         }
     });
+    result
 }

@@ -1,8 +1,7 @@
 use std::fmt::Debug;
 
 use super::format::Root;
-use super::kernel::Rule;
-use super::rule::Step;
+use super::rule::{Rule, Step};
 
 /// An optimizer that updates every element of a parameter by itself: what it keeps for an element, and the formula.
 ///

@@ -3,8 +3,7 @@ use burn::grad_clipping::GradientClippingConfig;
 
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
-use super::kernel::Rule;
-use super::rule::{self, Step};
+use super::rule::{self, Rule, Step};
 use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`Lion`]: the fields and defaults of Burn's

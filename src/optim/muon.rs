@@ -9,8 +9,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::call;
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{Formats, StateFormat, WeightFormat};
-use super::kernel::{self, Rule};
-use super::rule::{self, Step};
+use super::kernel;
+use super::rule::{self, Rule, Step};
 use super::ruled::Ruled;
 use super::sgd::VELOCITY;
 use super::state::RuledState;
@@ -173,9 +173,12 @@ impl Optimizer for Muon {
             ..self.momentum.formats
         };
         let formats = formats.fit(&parameter);
-        let inner = state.as_ref().map(|state| &state.0);
+        let (states, low_bits) = match &state {
+            Some(MuonState(state)) => (&state.states[..], state.low_bits.as_ref()),
+            None => (&[][..], None),
+        };
         let checked = check_matrix::<D>()
-            .and_then(|()| RuledState::check(inner, formats, &parameter, &gradient));
+            .and_then(|()| formats.check(&parameter, &gradient, states, low_bits));
         if let Err(reason) = checked {
             call::refuse(reason);
             return (parameter, state);

@@ -3,10 +3,11 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Fitted, Formats, StateFormat, WeightFormat};
+use super::format::{Formats, StateFormat, StateTensor, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
+use crate::device::sent;
 
 /// The Burn optimizer of an [`ElementWise`] one, in a single pass over memory.
 ///
@@ -88,18 +89,6 @@ impl<R: AccumulateInState> Ruled<R> {
 }
 
 impl<R: ElementWise, const D: usize> RuledState<R, D> {
-    /// Refuses a step of `parameter` from this state that can't be.
-    pub(super) fn check(
-        state: Option<&Self>,
-        formats: Fitted,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-    ) -> Result<(), String> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
-        let states = state.map_or(&[][..], |state| &state.states);
-        formats.check(parameter, gradient, states, low_bits)
-    }
-
     /// The step of the next gradient, after which there are `more_to_come` of its group of micro-batches or not: a group
     /// counts as one step.
     fn next_step(&mut self, learning_rate: LearningRate, more_to_come: bool) -> Step {
@@ -133,7 +122,11 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
         let formats = self.formats.fit(&parameter);
-        if let Err(reason) = RuledState::check(state.as_ref(), formats, &parameter, &gradient) {
+        let (states, low_bits) = match &state {
+            Some(state) => (&state.states[..], state.low_bits.as_ref()),
+            None => (&[][..], None),
+        };
+        if let Err(reason) = formats.check(&parameter, &gradient, states, low_bits) {
             call::refuse(reason);
             return (parameter, state);
         }
@@ -168,10 +161,13 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
     }
 
     fn to_device<const D: usize>(state: RuledState<R, D>, device: &Device) -> RuledState<R, D> {
+        let on_device = |state| match state {
+            StateTensor::Full(full) => StateTensor::Full(sent(full, device)),
+            StateTensor::Packed(packed) => StateTensor::Packed(packed.on_device(device)),
+        };
         let states = state.states.into_iter();
-        let states = states.map(|state| state.map(|state| state.on_device(device)));
         RuledState {
-            states: states.collect(),
+            states: states.map(|state| state.map(on_device)).collect(),
             low_bits: state.low_bits.map(|low| low.on_device(device)),
             ..state
         }

@@ -6,8 +6,7 @@ use burn::optim::momentum::MomentumConfig;
 
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::format::{StateFormat, WeightFormat};
-use super::kernel::Rule;
-use super::rule::{self, Momentum, Step};
+use super::rule::{self, Momentum, Rule, Step};
 use super::ruled::Ruled;
 use super::with_clipping;
 

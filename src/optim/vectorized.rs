@@ -7,23 +7,18 @@ pub(super) use pulp::NullaryFnOnce as Loop;
 /// loops, since closures are compiled for any processor.
 #[inline]
 pub(super) fn vectorized<L: Loop>(work: L) -> L::Output {
+    // `pulp` can do this itself, by a feature that would choose other kernels for the matrix products of Burn's backends, too.
     #[cfg(target_arch = "x86_64")]
-    if has_avx512() {
-        // SAFETY: the processor has all the features that the function is compiled for.
-        return unsafe { in_avx512(work) };
-    }
-    Arch::new().dispatch(work)
-}
-
-// `pulp` can do this itself, by a feature that would choose other kernels for the matrix products of Burn's backends, too.
-
-#[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
+    if is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vbmi")
+    {
+        // SAFETY: the processor has all the features that the function is compiled for.
+        return unsafe { in_avx512(work) };
+    }
+    Arch::new().dispatch(work)
 }
 
 #[cfg(target_arch = "x86_64")]

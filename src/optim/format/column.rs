@@ -98,12 +98,11 @@ impl<'a> Column<'a> {
 
     /// Whether random bits decide how an element is rounded.
     pub(crate) fn is_dithered(&self) -> bool {
-        match self.kept {
-            Kept::Floats(_) | Kept::Weights(WeightFormat::Plain | WeightFormat::Split32) => false,
-            Kept::Weights(WeightFormat::Stochastic | WeightFormat::Split24) | Kept::Codes(_) => {
-                true
-            }
-        }
+        use WeightFormat::{Split24, Stochastic};
+        matches!(
+            self.kept,
+            Kept::Weights(Stochastic | Split24) | Kept::Codes(_)
+        )
     }
 
     /// Whether they are numbers in f32.

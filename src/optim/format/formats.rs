@@ -3,8 +3,8 @@ use std::fmt::Debug;
 use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use super::low_bits::LowBits;
-use super::root::Root;
-use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
+use super::root::{Coding, Root};
+use super::state::{MIN_ELEMENTS, PackedState, StateFormat};
 use super::weight::WeightFormat;
 use crate::device::in_type;
 
@@ -33,6 +33,16 @@ pub(crate) struct Weight<const D: usize> {
     pub(crate) value: Tensor<D>,
     pub(crate) format: WeightFormat,
     pub(crate) low_bits: Option<LowBits>,
+}
+
+/// An optimizer state of the shape of its parameter.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // There is one to a parameter.
+pub(crate) enum StateTensor<const D: usize> {
+    /// As it is.
+    Full(Tensor<D>),
+    /// In codes of a few bits.
+    Packed(PackedState<D>),
 }
 
 impl Formats {
@@ -78,13 +88,9 @@ impl Fitted {
         states: &[Option<StateTensor<D>>],
         low_bits: Option<&LowBits>,
     ) -> Result<(), String> {
-        let (shape, dtype) = (parameter.shape(), parameter.dtype());
+        let dtype = parameter.dtype();
         if let Some(low_bits) = low_bits {
             self.check_low_bits(parameter, low_bits)?;
-        }
-        let places: Vec<_> = states.iter().flatten().map(StateTensor::place).collect();
-        if let Some((found, _)) = places.iter().find(|(found, _)| *found != shape) {
-            return misfit("optimizer state", &told(found), &told(&shape));
         }
         if self.weight != WeightFormat::Plain {
             let what = format!("`WeightFormat::{:?}`", self.weight);
@@ -98,8 +104,11 @@ impl Fitted {
             ));
         }
         let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
-        let states = places.into_iter();
-        let states = states.map(|(shape, device)| (shape, dtype, device));
+        // Whatever its type is: it will be in another.
+        let states = states.iter().flatten().map(|state| match state {
+            StateTensor::Full(state) => (state.shape(), dtype, state.device()),
+            StateTensor::Packed(state) => (state.shape.clone(), dtype, state.scales.device()),
+        });
         check_forms(form(parameter), form(gradient), states)
     }
 
@@ -149,7 +158,7 @@ impl Fitted {
             // Burn loads it from a record in the type of its default device.
             (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
             (Some(state), coding) => state.conformed(coding),
-            (None, Some(coding)) => StateTensor::blank(parameter, coding),
+            (None, Some(coding)) => StateTensor::Packed(PackedState::blank(parameter, coding)),
             (None, None) => StateTensor::Full(Tensor::full(shape, blank(), (&device, dtype))),
         }
     }
@@ -162,18 +171,16 @@ impl Fitted {
     ) -> Weight<D> {
         let format = self.weight;
         let (value, low_bits) = match low_bits {
-            None if format == WeightFormat::Plain => (parameter, None),
-            None => {
-                let (elements, device) = (parameter.shape().num_elements(), parameter.device());
-                let none = LowBits::none(format, elements, &device);
-                (parameter, none)
-            }
             Some(low_bits) if low_bits.format == format => (parameter, Some(low_bits)),
-            // A weight that is not in bf16 lacks nothing.
-            Some(_) if parameter.dtype() != DType::BF16 => (parameter, None),
-            Some(low_bits) => {
+            Some(low_bits) if parameter.dtype() == DType::BF16 => {
                 let (high, low_bits) = LowBits::split(low_bits.joined(parameter), format);
                 (high, Some(low_bits))
+            }
+            // In another type it lacks nothing.
+            _ if format == WeightFormat::Plain => (parameter, None),
+            _ => {
+                let low_bits = LowBits::none(format, &parameter);
+                (parameter, low_bits)
             }
         };
         Weight {
@@ -207,6 +214,25 @@ impl<const D: usize> Weight<D> {
                 }
             }
             _ => self,
+        }
+    }
+}
+
+impl<const D: usize> StateTensor<D> {
+    /// The state as it is, or what its codes stand for, in f32.
+    pub(crate) fn full(self) -> Tensor<D> {
+        match self {
+            Self::Full(state) => state,
+            Self::Packed(packed) => packed.decoded(),
+        }
+    }
+
+    /// The same in these codes, or full.
+    pub(crate) fn conformed(self, coding: Option<Coding>) -> Self {
+        match (self, coding) {
+            (Self::Packed(packed), Some(coding)) if packed.coding == coding => Self::Packed(packed),
+            (state, Some(coding)) => Self::Packed(PackedState::encoded(state.full(), coding)),
+            (state, None) => Self::Full(state.full()),
         }
     }
 }

@@ -25,13 +25,12 @@ pub(crate) struct LowBits {
 }
 
 impl LowBits {
-    /// Those of a parameter of so many elements that lacks nothing, if the format has any.
-    pub(crate) fn none(format: WeightFormat, elements: usize, device: &Device) -> Option<Self> {
+    /// Those of a parameter that lacks nothing, if the format has any.
+    pub(crate) fn none<const D: usize>(format: WeightFormat, of: &Tensor<D>) -> Option<Self> {
+        let elements = of.shape().num_elements();
+        let words = Kept::Weights(format).words(elements);
         (format.low_bytes() > 0).then(|| Self {
-            words: Tensor::zeros(
-                [Kept::Weights(format).words(elements)],
-                (device, DType::U32),
-            ),
+            words: Tensor::zeros([words], (&of.device(), DType::U32)),
             format,
             elements,
             is_loaded: false,

@@ -45,16 +45,6 @@ impl StateFormat {
     }
 }
 
-/// An optimizer state of the shape of its parameter.
-#[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant)] // There is one to a parameter.
-pub(crate) enum StateTensor<const D: usize> {
-    /// As it is.
-    Full(Tensor<D>),
-    /// In codes of a few bits.
-    Packed(PackedState<D>),
-}
-
 /// An optimizer state in codes of a few bits.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedState<const D: usize> {
@@ -66,59 +56,20 @@ pub(crate) struct PackedState<const D: usize> {
     pub(crate) shape: Shape,
 }
 
-impl<const D: usize> StateTensor<D> {
+impl<const D: usize> PackedState<D> {
     /// The state of a parameter before the first step.
     pub(crate) fn blank(parameter: &Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (parameter.shape(), parameter.device());
         let elements = shape.num_elements();
         let words = Kept::Codes(coding).words(elements);
-        Self::Packed(PackedState {
+        Self {
             codes: Tensor::zeros([words], (&device, DType::U32)),
             scales: Tensor::zeros([elements.div_ceil(GROUP)], (&device, DType::F32)),
             coding,
             shape,
-        })
-    }
-
-    /// The state as it is, or what its codes stand for, in f32.
-    pub(crate) fn full(self) -> Tensor<D> {
-        match self {
-            Self::Full(state) => state,
-            Self::Packed(packed) => packed.decoded(),
         }
     }
 
-    /// The shape of its parameter, and where it is.
-    pub(crate) fn place(&self) -> (Shape, Device) {
-        match self {
-            Self::Full(state) => (state.shape(), state.device()),
-            Self::Packed(packed) => (packed.shape.clone(), packed.scales.device()),
-        }
-    }
-
-    /// The same in these codes, or full.
-    pub(crate) fn conformed(self, coding: Option<Coding>) -> Self {
-        match (self, coding) {
-            (Self::Packed(packed), Some(coding)) if packed.coding == coding => Self::Packed(packed),
-            (state, Some(coding)) => Self::Packed(PackedState::encoded(state.full(), coding)),
-            (state, None) => Self::Full(state.full()),
-        }
-    }
-
-    /// The same on another device.
-    pub(crate) fn on_device(self, device: &Device) -> Self {
-        match self {
-            Self::Full(state) => Self::Full(sent(state, device)),
-            Self::Packed(packed) => Self::Packed(PackedState {
-                codes: sent(packed.codes, device),
-                scales: sent(packed.scales, device),
-                ..packed
-            }),
-        }
-    }
-}
-
-impl<const D: usize> PackedState<D> {
     /// The codes of `state`, rounded to the nearest: what was decoded gets its codes again.
     pub(crate) fn encoded(state: Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (state.shape(), state.device());
@@ -134,7 +85,7 @@ impl<const D: usize> PackedState<D> {
     }
 
     /// What the codes stand for, in f32.
-    fn decoded(self) -> Tensor<D> {
+    pub(crate) fn decoded(self) -> Tensor<D> {
         let device = self.scales.device();
         let mut words: Vec<u32> = self.codes.into_data().iter::<u32>().collect();
         let mut scales: Vec<f32> = self.scales.into_data().iter::<f32>().collect();
@@ -142,6 +93,15 @@ impl<const D: usize> PackedState<D> {
         let values = kept.numbers(cast_slice_mut(&mut scales), &mut words, elements);
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
+    }
+
+    /// The same on another device.
+    pub(crate) fn on_device(self, device: &Device) -> Self {
+        Self {
+            codes: sent(self.codes, device),
+            scales: sent(self.scales, device),
+            ..self
+        }
     }
 }
 

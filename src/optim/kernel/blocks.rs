@@ -3,37 +3,37 @@
 
 use std::array::from_fn;
 
-use burn::backend::tensor::Device;
-use burn::backend::{Backend, TensorMetadata};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::{Dispatch, DispatchDevice, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, TensorData, read_sync};
 
 use super::super::format::{Column, Dither, GROUP, Kept, WeightFormat};
 use super::gradient::Gradient;
-use super::rule::{BLOCK, Update, on_threads};
 use super::single_pass::{Operands, Stored};
+use super::{BLOCK, Update, on_threads};
 
 /// Opens the operands, passes over them, and closes them again: where a buffer has one owner and the backend's tensors are
 /// in the memory of this process, in place.
-pub(super) fn update<B: Backend>(
-    update: Update,
-    gradient: &Gradient<'_>,
-    operands: Operands<B>,
-) -> Operands<B> {
+pub(super) fn update(
+    update: &Update,
+    gradient: &Gradient,
+    operands: Operands<Dispatch>,
+) -> Operands<Dispatch> {
     let format = update.formats.unzip().0.unwrap_or(WeightFormat::Plain);
-    let open = |stored| Open::<B>::of(stored, format);
+    let open = |stored| Open::of(stored, format);
     let mut open: Vec<_> = operands.all().map(open).collect();
     match open.len() {
-        1 => pass::<B, 1>(&update, &mut open, gradient),
-        2 => pass::<B, 2>(&update, &mut open, gradient),
-        3 => pass::<B, 3>(&update, &mut open, gradient),
-        _ => pass::<B, 4>(&update, &mut open, gradient),
+        1 => pass::<1>(update, &mut open, gradient),
+        2 => pass::<2>(update, &mut open, gradient),
+        3 => pass::<3>(update, &mut open, gradient),
+        _ => pass::<4>(update, &mut open, gradient),
     }
     Operands::new(open.into_iter().map(Open::closed))
 }
 
 /// An operand that can be written.
-struct Open<B: Backend> {
-    device: Device<B>,
+struct Open {
+    device: DispatchDevice,
     kept: Kept,
     floats: Parts,
     words: Option<Parts>,
@@ -42,9 +42,9 @@ struct Open<B: Backend> {
 /// The bytes of a tensor, its shape and type.
 type Parts = (Bytes, Shape, DType);
 
-impl<B: Backend> Open<B> {
+impl Open {
     /// `format` is that of the weight, which alone is in bf16 then: full states beside it are in f32.
-    fn of(stored: Stored<B>, format: WeightFormat) -> Self {
+    fn of(stored: Stored<Dispatch>, format: WeightFormat) -> Self {
         let (floats, words, kept) = match stored {
             Stored::Floats(floats) => {
                 let kept = match floats.dtype() {
@@ -61,8 +61,8 @@ impl<B: Backend> Open<B> {
         Self {
             device: floats.device(),
             kept,
-            floats: read(read_sync(B::float_into_data(floats))),
-            words: words.map(|words| read(read_sync(B::int_into_data(words)))),
+            floats: read(read_sync(Dispatch::float_into_data(floats))),
+            words: words.map(|words| read(read_sync(Dispatch::int_into_data(words)))),
         }
     }
 
@@ -72,12 +72,12 @@ impl<B: Backend> Open<B> {
         Column::new(self.kept, &mut self.floats.0, words.unwrap_or_default())
     }
 
-    fn closed(self) -> Stored<B> {
+    fn closed(self) -> Stored<Dispatch> {
         let data = |(bytes, shape, dtype)| TensorData::from_bytes(bytes, shape, dtype);
-        let floats = B::float_from_data(data(self.floats), &self.device);
+        let floats = Dispatch::float_from_data(data(self.floats), &self.device);
         let words = self
             .words
-            .map(|words| B::int_from_data(data(words), &self.device));
+            .map(|words| Dispatch::int_from_data(data(words), &self.device));
         match (words, self.kept) {
             (None, _) => Stored::Floats(floats),
             (Some(words), Kept::Codes(coding)) => Stored::Codes(floats, words, coding),
@@ -87,11 +87,7 @@ impl<B: Backend> Open<B> {
 }
 
 /// Updates a weight and its states.
-fn pass<B: Backend, const COLUMNS: usize>(
-    update: &Update,
-    open: &mut [Open<B>],
-    gradient: &Gradient<'_>,
-) {
+fn pass<const COLUMNS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient) {
     let length = open[0].floats.1.num_elements();
     let mut columns = open.iter_mut().map(Open::column);
     let all = Range::<COLUMNS> {
@@ -127,7 +123,7 @@ impl<const COLUMNS: usize> Range<'_, COLUMNS> {
 
     /// Updates them, block by block. (Not inlined, so that what splits has no room on the stack.)
     #[inline(never)]
-    fn update(mut self, update: &Update, gradient: &Gradient<'_>) {
+    fn update(mut self, update: &Update, gradient: &Gradient) {
         let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
         let mut rooms = [[0.0; BLOCK]; COLUMNS];
         while self.length > 0 {

@@ -3,7 +3,7 @@
 use burn::backend::TensorMetadata;
 
 use super::super::format::check_forms;
-use super::rule::Rule;
+use super::super::rule::Rule;
 
 /// Refuses tensors of a backend that someone else has put together and that don't fit, or the `rule` to be applied to them.
 pub(super) fn check_sent<T: TensorMetadata>(

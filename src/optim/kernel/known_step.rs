@@ -1,8 +1,8 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{LowBits, Noise, Root, StateFormat, StateTensor, Weight, WeightFormat};
-use super::super::rule::{AdamW, Moments};
-use super::{Rule, Update, Way};
+use super::super::rule::{AdamW, Moments, Rule};
+use super::{Update, Way};
 
 /// A step of AdamW by the kernels of `device`, in full and in formats, and by what uses the device for storage alone.
 /// Returns what a kernel has computed where it is another.
@@ -37,7 +37,7 @@ fn try_step(
         let coding = StateFormat::Bits8.coding(root, usize::MAX);
         full.conformed(coding.filter(|_| format.is_some()))
     };
-    let rule = Rule::new::<2>(AdamW::<false> {
+    let rule = Rule::new::<2>(AdamW {
         moments: Moments {
             beta_1: 0.5,
             beta_2: 0.75,
@@ -57,10 +57,11 @@ fn try_step(
             formats: format.map(|format| (format, Noise::of_step(1))),
         };
         let format = format.unwrap_or(WeightFormat::Plain);
+        let value = tensor(0.5, 3.5);
         let weight = Weight {
-            value: tensor(0.5, 3.5),
+            low_bits: LowBits::none(format, &value),
+            value,
             format,
-            low_bits: LowBits::none(format, ELEMENTS, device),
         };
         let states = vec![
             state(Root::Signed, 0.25, 4.0),

@@ -16,8 +16,9 @@ mod on_wgpu;
 mod operations;
 #[cfg(feature = "remote")]
 mod remote;
-mod rule;
 mod single_pass;
+
+use std::iter::once;
 
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 use burn::backend::Dispatch;
@@ -25,8 +26,8 @@ use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Noise, StateTensor, Weight, WeightFormat};
-use super::rule::Set;
+use super::format::{GROUP, Noise, StateTensor, Weight, WeightFormat};
+use super::rule::{AverageRule, MOST_STATES, Rule, Set, Traced};
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 
@@ -34,11 +35,27 @@ use gradient::Gradient;
 pub(crate) use known_step::try_kernels;
 #[cfg(feature = "remote")]
 pub(crate) use remote::{UPDATE, run_update};
-pub use rule::Rule;
-use rule::{MOST_STATES, Update};
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use single_pass::SinglePass;
 use single_pass::with_operands;
+
+/// What a step does with every element.
+#[derive(Clone, Debug)]
+pub(crate) struct Update {
+    rule: Rule,
+    /// How an average of the parameter goes on, if the last of the states is one.
+    average: Option<AverageRule>,
+    /// How the weight is kept, and rounded. Without it all operands are in floats of one type, and the step is computed in
+    /// that, or in f32 if it is half of it; with it, in f32 whatever they are.
+    formats: Option<(WeightFormat, Noise)>,
+}
+
+impl Update {
+    /// What is done, operation by operation.
+    fn traced(&self) -> Traced {
+        self.rule.formula.traced(self.average)
+    }
+}
 
 /// Applies `rule` to the elements of a weight and of its states in the step of this number, and returns them. A buffer with one owner is written in
 /// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
@@ -66,21 +83,22 @@ pub(super) fn update<const D: usize>(
         return way.update(update, weight, gradient, states);
     }
     // From here on nothing goes wrong. One pass takes an average on, too, if it can.
-    let can = is_plain && way != Way::Blocks && states.len() < MOST_STATES;
+    let takes_on = is_direct && is_plain && way != Way::Blocks && states.len() < MOST_STATES;
+    let (shape, device) = (weight.value.shape(), weight.value.device());
     let fits = |mean: &Tensor<1>| {
-        let (value, is_alike) = (&weight.value, is_direct && can && mean.dtype() == dtype);
-        is_alike && mean.shape() == value.shape() && mean.device() == value.device()
+        takes_on && mean.dtype() == dtype && mean.shape() == shape && mean.device() == device
     };
-    let lent = call::begin_writing(fits);
-    if let Some((mean, average)) = lent {
-        states.push(StateTensor::Full(mean));
-        update.average = Some(average);
-    }
-    let averages = update.average.is_some();
-    let (weight, mut states) = way.update(update, weight, gradient, states);
-    let mean = averages.then(|| states.pop().expect("it is the last of them").full());
-    call::end_writing(&weight.value, mean);
-    (weight, states)
+    call::writing(fits, |lent| {
+        if let Some((mean, average)) = lent {
+            states.push(StateTensor::Full(mean));
+            update.average = Some(average);
+        }
+        let averages = update.average.is_some();
+        let (weight, mut states) = way.update(update, weight, gradient, states);
+        let mean = averages.then(|| states.pop().expect("it is the last of them").full());
+        let parameter = weight.value.clone();
+        ((weight, states), parameter, mean)
+    })
 }
 
 /// The weight with these numbers, in f32, in its format.
@@ -152,18 +170,52 @@ impl Way {
         gradient: Tensor<D>,
         states: Vec<StateTensor<D>>,
     ) -> (Weight<D>, Vec<StateTensor<D>>) {
-        match self {
-            Self::Numbers => numbers::update(&update, weight, gradient, states),
-            Self::Blocks => with_operands(weight, states, |operands| {
-                Gradient::with(gradient, |gradient| {
-                    blocks::update(update, gradient, operands)
-                })
-            }),
+        let take = match self {
+            Self::Numbers if weight.value.dtype() == DType::F64 => numbers::update::<f64, D>,
+            Self::Numbers => numbers::update::<f32, D>,
+            Self::Operations => operations::update,
+            Self::Blocks => {
+                let gradient = Gradient::of(gradient);
+                return with_operands(weight, states, |operands| {
+                    blocks::update(&update, &gradient, operands)
+                });
+            }
             #[cfg(any(feature = "cubecl", feature = "remote"))]
-            Self::Kernel => with_operands(weight, states, |operands| {
-                Dispatch::update(gradient.into_dispatch(), operands, update)
-            }),
-            Self::Operations => operations::update(update.traced(), weight, gradient, states),
-        }
+            Self::Kernel => {
+                return with_operands(weight, states, |operands| {
+                    Dispatch::update(gradient.into_dispatch(), operands, update)
+                });
+            }
+        };
+        let states = states.into_iter().map(StateTensor::full);
+        let floats = once(weight.value).chain(states).collect();
+        let mut floats = take(&update, gradient, floats).into_iter();
+        let value = floats.next().expect("a weight is there");
+        let weight = Weight { value, ..weight };
+        (weight, floats.map(StateTensor::Full).collect())
     }
+}
+
+/// Elements of a block, which stays in the first cache. They are few, so that the processor fetches those of the next block
+/// while it computes.
+const BLOCK: usize = 8 * GROUP;
+/// Elements that are worth a thread.
+const GRAIN: usize = 64 * BLOCK;
+
+/// Lets `each` update so many elements, parts of them on several threads if they are many: `take` takes off the first.
+fn on_threads<T: Send>(
+    length: usize,
+    mut all: T,
+    take: fn(&mut T, usize) -> T,
+    each: &(impl Fn(T) + Sync),
+) {
+    if length <= GRAIN {
+        return each(all);
+    }
+    let half = (length / 2).next_multiple_of(GROUP);
+    let first = take(&mut all, half);
+    rayon::join(
+        || on_threads(half, first, take, each),
+        || on_threads(length - half, all, take, each),
+    );
 }

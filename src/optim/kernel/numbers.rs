@@ -3,57 +3,27 @@
 
 use std::array::from_fn;
 
-use burn::tensor::{DType, Element, Tensor, TensorData};
+use burn::tensor::{Element, Tensor, TensorData};
 use bytemuck::Pod;
 
-use super::super::format::{StateTensor, Weight};
-use super::super::rule::Number;
+use super::super::rule::{Apply, Formula, MOST_STATES, Number, OfStates};
 use super::gradient::Gradient;
-use super::rule::{Apply, BLOCK, Formula, MOST_STATES, OfStates, Update, on_threads};
+use super::{BLOCK, Update, on_threads};
 use crate::device::of_data;
 
-/// Updates a weight and its states.
-pub(super) fn update<const D: usize>(
+/// Updates a weight and its states, all in numbers of type `N`.
+pub(super) fn update<N: Number + Element + Pod, const D: usize>(
     update: &Update,
-    weight: Weight<D>,
     gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let device = gradient.device();
-    let states = states.into_iter().map(StateTensor::full);
-    let floats = std::iter::once(weight.value).chain(states);
-    let floats = floats.map(Tensor::into_data).collect();
-    let floats = Gradient::with(gradient, |gradient| update_data(update, floats, gradient));
-    let tensor = |data| of_data(data, &device);
-    let mut written = floats.into_iter();
-    let weight = Weight::plain(tensor(written.next().expect("a weight is there")));
-    let states = written.map(|data| StateTensor::Full(tensor(data)));
-    (weight, states.collect())
-}
-
-/// The same with what the tensors hold.
-pub(super) fn update_data(
-    update: &Update,
-    mut floats: Vec<TensorData>,
-    gradient: &Gradient<'_>,
-) -> Vec<TensorData> {
-    match floats[0].dtype() {
-        DType::F32 => update_numbers::<f32>(update, &mut floats, gradient),
-        DType::F64 => update_numbers::<f64>(update, &mut floats, gradient),
-        dtype => unreachable!("{dtype:?} is computed in f32"),
-    }
-    floats
-}
-
-fn update_numbers<N: Number + Element + Pod>(
-    update: &Update,
-    floats: &mut [TensorData],
-    gradient: &Gradient<'_>,
-) where
+    floats: Vec<Tensor<D>>,
+) -> Vec<Tensor<D>>
+where
     dyn Formula: Apply<N>,
 {
+    let (device, gradient) = (gradient.device(), Gradient::of(gradient));
+    let mut data: Vec<_> = floats.into_iter().map(Tensor::into_data).collect();
     let numbers = |data| TensorData::as_mut_slice(data).expect("all are of this type");
-    let mut floats = floats.iter_mut().map(numbers);
+    let mut floats = data.iter_mut().map(numbers);
     let all = Numbers {
         start: 0,
         parameters: floats.next().unwrap_or_default(),
@@ -63,8 +33,10 @@ fn update_numbers<N: Number + Element + Pod>(
             .unwrap_or_default(),
         states: from_fn(|_| floats.next().unwrap_or_default()),
     };
-    let each = |numbers: Numbers<'_, N>| numbers.update(update, gradient);
+    let each = |numbers: Numbers<'_, N>| numbers.update(update, &gradient);
     on_threads(all.parameters.len(), all, Numbers::take, &each);
+    let written = data.into_iter();
+    written.map(|data| of_data(data, &device)).collect()
 }
 
 /// Elements that lie there as numbers in which they are computed. What there is none of is empty.
@@ -95,7 +67,7 @@ impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
 
     /// Updates them. (Not inlined, so that what splits has no room on the stack.)
     #[inline(never)]
-    fn update(mut self, update: &Update, gradient: &Gradient<'_>)
+    fn update(mut self, update: &Update, gradient: &Gradient)
     where
         dyn Formula: Apply<N>,
     {

@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::super::format::{StateTensor, Weight};
 use super::super::rule::{Operation, Traced};
+use super::Update;
 
 /// A value of a program.
 #[derive(Clone)]
@@ -14,22 +14,23 @@ enum Value<const D: usize> {
     Number(f64),
 }
 
-/// Applies `rule` to every element.
+/// Updates a weight and its states.
 pub(super) fn update<const D: usize>(
-    rule: Traced,
-    weight: Weight<D>,
+    update: &Update,
     gradient: Tensor<D>,
-    states: Vec<StateTensor<D>>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
+    mut floats: Vec<Tensor<D>>,
+) -> Vec<Tensor<D>> {
+    let rule = update.traced();
     let options = (gradient.device(), gradient.dtype());
     let shape = gradient.shape();
     let tensor = |value: Value<D>| match value {
         Value::Tensor(tensor) => tensor,
         Value::Number(number) => Tensor::full(shape.clone(), number, (&options.0, options.1)),
     };
-    let states = states.into_iter().map(StateTensor::full);
-    let inputs = [weight.value, gradient].into_iter().chain(states);
-    let mut values: Vec<_> = inputs.map(|input| Some(Value::Tensor(input))).collect();
+    // Behind the parameter.
+    floats.insert(1, gradient);
+    let inputs = floats.into_iter().map(|input| Some(Value::Tensor(input)));
+    let mut values: Vec<_> = inputs.collect();
     let last = last_uses(&rule, values.len());
     for (index, operation) in rule.program.operations.iter().enumerate() {
         // What nobody needs after this is given away, and may be written in place.
@@ -72,10 +73,8 @@ pub(super) fn update<const D: usize>(
         values.push(Some(value));
     }
     let results = rule.program.results.iter();
-    let mut results =
-        results.map(|result| tensor(values[*result].clone().expect("a result is kept")));
-    let weight = Weight::plain(results.next().expect("a step has a parameter"));
-    (weight, results.map(StateTensor::Full).collect())
+    let result = |place: &usize| tensor(values[*place].clone().expect("a result is kept"));
+    results.map(result).collect()
 }
 
 /// The operation that uses each value last, of which so many are inputs; results are used after all.

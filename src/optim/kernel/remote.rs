@@ -1,20 +1,19 @@
 //! The single pass on a device that a server hosts: an operation that the server runs with the kernel of its own
 //! backend.
 
-use burn::backend::flex::FlexTensor;
+use std::iter::once;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Flex, Remote, TensorMetadata};
 use burn::remote::CustomOpClient;
-use burn::tensor::DType;
+use burn::tensor::Tensor;
 use burn_ir::{BackendIr, CustomOpIr, HandleContainer, ScalarIr, TensorIr};
 
-use super::super::rule::Traced;
-use super::blocks;
+use super::super::format::{StateTensor, Weight};
+use super::super::rule::{Rule, Traced};
 use super::fit::check_sent;
-use super::gradient::Gradient;
-use super::numbers;
-use super::rule::{Rule, Update};
 use super::single_pass::{Operands, SinglePass};
+use super::{Update, Way};
 
 /// The name of the operation. Client and server of different versions could mean something else by the same numbers.
 pub(crate) const UPDATE: &str = concat!("backburn::update/", env!("CARGO_PKG_VERSION"));
@@ -46,14 +45,18 @@ impl SinglePass for Flex {
         operands: Operands<Self>,
         update: Update,
     ) -> Operands<Self> {
-        let lying = Gradient::of_flex(&gradient);
-        if !matches!(gradient.dtype(), DType::F32 | DType::F64) {
-            return blocks::update(update, &lying, operands);
-        }
-        let floats = operands.into_floats().into_iter();
-        let floats = floats.map(FlexTensor::into_data).collect();
-        let floats = numbers::update_data(&update, floats, &lying);
-        Operands::of_floats(floats.into_iter().map(FlexTensor::from_data))
+        // Whatever their rank is.
+        let tensor = Tensor::<1>::from_primitive::<Self>;
+        let mut floats = operands.into_floats().into_iter().map(tensor);
+        let weight = Weight::plain(floats.next().expect("a weight is there"));
+        let states = floats.map(StateTensor::Full).collect();
+        let way = Way::of(&weight.value, true);
+        let (weight, states) = way.update(update, weight, tensor(gradient), states);
+        let states = states.into_iter().map(StateTensor::full);
+        let written = once(weight.value)
+            .chain(states)
+            .map(Tensor::try_into_primitive::<Self>);
+        Operands::of_floats(written.map(|tensor| tensor.expect("it is where it was")))
     }
 }
 

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight, WeightFormat};
 #[cfg(any(feature = "cubecl", feature = "remote"))]
-use super::rule::Update;
+use super::Update;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 

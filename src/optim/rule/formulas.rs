@@ -67,13 +67,12 @@ impl<const S: usize> UpdateRule<S> for Adam {
     }
 }
 
-/// The hyperparameters of a step of AdamW; if `CAUTIOUS`, it decays only where that does not work
-/// against the update.
+/// The hyperparameters of a step of AdamW.
 #[derive(Clone, Debug)]
-pub(crate) struct AdamW<const CAUTIOUS: bool> {
+pub(crate) struct AdamW {
     pub(crate) moments: Moments,
     pub(crate) learning_rate: f64,
-    /// What the parameter is multiplied by; if `CAUTIOUS`, the part of it that is taken off.
+    /// What the parameter is multiplied by; if [`Cautious`], the part of it that is taken off.
     pub(crate) decay: f64,
     /// What the moments are divided by to correct their bias.
     pub(crate) correction_1: f64,
@@ -81,23 +80,41 @@ pub(crate) struct AdamW<const CAUTIOUS: bool> {
     pub(crate) epsilon: f64,
 }
 
-impl<const CAUTIOUS: bool, const S: usize> UpdateRule<S> for AdamW<CAUTIOUS> {
+impl AdamW {
+    /// Takes the moments on. Returns the first, and what the parameter goes by for the learning rate.
     #[inline(always)]
-    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
-        let [moment_1, moment_2] = self.moments.update(gradient, &mut states);
+    fn delta<N: Number, const S: usize>(&self, gradient: N, states: &mut [N; S]) -> [N; 2] {
+        let [moment_1, moment_2] = self.moments.update(gradient, states);
         let corrected_1 = moment_1 / N::of(self.correction_1);
         let corrected_2 = moment_2 / N::of(self.correction_2);
         let delta = corrected_1 / (corrected_2.sqrt() + N::of(self.epsilon));
-        let decay = parameter * N::of(self.decay);
-        let decayed = if CAUTIOUS {
-            let zero = N::of(0.0);
-            let if_negative = moment_1.if_less(zero, decay, zero);
-            let if_positive = moment_1.if_less(zero, zero, decay);
-            parameter - parameter.if_less(zero, if_negative, if_positive)
-        } else {
-            decay
-        };
+        [moment_1, delta]
+    }
+}
+
+impl<const S: usize> UpdateRule<S> for AdamW {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
+        let [_, delta] = self.delta(gradient, &mut states);
+        let decayed = parameter * N::of(self.decay);
         (decayed - delta * N::of(self.learning_rate), states)
+    }
+}
+
+/// AdamW that decays only where that does not work against the update.
+#[derive(Clone, Debug)]
+pub(crate) struct Cautious(pub(crate) AdamW);
+
+impl<const S: usize> UpdateRule<S> for Cautious {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
+        let [moment_1, delta] = self.0.delta(gradient, &mut states);
+        let decay = parameter * N::of(self.0.decay);
+        let zero = N::of(0.0);
+        let if_negative = moment_1.if_less(zero, decay, zero);
+        let if_positive = moment_1.if_less(zero, zero, decay);
+        let decayed = parameter - parameter.if_less(zero, if_negative, if_positive);
+        (decayed - delta * N::of(self.0.learning_rate), states)
     }
 }
 

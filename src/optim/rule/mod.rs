@@ -1,4 +1,4 @@
-//! What an optimizer does to one element.
+//! What an optimizer does to one element, and the loop that does it to many.
 
 mod formulas;
 mod number;
@@ -6,11 +6,17 @@ mod number;
 mod sent;
 mod trace;
 
+use std::array::from_fn;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::optim::LearningRate;
 
-pub(crate) use formulas::{Adam, AdamW, AverageRule, Decayed, Lion, Moments, Momentum, Set, Sgd};
+use super::vectorized::{Loop, vectorized};
+
+pub(crate) use formulas::{
+    Adam, AdamW, AverageRule, Cautious, Decayed, Lion, Moments, Momentum, Set, Sgd,
+};
 pub use number::Number;
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 pub(crate) use trace::Program;
@@ -71,4 +77,110 @@ impl Step {
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
     }
+}
+
+/// States that a rule has at most, with an average of the parameter.
+pub(crate) const MOST_STATES: usize = 3;
+
+/// A formula with the hyperparameters of a step, of whatever type it is.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// How many states it updates.
+    pub(crate) states: usize,
+    pub(crate) formula: Arc<dyn Formula>,
+}
+
+impl Rule {
+    /// The rule of this formula. It has three states at most: with more it does not compile.
+    pub fn new<const S: usize>(rule: impl UpdateRule<S>) -> Self {
+        const { assert!(S <= MOST_STATES, "a rule has three states at most") };
+        Self {
+            states: S,
+            formula: Arc::new(OfStates::<_, S>(rule)),
+        }
+    }
+}
+
+/// What is done with a formula whose type is known.
+pub(crate) trait Formula: Apply<f32> + Apply<f64> + Debug + Send + Sync {
+    /// What it does and how an `average` of the parameter goes on then, operation by operation.
+    fn traced(&self, average: Option<AverageRule>) -> Traced;
+}
+
+/// A formula for numbers of a type, on the processor.
+pub(crate) trait Apply<N>: Sync {
+    /// Updates all of these. They are as many, but for states that the formula has not: those are empty.
+    fn apply(&self, parameters: &mut [N], gradients: &[N], states: [&mut [N]; MOST_STATES]);
+}
+
+#[derive(Debug)]
+pub(crate) struct OfStates<R, const S: usize>(pub(crate) R);
+
+impl<R: UpdateRule<S>, const S: usize> Formula for OfStates<R, S> {
+    fn traced(&self, average: Option<AverageRule>) -> Traced {
+        Traced::of(&self.0, average)
+    }
+}
+
+impl<R: UpdateRule<S>, N: Number, const S: usize> Apply<N> for OfStates<R, S> {
+    fn apply(&self, parameters: &mut [N], gradients: &[N], states: [&mut [N]; MOST_STATES]) {
+        let mut states = states.into_iter();
+        let states = from_fn(|_| states.next().expect("there are three"));
+        vectorized(Run(&self.0, parameters, gradients, states));
+    }
+}
+
+/// Elements that are computed together, in registers.
+const LANES: usize = 16;
+
+/// The inner loop, compiled for what the processor can do.
+struct Run<'a, R, N, const S: usize>(&'a R, &'a mut [N], &'a [N], [&'a mut [N]; S]);
+
+impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self(rule, weights, gradients, mut states) = self;
+        // Its own, so that hyperparameters stay in registers whatever is written.
+        let rule = &rule.clone();
+        let length = weights.len();
+        let whole = length - length % LANES;
+        for start in (0..whole).step_by(LANES) {
+            lanes::<N, R, S, LANES>(rule, weights, gradients, &mut states, start);
+        }
+        for start in whole..length {
+            lanes::<N, R, S, 1>(rule, weights, gradients, &mut states, start);
+        }
+    }
+}
+
+/// Updates `L` elements. They are read before any is written, so the compiler need not ask whether the buffers overlap.
+/// (Plain loops: closures are compiled for any processor.)
+#[inline(always)]
+fn lanes<N: Number, R: UpdateRule<S>, const S: usize, const L: usize>(
+    rule: &R,
+    weights: &mut [N],
+    gradients: &[N],
+    states: &mut [&mut [N]; S],
+    start: usize,
+) {
+    let mut values = load::<N, L>(weights, start);
+    let gradients = load::<N, L>(gradients, start);
+    let mut rows = [[N::of(0.0); L]; S];
+    for state in 0..S {
+        rows[state] = load::<N, L>(states[state], start);
+    }
+    rule.update_lanes(&mut values, &gradients, &mut rows);
+    weights[start..start + L].copy_from_slice(&values);
+    for state in 0..S {
+        states[state][start..start + L].copy_from_slice(&rows[state]);
+    }
+}
+
+#[inline(always)]
+fn load<N: Number, const L: usize>(from: &[N], start: usize) -> [N; L] {
+    let mut values = [N::of(0.0); L];
+    values.copy_from_slice(&from[start..start + L]);
+    values
 }

@@ -145,7 +145,7 @@ impl<const S: usize> UpdateRule<S> for Traced {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{AdamW, Lion, Moments};
+    use super::super::{AdamW, Cautious, Lion, Moments};
     use super::*;
 
     fn assert_comes_back<const S: usize>(rule: impl UpdateRule<S>) {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_formula_comes_back_from_its_words_and_computes_the_same() {
-        let adamw = AdamW::<true> {
+        let adamw = Cautious(AdamW {
             moments: Moments {
                 beta_1: 0.9,
                 beta_2: 0.999,
@@ -183,7 +183,7 @@ mod tests {
             correction_1: 0.3,
             correction_2: 0.01,
             epsilon: 1e-5,
-        };
+        });
         assert_comes_back::<2>(adamw.clone());
         assert_comes_back::<3>(adamw);
         assert_comes_back::<1>(Lion {

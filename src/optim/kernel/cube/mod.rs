@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Traced;
-use super::rule::Update;
+use super::Update;
 use super::single_pass::{Operands, SinglePass};
 
 type CubeOperands = Operands<CubeBackend>;
