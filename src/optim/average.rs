@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::averaging::WeightAveragingConfig;
 use super::call::{Call, Mean};
 use super::format::{
-    Formats, LowBits, Noise, RecordedFormat, Weight, WeightFormat, check_forms, steps,
+    LowBits, MIN_ELEMENTS, Noise, RecordedFormat, Weight, WeightFormat, check_forms, steps,
 };
 use super::kernel::{self, in_full, set_in_format};
 use super::rule::Rule;
@@ -134,7 +134,11 @@ fn begun(config: &WeightAveragingConfig, value: &Tensor<1>) -> Weight<1> {
         return Weight::plain(value);
     }
     let high = value.clone().cast(FloatDType::BF16);
-    let weight = Formats::of_weights(format).fit(&high).weight(high, None);
+    let weight = Weight {
+        low_bits: LowBits::none(format, &high),
+        value: high,
+        format,
+    };
     set_in_format(weight, value, Noise::of_step(0))
 }
 
@@ -148,9 +152,10 @@ fn full_of(value: &Tensor<1>) -> DType {
 
 /// How the average of `value`, which is in full, is kept.
 fn format_of(config: &WeightAveragingConfig, value: &Tensor<1>) -> WeightFormat {
+    let is_small = value.shape().num_elements() < MIN_ELEMENTS;
     match value.dtype() {
-        DType::F64 => WeightFormat::Plain,
-        _ => Formats::of_weights(config.format).fit(value).weight,
+        DType::F32 if !is_small => config.format,
+        _ => WeightFormat::Plain,
     }
 }
 

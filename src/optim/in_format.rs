@@ -2,7 +2,7 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Formats, LowBits, Noise, RecordedFormat, WeightFormat, around, check_bf16};
+use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, WeightFormat, around};
 use super::kernel;
 
 /// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
@@ -61,20 +61,16 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         gradient: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let formats = Formats::of_weights(self.format).fit(&parameter);
-        let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let checked = if formats.is_whole {
-            Ok(())
-        } else {
-            // In another type, the optimizer would step in f32 around it.
-            let what = format!("`InFormat` with `WeightFormat::{:?}`", self.format);
-            check_bf16(&parameter, &what, "the optimizer without `InFormat`")
+        let formats = Formats {
+            state: StateFormat::Full,
+            weight: self.format,
+            is_around: true,
         };
-        let checked = checked.and_then(|()| formats.check(&parameter, &gradient, &[], low_bits));
-        if let Err(reason) = checked {
-            call::refuse(reason);
+        let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
+        let fitted = formats.fit(&parameter, &gradient, &[], low_bits);
+        let Ok(formats) = fitted.map_err(call::refuse) else {
             return (parameter, state);
-        }
+        };
         let parts = |state: Self::State<D>| (state.state, state.time, state.low_bits);
         let (state, time, low_bits) = state.map_or((None, 0, None), parts);
         let time = time + 1;

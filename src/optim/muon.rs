@@ -172,17 +172,15 @@ impl Optimizer for Muon {
             weight: self.config.weight_format,
             ..self.momentum.formats
         };
-        let formats = formats.fit(&parameter);
         let (states, low_bits) = match &state {
             Some(MuonState(state)) => (&state.states[..], state.low_bits.as_ref()),
             None => (&[][..], None),
         };
-        let checked = check_matrix::<D>()
-            .and_then(|()| formats.check(&parameter, &gradient, states, low_bits));
-        if let Err(reason) = checked {
-            call::refuse(reason);
+        let fitted =
+            check_matrix::<D>().and_then(|()| formats.fit(&parameter, &gradient, states, low_bits));
+        let Ok(formats) = fitted.map_err(call::refuse) else {
             return (parameter, state);
-        }
+        };
         let mut state = state.map_or_else(RuledState::none, |state| state.0);
         let (time, low_bits) = (state.time + 1, state.low_bits.take());
         let gradient = match formats.is_plain {

@@ -52,7 +52,11 @@ pub(super) use ruled;
 impl<R: ElementWise> Ruled<R> {
     /// With full states, and weights as they are.
     pub fn new(optimizer: R) -> Self {
-        let formats = Formats::of_weights(WeightFormat::Plain);
+        let formats = Formats {
+            state: StateFormat::Full,
+            weight: WeightFormat::Plain,
+            is_around: false,
+        };
         Self {
             optimizer,
             formats,
@@ -121,15 +125,14 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        let formats = self.formats.fit(&parameter);
         let (states, low_bits) = match &state {
             Some(state) => (&state.states[..], state.low_bits.as_ref()),
             None => (&[][..], None),
         };
-        if let Err(reason) = formats.check(&parameter, &gradient, states, low_bits) {
-            call::refuse(reason);
+        let fitted = self.formats.fit(&parameter, &gradient, states, low_bits);
+        let Ok(formats) = fitted.map_err(call::refuse) else {
             return (parameter, state);
-        }
+        };
         let mut state = state.unwrap_or_else(RuledState::none);
         let step = state.next_step(lr, call::more_to_come());
         let rule = self.optimizer.rule(step);

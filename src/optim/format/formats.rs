@@ -13,9 +13,11 @@ use crate::device::in_type;
 pub(crate) struct Formats {
     pub(crate) state: StateFormat,
     pub(crate) weight: WeightFormat,
+    /// Whether they are around the optimizer, which would step in f32 whatever the weight is in.
+    pub(crate) is_around: bool,
 }
 
-/// The formats of one parameter.
+/// The formats of one parameter, whose step loses nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fitted {
     state: StateFormat,
@@ -46,28 +48,77 @@ pub(crate) enum StateTensor<const D: usize> {
 }
 
 impl Formats {
-    /// Full states beside weights in this format.
-    pub(crate) fn of_weights(weight: WeightFormat) -> Self {
-        let state = StateFormat::Full;
-        Self { state, weight }
-    }
-
-    /// Those of this parameter.
-    pub(crate) fn fit<const D: usize>(self, parameter: &Tensor<D>) -> Fitted {
+    /// Those of this parameter. Refuses a step whose operands don't fit, or that would lose something.
+    pub(crate) fn fit<const D: usize>(
+        self,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+        states: &[Option<StateTensor<D>>],
+        low_bits: Option<&LowBits>,
+    ) -> Result<Fitted, String> {
+        let dtype = parameter.dtype();
         let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
-        let is_whole = is_small && parameter.dtype() == DType::F32;
+        let is_whole = is_small && dtype == DType::F32;
         let weight = match is_whole {
             true => WeightFormat::Plain,
             false => self.weight,
         };
-        let is_wide = matches!(parameter.dtype(), DType::F32 | DType::F64);
+        let is_wide = matches!(dtype, DType::F32 | DType::F64);
         let is_full = self.state == StateFormat::Full || is_small && is_wide;
-        Fitted {
+        let is_plain = is_full && weight == WeightFormat::Plain;
+        if let Some(low_bits) = low_bits {
+            check_low_bits(weight, parameter, low_bits)?;
+        }
+        if weight != WeightFormat::Plain || self.is_around && !is_whole {
+            self.check_bf16(parameter)?;
+        }
+        let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        if !is_computed_in_f32 && !is_plain {
+            return Err(format!(
+                "there is no `StateFormat` but `Full` for parameters in {dtype:?}: use them in f32, f16 or bf16. This one was \
+                 not stepped"
+            ));
+        }
+        let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
+        // Whatever its type is: it will be in another.
+        let states = states.iter().flatten().map(|state| match state {
+            StateTensor::Full(state) => (state.shape(), dtype, state.device()),
+            StateTensor::Packed(state) => (state.shape.clone(), dtype, state.scales.device()),
+        });
+        check_forms(form(parameter), form(gradient), states)?;
+        Ok(Fitted {
             state: self.state,
             weight,
             is_whole,
-            is_plain: is_full && weight == WeightFormat::Plain,
+            is_plain,
+        })
+    }
+
+    /// Refuses a parameter that is not in bf16.
+    fn check_bf16<const D: usize>(self, parameter: &Tensor<D>) -> Result<(), String> {
+        let (device, dtype) = (parameter.device(), parameter.dtype());
+        if dtype == DType::BF16 {
+            return Ok(());
         }
+        let what = format!("`WeightFormat::{:?}`", self.weight);
+        let (what, instead) = match self.is_around {
+            true => (
+                format!("`InFormat` with {what}"),
+                "the optimizer without `InFormat`",
+            ),
+            false => (what, "`WeightFormat::Plain`"),
+        };
+        Err(if device.supports_dtype(FloatDType::BF16) {
+            format!(
+                "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
+                 `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
+            )
+        } else {
+            format!(
+                "{what} is for parameters in bf16, which {device:?} does not have: use {instead} there. The parameter was \
+                 not stepped"
+            )
+        })
     }
 
     /// Why a state in this format can't take the gradients of micro-batches one by one.
@@ -80,64 +131,6 @@ impl Formats {
 }
 
 impl Fitted {
-    /// Refuses a step whose operands don't fit, or that would lose something.
-    pub(crate) fn check<const D: usize>(
-        self,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-        states: &[Option<StateTensor<D>>],
-        low_bits: Option<&LowBits>,
-    ) -> Result<(), String> {
-        let dtype = parameter.dtype();
-        if let Some(low_bits) = low_bits {
-            self.check_low_bits(parameter, low_bits)?;
-        }
-        if self.weight != WeightFormat::Plain {
-            let what = format!("`WeightFormat::{:?}`", self.weight);
-            check_bf16(parameter, &what, "`WeightFormat::Plain`")?;
-        }
-        let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        if !is_computed_in_f32 && !self.is_plain {
-            return Err(format!(
-                "there is no `StateFormat` but `Full` for parameters in {dtype:?}: use them in f32, f16 or bf16. This one was \
-                 not stepped"
-            ));
-        }
-        let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
-        // Whatever its type is: it will be in another.
-        let states = states.iter().flatten().map(|state| match state {
-            StateTensor::Full(state) => (state.shape(), dtype, state.device()),
-            StateTensor::Packed(state) => (state.shape.clone(), dtype, state.scales.device()),
-        });
-        check_forms(form(parameter), form(gradient), states)
-    }
-
-    /// Refuses low bits of another parameter, and those that would be dropped.
-    fn check_low_bits<const D: usize>(
-        self,
-        parameter: &Tensor<D>,
-        low_bits: &LowBits,
-    ) -> Result<(), String> {
-        let shape = parameter.shape();
-        if low_bits.elements != shape.num_elements() {
-            let found = format!("of {} elements", low_bits.elements);
-            return misfit("low bits", &found, &told(&shape));
-        }
-        let are_dropped = match parameter.dtype() {
-            DType::BF16 => self.weight.low_bytes() == 0,
-            // All weights but those in full precision, or others.
-            _ => low_bits.are_missing_in(parameter),
-        };
-        if are_dropped {
-            return Err(format!(
-                "the optimizer state holds low bits of the weight, which `WeightFormat::{:?}` would drop: use the \
-                 format that it was written with, or start from the model in full precision. The parameter was not stepped",
-                self.weight
-            ));
-        }
-        Ok(())
-    }
-
     /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full. Updates in formats
     /// are computed in f32, so full states are in that.
     pub(crate) fn state<const D: usize>(
@@ -237,6 +230,31 @@ impl<const D: usize> StateTensor<D> {
     }
 }
 
+/// Refuses low bits of another parameter, and those that a weight in this format would drop.
+fn check_low_bits<const D: usize>(
+    format: WeightFormat,
+    parameter: &Tensor<D>,
+    low_bits: &LowBits,
+) -> Result<(), String> {
+    let shape = parameter.shape();
+    if low_bits.elements != shape.num_elements() {
+        let found = format!("of {} elements", low_bits.elements);
+        return misfit("low bits", &found, &told(&shape));
+    }
+    let are_dropped = match parameter.dtype() {
+        DType::BF16 => format.low_bytes() == 0,
+        // All weights but those in full precision, or others.
+        _ => low_bits.are_missing_in(parameter),
+    };
+    match are_dropped {
+        false => Ok(()),
+        true => Err(format!(
+            "the optimizer state holds low bits of the weight, which `WeightFormat::{format:?}` would drop: use the \
+             format that it was written with, or start from the model in full precision. The parameter was not stepped"
+        )),
+    }
+}
+
 /// What all operands of a step share.
 type Form<D> = (Shape, DType, D);
 
@@ -266,27 +284,4 @@ fn misfit(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
         "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The parameter was not \
          stepped"
     ))
-}
-
-/// Refuses a parameter that is not in bf16, for which `what` is; `instead` does without.
-pub(crate) fn check_bf16<const D: usize>(
-    parameter: &Tensor<D>,
-    what: &str,
-    instead: &str,
-) -> Result<(), String> {
-    let (device, dtype) = (parameter.device(), parameter.dtype());
-    if dtype == DType::BF16 {
-        return Ok(());
-    }
-    Err(if device.supports_dtype(FloatDType::BF16) {
-        format!(
-            "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
-             `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
-        )
-    } else {
-        format!(
-            "{what} is for parameters in bf16, which {device:?} does not have: use {instead} there. The parameter was \
-             not stepped"
-        )
-    })
 }

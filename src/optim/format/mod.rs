@@ -16,12 +16,12 @@ mod weight;
 mod widen;
 
 pub(crate) use column::{Column, Kept};
-pub(crate) use formats::{Formats, StateTensor, Weight, check_bf16, check_forms};
+pub(crate) use formats::{Formats, StateTensor, Weight, check_forms};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::{Dither, Noise};
 pub(crate) use record::{RecordedFormat, around, loaded, recorded_low_bits, steps};
 pub(crate) use root::{Coding, GROUP, Root};
-pub(crate) use state::PackedState;
 pub use state::StateFormat;
+pub(crate) use state::{MIN_ELEMENTS, PackedState};
 pub use weight::WeightFormat;
 pub(crate) use widen::Widen;

@@ -7,7 +7,8 @@ use super::root::{GROUP, Values};
 /// The random numbers of one step of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Noise {
-    salt: u32,
+    /// What tells the step from others.
+    pub(crate) salt: u32,
 }
 
 impl Noise {
@@ -17,12 +18,6 @@ impl Noise {
         Self {
             salt: hash(time as u32 ^ 0x6261_636b),
         }
-    }
-
-    /// What tells the step from others.
-    #[cfg(feature = "cubecl")]
-    pub(crate) fn salt(self) -> u32 {
-        self.salt
     }
 
     /// 32 random bits for the element of this index, whose gradient tells parameters from one another.

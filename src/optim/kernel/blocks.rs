@@ -16,7 +16,7 @@ use super::{BLOCK, Update, on_threads};
 /// in the memory of this process, in place.
 pub(super) fn update(
     update: &Update,
-    gradient: &Gradient,
+    gradient: &Gradient<'_>,
     operands: Operands<Dispatch>,
 ) -> Operands<Dispatch> {
     let format = update.formats.unzip().0.unwrap_or(WeightFormat::Plain);
@@ -87,7 +87,7 @@ impl Open {
 }
 
 /// Updates a weight and its states.
-fn pass<const COLUMNS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient) {
+fn pass<const COLUMNS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient<'_>) {
     let length = open[0].floats.1.num_elements();
     let mut columns = open.iter_mut().map(Open::column);
     let all = Range::<COLUMNS> {
@@ -123,7 +123,7 @@ impl<const COLUMNS: usize> Range<'_, COLUMNS> {
 
     /// Updates them, block by block. (Not inlined, so that what splits has no room on the stack.)
     #[inline(never)]
-    fn update(mut self, update: &Update, gradient: &Gradient) {
+    fn update(mut self, update: &Update, gradient: &Gradient<'_>) {
         let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
         let mut rooms = [[0.0; BLOCK]; COLUMNS];
         while self.length > 0 {

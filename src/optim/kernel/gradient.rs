@@ -1,8 +1,6 @@
-use std::sync::Arc;
-
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::tensor::{Bytes, DType, Element, Shape, Tensor};
+use burn::tensor::{DType, Element, Tensor};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use super::super::format::Widen;
@@ -10,45 +8,48 @@ use super::super::vectorized::vectorized;
 use super::BLOCK;
 
 /// A gradient as it lies in memory.
-pub(super) struct Gradient {
+pub(super) struct Gradient<'a> {
     dtype: DType,
-    bytes: Arc<Bytes>,
+    bytes: &'a [u8],
     /// The place of the first element.
     offset: usize,
     /// None if its elements lie one after the other.
-    pub(super) view: Option<View>,
+    pub(super) view: Option<View<'a>>,
 }
 
 /// Where elements lie otherwise.
-pub(super) struct View {
-    shape: Shape,
-    strides: Vec<isize>,
+pub(super) struct View<'a> {
+    shape: &'a [usize],
+    strides: &'a [isize],
 }
 
-impl Gradient {
-    /// On `flex` where it lies, a view of something else, too; what is read of it elsewhere.
-    pub(super) fn of<const D: usize>(tensor: Tensor<D>) -> Self {
+impl Gradient<'_> {
+    /// Lets `work` have a gradient where it lies, a view of something else, too, or what is read of it.
+    pub(super) fn with<const D: usize, R>(
+        tensor: Tensor<D>,
+        work: impl FnOnce(&Gradient<'_>) -> R,
+    ) -> R {
         #[cfg(feature = "flex")]
         if let Ok(tensor) = tensor.clone().try_into_primitive::<Flex>() {
             let layout = tensor.layout();
             let view = || View {
-                shape: layout.shape().clone(),
-                strides: layout.strides().to_vec(),
+                shape: layout.shape().as_slice(),
+                strides: layout.strides(),
             };
-            return Self {
+            return work(&Gradient {
                 dtype: tensor.dtype(),
-                bytes: tensor.data_arc(),
+                bytes: tensor.bytes(),
                 offset: layout.start_offset(),
                 view: (!layout.is_contiguous()).then(view),
-            };
+            });
         }
-        let (bytes, _, dtype) = tensor.into_data().into_parts();
-        Self {
-            dtype,
-            bytes: Arc::new(bytes),
+        let data = tensor.into_data();
+        work(&Gradient {
+            dtype: data.dtype(),
+            bytes: data.as_bytes(),
             offset: 0,
             view: None,
-        }
+        })
     }
 
     /// Its elements from the `start`-th on, so many, as numbers of type `N`, f32 unless they are of that type: where they
@@ -76,8 +77,8 @@ impl Gradient {
     }
 
     /// Copies the elements of a view from the `start`-th on, in the order of its shape.
-    fn gather<E: Pod>(&self, view: &View, start: usize, to: &mut [E]) {
-        let (storage, View { shape, strides }) = (cast_slice::<u8, E>(&self.bytes), view);
+    fn gather<E: Pod>(&self, view: &View<'_>, start: usize, to: &mut [E]) {
+        let (storage, View { shape, strides }) = (cast_slice::<u8, E>(self.bytes), view);
         let mut index = vec![0; shape.len()];
         let (mut rest, mut place) = (start, self.offset as isize);
         for dim in (0..index.len()).rev() {

@@ -175,9 +175,10 @@ impl Way {
             Self::Numbers => numbers::update::<f32, D>,
             Self::Operations => operations::update,
             Self::Blocks => {
-                let gradient = Gradient::of(gradient);
                 return with_operands(weight, states, |operands| {
-                    blocks::update(&update, &gradient, operands)
+                    Gradient::with(gradient, |gradient| {
+                        blocks::update(&update, gradient, operands)
+                    })
                 });
             }
             #[cfg(any(feature = "cubecl", feature = "remote"))]

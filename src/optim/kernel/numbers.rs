@@ -20,7 +20,7 @@ pub(super) fn update<N: Number + Element + Pod, const D: usize>(
 where
     dyn Formula: Apply<N>,
 {
-    let (device, gradient) = (gradient.device(), Gradient::of(gradient));
+    let device = gradient.device();
     let mut data: Vec<_> = floats.into_iter().map(Tensor::into_data).collect();
     let numbers = |data| TensorData::as_mut_slice(data).expect("all are of this type");
     let mut floats = data.iter_mut().map(numbers);
@@ -33,8 +33,10 @@ where
             .unwrap_or_default(),
         states: from_fn(|_| floats.next().unwrap_or_default()),
     };
-    let each = |numbers: Numbers<'_, N>| numbers.update(update, &gradient);
-    on_threads(all.parameters.len(), all, Numbers::take, &each);
+    Gradient::with(gradient, |gradient| {
+        let each = |numbers: Numbers<'_, N>| numbers.update(update, gradient);
+        on_threads(all.parameters.len(), all, Numbers::take, &each);
+    });
     let written = data.into_iter();
     written.map(|data| of_data(data, &device)).collect()
 }
@@ -67,7 +69,7 @@ impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
 
     /// Updates them. (Not inlined, so that what splits has no room on the stack.)
     #[inline(never)]
-    fn update(mut self, update: &Update, gradient: &Gradient)
+    fn update(mut self, update: &Update, gradient: &Gradient<'_>)
     where
         dyn Formula: Apply<N>,
     {

@@ -1,12 +1,14 @@
 //! The single pass as an operation of a backend, and its operands.
 
+use std::iter::once;
+
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 use burn::backend::backend_extension;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::Tensor;
 
-use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight, WeightFormat};
+use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight};
 #[cfg(any(feature = "cubecl", feature = "remote"))]
 use super::Update;
 #[cfg(feature = "cubecl")]
@@ -39,8 +41,46 @@ pub(super) fn with_operands<const D: usize>(
         true => weight.into_split(),
         false => weight,
     };
-    let format = weight.format;
-    update(Operands::of(weight, states)).into_tensors(format)
+    let (shape, format) = (weight.value.shape(), weight.format);
+    let value = weight.value.into_dispatch();
+    let weight = match weight.low_bits {
+        None => Stored::Floats(value),
+        Some(low) => Stored::Split(value, low.words.into_dispatch()),
+    };
+    let states = states.into_iter().map(|state| match state {
+        StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
+        StateTensor::Packed(packed) => {
+            let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
+            Stored::Codes(scales, codes, packed.coding)
+        }
+    });
+    let mut all = update(Operands::new(once(weight).chain(states))).all();
+    let (value, words) = match all.next() {
+        Some(Stored::Split(value, words)) => (value, Some(words)),
+        Some(Stored::Floats(value)) => (value, None),
+        _ => unreachable!("a weight has its elements"),
+    };
+    let weight = Weight {
+        value: Tensor::from_dispatch(value),
+        format,
+        low_bits: words.map(|words| LowBits {
+            words: Tensor::from_dispatch(words),
+            format,
+            elements: shape.num_elements(),
+            is_loaded: false,
+        }),
+    };
+    let states = all.map(|state| match state {
+        Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
+        Stored::Codes(scales, codes, coding) => StateTensor::Packed(PackedState {
+            codes: Tensor::from_dispatch(codes),
+            scales: Tensor::from_dispatch(scales),
+            coding,
+            shape: shape.clone(),
+        }),
+        Stored::Nothing | Stored::Split(..) => unreachable!("a state is whole"),
+    });
+    (weight, states.collect())
 }
 
 /// How a weight or a state is kept.
@@ -105,60 +145,5 @@ impl<B: Backend> Operands<B> {
             _ => unreachable!("without formats there are floats alone"),
         });
         floats.collect()
-    }
-}
-
-impl Operands<Dispatch> {
-    fn of<const D: usize>(weight: Weight<D>, states: Vec<StateTensor<D>>) -> Self {
-        let value = weight.value.into_dispatch();
-        let weight = match weight.low_bits {
-            None => Stored::Floats(value),
-            Some(low) => Stored::Split(value, low.words.into_dispatch()),
-        };
-        let states = states.into_iter().map(|state| match state {
-            StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
-            StateTensor::Packed(packed) => {
-                let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
-                Stored::Codes(scales, codes, packed.coding)
-            }
-        });
-        Self::new(std::iter::once(weight).chain(states))
-    }
-
-    /// The weight in this format, and its states.
-    fn into_tensors<const D: usize>(
-        self,
-        format: WeightFormat,
-    ) -> (Weight<D>, Vec<StateTensor<D>>) {
-        let mut all = self.all();
-        let (value, words) = match all.next() {
-            Some(Stored::Split(value, words)) => (value, Some(words)),
-            Some(Stored::Floats(value)) => (value, None),
-            _ => unreachable!("a weight has its elements"),
-        };
-        let value = Tensor::<D>::from_dispatch(value);
-        let shape = value.shape();
-        let low_bits = words.map(|words| LowBits {
-            words: Tensor::from_dispatch(words),
-            format,
-            elements: shape.num_elements(),
-            is_loaded: false,
-        });
-        let states = all.map(|state| match state {
-            Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
-            Stored::Codes(scales, codes, coding) => StateTensor::Packed(PackedState {
-                codes: Tensor::from_dispatch(codes),
-                scales: Tensor::from_dispatch(scales),
-                coding,
-                shape: shape.clone(),
-            }),
-            Stored::Nothing | Stored::Split(..) => unreachable!("a state is whole"),
-        });
-        let weight = Weight {
-            value,
-            format,
-            low_bits,
-        };
-        (weight, states.collect())
     }
 }

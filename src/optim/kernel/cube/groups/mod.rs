@@ -69,7 +69,7 @@ pub(super) fn update(
                 full.map(|state| state.clone().into_linear_view()).collect(),
                 rule.numbers.into_iter().map(number).collect(),
                 rule.program,
-                noise.salt(),
+                noise.salt,
                 format,
                 grid.units,
                 types,
