@@ -3,11 +3,10 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Formats, StateFormat, StateTensor, WeightFormat};
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
-use crate::device::sent;
 
 /// The Burn optimizer of an [`ElementWise`] one, in a single pass over memory.
 ///
@@ -88,7 +87,11 @@ impl<R: ElementWise> Ruled<R> {
 impl<R: AccumulateInState> Ruled<R> {
     /// Why this optimizer can't accumulate in its state, if it can't.
     pub(crate) fn accumulation_refusal(&self) -> Option<&'static str> {
-        self.optimizer.refusal().or(self.formats.refusal())
+        let is_full = self.formats.state == StateFormat::Full;
+        let of_format =
+            "a state in few bits would be rounded with every micro-batch: use `StateFormat::Full`";
+        let refusal = self.optimizer.refusal();
+        refusal.or((!is_full).then_some(of_format))
     }
 }
 
@@ -164,13 +167,10 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
     }
 
     fn to_device<const D: usize>(state: RuledState<R, D>, device: &Device) -> RuledState<R, D> {
-        let on_device = |state| match state {
-            StateTensor::Full(full) => StateTensor::Full(sent(full, device)),
-            StateTensor::Packed(packed) => StateTensor::Packed(packed.on_device(device)),
-        };
         let states = state.states.into_iter();
+        let states = states.map(|state| state.map(|state| state.on_device(device)));
         RuledState {
-            states: states.map(|state| state.map(on_device)).collect(),
+            states: states.collect(),
             low_bits: state.low_bits.map(|low| low.on_device(device)),
             ..state
         }

@@ -70,8 +70,12 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
                 state.flatten(prefix, kept.name, sink);
             }
         }
+        let mut states = self.states.iter().flatten();
         let format = RecordedFormat {
-            width: self.states.iter().flatten().find_map(StateTensor::width),
+            width: states.find_map(|state| match state {
+                StateTensor::Packed(packed) => Some(packed.coding.width),
+                StateTensor::Full(_) => None,
+            }),
             time: uncounted,
             low_bits: self.low_bits.clone(),
             ..RecordedFormat::default()

@@ -1,5 +1,5 @@
 use super::super::super::format::Root;
-use super::super::super::rule::{Adam, AdamW, Lion, Moments, Momentum, Sgd};
+use super::super::super::rule::{Adam, AdamW, Cautious, Lion, Moments, Momentum, Sgd};
 use super::super::Rule;
 
 /// Rules with the roots of their states.
@@ -11,7 +11,7 @@ pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
         rest_1: 0.1,
         rest_2: 0.001,
     };
-    let adamw = AdamW::<false> {
+    let adamw = AdamW {
         moments: moments(),
         learning_rate: 0.01,
         decay: 0.99,
@@ -19,14 +19,14 @@ pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
         correction_2: 0.01,
         epsilon: 1e-5,
     };
-    let cautious = AdamW::<true> {
+    let cautious = Cautious(AdamW {
         moments: moments(),
         learning_rate: 0.01,
         decay: 0.01,
         correction_1: 0.3,
         correction_2: 0.01,
         epsilon: 1e-5,
-    };
+    });
     let adam = Adam {
         moments: moments(),
         learning_rate: 0.01,

@@ -1,12 +1,12 @@
 use std::fmt::Debug;
 
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
 use super::low_bits::LowBits;
 use super::root::{Coding, Root};
 use super::state::{MIN_ELEMENTS, PackedState, StateFormat};
 use super::weight::WeightFormat;
-use crate::device::in_type;
+use crate::device::{in_type, sent};
 
 /// The formats of an optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -120,14 +120,6 @@ impl Formats {
             )
         })
     }
-
-    /// Why a state in this format can't take the gradients of micro-batches one by one.
-    pub(crate) fn refusal(self) -> Option<&'static str> {
-        let is_full = self.state == StateFormat::Full;
-        (!is_full).then_some(
-            "a state in few bits would be rounded with every micro-batch: use `StateFormat::Full`",
-        )
-    }
 }
 
 impl Fitted {
@@ -151,7 +143,7 @@ impl Fitted {
             // Burn loads it from a record in the type of its default device.
             (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
             (Some(state), coding) => state.conformed(coding),
-            (None, Some(coding)) => StateTensor::Packed(PackedState::blank(parameter, coding)),
+            (None, Some(coding)) => StateTensor::blank(parameter, coding),
             (None, None) => StateTensor::Full(Tensor::full(shape, blank(), (&device, dtype))),
         }
     }
@@ -226,6 +218,17 @@ impl<const D: usize> StateTensor<D> {
             (Self::Packed(packed), Some(coding)) if packed.coding == coding => Self::Packed(packed),
             (state, Some(coding)) => Self::Packed(PackedState::encoded(state.full(), coding)),
             (state, None) => Self::Full(state.full()),
+        }
+    }
+    /// The same on another device.
+    pub(crate) fn on_device(self, device: &Device) -> Self {
+        match self {
+            Self::Full(state) => Self::Full(sent(state, device)),
+            Self::Packed(packed) => Self::Packed(PackedState {
+                codes: sent(packed.codes, device),
+                scales: sent(packed.scales, device),
+                ..packed
+            }),
         }
     }
 }

@@ -114,14 +114,6 @@ impl RecordedFormat {
 }
 
 impl<const D: usize> StateTensor<D> {
-    /// The bits of its codes, if it is in some.
-    pub(crate) fn width(&self) -> Option<Width> {
-        match self {
-            Self::Full(_) => None,
-            Self::Packed(packed) => Some(packed.coding.width),
-        }
-    }
-
     /// Writes the state as `{prefix}.{leaf}`.
     pub(crate) fn flatten(&self, prefix: &str, leaf: &str, sink: &mut StateSink) {
         match self {

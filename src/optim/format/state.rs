@@ -3,9 +3,9 @@ use bytemuck::cast_slice_mut;
 use serde::{Deserialize, Serialize};
 
 use super::column::Kept;
+use super::formats::StateTensor;
 use super::root::{Coding, GROUP, Root, Width};
 use super::told::told;
-use crate::device::sent;
 
 /// How an optimizer keeps its states.
 ///
@@ -56,20 +56,22 @@ pub(crate) struct PackedState<const D: usize> {
     pub(crate) shape: Shape,
 }
 
-impl<const D: usize> PackedState<D> {
+impl<const D: usize> StateTensor<D> {
     /// The state of a parameter before the first step.
     pub(crate) fn blank(parameter: &Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (parameter.shape(), parameter.device());
         let elements = shape.num_elements();
         let words = Kept::Codes(coding).words(elements);
-        Self {
+        Self::Packed(PackedState {
             codes: Tensor::zeros([words], (&device, DType::U32)),
             scales: Tensor::zeros([elements.div_ceil(GROUP)], (&device, DType::F32)),
             coding,
             shape,
-        }
+        })
     }
+}
 
+impl<const D: usize> PackedState<D> {
     /// The codes of `state`, rounded to the nearest: what was decoded gets its codes again.
     pub(crate) fn encoded(state: Tensor<D>, coding: Coding) -> Self {
         let (shape, device) = (state.shape(), state.device());
@@ -93,15 +95,6 @@ impl<const D: usize> PackedState<D> {
         let values = kept.numbers(cast_slice_mut(&mut scales), &mut words, elements);
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
-    }
-
-    /// The same on another device.
-    pub(crate) fn on_device(self, device: &Device) -> Self {
-        Self {
-            codes: sent(self.codes, device),
-            scales: sent(self.scales, device),
-            ..self
-        }
     }
 }
 
