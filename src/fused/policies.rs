@@ -95,7 +95,8 @@ impl Policies {
 
     /// The state that records of the optimizer keep, if there is any.
     pub(crate) fn kept(&self) -> Option<&PolicyState> {
-        let kept = self.clips_lagged() || self.config.loss_scaling.is_some();
+        // Lagged clipping goes by the norm of exact clipping before it, too.
+        let kept = self.config.clipping.is_some() || self.config.loss_scaling.is_some();
         kept.then_some(&self.learned)
     }
 
@@ -185,10 +186,7 @@ impl Policies {
     pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
         let scale = self.loss_scale();
         let mut learned = self.learned.lock();
-        // Of nothing else that is measured records know.
-        if self.clips_lagged() {
-            learned.gradient_norm = norm.or(learned.gradient_norm);
-        }
+        learned.gradient_norm = norm.or(learned.gradient_norm);
         let interval = self.config.loss_scaling.and_then(|it| it.growth_interval);
         if let (Some(scale), Some(interval)) = (scale, interval) {
             learned.loss_scale = Some(scale.after(interval, overflowed));

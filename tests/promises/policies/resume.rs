@@ -151,7 +151,7 @@ fn a_record_with_the_loss_scale_alone_loads() {
 }
 
 #[test]
-fn a_norm_that_was_clipped_by_exactly_is_none_that_lagged_clipping_goes_by() {
+fn the_norm_of_exact_clipping_resumes_for_lagged_clipping() {
     let device = Device::flex().autodiff();
     let x = &batches(&device, 1)[0];
     for exact in [
@@ -168,12 +168,12 @@ fn a_norm_that_was_clipped_by_exactly_is_none_that_lagged_clipping_goes_by() {
         let mut resumed = fused(copy(&through.model(), || Squashed::init(&device)));
         resumed.load_record(through.to_record());
         let [mut through, mut resumed] = [through, resumed].map(lagged);
-        for step_after in 0..2 {
+        for _ in 0..2 {
             step(&mut through, x);
             step(&mut resumed, x);
             let clipping = through.last_step().clipping;
             assert_eq!(clipping, resumed.last_step().clipping);
-            assert_eq!(clipping == Some(1.0), step_after == 0);
+            assert!(clipping.unwrap() < 1.0);
         }
         assert_equal_weights(&through.model(), &resumed.model());
     }
