@@ -21,7 +21,7 @@ pub(crate) fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
     let data = match dtype {
         DType::QFloat(_) => tensor.clone().into_data(),
-        // There is nothing to look at.
+        // Nothing to look at, so that it would stay in its file.
         _ if elements == 0 => return Tensor::zeros(tensor.shape(), (&tensor.device(), dtype)),
         _ => {
             let row: Tensor<1> = tensor.clone().reshape([elements]);

@@ -172,12 +172,9 @@ impl Optimizer for Muon {
             weight: self.config.weight_format,
             ..self.momentum.formats
         };
-        let (states, low_bits) = match &state {
-            Some(MuonState(state)) => (&state.states[..], state.low_bits.as_ref()),
-            None => (&[][..], None),
-        };
-        let fitted =
-            check_matrix::<D>().and_then(|()| formats.fit(&parameter, &gradient, states, low_bits));
+        let inner = state.as_ref().map(|state| &state.0);
+        let fitted = check_matrix::<D>()
+            .and_then(|()| RuledState::fit(inner, formats, &parameter, &gradient));
         let Ok(formats) = fitted.map_err(call::refuse) else {
             return (parameter, state);
         };

@@ -3,7 +3,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Formats, StateFormat, WeightFormat};
+use super::format::{Fitted, Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
@@ -96,6 +96,18 @@ impl<R: AccumulateInState> Ruled<R> {
 }
 
 impl<R: ElementWise, const D: usize> RuledState<R, D> {
+    /// How `parameter` is stepped from this state in these formats. Refuses a step that can't be.
+    pub(super) fn fit(
+        state: Option<&Self>,
+        formats: Formats,
+        parameter: &Tensor<D>,
+        gradient: &Tensor<D>,
+    ) -> Result<Fitted, String> {
+        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+        let states = state.map_or(&[][..], |state| &state.states);
+        formats.fit(parameter, gradient, states, low_bits)
+    }
+
     /// The step of the next gradient, after which there are `more_to_come` of its group of micro-batches or not: a group
     /// counts as one step.
     fn next_step(&mut self, learning_rate: LearningRate, more_to_come: bool) -> Step {
@@ -128,11 +140,7 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         gradient: Tensor<D>,
         state: Option<RuledState<R, D>>,
     ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        let (states, low_bits) = match &state {
-            Some(state) => (&state.states[..], state.low_bits.as_ref()),
-            None => (&[][..], None),
-        };
-        let fitted = self.formats.fit(&parameter, &gradient, states, low_bits);
+        let fitted = RuledState::fit(state.as_ref(), self.formats, &parameter, &gradient);
         let Ok(formats) = fitted.map_err(call::refuse) else {
             return (parameter, state);
         };

@@ -7,10 +7,11 @@ use super::beside::Beside;
 use super::expected::Outlook;
 use super::facts::{AT_ONCE, Facts};
 use super::ladder::{Rung, in_millionths};
-use super::level::{Level, Split};
+use super::level::Level;
 use super::pass::{Kept, Pass};
+use super::split::Split;
 use super::technique::Technique;
-use super::variant::Variant;
+use super::variant::{Footing, Variant};
 
 /// The margin at best: a pass may hold less in a step than it did alone.
 const HOPED: f64 = 0.97;
@@ -91,6 +92,14 @@ impl Facts {
     pub(super) fn best(&self, budget: usize, outlook: Outlook) -> Option<Choice<'_>> {
         let mut levels = self.levels.iter();
         levels.find_map(|level| self.ways(level, outlook)?.cheapest(budget))
+    }
+
+    /// The least that a training on this footing holds beside a pass.
+    pub(super) fn least_beside(&self, footing: Footing) -> usize {
+        let levels = self.levels_on(footing);
+        let ways = levels.filter_map(|level| self.ways(level, Outlook::Seen));
+        let beside = ways.map(|ways| ways.beside_a_pass());
+        beside.min().unwrap_or(0)
     }
 }
 

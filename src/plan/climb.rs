@@ -10,12 +10,10 @@ use super::expected::Expected;
 use super::pass::{Kept, Pass};
 use super::probe::Probe;
 use super::twice::Twice;
+use super::variant::AT_FIRST;
 
 /// More blocks than a step has of which no recording has told the number.
 const MANY: usize = 1 << 12;
-
-/// Bytes that the first pass takes at least for threads of the backend, activations and notes.
-pub(super) const AT_FIRST: usize = 1 << 19;
 
 impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     /// Measures passes over more and more items of a batch, as long as there is room for the next one.

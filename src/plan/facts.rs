@@ -2,9 +2,7 @@
 
 use crate::config::FusedConfig;
 
-use super::choice::Ways;
 use super::expected::Outlook;
-use super::ladder::Ladder;
 use super::level::Level;
 use super::variant::{Footing, Formats, Variant};
 
@@ -61,14 +59,6 @@ impl Facts {
         formats
     }
 
-    /// The least that a training on this footing holds beside a pass.
-    pub(super) fn least_beside(&self, footing: Footing) -> usize {
-        let levels = self.levels_on(footing);
-        let ways = levels.filter_map(|level| self.ways(level, Outlook::Seen));
-        let beside = ways.map(|ways| ways.beside_a_pass());
-        beside.min().unwrap_or(0)
-    }
-
     /// The model on this footing, if it was measured.
     pub(super) fn variant(&self, footing: Footing) -> Option<&Variant> {
         let mut variants = self.variants.iter();
@@ -82,39 +72,5 @@ impl Facts {
         } else {
             Outlook::Seen
         }
-    }
-
-    /// The rungs, from fused training alone on, for `budget` bytes.
-    pub(super) fn ladder(&self, budget: usize) -> Ladder {
-        let mut ladder = Ladder {
-            budget,
-            batch: self.batch,
-            stock: self.variants.first().and_then(Variant::with_stock),
-            rungs: Vec::new(),
-            taken: None,
-            estimated: self.apart,
-        };
-        for level in &self.levels {
-            let ways = self.ways(level, self.outlook(budget));
-            let ways = ways.as_ref();
-            let fit = ways.and_then(|ways| ways.cheapest(budget));
-            let fits = fit.is_some() && ladder.taken.is_none();
-            // Beyond what was taken, a rung shows what it would bring.
-            let shown = match ladder.taken {
-                None => fit.or_else(|| ways?.least()),
-                Some(_) => ways.and_then(Ways::at_most).or(fit),
-            };
-            let rung = shown.map(|choice| choice.rung());
-            let Some(rung) = rung.or_else(|| self.unmeasured(level)) else {
-                continue;
-            };
-            if ladder.rungs.iter().all(|other| other.name != rung.name) {
-                ladder.rungs.push(rung);
-                if fits {
-                    ladder.taken = Some(ladder.rungs.len() - 1);
-                }
-            }
-        }
-        ladder
     }
 }

@@ -6,6 +6,7 @@ use crate::optim::{StateFormat, WeightFormat};
 
 use super::ladder::Fidelity;
 use super::optimizer::PlannedOptimizer;
+use super::split::Split;
 use super::technique::Technique;
 use super::variant::{Footing, Formats};
 
@@ -27,28 +28,6 @@ pub(super) struct Level {
     pub(super) parts_first: bool,
     /// Whether the optimizer's state takes the gradients of micro-batches.
     pub(super) in_state: bool,
-}
-
-/// How a batch is split.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
-    pub(super) ranks: usize,
-    /// Micro-batches on each.
-    pub(super) accumulation: usize,
-}
-
-impl Split {
-    pub(super) fn of(ranks: usize, accumulation: usize) -> Self {
-        Self {
-            ranks,
-            accumulation,
-        }
-    }
-
-    /// Whether gradients are added up.
-    pub(super) fn is_summed(self) -> bool {
-        self.accumulation > 1
-    }
 }
 
 impl Level {

@@ -3,10 +3,10 @@
 //! - *Asked*: a [`budget`], and the [`technique`]s that are allowed, in an order.
 //! - *Measured*: the [`planner`] makes the variants of a model, one after the other until something fits. A [`probe`] runs its passes, which [`climb`] from
 //!   one item to the batch; what is chosen then, and what nearly is, goes through [`trial`]s.
-//! - *Known*: all [`facts`], in them the [`variant`]s, in each of them a [`pass`] over so many items, with every [`run`] and what blocks that run
+//! - *Known*: all [`facts`], in them the [`variant`]s, in each of them a [`pass`] over so many items of a [`split`] batch, with every [`run`] and what blocks that run
 //!   [`twice`] tell of those that don't. How large a pass is hoped and feared to be before it is run is [`expected`].
 //! - *Chosen*: the techniques of a rung are a [`level`]; what it holds is a pass, and what is [`beside`] it; the [`choice`] is what costs least and fits.
-//! - *Told*: [`measured`] has a [`ladder`] of all ways, and a [`plan`] to train by, or an [`error`]: [`nothing_fits`].
+//! - *Told*: [`measured`] has a [`ladder`] of the [`rungs`], and a [`plan`] to train by, or an [`error`]: [`nothing_fits`].
 
 mod beside;
 mod budget;
@@ -27,6 +27,8 @@ mod plan;
 mod planner;
 mod probe;
 mod run;
+mod rungs;
+mod split;
 mod technique;
 mod trial;
 mod twice;

@@ -1,10 +1,7 @@
 //! What is told of what does not fit.
 
 use super::error::PlanError;
-use super::expected::Outlook;
 use super::facts::Facts;
-use super::ladder::Rung;
-use super::level::{Level, Split};
 use super::pass::Pass;
 
 impl Facts {
@@ -40,25 +37,5 @@ impl Facts {
         }
         advice.push("A shorter or smaller item, a smaller model, or an optimizer with less state would help.".into());
         advice.join(" ")
-    }
-
-    /// A rung of which no pass has come to its end: what one needs at least.
-    pub(super) fn unmeasured(&self, level: &Level) -> Option<Rung> {
-        let footing = level.footing();
-        let bytes = match self.variant(footing) {
-            Some(variant) if variant.passes.is_empty() => {
-                variant.least_in_pass() + self.ways(level, Outlook::Seen)?.beside_a_pass()
-            }
-            Some(_) => return None,
-            None => self.too_large.iter().find(|(it, _)| *it == footing)?.1,
-        };
-        let whole = Split::of(1, 1);
-        Some(Rung {
-            name: level.name(whole, &[]),
-            device_bytes: bytes,
-            host_bytes: 0,
-            seconds: None,
-            fidelity: level.fidelity(whole),
-        })
     }
 }

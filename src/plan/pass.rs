@@ -1,8 +1,8 @@
 //! What is known of passes over so many items.
 
 use super::expected::{Expected, Outlook};
-use super::level::Split;
 use super::run::{Recorded, Run};
+use super::split::Split;
 use super::twice::Twice;
 
 /// Passes over so many items, as they were measured.

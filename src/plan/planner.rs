@@ -15,7 +15,6 @@ use crate::parameters::{ModelKey, list};
 use crate::tap::sweep;
 
 use super::budget::Budget;
-use super::climb::AT_FIRST;
 use super::error::PlanError;
 use super::expected::Outlook;
 use super::facts::{APART, AT_ONCE, Facts};
@@ -25,7 +24,7 @@ use super::optimizer::PlannedOptimizer;
 use super::probe::Probe;
 use super::technique::Technique;
 use super::trial::Trial;
-use super::variant::{Footing, Variant};
+use super::variant::{AT_FIRST, Footing, Variant};
 
 /// Two that measure at once would measure each other.
 static MEASURING: Mutex<()> = Mutex::new(());

@@ -8,9 +8,9 @@ use super::choice::{Choice, Part};
 use super::error::PlanError;
 use super::expected::Outlook;
 use super::facts::Facts;
-use super::level::Split;
 use super::pass::{Pass, Steps};
 use super::probe::{Probe, QUICK, SLOW};
+use super::split::Split;
 use super::variant::Variant;
 
 /// What is to be tried, since it is not known of a choice yet.

@@ -9,12 +9,14 @@ use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
 use crate::optim::{StateFormat, WeightFormat};
 use crate::weights::Entry;
 
-use super::climb::AT_FIRST;
 use super::error::PlanError;
 use super::ladder::{Fidelity, Rung, in_millionths};
 use super::optimizer::PlannedOptimizer;
 use super::pass::Pass;
 use super::run::Run;
+
+/// Bytes that the first pass takes at least for threads of the backend, activations and notes.
+pub(super) const AT_FIRST: usize = 1 << 19;
 
 /// How states and weights are kept; none as the optimizer says.
 pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);

@@ -98,10 +98,7 @@ impl View {
     pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
         let state = self.state.lock();
         let is_tapped = match (&state.stage, graph) {
-            (Stage::Expecting(expecting), Some(graph)) => {
-                let tapped = expecting.tapped.as_ref();
-                tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
-            }
+            (Stage::Expecting(expecting), Some(graph)) => expecting.tapped_in(graph).is_some(),
             _ => false,
         };
         !self.has_copy(&state) && !is_tapped

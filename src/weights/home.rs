@@ -32,7 +32,7 @@ pub(crate) struct Home {
     /// That of the rank which owns the parameter.
     pub(super) session: OnceLock<Arc<Session>>,
     /// How often the value may have changed.
-    pub(super) version: AtomicUsize,
+    version: AtomicUsize,
     pub(super) state: Leveled<State>,
 }
 
@@ -147,6 +147,10 @@ impl Home {
     /// How often the value may have changed.
     pub(super) fn version(&self) -> usize {
         self.version.load(Ordering::Acquire)
+    }
+
+    pub(super) fn outdate_copies(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Notes what a rank of a group has, and returns the gradients in the order of their sum when all have answered.

@@ -155,8 +155,7 @@ impl View {
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
         if part.is_none()
-            && let Some((read_in, tapped)) = &expecting.tapped
-            && Arc::ptr_eq(read_in, graph)
+            && let Some(tapped) = expecting.tapped_in(graph)
         {
             return tapped.clone();
         }

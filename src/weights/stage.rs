@@ -54,6 +54,14 @@ pub(super) struct Expecting {
     pub(super) partial: Option<Box<PartialSum>>,
 }
 
+impl Expecting {
+    /// The tap of the parameter in this graph, if it was read there.
+    pub(super) fn tapped_in(&self, graph: &Arc<Graph>) -> Option<&AnyTensor> {
+        let tapped = self.tapped.as_ref();
+        tapped.and_then(|(read_in, tapped)| Arc::ptr_eq(read_in, graph).then_some(tapped))
+    }
+}
+
 /// What the ranks have said about their gradients of a parameter in a pass.
 #[derive(Debug, Default)]
 pub(super) struct Answers {

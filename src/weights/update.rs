@@ -1,7 +1,6 @@
 //! What becomes of a complete gradient.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::home::Home;
 use super::stage::{Accumulated, Held, Outcome};
@@ -113,8 +112,8 @@ impl Home {
             pass.call_hooks(&self.path, call)
         };
         match called {
-            Ok(Some(_)) if pass.plan.goal == Goal::Measure => self.end_with(Outcome::Measured),
-            Ok(Some(gradient)) => self.step(pass, gradient),
+            Ok(Some(gradient)) if pass.plan.goal.steps() => self.step(pass, gradient),
+            Ok(Some(_measured)) => self.end_with(Outcome::Measured),
             Ok(None) => self.end_with(Outcome::Vetoed),
             Err(error) => pass.stop(error),
         }
@@ -165,21 +164,19 @@ impl Home {
             memory::enter(memory::Phase::Backward);
         }
         state.value = stepped.value;
-        if !more_to_come || stepped.result.is_err() {
-            self.version.fetch_add(1, Ordering::AcqRel);
-        }
-        if stepped.result.is_ok() {
-            state.outcome = Some(match more_to_come {
-                true => Outcome::Began,
-                false => Outcome::Updated { copied },
-            });
-            // Last, since it can fail: the value has moved then.
-            if let (Some(value), Some(average)) = (&state.value, &state.average)
-                && !more_to_come
-                && !stepped.averaged
-            {
-                average.update(value);
+        match (&stepped.result, more_to_come) {
+            (Ok(()), true) => state.outcome = Some(Outcome::Began),
+            (Ok(()), false) => {
+                self.outdate_copies();
+                state.outcome = Some(Outcome::Updated { copied });
+                // Last, since it can fail: the value has moved then.
+                if let (Some(value), Some(average)) = (&state.value, &state.average)
+                    && !stepped.averaged
+                {
+                    average.update(value);
+                }
             }
+            (Err(_), _) => self.outdate_copies(),
         }
         drop(state);
         if let Err(panic) = stepped.result {

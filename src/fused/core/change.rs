@@ -57,7 +57,7 @@ impl<M: Module> Core<M> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         // Straight to where the parameters rest, so that no device has to hold all.
         let model = load_same(self.ranks.form().at_home(), model).map_err(Unfit::Model)?;
-        let anew = self.ranks.session.update.lock().anew();
+        let anew = self.ranks.session().update.lock().anew();
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(Unfit::Fused)?);
@@ -158,7 +158,7 @@ impl<M: Module> Core<M> {
         let mut model = self.model();
         if waits {
             // What was there stays there.
-            let optimizer = || self.ranks.session.update.lock().anew();
+            let optimizer = || self.ranks.session().update.lock().anew();
             let made = (!waited).then(|| made_on_host(&model, &optimizer(), config));
             let leaving = Inventory::take(&model, &layout)?.leaving;
             check_room_to_wait(leaving.saturating_add(made.unwrap_or_default()))?;
@@ -167,7 +167,7 @@ impl<M: Module> Core<M> {
             Inventory::take(&model, &Layout::on(&there, config.compute_dtype))?;
             model = forked_in_codes(model, &there);
         }
-        let ranks = Ranks::alone(model, &self.ranks.session, Arc::new(layout))?;
+        let ranks = Ranks::alone(model, self.ranks.session(), Arc::new(layout))?;
         Ok(Some((ranks, statistics)))
     }
 
@@ -183,7 +183,7 @@ impl<M: Module> Core<M> {
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         // From owner to owner, so that no device has to hold all weights.
         let model = self.ranks.form().at_home();
-        let ranks = Ranks::on_devices(model, devices, &self.ranks.session, config)?;
+        let ranks = Ranks::on_devices(model, devices, self.ranks.session(), config)?;
         Ok(Some((ranks, statistics)))
     }
 
@@ -213,8 +213,8 @@ impl<M: Module> Core<M> {
 
     /// A second training from here, of a model alone.
     pub(in crate::fused) fn again(&self) -> Result<Self, FusedError> {
-        let session = Arc::new(Session::new(self.ranks.session.update.lock().again()));
-        let counts = self.ranks.session.census.lock().is_some();
+        let session = Arc::new(Session::new(self.ranks.session().update.lock().again()));
+        let counts = self.ranks.session().census.lock().is_some();
         *session.census.lock() = counts.then(Arc::default);
         let layout = self.ranks.form().layout.again()?;
         let ranks = Ranks::alone(self.model(), &session, Arc::new(layout))?;

@@ -145,7 +145,7 @@ impl<M: Module> Core<M> {
     pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
         // The views and the pass go with `self`, so what is returned ends up as the only owner.
         let model = self.model();
-        let optimizer = self.ranks.session.update.lock().optimizer();
+        let optimizer = self.ranks.session().update.lock().optimizer();
         (model, optimizer)
     }
 
@@ -164,7 +164,7 @@ impl<M: Module> Core<M> {
 
     /// The state of the optimizer, which is read likewise.
     pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
-        self.ranks.session.update.lock().to_record()
+        self.ranks.session().update.lock().to_record()
     }
 
     /// The state of the optimizer as it is now.
@@ -178,7 +178,7 @@ impl<M: Module> Core<M> {
 
     /// Loads the state of the optimizer, or leaves it as it is.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        let optimizer = self.ranks.session.update.lock().optimizer();
+        let optimizer = self.ranks.session().update.lock().optimizer();
         let loaded = record::load(record, &optimizer, &self.ranks.form().module)?;
         drop(optimizer);
         self.begin_from(|update| drop(update.replace(loaded)));
@@ -236,7 +236,7 @@ impl<M: Module> Core<M> {
     /// Changes the optimizer, its states, or the places that it has for what it keeps beside them: by no other way, since after
     /// each change what it keeps is taken over, and shown by its records again.
     pub(super) fn change_optimizer<R>(&mut self, change: impl FnOnce(&mut Update) -> R) -> R {
-        let changed = change(&mut self.ranks.session.update.lock());
+        let changed = change(&mut self.ranks.session().update.lock());
         self.restore_kept();
         changed
     }
@@ -250,7 +250,7 @@ impl<M: Module> Core<M> {
         let module = &self.ranks.form().module;
         let left = self.statistics.average(config.as_ref(), module);
         let device = self.ranks.device().inner();
-        self.ranks.session.update.lock().change(|mut optimizer| {
+        self.ranks.session().update.lock().change(|mut optimizer| {
             if let Some(state) = self.policies.kept() {
                 state.take_over(&mut optimizer, &device);
             }

@@ -21,8 +21,6 @@ use crate::weights::{FusedForm, Inventory, Role, Views};
 pub(in crate::fused) struct Ranks<M> {
     /// What each has of the model.
     pub(in crate::fused) forms: Vec<FusedForm<M>>,
-    /// That of the first, whose optimizer is that of all.
-    pub(in crate::fused) session: Arc<Session>,
     /// Where they compute, if they were given devices: with autodiff, and the gradient checkpointing strategy of the model.
     pub(in crate::fused) named: Option<Vec<Device>>,
     /// Where they compute.
@@ -119,7 +117,6 @@ impl<M: Module> Ranks<M> {
         };
         let other = forms.get(1).map(|form| running_statistics(&form.module));
         Self {
-            session: forms[0].session.clone(),
             forms,
             named,
             read_late: devices.iter().any(is_cubecl),
@@ -137,8 +134,8 @@ impl<M: Module> Ranks<M> {
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
         match &self.named {
-            None => Self::alone(model, &self.session, self.form().layout.clone()),
-            Some(devices) => Self::on_devices(model, devices, &self.session, config),
+            None => Self::alone(model, self.session(), self.form().layout.clone()),
+            Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }
     }
 
@@ -151,6 +148,11 @@ impl<M: Module> Ranks<M> {
     /// The form of the first.
     pub(in crate::fused) fn form(&self) -> &FusedForm<M> {
         &self.forms[0]
+    }
+
+    /// The session of the first, whose optimizer is that of all.
+    pub(in crate::fused) fn session(&self) -> &Arc<Session> {
+        &self.forms[0].session
     }
 
     /// What the first has of the parameters.

@@ -44,7 +44,7 @@ impl<M: Module> Core<M> {
         learning_rate: ModuleLearningRate,
         task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
-        self.ranks.session.update.lock().learning_rate = learning_rate;
+        self.ranks.session().update.lock().learning_rate = learning_rate;
         let ended = self.attempt(|core| match core.policies.passes() {
             Passes::One | Passes::Learning => core.one_pass(Goal::Update, task),
             Passes::Two | Passes::Waiting if task.computes() => core.two_passes(task),

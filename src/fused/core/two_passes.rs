@@ -27,7 +27,7 @@ impl<M: Module> Core<M> {
     /// First all gradients are measured, then they are used; once more from the start if another thread
     /// has drawn random numbers in between.
     pub(super) fn two_passes<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
-        let session = self.ranks.session.clone();
+        let session = self.ranks.session().clone();
         let random = Stream::new(self.ranks.devices.clone(), |device| {
             session.seeds.next(device)
         });

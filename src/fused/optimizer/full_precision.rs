@@ -14,7 +14,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Beside the model that it makes, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {
-        let session = &self.core.ranks.session;
+        let session = self.core.ranks.session();
         let joined = exchange(
             self.model(),
             // Low bits are those of bf16; somebody may have cast it since.

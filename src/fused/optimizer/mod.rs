@@ -157,7 +157,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// ([`StepReport::gradients_alive`](crate::StepReport::gradients_alive)); off by default, since it takes time in the square of the
     /// number of parameters.
     pub fn count_gradients(&mut self, count: bool) {
-        *self.core.ranks.session.census.lock() = count.then(Default::default);
+        *self.core.ranks.session().census.lock() = count.then(Default::default);
     }
 
     /// The number of parameters stepped during the backward pass.

@@ -1,12 +1,12 @@
 use std::fmt::Debug;
 
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, FloatDType, Shape, Tensor};
 
 use super::low_bits::LowBits;
-use super::root::{Coding, Root};
-use super::state::{MIN_ELEMENTS, PackedState, StateFormat};
+use super::root::Root;
+use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
 use super::weight::WeightFormat;
-use crate::device::{in_type, sent};
+use crate::device::in_type;
 
 /// The formats of an optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -35,16 +35,6 @@ pub(crate) struct Weight<const D: usize> {
     pub(crate) value: Tensor<D>,
     pub(crate) format: WeightFormat,
     pub(crate) low_bits: Option<LowBits>,
-}
-
-/// An optimizer state of the shape of its parameter.
-#[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant)] // There is one to a parameter.
-pub(crate) enum StateTensor<const D: usize> {
-    /// As it is.
-    Full(Tensor<D>),
-    /// In codes of a few bits.
-    Packed(PackedState<D>),
 }
 
 impl Formats {
@@ -199,36 +189,6 @@ impl<const D: usize> Weight<D> {
                 }
             }
             _ => self,
-        }
-    }
-}
-
-impl<const D: usize> StateTensor<D> {
-    /// The state as it is, or what its codes stand for, in f32.
-    pub(crate) fn full(self) -> Tensor<D> {
-        match self {
-            Self::Full(state) => state,
-            Self::Packed(packed) => packed.decoded(),
-        }
-    }
-
-    /// The same in these codes, or full.
-    pub(crate) fn conformed(self, coding: Option<Coding>) -> Self {
-        match (self, coding) {
-            (Self::Packed(packed), Some(coding)) if packed.coding == coding => Self::Packed(packed),
-            (state, Some(coding)) => Self::Packed(PackedState::encoded(state.full(), coding)),
-            (state, None) => Self::Full(state.full()),
-        }
-    }
-    /// The same on another device.
-    pub(crate) fn on_device(self, device: &Device) -> Self {
-        match self {
-            Self::Full(state) => Self::Full(sent(state, device)),
-            Self::Packed(packed) => Self::Packed(PackedState {
-                codes: sent(packed.codes, device),
-                scales: sent(packed.scales, device),
-                ..packed
-            }),
         }
     }
 }

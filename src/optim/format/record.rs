@@ -5,10 +5,9 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_pack::Scalar;
 
 use super::column::Kept;
-use super::formats::StateTensor;
 use super::low_bits::LowBits;
 use super::root::{Coding, GROUP, Width};
-use super::state::PackedState;
+use super::state::{PackedState, StateTensor};
 use super::weight::WeightFormat;
 use crate::optimizer_record::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
@@ -171,14 +170,22 @@ fn split_of(bits: usize) -> Option<WeightFormat> {
 
 /// The low bits in a recorded state, if it has any, on `device`.
 pub(crate) fn recorded_low_bits(state: &RecordedState, device: &Device) -> Option<LowBits> {
-    let name = format!(".{FORMAT}.{LOW_BITS}");
+    let name = format!("{FORMAT}.{LOW_BITS}");
     state.tensors.iter().find_map(|tensor| {
         let prefix = tensor.name.strip_suffix(&name)?;
+        let scalar = |leaf| {
+            let name = format!("{prefix}{FORMAT}.{leaf}");
+            usize::try_from(*state.scalars.get(&name)?).ok()
+        };
         let bytes = tensor.to_bytes().expect("Burn reads its own record");
         let words = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
-        let mut source = StateSource::new(state.scalars.clone());
-        source.insert_tensor(tensor.name.clone(), words);
-        RecordedFormat::unflatten(prefix, &mut source, device)?.low_bits
+        let words = flat(words, DType::U32)?;
+        LowBits::of_record(
+            words,
+            split_of(scalar(WEIGHT_BITS)?)?,
+            scalar(ELEMENTS)?,
+            device,
+        )
     })
 }
 

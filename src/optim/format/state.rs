@@ -3,9 +3,9 @@ use bytemuck::cast_slice_mut;
 use serde::{Deserialize, Serialize};
 
 use super::column::Kept;
-use super::formats::StateTensor;
 use super::root::{Coding, GROUP, Root, Width};
 use super::told::told;
+use crate::device::sent;
 
 /// How an optimizer keeps its states.
 ///
@@ -45,6 +45,16 @@ impl StateFormat {
     }
 }
 
+/// An optimizer state of the shape of its parameter.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // There is one to a parameter.
+pub(crate) enum StateTensor<const D: usize> {
+    /// As it is.
+    Full(Tensor<D>),
+    /// In codes of a few bits.
+    Packed(PackedState<D>),
+}
+
 /// An optimizer state in codes of a few bits.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedState<const D: usize> {
@@ -69,6 +79,35 @@ impl<const D: usize> StateTensor<D> {
             shape,
         })
     }
+
+    /// The state as it is, or what its codes stand for, in f32.
+    pub(crate) fn full(self) -> Tensor<D> {
+        match self {
+            Self::Full(state) => state,
+            Self::Packed(packed) => packed.decoded(),
+        }
+    }
+
+    /// The same in these codes, or full.
+    pub(crate) fn conformed(self, coding: Option<Coding>) -> Self {
+        match (self, coding) {
+            (Self::Packed(packed), Some(coding)) if packed.coding == coding => Self::Packed(packed),
+            (state, Some(coding)) => Self::Packed(PackedState::encoded(state.full(), coding)),
+            (state, None) => Self::Full(state.full()),
+        }
+    }
+
+    /// The same on another device.
+    pub(crate) fn on_device(self, device: &Device) -> Self {
+        match self {
+            Self::Full(state) => Self::Full(sent(state, device)),
+            Self::Packed(packed) => Self::Packed(PackedState {
+                codes: sent(packed.codes, device),
+                scales: sent(packed.scales, device),
+                ..packed
+            }),
+        }
+    }
 }
 
 impl<const D: usize> PackedState<D> {
@@ -87,7 +126,7 @@ impl<const D: usize> PackedState<D> {
     }
 
     /// What the codes stand for, in f32.
-    pub(crate) fn decoded(self) -> Tensor<D> {
+    fn decoded(self) -> Tensor<D> {
         let device = self.scales.device();
         let mut words: Vec<u32> = self.codes.into_data().iter::<u32>().collect();
         let mut scales: Vec<f32> = self.scales.into_data().iter::<f32>().collect();

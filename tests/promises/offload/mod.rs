@@ -13,7 +13,9 @@ mod states;
 use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 use backburn::{gradient_checkpointing, optim};
 use burn::module::{Lora, Module, Param, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout,
+};
 use burn::optim::*;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
@@ -245,3 +247,39 @@ on_every_backend!(
     a_model_for_inference_computes_on_the_device,
     adapters_are_trained_with_a_frozen_base_and_without,
 );
+
+#[test]
+fn weights_in_columns_agree_within_rounding_after_a_way_to_the_host_or_a_record() {
+    let device = Device::flex().autodiff();
+    let init = || {
+        let config = LinearConfig::new(6, 6).with_layout(LinearLayout::Col);
+        [(); 3].map(|()| config.init(&device))
+    };
+    let loss = |layers: &[Linear; 3], x: Tensor<2>| {
+        let x = layers.iter().fold(x, |x, layer| layer.forward(x).tanh());
+        x.powi_scalar(2).mean()
+    };
+    let initial = init();
+    let fused = || FusedOptimizer::new(copy(&initial, init), SgdConfig::new().init());
+    let offload = OffloadConfig::new(Offload::Updates)
+        .with_host(OffloadHost::NdArray)
+        .with_min_elements(1);
+    let mut alone = fused();
+    let mut on_host = fused().with_config(FusedConfig::new().with_offload(Some(offload)));
+    for _ in 0..4 {
+        let x = Tensor::random([4, 6], Distribution::Default, &device);
+        alone.step(0.1, |layers| loss(layers, x.clone()));
+        on_host.step(0.1, |layers| loss(layers, x));
+    }
+    let resumed = FusedOptimizer::new(copy(&alone.model(), init), SgdConfig::new().init());
+    let mut trainings = [alone, on_host, resumed];
+    let x = Tensor::random([4, 6], Distribution::Default, &device);
+    let [alone, others @ ..] = trainings.each_mut().map(|fused| {
+        fused.step(0.1, |layers| loss(layers, x.clone()));
+        weights(&fused.model())
+    });
+    for ((path, alone), (_, other)) in others.iter().flat_map(|other| alone.iter().zip(other)) {
+        let pairs = alone.iter::<f32>().zip(other.iter::<f32>());
+        pairs.for_each(|(a, b)| assert!((a - b).abs() <= 1e-6, "{path}: {a} and {b}"));
+    }
+}
