@@ -21,7 +21,6 @@ mod language_model;
 mod learner;
 mod linear_cross_entropy;
 mod linear_cross_entropy_in_tiles;
-mod list;
 mod misuse;
 mod mlp;
 mod muon;
