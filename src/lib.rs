@@ -137,7 +137,7 @@ pub use gradient_checkpointing::{
     gradient_checkpointing_sequential, gradient_checkpointing_tiled,
 };
 pub use linear_cross_entropy::{
-    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossDirection,
+    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction,
 };
 pub use load::load_record_in;
 #[cfg(feature = "store")]

@@ -12,7 +12,7 @@ use backburn::memory::{MemoryRecorder, RecordingAllocator};
 use backburn::optim;
 use backburn::{
     Checkpoint, FusedOptimizer, GradientCheckpointingConfig, LinearCrossEntropyLossConfig,
-    LossDirection, MemoryEstimate, PeakEstimate, Progress,
+    MemoryEstimate, PeakEstimate, Progress,
 };
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -93,20 +93,15 @@ fn peaks_of_the_presets_are_estimated_within_five_percent() {
     ] {
         let plain = preset.config(vocabulary);
         let blocks = plain.clone().with_recompute_layers(true);
-        let pieces = LinearCrossEntropyLossConfig::new().with_chunk_size(64);
-        let [chunked, tiled] = [LossDirection::Tokens, LossDirection::Classes].map(|direction| {
-            let pieces = pieces.clone().with_direction(Some(direction));
-            blocks.clone().with_loss(Some(pieces.with_tile_size(128)))
-        });
+        let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(64);
+        let chunked = blocks.clone().with_loss(Some(loss));
         let text = text(&plain);
-        let [of_blocks, of_chunked, of_tiled] =
-            [&blocks, &chunked, &tiled].map(|config| estimate(config, &text));
+        let [of_blocks, of_chunked] = [&blocks, &chunked].map(|config| estimate(config, &text));
         for (name, estimated, measured) in [
             ("stock", of_blocks.stock, stock(&plain, &text)),
             ("fused", of_blocks.fused, fused(&plain, &text)),
             ("blocks", of_blocks.recomputed, fused(&blocks, &text)),
             ("chunked", of_chunked.recomputed, fused(&chunked, &text)),
-            ("tiled", of_tiled.recomputed, fused(&tiled, &text)),
         ] {
             let ratio = estimated as f64 / measured as f64;
             println!("{preset:?} {vocabulary} {name}: {estimated} of {measured}, {ratio:.3}");

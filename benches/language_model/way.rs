@@ -1,7 +1,7 @@
 //! The rows of the table.
 
+use backburn::LinearCrossEntropyLossConfig;
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-use backburn::{LinearCrossEntropyLossConfig, LossDirection};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, FloatDType};
@@ -14,8 +14,10 @@ pub struct Way {
     pub name: &'static str,
     pub fused: bool,
     pub blocks: bool,
-    /// The loss in pieces; in those of classes with layers in tiles of tokens.
-    pub chunked: Option<LossDirection>,
+    /// The loss in chunks of tokens.
+    pub chunked: bool,
+    /// Number of tokens in a tile of the layers.
+    pub tile: Option<usize>,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,
     /// The optimizer of this crate, where Burn's would do.
@@ -26,7 +28,8 @@ pub const STOCK: Way = Way {
     name: "stock",
     fused: false,
     blocks: false,
-    chunked: None,
+    chunked: false,
+    tile: None,
     weights: None,
     states: StateFormat::Full,
     single_pass: false,
@@ -43,7 +46,7 @@ pub const BLOCKS: Way = Way {
 };
 pub const CHUNKED: Way = Way {
     name: "chunked",
-    chunked: Some(LossDirection::Tokens),
+    chunked: true,
     ..BLOCKS
 };
 
@@ -77,7 +80,7 @@ pub const WAYS: [Way; 9] = [
     },
     Way {
         name: "tiled-stochastic-4",
-        chunked: Some(LossDirection::Classes),
+        tile: Some(256),
         weights: Some(WeightFormat::Stochastic),
         states: StateFormat::Bits4,
         ..CHUNKED
@@ -96,12 +99,10 @@ impl Way {
     }
 
     pub fn config(&self, config: LanguageModelConfig) -> LanguageModelConfig {
-        let pieces = LinearCrossEntropyLossConfig::new();
-        let loss = |direction| pieces.with_direction(Some(direction));
         config
             .with_recompute_layers(self.blocks)
-            .with_loss(self.chunked.map(loss))
-            .with_tile((self.chunked == Some(LossDirection::Classes)).then_some(256))
+            .with_loss(self.chunked.then(LinearCrossEntropyLossConfig::new))
+            .with_tile(self.tile)
     }
 
     pub fn model(&self, config: &LanguageModelConfig, device: &Device) -> LanguageModel {

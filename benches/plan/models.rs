@@ -1,8 +1,6 @@
 //! Sixteen kinds of models, small ones, each with a loss of so many items.
 
-use backburn::{
-    BaseFormat, LinearCrossEntropyLossConfig, LossDirection, QuantizedLora, gradient_checkpointing,
-};
+use backburn::{BaseFormat, LinearCrossEntropyLossConfig, QuantizedLora, gradient_checkpointing};
 use burn::module::{Initializer, Lora, Module, ParamGroup};
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -423,7 +421,6 @@ impl Kind for Language {
         let layers = self.layers.iter();
         let hidden = layers.fold(hidden, |x, layer| gradient_checkpointing(layer, x, run));
         let loss = LinearCrossEntropyLossConfig::new()
-            .with_direction(Some(LossDirection::Tokens))
             .with_chunk_size(64)
             .init();
         let targets = tokens.reshape([items * 32]);

@@ -2,31 +2,27 @@ use burn::config::Config;
 
 use super::LinearCrossEntropyLoss;
 
-/// What [`LinearCrossEntropyLoss`] goes over, piece by piece.
+/// Reduction of the losses of single tokens, named as in PyTorch.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
-pub enum LossDirection {
-    /// Chunks of tokens, each with all classes. The value has the order of sums that Burn's loss has; the gradient of the head is
-    /// there twice, that of a chunk and the sum.
-    Tokens,
-    /// Tiles of classes, each with all tokens; not on devices of CubeCL, where there are chunks of tokens all the same. The gradient of
-    /// the head is there once, put together from those of the tiles; it has the order of sums that it has without chunks. That of the
-    /// hidden states is a sum over the tiles, in f32 at least.
-    Classes,
+pub enum LossReduction {
+    /// The mean over the tokens that count; with weights, the weighted sum divided by the sum of their weights.
+    Mean,
+    /// The sum over the tokens that count.
+    Sum,
+    /// No reduction: one loss for each token, zero for the tokens in `pad_tokens`.
+    None,
 }
 
 /// Configuration to create a [`LinearCrossEntropyLoss`] using the [init function](LinearCrossEntropyLossConfig::init).
 #[derive(Config, Debug, PartialEq)]
 pub struct LinearCrossEntropyLossConfig {
-    /// Which way the loss goes; without one, that which takes less memory ([`LinearCrossEntropyLoss::direction`]).
-    pub direction: Option<LossDirection>,
-    /// Tokens whose logits exist at once, in chunks of tokens. In the backward pass there are up to six times
-    /// `chunk_size * classes` numbers of 4 bytes.
+    /// Reduction of the losses of single tokens.
+    #[config(default = "LossReduction::Mean")]
+    pub reduction: LossReduction,
+    /// Number of tokens in a chunk, whose logits are computed at once. The backward pass allocates up to
+    /// `6 * chunk_size * classes` numbers of 4 bytes.
     #[config(default = 256)]
     pub chunk_size: usize,
-    /// Classes whose logits exist at once, in tiles of classes. In the backward pass there are up to six times
-    /// `tokens * tile_size` numbers of 4 bytes.
-    #[config(default = 1024)]
-    pub tile_size: usize,
     /// Targets that count for nothing, neither in the sum nor in the number of tokens. Unlike those of Burn's
     /// [`CrossEntropyLossConfig`](burn::nn::loss::CrossEntropyLossConfig), they may lie outside of the vocabulary: PyTorch's
     /// `ignore_index` is -100. Targets of a type without a sign are never negative: `u64::MAX` is not the padding -1, but no
@@ -44,15 +40,11 @@ impl LinearCrossEntropyLossConfig {
     ///
     /// # Panics
     ///
-    /// If `chunk_size` or `tile_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number.
+    /// If `chunk_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number.
     pub fn init(&self) -> LinearCrossEntropyLoss {
         assert!(
             self.chunk_size > 0,
             "`chunk_size` is 0: there must be at least one token at once"
-        );
-        assert!(
-            self.tile_size > 0,
-            "`tile_size` is 0: there must be at least one class at once"
         );
         if let Some(smoothing) = self.smoothing {
             assert!(

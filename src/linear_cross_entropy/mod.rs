@@ -2,34 +2,30 @@
 
 mod config;
 mod head;
-mod tiles;
 
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Tensor};
 
-pub use config::{LinearCrossEntropyLossConfig, LossDirection};
+pub use config::{LinearCrossEntropyLossConfig, LossReduction};
 pub use head::Head;
 
 use crate::device::{is_cubecl, is_remote};
 use crate::gradient_checkpointing;
 
-/// Head and cross entropy piece by piece, so that the logits never exist whole.
+/// Head and cross entropy in chunks of tokens, so that the logits are never allocated as a whole.
 ///
-/// With a vocabulary of 50,257 the logits of 2,048 tokens are 412 MB, several times over with softmax and gradient: more
-/// than all other activations of a model whose blocks run twice. Here they come in chunks of tokens, or in tiles of classes, whichever
-/// takes less memory ([`LossDirection`]; [`direction`](Self::direction) says which). Each is a block under
-/// [`gradient_checkpointing`]: in a fused step its logits are computed, reduced to one or two numbers for
-/// each token, dropped, and computed again when the backward pass starts with them. The head is updated once. In stock training
-/// and in validation the pieces are plain calls.
+/// With a vocabulary of 50,257 the logits of 2,048 tokens are 412 MB, and softmax and gradient take as much each: more than all other
+/// activations of a model with checkpointed blocks. Each chunk is a block under [`gradient_checkpointing`]: in a fused step its logits
+/// are computed, reduced to one number for each token, dropped, and computed again when the backward pass reaches them. The head is
+/// updated once. In stock training and in validation the chunks are plain calls.
 ///
-/// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32: the mean over the
-/// tokens that count, or NaN if none does (gradients are zero then, as in Burn). In chunks of tokens it has the same order of sums, in
-/// tiles another, in f32 some 1e-7 away. Gradients differ by the order of the sums over the pieces, in f32 by some 1e-7 of their size.
+/// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32, with the same order
+/// of sums. Gradients differ by the order of the sums over the chunks, in f32 by some 1e-7 of their size.
+/// [`LossReduction`] selects the mean, the sum, or one loss for each token.
 ///
 /// The head computes logits in the type of the model, and all that follows is in f32 (in f64, if the model is). In a model in bf16 the
 /// gradient of the head is summed over chunks in bf16, where terms below a 256th of the sum are lost. Set
-/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum them in f32. Over tiles there
-/// is no such sum.
+/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum them in f32.
 ///
 /// As in [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`), with the
 /// optimizer fused.
@@ -66,13 +62,15 @@ use crate::gradient_checkpointing;
 pub struct LinearCrossEntropyLoss(LinearCrossEntropyLossConfig);
 
 impl LinearCrossEntropyLoss {
-    /// The mean cross entropy of the `targets` in nats, given the logits that `head` makes of `hidden`.
+    /// Computes the cross entropy of the `targets` in nats, given the logits that `head` computes from `hidden`.
+    ///
+    /// The mean is NaN if no token counts, and all gradients are zero then, as in Burn.
     ///
     /// # Shapes
     ///
     /// - hidden: `[tokens, d_model]`
     /// - targets: `[tokens]`
-    /// - output: `[1]`, in f32 (f64)
+    /// - output: `[1]`, or `[tokens]` with [`LossReduction::None`]; in f64 if the logits are, else in f32
     ///
     /// # Panics
     ///
@@ -84,8 +82,69 @@ impl LinearCrossEntropyLoss {
         hidden: Tensor<2>,
         targets: Tensor<1, Int>,
     ) -> Tensor<1> {
-        let [tokens, _] = hidden.dims();
-        let [targets_given] = targets.dims();
+        let (losses, padding) = self.losses(head, hidden, targets);
+        match (self.0.reduction, padding) {
+            (LossReduction::Mean, None) => losses.mean(),
+            (LossReduction::Mean, Some(padding)) => {
+                let dtype = precision(losses.dtype());
+                // A float type of its own, in case the device's default can't count the tokens.
+                let counted = padding.bool_not().int().cast(dtype).sum();
+                losses.sum() / counted
+            }
+            (LossReduction::Sum, _) => losses.sum(),
+            (LossReduction::None, _) => losses,
+        }
+    }
+
+    /// Computes the same with one weight for each token, which multiplies its loss.
+    ///
+    /// The mean divides by the sum of the weights, as PyTorch and Burn do with weights of classes. Weights may be zero or negative. If
+    /// the sum is zero, the mean and its gradients are not finite: `0 / 0` is NaN. The sum of the losses is zero then, with zero gradients.
+    /// Weights of tokens in `pad_tokens` count for nothing. A weight of zero does not hide a loss that is NaN or infinite.
+    ///
+    /// # Shapes
+    ///
+    /// - hidden: `[tokens, d_model]`
+    /// - targets, weights: `[tokens]`; the weights are cast to the type of the output
+    /// - output: `[1]`, or `[tokens]` with [`LossReduction::None`]; in f64 if the logits are, else in f32
+    ///
+    /// # Panics
+    ///
+    /// As [`forward`](Self::forward), and if there is not one weight for each token.
+    pub fn forward_weighted<H: Head>(
+        &self,
+        head: &H,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+        weights: Tensor<1>,
+    ) -> Tensor<1> {
+        let ([tokens, _], [given]) = (hidden.dims(), weights.dims());
+        assert!(
+            tokens == given,
+            "there are {tokens} hidden states and {given} weights: pass one weight for each hidden state"
+        );
+        let (losses, padding) = self.losses(head, hidden, targets);
+        let weights = weights.cast(precision(losses.dtype()));
+        let weights = match padding {
+            None => weights,
+            Some(padding) => weights.mask_fill(padding, 0),
+        };
+        let losses = losses * weights.clone();
+        match self.0.reduction {
+            LossReduction::Mean => losses.sum() / weights.sum(),
+            LossReduction::Sum => losses.sum(),
+            LossReduction::None => losses,
+        }
+    }
+
+    /// Returns the loss of each token, zero for padding, and which tokens are padding. Shapes: `[tokens, d_model]`, and `[tokens]`.
+    fn losses<H: Head>(
+        &self,
+        head: &H,
+        hidden: Tensor<2>,
+        targets: Tensor<1, Int>,
+    ) -> (Tensor<1>, Option<Tensor<1, Bool>>) {
+        let ([tokens, _], [targets_given]) = (hidden.dims(), targets.dims());
         assert!(
             tokens == targets_given,
             "there are {tokens} hidden states and {targets_given} targets: one target for each is needed"
@@ -99,48 +158,13 @@ impl LinearCrossEntropyLoss {
         let padding = self.padding(&targets, given);
         let targets = match &padding {
             None => targets,
-            // Any class: what it gives is not used.
+            // Any class will do: its loss is masked below.
             Some(padding) => targets.mask_fill(padding.clone(), 0),
         };
-        let log_likelihoods = match (self.direction(head, hidden.dims()), head.classes()) {
-            (LossDirection::Classes, Some(classes)) => {
-                self.over_tiles(head, hidden, targets, classes)
-            }
-            _ => self.over_chunks(head, hidden, targets),
-        };
+        let losses = self.over_chunks(head, hidden, targets).neg();
         match padding {
-            None => log_likelihoods.mean().neg(),
-            Some(padding) => {
-                let precision = precision(log_likelihoods.dtype());
-                // In a type that can count them, whatever the default of the device is.
-                let counted = padding.clone().bool_not().int().cast(precision).sum();
-                log_likelihoods.mask_fill(padding, 0).sum().neg() / counted
-            }
-        }
-    }
-
-    /// Which way the loss goes with `head` over hidden states of shape `[tokens, d_model]`: the one that was asked for, or that
-    /// which takes less memory in a backward pass. It is always chunks of tokens on devices of CubeCL, whose fusion fails on tiles, and
-    /// with a head that can't compute some of its [classes](Head::classes) alone.
-    pub fn direction<H: Head>(&self, head: &H, [tokens, d_model]: [usize; 2]) -> LossDirection {
-        let Some(classes) = head.classes() else {
-            return LossDirection::Tokens;
-        };
-        // The fusion of Burn 0.22.1 panics where it joins the reductions of tiles (`TraceFuser::block_local_input`).
-        if head.devices().iter().any(is_cubecl) {
-            return LossDirection::Tokens;
-        }
-        if let Some(direction) = self.0.direction {
-            return direction;
-        }
-        let (chunk, tile) = (self.0.chunk_size.min(tokens), self.0.tile_size.min(classes));
-        // Of logits, head and hidden states. One chunk is no sum.
-        let of_heads = if chunk < tokens { 2 } else { 1 };
-        let chunks = 6 * chunk * classes + of_heads * d_model * classes;
-        let tiles = 6 * tokens * tile + d_model * classes + 3 * tokens * d_model;
-        match tiles < chunks {
-            true => LossDirection::Classes,
-            false => LossDirection::Tokens,
+            None => (losses, None),
+            Some(padding) => (losses.mask_fill(padding.clone(), 0), Some(padding)),
         }
     }
 
@@ -191,34 +215,23 @@ fn log_likelihoods(
     let [tokens, classes] = logits.dims();
     let outside = outside(&targets, classes);
     let targets = targets.mask_fill(outside.clone(), 0);
-    let all = log_softmax(capped(logits, soft_cap), 1);
-    let index = targets.reshape([tokens, 1]);
-    let of_targets = all.clone().gather(1, index).reshape([tokens]);
-    let of_all = || all.sum_dim(1).reshape([tokens]);
-    smoothed(of_targets, of_all, smoothing, classes).mask_fill(outside, f32::NAN)
-}
-
-/// What there is of each target, with the share that smoothing spreads evenly over all `classes`, of which there is `of_all`.
-fn smoothed<const D: usize>(
-    of_target: Tensor<D>,
-    of_all: impl FnOnce() -> Tensor<D>,
-    smoothing: Option<f32>,
-    classes: usize,
-) -> Tensor<D> {
-    let Some(share) = smoothing else {
-        return of_target;
-    };
-    of_target.mul_scalar(1.0 - share) + of_all().mul_scalar(share / classes as f32)
-}
-
-/// `logits` in the type for probabilities, within the soft cap.
-fn capped(logits: Tensor<2>, soft_cap: Option<f64>) -> Tensor<2> {
-    let precision = precision(logits.dtype());
-    let logits = logits.cast(precision);
-    match soft_cap {
+    let dtype = precision(logits.dtype());
+    let logits = logits.cast(dtype);
+    let logits = match soft_cap {
         None => logits,
         Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
-    }
+    };
+    let all = log_softmax(logits, 1);
+    let index = targets.reshape([tokens, 1]);
+    let of_targets = all.clone().gather(1, index).reshape([tokens]);
+    let smoothed = match smoothing {
+        None => of_targets,
+        Some(share) => {
+            let of_all = all.sum_dim(1).reshape([tokens]);
+            of_targets.mul_scalar(1.0 - share) + of_all.mul_scalar(share / classes as f32)
+        }
+    };
+    smoothed.mask_fill(outside, f32::NAN)
 }
 
 /// `targets` in a type that has negative numbers, and all classes.

@@ -6,7 +6,6 @@ mod exchange;
 mod key;
 mod list;
 mod load;
-mod part;
 mod statistics;
 
 pub(crate) use any::{AnyParam, AnyTensor, MAX_RANK, with_rank};
@@ -17,5 +16,4 @@ pub(crate) use list::{Parameter, list, values};
 pub(crate) use load::load_same;
 #[cfg(feature = "store")]
 pub(crate) use load::{Loading, TakeOver, empty};
-pub(crate) use part::Part;
 pub(crate) use statistics::{merge_pending, running_statistics, with_own_statistics};

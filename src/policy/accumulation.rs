@@ -1,6 +1,6 @@
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::parameters::{AnyTensor, Part, with_rank};
+use crate::parameters::AnyTensor;
 
 /// The float type in which gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,28 +41,6 @@ impl PartialSum {
         let sum = AnyTensor::from(accumulation.begin(self.sum.untyped()));
         let sum = sum.added(gradient);
         Self { sum, ..self }
-    }
-
-    /// The same with the gradient of a part of the parameter, which is of this `shape` as a whole.
-    pub(crate) fn with_part(
-        sum: Option<Self>,
-        shape: &Shape,
-        gradient: AnyTensor,
-        part: &Part,
-        accumulation: Accumulation,
-    ) -> Self {
-        let dtype = sum.as_ref().map_or(gradient.dtype(), |sum| sum.dtype);
-        let sum = with_rank!(shape.num_dims(), D => {
-            let sum = match sum {
-                Some(Self { sum, .. }) => sum.of_rank::<D>(),
-                // `zeros` take twice their bytes on `flex` while they are made.
-                None => Tensor::full(shape.clone(), 0.0, (&gradient.device(), gradient.dtype())),
-            };
-            let sum = accumulation.begin(sum);
-            let gradient = gradient.in_type(sum.dtype());
-            part.add_to(sum, gradient.of_rank()).into()
-        });
-        Self { sum, dtype }
     }
 
     pub(crate) fn whole(self) -> AnyTensor {

@@ -15,7 +15,7 @@ use crate::device;
 use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::memory::{self, Category};
-use crate::parameters::{AnyTensor, Part, with_rank};
+use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::{self, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
@@ -25,8 +25,6 @@ use crate::tap::{self, GradientSink, Passed};
 pub(super) struct Arrival {
     pub(super) view: Arc<View>,
     pub(super) pass: Arc<Pass>,
-    /// What of the parameter was read, if not all.
-    pub(super) part: Option<Part>,
     pub(super) owed: Owed,
     /// Counts a value that was gathered from its owner, as long as the graph has it.
     pub(super) _gathered: Option<Hold>,
@@ -57,18 +55,15 @@ impl GradientSink for Arrival {
             memory::show(Category::Gradient, &gradient);
         }
         self.owed.settle();
-        let arrive = || {
-            self.view
-                .arrive(&self.pass, gradient.into(), self.part.as_ref())
-        };
-        self.pass.guarded(arrive);
+        self.pass
+            .guarded(|| self.view.arrive(&self.pass, gradient.into()));
         Passed::default()
     }
 }
 
 impl View {
-    /// Adds a gradient, of the whole or of a part, to those that have come, and uses their sum if nothing else is to come.
-    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, part: Option<&Part>) {
+    /// Adds a gradient to those that have arrived, and uses the sum if no other is pending.
+    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
         let mut state = self.state.lock();
         let Stage::Expecting(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
@@ -77,19 +72,11 @@ impl View {
         expecting.tapped = None;
         let is_settled = expecting.debt.is_settled();
         let gradient = match expecting.partial.take() {
-            None if is_settled && part.is_none() => gradient,
+            None if is_settled => gradient,
             partial => {
-                let accumulation = pass.plan.accumulation;
-                let partial = match (partial, part) {
-                    (sum, Some(part)) => PartialSum::with_part(
-                        sum.map(|sum| *sum),
-                        &self.home.shape,
-                        gradient,
-                        part,
-                        accumulation,
-                    ),
-                    (Some(partial), None) => partial.with(gradient, accumulation),
-                    (None, None) => PartialSum::of(gradient),
+                let partial = match partial {
+                    Some(partial) => partial.with(gradient, pass.plan.accumulation),
+                    None => PartialSum::of(gradient),
                 };
                 if !is_settled {
                     expecting.partial = Some(Box::new(partial));

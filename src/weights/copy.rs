@@ -16,7 +16,7 @@ use super::stage::Stage;
 use super::view::{HomeCopy, State, View};
 use crate::error::FusedError;
 use crate::layout::Holding;
-use crate::parameters::{AnyTensor, Part};
+use crate::parameters::AnyTensor;
 use crate::pass::Graph;
 
 /// What becomes of a copy that comes for a read.
@@ -29,39 +29,28 @@ pub(super) enum Keeps {
 }
 
 impl View {
-    /// The value, or a part of it, as the model computes with it.
-    fn come_over(&self, part: Option<&Part>) -> Result<AnyTensor, FusedError> {
-        let value = Part::or_whole(part, self.home.value());
-        self.carried(value, &self.device, self.dtype)
+    /// The value, as the model computes with it.
+    fn come_over(&self) -> Result<AnyTensor, FusedError> {
+        self.carried(self.home.value(), &self.device, self.dtype)
     }
 
-    /// The value, or a part of it, as the model computes with it. A part comes over alone where the whole would not stay.
+    /// The value as the model computes with it, or the copy of an earlier read.
     ///
     /// # Panics
     ///
     /// If it can't come over to the device.
-    pub(super) fn here(&self, state: &mut State, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
+    pub(super) fn here(&self, state: &mut State, keeps: Keeps) -> AnyTensor {
         if self.given == Holding::Shared {
-            let value = self.home.value();
-            return match part {
-                Some(part) => part.of_any(value),
-                None => value,
-            };
+            return self.home.value();
         }
         let holding = self.holding();
         let version = self.home.version();
         let copy = state.copy.take();
         let copy = copy.filter(|copy| copy.version == version);
-        let alone = part.filter(|_| copy.is_none() && holding != Holding::Kept);
         let value = match copy {
             Some(copy) => copy.value,
-            None => self
-                .come_over(alone)
-                .unwrap_or_else(|error| panic!("{error}")),
+            None => self.come_over().unwrap_or_else(|error| panic!("{error}")),
         };
-        if alone.is_some() {
-            return value;
-        }
         let stays = match holding {
             Holding::Shared | Holding::Gathered => false,
             Holding::Kept => true,
@@ -70,7 +59,7 @@ impl View {
         if stays {
             state.copy = Some(HomeCopy::of(value.clone(), version));
         }
-        Part::or_whole(part, value)
+        value
     }
 
     /// Has a copy of what is at home now. Where the home's device may be lost, the one before stays until it has come.
@@ -84,7 +73,7 @@ impl View {
             state.copy = None;
         }
         let version = self.home.version();
-        let value = self.come_over(None)?;
+        let value = self.come_over()?;
         state.copy = Some(HomeCopy::of(value, version));
         Ok(())
     }

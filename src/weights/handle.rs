@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
-use burn::module::{Module, Param, Reparameterization};
+use burn::module::{Module, Reparameterization};
 use burn::tensor::Tensor;
 
 use super::placeholder::Identity;
 use super::view::View;
-use crate::parameters::{Parameter, Part, list};
+use crate::parameters::Parameter;
 use crate::tap::node;
 
 /// What a parameter in fused form carries: the way from every read of it to its view. It has no parameters of its own, and
@@ -32,22 +32,6 @@ impl Handle {
     }
 }
 
-/// A part of a parameter. In the second run of a block it has a gradient of its own, of its size: that of the parameter is
-/// put together from these.
-pub(crate) fn read_part<const D: usize>(param: &Param<Tensor<D>>, part: &Part) -> Tensor<D> {
-    match param.reparameterization::<Handle>() {
-        Some(handle) => handle.read(param.base(), Some(part)),
-        None => part.of(param.val()),
-    }
-}
-
-/// Whether parts of a parameter can be read without the whole: what an adapter makes of it is whole.
-pub(crate) fn has_parts<const D: usize>(param: &Param<Tensor<D>>) -> bool {
-    let listed = list(param);
-    let mut all = listed.iter();
-    all.all(|parameter| parameter.reparameterization.is_none() || is_in_form(parameter))
-}
-
 /// The name of what a parameter carries that comes over whenever it is read.
 pub(super) const WAY: &str = "backburn_way";
 
@@ -64,16 +48,10 @@ pub(super) fn is_in_form(parameter: &Parameter) -> bool {
 impl Reparameterization for Handle {
     const NAME: &'static str = "backburn";
 
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        self.read(base, None)
-    }
-}
-
-impl Handle {
-    /// Reads the parameter, or a part of it.
+    /// Reads the parameter.
     ///
     /// The placeholder tells how: whatever the user's code did to the module (`valid`, `no_grad`) it did to the placeholder.
-    fn read<const D: usize>(&self, base: Tensor<D>, part: Option<&Part>) -> Tensor<D> {
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let view = &self.view;
         if Identity::of(&base) != self.placeholder {
             panic!(
@@ -85,11 +63,11 @@ impl Handle {
             );
         }
         let value = if !base.is_autodiff() {
-            view.read_untrained(part)
+            view.read_untrained()
         } else if !base.is_tracked() && node(&base) != self.node {
-            view.constant_of(view.read_untrained(part))
+            view.constant_of(view.read_untrained())
         } else {
-            view.read(part)
+            view.read()
         };
         value.of_rank()
     }

@@ -33,7 +33,6 @@ mod views;
 pub(crate) use entry::{Entry, Role};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
-pub(crate) use handle::{has_parts, read_part};
 pub(crate) use inventory::Inventory;
 pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;

@@ -7,13 +7,13 @@ use super::copy::Keeps;
 use super::frozen::refuse_outside_of_a_block;
 use super::view::{State, View};
 use crate::memory;
-use crate::parameters::{AnyTensor, Part};
+use crate::parameters::AnyTensor;
 use crate::pass::{Graph, Pass, Place, Readers, Scope, Stage};
 use crate::tap::tap;
 
 impl View {
-    /// The current value without autodiff, as the model computes with it, or a part of it.
-    pub(super) fn plain(&self, keeps: Keeps, part: Option<&Part>) -> AnyTensor {
+    /// The current value without autodiff, as the model computes with it.
+    pub(super) fn plain(&self, keeps: Keeps) -> AnyTensor {
         let has_answered = self.state.lock().has_answered();
         if let (true, Some(placement)) = (has_answered, &self.layout.placement) {
             // What is read does not depend on how far an update is.
@@ -31,12 +31,12 @@ impl View {
                 self.home.path
             );
         }
-        self.here(&mut state, keeps, part)
+        self.here(&mut state, keeps)
     }
 
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
-    pub(super) fn read_untrained(&self, part: Option<&Part>) -> AnyTensor {
+    pub(super) fn read_untrained(&self) -> AnyTensor {
         memory::end_beyond_limit();
         if let Some(base) = &self.waiting_base {
             refuse_outside_of_a_block(base);
@@ -53,18 +53,17 @@ impl View {
                 self.note_reader(&mut state, readers);
             }
             drop(state);
-            return self.plain(Keeps::ForRun, part);
+            return self.plain(Keeps::ForRun);
         }
-        self.plain(Keeps::Nothing, part)
+        self.plain(Keeps::Nothing)
     }
 
-    /// The value, or a part of it, as the pass under way needs it: with its gradient tapped, or as a constant where
-    /// operations are not recorded.
+    /// The value as the pass under way needs it: with its gradient tapped, or as a constant where operations are not recorded.
     ///
     /// # Panics
     ///
     /// Outside of a pass, in a hook, and after the gradient has arrived.
-    pub(crate) fn read(self: &Arc<Self>, part: Option<&Part>) -> AnyTensor {
+    pub(crate) fn read(self: &Arc<Self>) -> AnyTensor {
         let pass = self.session.pass().unwrap_or_else(|| {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
@@ -86,7 +85,7 @@ impl View {
                 if self.waits {
                     self.have_brought(Some(&graph));
                 }
-                self.tapped(&pass, &graph, part)
+                self.tapped(&pass, &graph)
             }
             Place::Unrecorded(readers) => {
                 if self.waits {
@@ -97,7 +96,7 @@ impl View {
                 drop(gathered);
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks.sweep(&self.device);
-                self.constant_of(self.plain(Keeps::ForRun, part))
+                self.constant_of(self.plain(Keeps::ForRun))
             }
             Place::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
@@ -140,23 +139,10 @@ impl View {
         }
     }
 
-    /// A part has a tap of its own, but in the graph of the step, where Burn cuts it out of the whole.
-    fn tapped(
-        self: &Arc<Self>,
-        pass: &Arc<Pass>,
-        graph: &Arc<Graph>,
-        part: Option<&Part>,
-    ) -> AnyTensor {
-        if let Some(part) = part
-            && Arc::ptr_eq(graph, &pass.graph)
-        {
-            return part.of_any(self.tapped(pass, graph, None));
-        }
+    fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> AnyTensor {
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
-        if part.is_none()
-            && let Some(tapped) = expecting.tapped_in(graph)
-        {
+        if let Some(tapped) = expecting.tapped_in(graph) {
             return tapped.clone();
         }
         if let Stage::Over = *pass.stage.lock() {
@@ -168,7 +154,7 @@ impl View {
         if self.waits && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
-        let value = self.here(&mut state, Keeps::Nothing, part);
+        let value = self.here(&mut state, Keeps::Nothing);
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
         let (device, strategy) = (value.device(), self.home.strategy);
@@ -176,15 +162,12 @@ impl View {
         let arrival = Arrival {
             view: self.clone(),
             pass: pass.clone(),
-            part: part.cloned(),
             owed,
             _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
         let (sink, census) = (Arc::new(arrival), pass.census.clone());
         let tapped = AnyTensor::from(tap(value.untyped(), strategy, tick, sink, census));
-        if part.is_none() {
-            expecting.tapped = Some((graph.clone(), tapped.clone()));
-        }
+        expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped
     }
 }

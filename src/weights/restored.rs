@@ -42,7 +42,7 @@ impl View {
             (Value::Current, Place::Ordinary) => self.at_rest(self.ordinary_device()),
             (Value::Averaged, Place::Ordinary) => carried(self.ordinary_device(), home.dtype),
             (Value::Current, Place::Computing) if !self.comes_over() => {
-                Ok(self.plain(Keeps::Nothing, None))
+                Ok(self.plain(Keeps::Nothing))
             }
             (Value::Averaged, Place::Computing) if !self.comes_over() => carried(device, *dtype),
             (Value::Current, _) => Ok(home.value()),

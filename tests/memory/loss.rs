@@ -1,6 +1,6 @@
 //! The logits of a large vocabulary never exist whole.
 
-use backburn::{LinearCrossEntropyLossConfig, LossDirection};
+use backburn::LinearCrossEntropyLossConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::Int;
 
@@ -46,36 +46,4 @@ fn no_more_logits_than_those_of_a_chunk_are_there_at_once() {
         "{chunked} bytes in chunks, {} the logits of one",
         CHUNK * LOGITS
     );
-}
-
-#[test]
-fn the_gradient_of_a_head_in_tiles_is_there_once() {
-    let _alone = ALONE.lock();
-    const WIDE: usize = 256;
-    let head = LinearConfig::new(WIDE, CLASSES).with_bias(false);
-    let hidden = Tensor::<2>::random([CHUNK, WIDE], Distribution::Default, &device());
-    let targets = Tensor::<1, Int>::arange(0..CHUNK as i64, &device());
-    let gradient = 4 * WIDE * CLASSES;
-    let least = |direction| {
-        let head = head.init(&device());
-        // Works in place.
-        let optimizer = backburn::optim::AdamWConfig::new().init();
-        let mut fused = FusedOptimizer::new(head, optimizer);
-        let loss = LinearCrossEntropyLossConfig::new()
-            .with_direction(Some(direction))
-            .with_chunk_size(CHUNK / 2)
-            .with_tile_size(CLASSES / 16)
-            .init();
-        let mut step = || {
-            fused.step(0.1, |head| {
-                loss.forward(head, hidden.clone(), targets.clone())
-            });
-        };
-        (0..4).map(|_| peak(&mut step)).min().unwrap()
-    };
-    let [chunks, tiles] = [LossDirection::Tokens, LossDirection::Classes].map(least);
-    assert!(chunks > 2 * gradient, "{chunks} bytes in chunks");
-    // Beside it the gradient of a tile, that to be added to the sum, and all that is of the size of its logits.
-    let limit = gradient + 3 * gradient / 16 + 6 * CHUNK * LOGITS / 16;
-    assert!(tiles < limit, "{tiles} bytes in tiles, of {limit}");
 }

@@ -2,13 +2,14 @@
 
 use backburn::{
     FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Head, LinearCrossEntropyLoss,
-    LinearCrossEntropyLossConfig, LossDirection, cast,
+    LinearCrossEntropyLossConfig, LossReduction, cast,
 };
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, LinearLayout};
 use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor};
 use proptest::prelude::*;
 
 use crate::backends::on_every_backend;
@@ -60,6 +61,19 @@ impl Bigram {
         match &self.head {
             Some(head) => head.logits(states),
             None => self.embedding.logits(states),
+        }
+    }
+
+    fn weighted(
+        &self,
+        loss: &LinearCrossEntropyLoss,
+        text: &Text,
+        weights: Tensor<1>,
+    ) -> Tensor<1> {
+        let (states, targets) = (self.states(text.tokens.clone()), text.targets.clone());
+        match &self.head {
+            Some(head) => loss.forward_weighted(head, states, targets, weights),
+            None => loss.forward_weighted(&self.embedding, states, targets, weights),
         }
     }
 
@@ -150,14 +164,6 @@ fn kinds() -> impl Strategy<Value = HeadKind> {
     ]
 }
 
-fn directions() -> impl Strategy<Value = Option<LossDirection>> {
-    prop_oneof![
-        Just(None),
-        Just(Some(LossDirection::Tokens)),
-        Just(Some(LossDirection::Classes))
-    ]
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -166,8 +172,6 @@ proptest! {
         kind in kinds(),
         length in 1usize..40,
         chunk_size in 1usize..50,
-        tile_size in 1usize..CLASSES + 2,
-        direction in directions(),
         pads in proptest::option::of(proptest::collection::vec(0..CLASSES as i64, 0..3)),
         smoothing in proptest::option::of(0.0f32..=1.0),
         soft_cap in proptest::option::of(0.5f64..30.0),
@@ -177,8 +181,6 @@ proptest! {
         let text = text(length, &device);
         let config = LinearCrossEntropyLossConfig::new()
             .with_chunk_size(chunk_size)
-            .with_tile_size(tile_size)
-            .with_direction(direction)
             .with_pad_tokens(pads)
             .with_smoothing(smoothing)
             .with_soft_cap(soft_cap);
@@ -261,10 +263,218 @@ fn chunks_and_policies_go_together(device: &Device) {
     }
 }
 
+fn weighted_loss_equals_stock(device: &Device) {
+    let init = || Bigram::init(HeadKind::WithBias, device);
+    let initial = init();
+    let copy = || copy(&initial, init);
+    let text = text(10, device);
+    let weights = token_weights(10, device);
+    for reduction in [LossReduction::Mean, LossReduction::Sum, LossReduction::None] {
+        let config = LinearCrossEntropyLossConfig::new().with_chunk_size(5);
+        let config = config.with_pad_tokens(Some(vec![3]));
+        let loss = config.with_reduction(reduction).init();
+        let loss = |model: &Bigram, _| model.weighted(&loss, &text, weights.clone()).mean();
+        let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, 1e-2, loss);
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        train_fused(&mut fused, 3, 1e-2, loss);
+        assert_equal_weights(&stock, &fused.model());
+        assert_changed(&initial, &fused.model(), |_| true);
+    }
+}
+
 on_every_backend!(
     fused_equals_stock_in_chunks,
-    chunks_and_policies_go_together
+    chunks_and_policies_go_together,
+    weighted_loss_equals_stock
 );
+
+/// Weights of tokens: positive, negative and zero.
+fn token_weights(length: usize, device: &Device) -> Tensor<1> {
+    let weights: Vec<f32> = (0..length)
+        .map(|at| [0.5, 2.0, 0.0, -0.25, 1.5][at % 5])
+        .collect();
+    Tensor::from_data(&weights[..], device)
+}
+
+/// The loss of whole logits in operations of Burn.
+fn composed(
+    model: &Bigram,
+    text: &Text,
+    config: &LinearCrossEntropyLossConfig,
+    weights: Option<Tensor<1>>,
+) -> Tensor<1> {
+    let logits = model.logits(text.tokens.clone()).cast(FloatDType::F32);
+    let logits = match config.soft_cap {
+        None => logits,
+        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+    };
+    let all = log_softmax(logits, 1);
+    let [tokens, classes] = all.dims();
+    let index = text.targets.clone().reshape([tokens, 1]);
+    let of_targets = all.clone().gather(1, index).reshape([tokens]);
+    let log_likelihoods = match config.smoothing {
+        None => of_targets,
+        Some(share) => {
+            let of_all = all.sum_dim(1).reshape([tokens]);
+            of_targets.mul_scalar(1.0 - share) + of_all.mul_scalar(share / classes as f32)
+        }
+    };
+    let padding = match &config.pad_tokens {
+        None => text.targets.clone().lower_scalar(0),
+        Some(pads) => text.targets.clone().equal_scalar(pads[0]),
+    };
+    let losses = log_likelihoods.neg().mask_fill(padding.clone(), 0);
+    let weights = weights.unwrap_or_else(|| Tensor::ones([tokens], &losses.device()));
+    let weights = weights.cast(FloatDType::F32).mask_fill(padding, 0);
+    let losses = losses * weights.clone();
+    match config.reduction {
+        LossReduction::Mean => losses.sum() / weights.sum(),
+        LossReduction::Sum => losses.sum(),
+        LossReduction::None => losses,
+    }
+}
+
+#[test]
+fn reductions_and_weights_match_the_composition() {
+    let device = Device::flex().autodiff();
+    let config = LinearCrossEntropyLossConfig::new;
+    for config in [
+        config(),
+        config().with_pad_tokens(Some(vec![3])),
+        config().with_smoothing(Some(0.1)).with_soft_cap(Some(2.0)),
+    ] {
+        for reduction in [LossReduction::Mean, LossReduction::Sum, LossReduction::None] {
+            let config = config.clone().with_reduction(reduction);
+            for kind in [HeadKind::Tied, HeadKind::WithBias] {
+                let model = Bigram::init(kind, &device);
+                assert_match_the_composition(&model, &config, None);
+                let weights = token_weights(TOKENS, &device);
+                assert_match_the_composition(&model, &config, Some(weights));
+            }
+        }
+    }
+}
+
+const TOKENS: usize = 23;
+
+fn assert_match_the_composition(
+    model: &Bigram,
+    config: &LinearCrossEntropyLossConfig,
+    weights: Option<Tensor<1>>,
+) {
+    let text = text(TOKENS, &model.embedding.weight.device());
+    let expected = composed(model, &text, config, weights.clone());
+    let values = |loss: &Tensor<1>| loss.to_data().iter::<f32>().collect::<Vec<_>>();
+    // Gradients of single losses differ.
+    let squares = |loss: Tensor<1>| loss.powi_scalar(2).sum();
+    let of_expected = gradients(model, &squares(expected.clone()));
+    for chunk_size in [TOKENS, 5, 1] {
+        let loss = config.clone().with_chunk_size(chunk_size).init();
+        let found = match weights.clone() {
+            Some(weights) => model.weighted(&loss, &text, weights),
+            None => model.chunked(&loss, &text),
+        };
+        let case = format!("{loss:?}, weights: {}", weights.is_some());
+        let is_reduced = config.reduction != LossReduction::None;
+        assert_eq!(
+            found.dims(),
+            [if is_reduced { 1 } else { TOKENS }],
+            "{case}"
+        );
+        assert_eq!(values(&found), values(&expected), "{case}");
+        let of_found = gradients(model, &squares(found));
+        match chunk_size {
+            // One chunk has the same order of sums.
+            TOKENS => assert_eq!(of_found, of_expected, "{case}"),
+            _ => assert_relative(&of_expected, &of_found, &case),
+        }
+    }
+}
+
+/// Within 1e-6 of the largest.
+#[track_caller]
+fn assert_relative(one: &[f32], other: &[f32], what: &str) {
+    let largest = one.iter().fold(1.0f32, |most, it| most.max(it.abs()));
+    let scaled = |all: &[f32]| all.iter().map(|it| it / largest).collect::<Vec<_>>();
+    assert_near(&scaled(one), &scaled(other), what);
+}
+
+#[test]
+fn class_weights_of_targets_match_burn() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let text = text(40, &device);
+    let of_classes: Vec<f32> = (1..=CLASSES).map(|class| class as f32 / 3.0).collect();
+    let weights = Tensor::<1>::from_data(&of_classes[..], &device);
+    let weights = weights.gather(0, text.targets.clone());
+    for pads in [None, Some(vec![3])] {
+        let burn = CrossEntropyLossConfig::new()
+            .with_weights(Some(of_classes.clone()))
+            .with_pad_tokens(pads.clone())
+            .init(&device)
+            .forward(model.logits(text.tokens.clone()), text.targets.clone());
+        let pads = pads.map(|pads| pads.into_iter().map(|pad| pad as i64).collect());
+        let config = LinearCrossEntropyLossConfig::new().with_pad_tokens(pads);
+        let found = model.weighted(&config.with_chunk_size(7).init(), &text, weights.clone());
+        assert_eq!(number(&found), number(&burn));
+        let (burn, found) = (gradients(&model, &burn), gradients(&model, &found));
+        assert_near(&burn, &found, "gradients");
+    }
+}
+
+#[test]
+fn weights_of_zero_give_a_nan_mean_and_a_zero_sum() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let text = text(6, &device);
+    let loss = |reduction| {
+        let config = LinearCrossEntropyLossConfig::new().with_reduction(reduction);
+        let weights = Tensor::zeros([6], &device);
+        model.weighted(&config.init(), &text, weights)
+    };
+    assert!(number(&loss(LossReduction::Mean)).is_nan());
+    let sum = loss(LossReduction::Sum);
+    assert_eq!(number(&sum), 0.0);
+    assert!(gradients(&model, &sum).iter().all(|it| *it == 0.0));
+}
+
+#[test]
+fn weights_of_padding_only_give_a_nan_mean_and_zero_gradients() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let mut text = text(6, &device);
+    text.targets = Tensor::full([6], -100, &device);
+    let config = LinearCrossEntropyLossConfig::new().with_pad_tokens(Some(vec![-100]));
+    let loss = model.weighted(&config.init(), &text, token_weights(6, &device));
+    assert!(number(&loss).is_nan());
+    assert!(gradients(&model, &loss).iter().all(|it| *it == 0.0));
+}
+
+#[test]
+fn weights_of_a_model_in_bf16_are_applied_in_f32() {
+    let device = Device::flex().autodiff();
+    let model = cast(Bigram::init(HeadKind::Plain, &device), FloatDType::BF16);
+    let text = text(10, &device);
+    let config = LinearCrossEntropyLossConfig::new().with_chunk_size(10);
+    for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F64] {
+        let weights = token_weights(10, &device).mul_scalar(0.1).cast(dtype);
+        let expected = composed(&model, &text, &config, Some(weights.clone()));
+        let found = model.weighted(&config.init(), &text, weights);
+        assert_eq!(found.dtype(), DType::F32);
+        assert_eq!(number(&found), number(&expected), "{dtype:?}");
+        let (expected, found) = (gradients(&model, &expected), gradients(&model, &found));
+        assert_eq!(expected, found, "{dtype:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "there are 4 hidden states and 3 weights")]
+fn weights_of_another_number_are_refused() {
+    let device = Device::flex().autodiff();
+    let model = Bigram::init(HeadKind::WithBias, &device);
+    let loss = LinearCrossEntropyLossConfig::new().init();
+    model.weighted(&loss, &text(4, &device), token_weights(3, &device));
+}
 
 #[test]
 fn probabilities_of_a_model_in_bf16_are_in_f32() {
@@ -276,7 +486,7 @@ fn probabilities_of_a_model_in_bf16_are_in_f32() {
     let whole = whole.forward(logits, text.targets.clone());
     let config = LinearCrossEntropyLossConfig::new().with_chunk_size(7);
     let chunked = model.chunked(&config.init(), &text);
-    assert_eq!(chunked.dtype(), burn::tensor::DType::F32);
+    assert_eq!(chunked.dtype(), DType::F32);
     assert_eq!(number(&whole), number(&chunked));
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
     let loss = fused.step(0.1, |model| model.chunked(&config.init(), &text));
@@ -346,7 +556,7 @@ fn the_largest_target_without_a_sign_is_no_padding() {
     let mut text = text(2, &device);
     let config = LinearCrossEntropyLossConfig::new().with_pad_tokens(Some(vec![-1]));
     let largest = burn::tensor::TensorData::new(vec![3, u64::MAX], [2]);
-    text.targets = Tensor::from_data(largest, (&device, burn::tensor::DType::U64));
+    text.targets = Tensor::from_data(largest, (&device, DType::U64));
     let message = panic_of(|| model.chunked(&config.init(), &text));
     assert!(
         message.contains("is not one of the 11 classes"),
@@ -405,7 +615,6 @@ fn bad_options_are_refused_by_name() {
     let config = LinearCrossEntropyLossConfig::new;
     for (config, name) in [
         (config().with_chunk_size(0), "`chunk_size` is 0"),
-        (config().with_tile_size(0), "`tile_size` is 0"),
         (config().with_smoothing(Some(1.5)), "`smoothing` is 1.5"),
         (config().with_soft_cap(Some(0.0)), "`soft_cap` is 0"),
         (config().with_soft_cap(Some(f64::NAN)), "`soft_cap` is NaN"),

@@ -20,7 +20,6 @@ mod in_types_of;
 mod language_model;
 mod learner;
 mod linear_cross_entropy;
-mod linear_cross_entropy_in_tiles;
 mod misuse;
 mod mlp;
 mod muon;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use backburn::{
     FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    LinearCrossEntropyLossConfig, LossDirection, Ownership, Sharding,
+    LinearCrossEntropyLossConfig, Ownership, Sharding,
 };
 use burn::module::Lora;
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -142,29 +142,20 @@ fn a_batch_split_over_ranks_equals_the_whole() {
     }
 }
 
-/// The tied embedding as the head of a loss in pieces, after layers in blocks.
-fn loss_in_pieces(model: &Network, tokens: Tensor<2, Int>, direction: LossDirection) -> Tensor<1> {
+/// The tied embedding as the head of a loss in chunks, after layers in blocks.
+fn loss_in_chunks(model: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
     let targets = tokens.clone().flatten(0, 1);
     let hidden = model.embedding.forward(tokens).flatten(0, 1);
     let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
     let layers = model.layers.iter();
     let hidden = layers.fold(hidden, |x, layer| gradient_checkpointing(layer, x, run));
-    let loss = LinearCrossEntropyLossConfig::new()
-        .with_direction(Some(direction))
-        .with_chunk_size(2)
-        .with_tile_size(3);
+    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(2);
     loss.init().forward(&model.embedding, hidden, targets)
 }
 
 #[test]
 fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     let _alone = alone();
-    for direction in [LossDirection::Tokens, LossDirection::Classes] {
-        pieces_over_ranks_equal_the_whole(direction);
-    }
-}
-
-fn pieces_over_ranks_equal_the_whole(direction: LossDirection) {
     let devices = flex(3);
     let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[6, 6, 6]);
@@ -172,9 +163,7 @@ fn pieces_over_ranks_equal_the_whole(direction: LossDirection) {
     let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw())
         .with_config(FusedConfig::new().with_clipping(Some(clipping)));
     for batch in &whole {
-        alone.step_repeatable(RATE, |model| {
-            loss_in_pieces(model, batch.clone(), direction)
-        });
+        alone.step_repeatable(RATE, |model| loss_in_chunks(model, batch.clone()));
     }
     let expected = weights(&alone.model());
     for sharding in [Sharding::State, Sharding::Full] {
@@ -187,7 +176,7 @@ fn pieces_over_ranks_equal_the_whole(direction: LossDirection) {
         for batch in &whole {
             let parts = batch.clone().chunk(3, 0);
             fused.step_repeatable(RATE, parts, move |model, part| {
-                loss_in_pieces(model, part, direction) / 3.0
+                loss_in_chunks(model, part) / 3.0
             });
         }
         let weights = weights(&fused.model());
