@@ -12,7 +12,7 @@
 //! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
 //! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
 //! is fused training with Burn's `gradient_checkpointing()`, `block` with ours around every
-//! block. `alive` is the most parameter gradients that existed at once.
+//! block.
 //!
 //! The second table takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
 //! in one with `FusedOptimizer`.
@@ -51,8 +51,8 @@ fn main() {
     let [flex, ndarray] = [Device::flex(), Device::ndarray()].map(Device::autodiff);
     if chosen.iter().all(|part| part != "policies") {
         println!(
-            "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>10}{:>8}",
-            "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "block", "alive"
+            "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>10}",
+            "", "P (MB)", "stock/P", "fused/P", "ratio", "expected", "balanced", "block"
         );
     }
     let name = "MLP 12 x (512, 2048)";
@@ -103,8 +103,8 @@ fn main() {
 /// The peaks of three steps under every policy.
 fn policy_rows() {
     println!(
-        "\n{:<32}{:>10}{:>10}{:>8}{:>8}",
-        "MLP 12 x (512, 2048), AdamW", "stock/P", "fused/P", "ratio", "alive"
+        "\n{:<32}{:>10}{:>10}{:>8}",
+        "MLP 12 x (512, 2048), AdamW", "stock/P", "fused/P", "ratio"
     );
     let device = Device::flex().autodiff();
     let input = Tensor::<2>::random([16, 512], burn::tensor::Distribution::Default, &device);
@@ -116,17 +116,15 @@ fn policy_rows() {
             let mut step = policy.stock(model, input.clone());
             (0..STEPS).for_each(|_| step());
         });
-        let mut alive = None;
         let fused = peak(|| {
             let mut step = policy.fused(Mlp::init(&device), input.clone());
-            (0..STEPS).for_each(|_| alive = step());
+            (0..STEPS).for_each(|_| step());
         });
         println!(
-            "{name:<32}{:>10.2}{:>10.2}{:>8.2}{:>8}",
+            "{name:<32}{:>10.2}{:>10.2}{:>8.2}",
             stock as f64 / parameters as f64,
             fused as f64 / parameters as f64,
             fused as f64 / stock as f64,
-            alive.unwrap_or_default(),
         );
     }
 }
@@ -169,7 +167,7 @@ fn row<const D: usize, M>(
 
     let multiple = |bytes: usize| bytes as f64 / parameters as f64;
     println!(
-        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{:>10.2}{:>10.2}{:>8}",
+        "{name:<24}{:>10.1}{:>10.2}{:>10.2}{:>8.2}{:>10.2}{:>10.2}{:>10.2}",
         parameters as f64 / 1e6,
         multiple(stock),
         multiple(plain.peak),
@@ -177,7 +175,6 @@ fn row<const D: usize, M>(
         multiple(plain.held + plain.activations + largest),
         multiple(balanced.peak),
         multiple(block.peak),
-        plain.alive,
     );
 }
 
@@ -188,8 +185,6 @@ struct Fused {
     held: usize,
     /// Held when the backward pass starts.
     activations: usize,
-    /// The most gradients at once.
-    alive: usize,
 }
 
 fn fused<const D: usize, M>(init: impl Fn(&Device) -> M, input: Tensor<D>, device: &Device) -> Fused
@@ -201,11 +196,9 @@ where
         peak: 0,
         held: 0,
         activations: 0,
-        alive: 0,
     };
     result.peak = peak(|| {
         let mut fused = FusedOptimizer::new(init(device), AdamConfig::new().init());
-        fused.count_gradients(true);
         for _ in 0..STEPS {
             let held = BYTES.current_usage();
             fused.step(LEARNING_RATE, |model| {
@@ -215,7 +208,6 @@ where
             });
         }
         result.held = BYTES.current_usage() - before;
-        result.alive = fused.last_step().gradients_alive.unwrap_or_default();
     });
     result
 }

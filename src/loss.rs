@@ -70,7 +70,7 @@ impl<const D: usize> Loss for Tensor<D> {
         }
         if let Some(told) = begins {
             let beside = root.clone().into_dispatch();
-            root = join(root, beside, Arc::new(Root(told)), None);
+            root = join(root, beside, Arc::new(Root(told)));
         }
         let gradients = root.backward();
         drop(root);

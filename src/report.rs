@@ -10,10 +10,6 @@ pub struct StepReport {
     /// of the model, an activation). A debug log names each. `None` where the backend can't tell
     /// (`ndarray`).
     pub copied: Option<usize>,
-    /// The most parameter gradients that were alive at once, if
-    /// [counted](crate::FusedOptimizer::count_gradients); those of the parameters
-    /// [retained](crate::FusedOptimizer::num_retained) to the end of the pass not included.
-    pub gradients_alive: Option<usize>,
     /// Parameters whose gradient arrived and was not used: a hook vetoed, or it was not finite
     /// ([`Overflow::SkipParameter`](crate::Overflow::SkipParameter)).
     pub vetoed: usize,

@@ -44,13 +44,12 @@ impl Policy {
         (Self::Statistics, "hook with statistics"),
     ];
 
-    /// A step of the fused optimizer, with Burn's AdamW where it can be. Returns the most gradients
-    /// that were alive at once.
+    /// A step of the fused optimizer, with Burn's AdamW where it can be.
     pub fn fused<const D: usize, M: Network<D> + Module>(
         self,
         model: M,
         input: Tensor<D>,
-    ) -> impl FnMut() -> Option<usize> {
+    ) -> impl FnMut() {
         let mut fused = match self {
             Self::InState => {
                 let optimizer = backburn::optim::AdamWConfig::new().build();
@@ -75,7 +74,6 @@ impl Policy {
         if let Self::Statistics = self {
             fused = fused.with_hook(ParamGroup::all(), GradientStatistics::new());
         }
-        fused.count_gradients(true);
         move || {
             if let Self::Accumulation | Self::InState = self {
                 for _ in 1..GROUP {
@@ -83,7 +81,6 @@ impl Policy {
                 }
             }
             fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
-            fused.last_step().gradients_alive
         }
     }
 

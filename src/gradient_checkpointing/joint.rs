@@ -66,12 +66,12 @@ impl Joint {
         };
         if tracked.is_empty() {
             let leaf = end.clone().require_grad();
-            return join(end, leaf.into_dispatch(), link(0, None), None);
+            return join(end, leaf.into_dispatch(), link(0, None));
         }
         let links = tracked.into_iter().enumerate().rev();
         links.fold(end, |next, (index, tracked)| {
             let link = link(index, tracked.unused);
-            join(sent(next, &tracked.device), tracked.tensor, link, None)
+            join(sent(next, &tracked.device), tracked.tensor, link)
         })
     }
 

@@ -62,7 +62,7 @@ pub(super) fn tapped<Y: Activations>(
             signal: Mutex::new(Some(beside.clone().inner())),
         };
         let untracked = lift(tensor.inner(), strategy);
-        join(untracked, beside.into_dispatch(), Arc::new(output), None)
+        join(untracked, beside.into_dispatch(), Arc::new(output))
     })
 }
 
@@ -101,7 +101,7 @@ pub(super) fn root<Y: Activations>(
             let gradient = Mutex::new(Some(gradient));
             let given = Given { gradient, run };
             let beside = tensor.clone().into_dispatch();
-            let root = tap(value, strategy, beside, Arc::new(given), None);
+            let root = tap(value, strategy, beside, Arc::new(given));
             // One after the other they would be summed in another order than in the plain call.
             all = Some(match all.take() {
                 Some(others) => sent(root, &others.device()) + others,

@@ -27,7 +27,6 @@ use crate::error::FusedError;
 use crate::lock;
 use crate::policy::Plan;
 use crate::replica::Turn;
-use crate::tap::Census;
 use counted::Counted;
 
 pub(crate) use blocks::{Blocks, Way};
@@ -63,8 +62,6 @@ pub(crate) struct Pass {
     pub(crate) among: Option<Arc<AmongRanks>>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
-    /// Who counts the gradients that are alive, if anybody does.
-    pub(crate) census: Option<Arc<Census>>,
     /// Whether a memory recorder is to be told what happens.
     pub(crate) is_recorded: bool,
 }

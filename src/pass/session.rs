@@ -12,7 +12,7 @@ use crate::offload::{SavedTensors, Transfers};
 use crate::policy::{Plan, Update};
 use crate::random::StepSeeds;
 use crate::replica::Membership;
-use crate::tap::{Census, Clocks};
+use crate::tap::Clocks;
 
 /// What a pass is to do, on every rank.
 #[derive(Clone)]
@@ -32,8 +32,6 @@ pub(crate) struct Session {
     /// The optimizer. The core alone changes it between two passes, since what it keeps beside states has to be taken over then.
     pub(crate) update: Arc<Mutex<Update>>,
     pub(crate) clocks: Mutex<Clocks>,
-    /// Who counts the gradients that are alive, if anybody does.
-    pub(crate) census: Mutex<Option<Arc<Census>>>,
     pub(crate) seeds: Arc<StepSeeds>,
     pub(crate) learned: Arc<Learned>,
 }
@@ -54,7 +52,6 @@ impl Session {
             pass: Mutex::new(None),
             update,
             clocks: Mutex::default(),
-            census: Mutex::new(None),
             seeds: Arc::default(),
             learned,
         }
@@ -78,11 +75,6 @@ impl Session {
             Closure::Backward | Closure::Nothing => Stage::Backward,
         };
         let scales = closure == Closure::Backward && plan.scale.is_some();
-        let census = self.census.lock().clone();
-        if let Some(census) = &census {
-            // A pass that failed may have left taps behind, and with them owners of values.
-            census.take();
-        }
         let is_recorded = memory::is_recording();
         let rank = self.among.as_ref().map_or(0, |member| member.rank);
         let blocks = Blocks::new(
@@ -104,7 +96,6 @@ impl Session {
             rehearsal,
             among: self.among.clone().map(AmongRanks::new),
             blocks,
-            census,
             is_recorded,
         });
         *self.pass.lock() = Some(pass.clone());

@@ -105,11 +105,7 @@ fn next(tick: DispatchTensor) -> DispatchTensor {
 
 /// The same tensor, one deeper on the tape than both.
 fn deeper(tick: DispatchTensor, beside: DispatchTensor) -> DispatchTensor {
-    let delivery = Delivery {
-        sink: Arc::new(Untracked),
-        census: None,
-    };
-    <Dispatch as TapBackend>::tap(tick, beside, delivery)
+    <Dispatch as TapBackend>::tap(tick, beside, Delivery(Arc::new(Untracked)))
 }
 
 struct Untracked;

@@ -11,8 +11,6 @@ use burn::backend::{
     Autodiff, Backend, BackendTensor, DispatchKindConversion, DispatchTensor, backend_extension,
 };
 
-use super::census::Census;
-
 /// Where a tap delivers the finished gradient of its value.
 pub(crate) trait GradientSink: Send + Sync {
     /// Called once per backward pass, when every use of the tapped value has contributed. Returns what
@@ -33,10 +31,7 @@ pub(crate) struct Passed {
 
 /// What a tap carries from the forward to the backward pass.
 #[derive(Clone)]
-pub(crate) struct Delivery {
-    pub(crate) sink: Arc<dyn GradientSink>,
-    pub(crate) census: Option<Arc<Census>>,
-}
+pub(crate) struct Delivery(pub(crate) Arc<dyn GradientSink>);
 
 impl Debug for Delivery {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
@@ -93,14 +88,7 @@ where
             .stateful();
 
         match prepared {
-            OpsKind::Tracked(prepared) => {
-                let census = delivery.census.clone();
-                let tapped = prepared.finish(delivery, value);
-                if let Some(census) = census {
-                    census.watch::<B>(&tapped);
-                }
-                tapped
-            }
+            OpsKind::Tracked(prepared) => prepared.finish(delivery, value),
             OpsKind::UnTracked(prepared) => prepared.finish(value),
         }
     }
@@ -125,11 +113,7 @@ where
         // The tap is no leaf, so consuming removes the gradient from the container: from here on
         // the sink holds the only handle, and nothing is registered for the leaf behind the tap.
         let gradient = gradients.consume::<B>(&ops.node);
-        let Delivery { sink, census } = ops.state;
-
-        if let Some(census) = census {
-            census.count::<B>(ops.node.id, gradients);
-        }
+        let Delivery(sink) = ops.state;
         let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
         let Passed { value, beside } = sink.receive(gradient);
         for (parent, gradient) in ops.parents.into_iter().zip([value, beside]) {

@@ -1,7 +1,6 @@
 //! The autodiff decorator: an identity operation whose backward step takes the finished gradient
 //! out of the graph.
 
-mod census;
 mod clock;
 mod extension;
 mod litter;
@@ -13,7 +12,6 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
-pub(crate) use census::Census;
 pub(crate) use clock::Clocks;
 pub(crate) use extension::{GradientSink, Passed, primitive};
 pub(crate) use litter::Litter;
@@ -31,9 +29,8 @@ pub(crate) fn tap<const D: usize>(
     strategy: GradientCheckpointingStrategy,
     beside: DispatchTensor,
     sink: Arc<dyn GradientSink>,
-    census: Option<Arc<Census>>,
 ) -> Tensor<D> {
-    join(lift(value, strategy).require_grad(), beside, sink, census)
+    join(lift(value, strategy).require_grad(), beside, sink)
 }
 
 /// Taps `value` beside another tensor, one of which is tracked: the finished gradient is delivered to `sink`,
@@ -42,10 +39,9 @@ pub(crate) fn join<const D: usize>(
     value: Tensor<D>,
     beside: DispatchTensor,
     sink: Arc<dyn GradientSink>,
-    census: Option<Arc<Census>>,
 ) -> Tensor<D> {
-    let (value, delivery) = (value.into_dispatch(), Delivery { sink, census });
-    Tensor::from_dispatch(<Dispatch as TapBackend>::tap(value, beside, delivery))
+    let tapped = <Dispatch as TapBackend>::tap(value.into_dispatch(), beside, Delivery(sink));
+    Tensor::from_dispatch(tapped)
 }
 
 /// Associates `value` with autodiff under the given checkpointing strategy, untracked.

@@ -80,7 +80,7 @@ pub(super) fn placeholder<const D: usize>(
         return placeholder;
     }
     let trap = Trap { path: path.clone() };
-    join(placeholder, below(), Arc::new(trap), None)
+    join(placeholder, below(), Arc::new(trap))
 }
 
 struct Trap {

@@ -165,8 +165,8 @@ impl View {
             owed,
             _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
-        let (sink, census) = (Arc::new(arrival), pass.census.clone());
-        let tapped = AnyTensor::from(tap(value.untyped(), strategy, tick, sink, census));
+        let tapped = tap(value.untyped(), strategy, tick, Arc::new(arrival));
+        let tapped = AnyTensor::from(tapped);
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped
     }

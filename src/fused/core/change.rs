@@ -214,8 +214,6 @@ impl<M: Module> Core<M> {
     /// A second training from here, of a model alone.
     pub(in crate::fused) fn again(&self) -> Result<Self, FusedError> {
         let session = Arc::new(Session::new(self.ranks.session().update.lock().again()));
-        let counts = self.ranks.session().census.lock().is_some();
-        *session.census.lock() = counts.then(Arc::default);
         let layout = self.ranks.form().layout.again()?;
         let ranks = Ranks::alone(self.model(), &session, Arc::new(layout))?;
         let mut core = Self {

@@ -74,10 +74,9 @@ impl<M: Module> Ranks<M> {
                 form.learn_course(&running.pass.blocks.course.lock());
             }
         }
-        let census = running[0].pass.census.clone();
         drop(running);
         let form = &self.forms[0];
-        reports.tell(form, ended, census.map(|census| census.take()));
+        reports.tell(form, ended);
 
         // What others have sent a rank since it was through, and what the devices say of the update.
         if self.remote {
@@ -193,12 +192,10 @@ impl Reports {
         &mut self,
         form: &FusedForm<M>,
         ended: HashMap<ParamId, ParameterReport>,
-        gradients_alive: Option<usize>,
     ) {
         self.parameters = ended.len();
         let mut report = StepReport {
             copied: Some(0),
-            gradients_alive,
             without_gradient: ended.len(),
             ..StepReport::default()
         };

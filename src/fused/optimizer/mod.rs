@@ -153,13 +153,6 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(fused)
     }
 
-    /// Whether to count the parameter gradients alive at once
-    /// ([`StepReport::gradients_alive`](crate::StepReport::gradients_alive)); off by default, since it takes time in the square of the
-    /// number of parameters.
-    pub fn count_gradients(&mut self, count: bool) {
-        *self.core.ranks.session().census.lock() = count.then(Default::default);
-    }
-
     /// The number of parameters stepped during the backward pass.
     pub fn num_released(&self) -> usize {
         self.core.count(Role::Released).0
