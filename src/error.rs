@@ -542,3 +542,15 @@ impl FusedError {
         }
     }
 }
+
+/// Joins the first five of `names`, and counts the others.
+pub(crate) fn listed(names: impl ExactSizeIterator<Item: std::fmt::Display>) -> String {
+    const SHOWN: usize = 5;
+    let more = names.len().saturating_sub(SHOWN);
+    let shown: Vec<_> = names.take(SHOWN).map(|name| name.to_string()).collect();
+    let shown = shown.join(", ");
+    match more {
+        0 => shown,
+        _ => format!("{shown} and {more} more"),
+    }
+}

@@ -354,15 +354,17 @@ fn checkpoints_of_another_model_are_refused() {
     }
     checkpoint::save(&saved, &start(&config), &training, 6).unwrap();
     assert_refused(resume(&saved, &training), &["has made all of its 6 steps"]);
+    // The earlier checkpoint is removed: this one and the lock are left.
+    assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 2);
+    checkpoint::check(&saved, 6).unwrap();
+    assert_refused(checkpoint::check(&saved, 5), &["6 steps", "`--save`"]);
+    let saved = folder.path().join("again");
     checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
-    let parts = ["parts-a", "parts-b"].map(|parts| saved.join(parts));
-    let parts = parts.iter().find(|parts| parts.exists()).unwrap();
-    // Of those that it has replaced nothing is left: the parts, what makes them a checkpoint, and its lock.
-    assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 3);
-    std::fs::write(parts.join("model.bpk"), b"nonsense").unwrap();
+    let step = saved.join("step-3");
+    std::fs::write(step.join("model.bpk"), b"nonsense").unwrap();
     assert_refused(resume(&saved, &training), &["model.bpk"]);
-    std::fs::write(saved.join("checkpoint.json"), b"nonsense").unwrap();
-    assert_refused(resume(&saved, &training), &["checkpoint.json"]);
+    std::fs::write(step.join("training.json"), b"nonsense").unwrap();
+    assert_refused(resume(&saved, &training), &["training.json"]);
 }
 
 #[test]
@@ -375,13 +377,13 @@ fn a_checkpoint_replaces_nothing_but_another() {
     let checkpointing = GradientCheckpointingConfig::new();
     let trainer = Technique::Fused.start(&config(), checkpointing, Place::default());
     // A stray file is no reason to throw a training away.
-    checkpoint::check(&precious).unwrap();
+    checkpoint::check(&precious, 6).unwrap();
     for _ in 0..2 {
         checkpoint::save(&precious, &trainer, &training(&config()), 3).unwrap();
         assert_eq!(std::fs::read(&thesis).unwrap(), b"years");
     }
     for taken in [&thesis, &thesis.join("x")] {
-        assert_refused(checkpoint::check(taken), &["thesis.txt", "`--save`"]);
+        assert_refused(checkpoint::check(taken, 6), &["thesis.txt", "`--save`"]);
         let refused = checkpoint::save(taken, &trainer, &training(&config()), 3);
         assert_refused(refused, &["thesis.txt"]);
     }

@@ -50,17 +50,25 @@ fn of(folder: &Path) -> String {
     format!("the checkpoint in {}", folder.display())
 }
 
-/// Makes sure that a checkpoint can be saved in `folder`.
-pub fn check(folder: &Path) -> Result<()> {
-    let checked = Checkpoint::at(folder).check();
-    checked.context("nothing can be saved there: name another folder with `--save`")
+/// Returns an error if a checkpoint can't be saved in `folder`, or if it has one of more than `stop` steps, which would be loaded
+/// in the place of the new one.
+pub fn check(folder: &Path, stop: usize) -> Result<()> {
+    let checkpoint = Checkpoint::at(folder);
+    let checked = checkpoint.check();
+    checked.context("nothing can be saved there: name another folder with `--save`")?;
+    let last = checkpoint.steps()?.pop().unwrap_or_default();
+    ensure!(
+        last <= stop as u64,
+        "{} has {last} steps already: name another folder with `--save`",
+        of(folder)
+    );
+    Ok(())
 }
 
-/// Saves model, optimizer and what the training is of in `folder`, after `done` steps, in the place of the checkpoint that is
-/// there.
+/// Saves model, optimizer and what the training is of in `folder`, after `done` steps, and removes earlier ones.
 pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) -> Result<()> {
     let progress = Progress::new(done as u64).with_plan(training.clone());
-    trainer.save(&Checkpoint::at(folder), &progress)
+    trainer.save(&Checkpoint::at(folder).keep_last(1), &progress)
 }
 
 /// Loads what was saved in `folder` into `trainer`, of the same `training`; returns the number of steps made.

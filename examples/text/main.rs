@@ -64,14 +64,14 @@ fn main() -> Result<()> {
     let whole = options.read()?;
     let cut = || Text::new(&whole, vocabulary, config.context, options.seed);
     let mut text = cut()?;
+    let mut course = options.course(&config);
     if let Some(folder) = &options.save {
-        checkpoint::check(folder)?;
+        checkpoint::check(folder, course.stop)?;
     }
 
     let place = options.place()?;
     let technique = options.technique;
     let device = technique.device(place);
-    let mut course = options.course(&config);
     let plan = match (&options.resume, options.fit) {
         (Some(folder), budget) => checkpoint::plan(folder, budget)?,
         // On a text of its own: the training begins with the first batch.

@@ -2,15 +2,22 @@ use std::path::{Path, PathBuf};
 
 use burn::store::RecordError;
 
-use crate::error::FusedError;
+use crate::error::{FusedError, listed};
 
-/// Why a training was not saved, or not loaded.
+/// The reason why a training was not saved, or not loaded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// Nothing was saved in the folder, or no save has come to its end.
+    /// An option of the [`Checkpoint`](crate::Checkpoint) makes no sense.
+    #[error("{reason}")]
+    Invalid {
+        /// The option, and what to do.
+        reason: &'static str,
+    },
+
+    /// The folder has no complete checkpoint.
     #[error(
-        "there is no checkpoint in {folder}: no save was completed there. Begin anew, or name another folder",
+        "there is no checkpoint in {folder}: no save was completed there. Train from the start, or name another folder",
         folder = folder.display()
     )]
     NotThere {
@@ -18,88 +25,99 @@ pub enum CheckpointError {
         folder: PathBuf,
     },
 
-    /// A file of the checkpoint is gone.
+    /// The folder has no complete checkpoint of the step that [`at_step`](crate::Checkpoint::at_step) names.
     #[error(
-        "{file}, a part of the checkpoint, is missing: put it back, or go on from another checkpoint",
-        file = file.display()
+        "there is no complete checkpoint of step {step} in {folder}. Load one of the steps that are there: {found}",
+        folder = folder.display(),
+        found = listed(found.iter().rev())
     )]
-    Missing {
-        /// The file.
-        file: PathBuf,
+    NoSuchStep {
+        /// The folder.
+        folder: PathBuf,
+        /// The step.
+        step: u64,
+        /// The steps that are there, in ascending order.
+        found: Vec<u64>,
     },
 
-    /// A file that was not saved with the others.
+    /// A file of the checkpoint is missing, damaged or cut off, or can't be read.
     #[error(
-        "{file} is not what was saved with the other files of the checkpoint ({found} instead of {expected}): it is damaged, \
-         cut off, or of another checkpoint. Put the right one back, or go on from another checkpoint",
-        file = file.display()
+        "{file} can't be read: {reason}. {advice}",
+        file = file.display(),
+        advice = match older {
+            Some(step) => format!("Put it back as it was, or load step {step} with `at_step({step})`"),
+            None => "Put it back as it was, or go on from another checkpoint".into(),
+        }
     )]
-    OtherPart {
-        /// The file.
-        file: PathBuf,
-        /// Length and checksum of what was saved.
-        expected: String,
-        /// Those of what is there.
-        found: String,
-    },
-
-    /// A file that can't be read, or holds something else than it should.
-    #[error("{file} can't be read: {reason}. Put it back as it was, or go on from another checkpoint", file = file.display())]
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// What is wrong with it.
         reason: String,
+        /// The last step before, in the same folder, whose files are whole.
+        older: Option<u64>,
     },
 
-    /// A checkpoint of a later version of this crate.
+    /// The checkpoint was saved by a later version of this crate.
     #[error(
-        "{file} is that of a checkpoint in format {found}, and this version of backburn knows format {known}: load it with the \
-         version that has saved it",
+        "{file} has format {found}, and this version of backburn reads format {known}: load it with the version that has saved it",
         file = file.display()
     )]
     OtherFormat {
-        /// The file that says so.
+        /// The file that names the format.
         file: PathBuf,
         /// Its format.
         found: u32,
-        /// That of this version.
+        /// The format of this version.
         known: u32,
     },
 
-    /// The model that was saved is not that of the training.
+    /// The saved model is not the one in training.
     #[error(
-        "the model in {file} is not that of the training: {reason}. Make the model as it was when it was saved, in structure and in \
-         type; `Checkpoint::model` loads it into another",
+        "the model in {file} is not the one in training: {reason}. Create the model with the structure and the types that it was \
+         saved with; `Checkpoint::model` reads it for another model",
         file = file.display()
     )]
     Model {
         /// The file.
         file: PathBuf,
-        /// What Burn says, which names the parameters.
+        /// The parameters that differ.
         reason: String,
     },
 
-    /// The optimizer state that was saved is not for that of the training.
+    /// A checkpoint of the trained parameters alone has others than are trained now.
+    #[error(
+        "the trained parameters in {file} are not those of the model: {reason}. Create the model with the same adapters, and freeze \
+         the same parameters, as when it was saved",
+        file = file.display()
+    )]
+    TrainedOnly {
+        /// The file.
+        file: PathBuf,
+        /// The parameters that differ.
+        reason: String,
+    },
+
+    /// The saved optimizer state does not fit the optimizer in training.
     #[error("{file} does not fit the optimizer of the training: {error}", file = file.display())]
     Optimizer {
         /// The file.
         file: PathBuf,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         error: FusedError,
     },
 
-    /// The plan can't be written or read as the type that it has.
+    /// The plan can't be written or read as its type.
     #[error(
-        "the plan of the training can't be {done} as {of}: {reason}. It has to come back as what it was, by its `serde::Serialize` and \
-         `serde::Deserialize`"
+        "the plan of the training can't be {done} as {of}: {reason}. Its `serde::Serialize` and `serde::Deserialize` must fit each \
+         other, and the type must be the one that was saved"
     )]
     Plan {
         /// `written` or `read`.
         done: &'static str,
         /// Its type.
         of: &'static str,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
@@ -108,27 +126,27 @@ pub enum CheckpointError {
         "there are accumulated gradients, which a checkpoint does not hold: save after the step that uses them, or drop them \
          before with `drop_accumulated` (those in the state of an optimizer stay there, so step first)"
     )]
-    AmidGroup,
+    Accumulated,
 
     /// The training can't be read from its devices.
     #[error(
-        "the training can't be read from its devices, and was not saved: {reason}. The checkpoint that was there before is still there"
+        "the training can't be read from its devices, and was not saved: {reason}. Go on from the last checkpoint"
     )]
     Devices {
-        /// What the device says.
+        /// The error of the device.
         reason: String,
     },
 
-    /// Something can't be written, or removed.
+    /// A file or folder can't be written, renamed or removed.
     #[error(
-        "{file} can't be written: {reason}. The checkpoint that was there before, if any, is still there. Make room, or change the \
-         permissions of the folder, and save again, or name another folder",
+        "{file} can't be written: {reason}. Earlier checkpoints are still there. Make room, or change the permissions of the folder, \
+         and save again, or name another folder",
         file = file.display()
     )]
     Write {
         /// The file or the folder.
         file: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
@@ -145,19 +163,23 @@ impl CheckpointError {
         }
     }
 
-    pub(super) fn cannot_read(file: &Path, reason: impl ToString) -> Self {
+    pub(super) fn unreadable(file: &Path, reason: impl ToString) -> Self {
         Self::Unreadable {
             file: file.to_path_buf(),
             reason: reason.to_string(),
+            older: None,
         }
     }
 
-    pub(super) fn of_another_model(file: &Path, error: RecordError) -> Self {
+    pub(super) fn of_model(file: &Path, trained_only: bool, error: RecordError) -> Self {
         let reason = match error {
-            RecordError::Io(reason) => return Self::cannot_read(file, reason),
+            RecordError::Io(reason) => return Self::unreadable(file, reason),
             RecordError::Validation(reason) => reason,
         };
         let file = file.to_path_buf();
-        Self::Model { file, reason }
+        match trained_only {
+            true => Self::TrainedOnly { file, reason },
+            false => Self::Model { file, reason },
+        }
     }
 }

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
 
-/// A lock on the checkpoint in a folder, which goes when it is dropped, and with the process.
+/// A lock on a folder of checkpoints, released when it is dropped and when the process ends.
 pub(super) struct Lock(Option<File>);
 
 impl Lock {
-    /// Of one who saves, when all others are done.
+    /// Waits until no process saves to the folder or loads from it.
     pub(super) fn exclusive(folder: &Path) -> Result<Self, CheckpointError> {
         let path = Self::path(folder);
         let file = File::options()
@@ -19,7 +19,7 @@ impl Lock {
         Ok(Self::of(file, File::lock))
     }
 
-    /// Of one who loads, when nobody saves. In a folder that can't be written to there may be none.
+    /// Waits until no process saves to the folder. A folder that can't be written to may have no lock.
     pub(super) fn shared(folder: &Path) -> Self {
         match File::open(Self::path(folder)) {
             Ok(file) => Self::of(file, File::lock_shared),

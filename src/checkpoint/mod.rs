@@ -1,19 +1,12 @@
-//! A training in a folder: saved whole or not at all, and loaded whole or not at all.
-//!
-//! The files of a checkpoint, its *parts*, are in one of two *slots*, folders within that of the checkpoint. The *manifest*
-//! beside them names the slot, and seals each part with its length and its checksum. A save writes the parts to the other
-//! slot and flushes them to disk; then it moves a new manifest in the place of the old one, which is the one moment at which
-//! the checkpoint is another; then it clears the old slot. Whatever else is in the folder is not looked at.
+//! Trainings in a folder: each is saved whole or not at all, and loaded whole or not at all.
 
-mod disk;
 mod error;
+mod folder;
 mod lock;
-mod manifest;
-mod part;
 mod progress;
-mod seal;
-mod slot;
+mod training;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -27,19 +20,18 @@ use crate::device::caught;
 use crate::fused::{Door, FusedOptimizer, FusedReplicas, Unfit};
 pub use error::CheckpointError;
 use lock::Lock;
-use manifest::Manifest;
 pub use progress::Progress;
-use slot::Slot;
+use training::{ALL, MODEL, OPTIMIZER, PLAN, SCHEDULER, Training};
 
-/// A training that a [`Checkpoint`] saves and goes on with: a [`FusedOptimizer`] or [`FusedReplicas`].
+/// A training that a [`Checkpoint`] saves and loads: a [`FusedOptimizer`] or [`FusedReplicas`].
 pub trait Resumable: Door {}
 
 impl<M: Module> Resumable for FusedOptimizer<M> {}
 
 impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 
-/// A training saved in a folder: model, optimizer, learning rate scheduler, the number of steps, and whatever else the
-/// program needs to go on.
+/// A folder of checkpoints of one training: model, optimizer, learning rate scheduler, the number of steps, and a plan, which is
+/// whatever else the program needs to go on.
 ///
 /// ```
 /// use backburn::{Checkpoint, FusedOptimizer, Progress};
@@ -56,9 +48,9 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
 /// let mut scheduler = CosineAnnealingLrSchedulerConfig::new(1e-3, 100).init()?;
 ///
-/// let checkpoint = Checkpoint::at(run); // `Checkpoint::at("run")`, say
+/// let checkpoint = Checkpoint::at(run).keep_last(2); // `Checkpoint::at("run")`, say
 /// let mut done = 0;
-/// if checkpoint.exists() {
+/// if !checkpoint.steps()?.is_empty() {
 ///     let progress: Progress = checkpoint.load(&mut fused)?;
 ///     scheduler = scheduler.load_record(progress.scheduler);
 ///     done = progress.step;
@@ -75,66 +67,120 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A resumed training is the one that was not interrupted, to the bit where steps are, as long as it sees the same batches and
-/// random numbers: Burn's generators can be seeded, not read, so seed them by the step
-/// ([`Device::seed`](burn::tensor::Device::seed)) where that matters. Optimizer states of f64 parameters come back in the
-/// default float type, as in [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
+/// A resumed training equals one that was not interrupted, to the bit where steps do, if it sees the same batches and random
+/// numbers: Burn's generators can be seeded, not read, so seed them by the step ([`Device::seed`](burn::tensor::Device::seed)).
+/// Optimizer states of f64 parameters pass through the default float type, as in
+/// [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
 ///
-/// - **A save that is killed leaves the last complete checkpoint.** The new one is written beside it and flushed to disk (files
-///   and folders; on Windows, which flushes no folders, the files) before one small file is replaced, and the old one goes
-///   after that. What a killed save leaves is removed by the next. The folder takes two checkpoints for that while.
-/// - **Parts of two checkpoints are refused**, as are damaged ones: each has a length and a CRC-32, and is read to the end before
-///   anything is loaded. A load that fails changes nothing in the training.
-/// - **Whatever else is in the folder stays there**, and is no reason not to save.
-/// - Saves and loads wait for each other (`checkpoint.lock`, held by the operating system and gone with the process), so a
-///   program that evaluates may load while another saves.
+/// # Layout
 ///
-/// The parts are records of Burn's: `model.bpk`, `optimizer.bpk` and `scheduler.bpk` in `parts-a` or `parts-b`, whichever
-/// `checkpoint.json` names. [`compact_records`](crate::optim::compact_records) around `save` writes optimizer states in few
-/// bits as they are.
+/// | `step-500/` | |
+/// |---|---|
+/// | `model.bpk`, `optimizer.bpk`, `scheduler.bpk` | records of Burn's, which stock Burn loads |
+/// | `plan.cbor` | the plan |
+/// | `training.json` | the step, and length and CRC-32 of the other files |
+///
+/// A save writes a temporary folder beside the others, flushes it to disk, and renames it. Whenever the process is killed, the last
+/// complete checkpoint is there. A folder without `training.json` is not complete, and skipped. Other files in the folder stay
+/// there. One process saves at a time: saves and loads wait for each other (`checkpoint.lock`).
+///
+/// [`compact_records`](crate::optim::compact_records) around `save` writes optimizer states in few bits as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     folder: PathBuf,
+    step: Option<u64>,
+    keep_last: Option<usize>,
+    trained_only: bool,
 }
 
 impl Checkpoint {
-    /// The checkpoint in `folder`, whether there is one or not yet.
+    /// Checkpoints in `folder`, which need not be there yet. A relative path is resolved now.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
         Self {
-            folder: folder.into(),
+            folder: std::path::absolute(&folder).unwrap_or(folder),
+            step: None,
+            keep_last: None,
+            trained_only: false,
         }
     }
 
-    /// The folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// Removes older checkpoints after each save, so that the `count` with the highest steps remain. By default all remain.
+    ///
+    /// The one that was saved last is never removed, nor are others of later steps.
+    #[must_use]
+    pub fn keep_last(self, count: usize) -> Self {
+        Self {
+            keep_last: Some(count),
+            ..self
+        }
     }
 
-    /// Whether one is there.
-    pub fn exists(&self) -> bool {
-        Manifest::path(&self.folder).exists()
+    /// Saves only what is trained: the parameters that require a gradient, such as adapters, and running statistics.
+    ///
+    /// Such a checkpoint loads into a model whose frozen parameters come from their own file: they keep the values that the model has.
+    #[must_use]
+    pub fn trained_only(self) -> Self {
+        Self {
+            trained_only: true,
+            ..self
+        }
     }
 
-    /// Makes sure that a checkpoint can be saved, and makes the folder for it: better before a training than after.
+    /// Reads the checkpoint of `step` in the place of the newest one. Saves are not affected.
+    #[must_use]
+    pub fn at_step(&self, step: u64) -> Self {
+        Self {
+            step: Some(step),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the steps of the complete checkpoints in the folder, in ascending order.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Write`] if the folder is not there and can't be made, or nothing can be written to it.
+    /// [`CheckpointError::Unreadable`] if the folder can't be read, and [`CheckpointError::Invalid`].
+    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        self.validate()?;
+        let _lock = Lock::shared(&self.folder);
+        Ok(folder::complete(&self.folder)?.into_keys().collect())
+    }
+
+    /// Returns an error if nothing can be saved, and creates the folder: call it before a long training.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Write`] if the folder can't be created or written to, and [`CheckpointError::Invalid`] for an empty path
+    /// and for `keep_last(0)`.
     pub fn check(&self) -> Result<(), CheckpointError> {
-        disk::create_folder(&self.folder)?;
+        self.validate()?;
+        folder::create(&self.folder)?;
         let _lock = Lock::exclusive(&self.folder)?;
-        Manifest::try_write(&self.folder)
+        folder::check_writable(&self.folder)
     }
 
-    /// Saves `training` as it is between two steps, and `progress` with it, in the place of the checkpoint that was there.
+    fn validate(&self) -> Result<(), CheckpointError> {
+        let reason = if self.folder.as_os_str().is_empty() {
+            "the path of the checkpoint is empty: name a folder"
+        } else if self.keep_last == Some(0) {
+            "`keep_last(0)` keeps no checkpoint: keep 1 or more"
+        } else {
+            return Ok(());
+        };
+        Err(CheckpointError::Invalid { reason })
+    }
+
+    /// Saves `training` as it is between two steps, and `progress` with it, in the folder `step-N` of `progress.step`.
     ///
-    /// It stays what it is until all of the new one is on disk. Nothing but its own files is replaced.
+    /// A checkpoint of the same step is replaced: its folder is renamed first, and removed when the new one is in its place.
+    /// Earlier checkpoints are removed only as [`keep_last`](Self::keep_last) says, after the save.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::AmidGroup`] if there are accumulated gradients, [`CheckpointError::Plan`] if the plan can't be
-    /// written so that it comes back, [`CheckpointError::Devices`] if the training can't be read, and
-    /// [`CheckpointError::Write`]. The checkpoint that was there is there then.
+    /// [`CheckpointError::Accumulated`] if there are accumulated gradients, [`CheckpointError::Plan`] if the plan would not be
+    /// read again, [`CheckpointError::Devices`] if the training can't be read, [`CheckpointError::Write`], and
+    /// [`CheckpointError::Invalid`]. Earlier checkpoints are still there, and nothing is left of the new one.
     pub fn save<P>(
         &self,
         training: &impl Resumable,
@@ -143,76 +189,90 @@ impl Checkpoint {
     where
         P: Serialize + DeserializeOwned,
     {
+        self.validate()?;
         if training.core().has_accumulated() {
-            return Err(CheckpointError::AmidGroup);
+            return Err(CheckpointError::Accumulated);
         }
-        let progress = progress.written()?;
-        disk::create_folder(&self.folder)?;
+        let step = progress.step;
+        let progress = progress.to_bytes()?;
+        folder::create(&self.folder)?;
         let _lock = Lock::exclusive(&self.folder)?;
-        Manifest::remove_unfinished(&self.folder)?;
-        let before = Manifest::slot(&self.folder)?;
-        let slot = Slot::beside(before, &self.folder);
-        let written = self.write(training, progress, slot);
-        // A manifest may be in its place although flushing it has failed.
-        match Manifest::slot(&self.folder) {
-            Ok(Some(now)) => now.other().clear_or_warn(&self.folder),
-            Ok(None) => slot.clear_or_warn(&self.folder),
-            Err(_) => {}
+        folder::clean(&self.folder)?;
+        let temporary = folder::temporary(&self.folder, step);
+        let saved = self
+            .write(training, progress, step, &temporary)
+            .and_then(|()| folder::publish(&self.folder, &temporary, step));
+        if saved.is_err() {
+            warn(folder::clean(&self.folder));
+        } else {
+            warn(self.remove_older(step));
         }
-        written
+        saved
     }
 
-    /// Writes all to `slot`, and then names that.
+    /// Writes all files to `temporary`.
     fn write(
         &self,
         training: &impl Resumable,
-        (scheduler, progress): (Bytes, Vec<u8>),
-        slot: Slot,
+        (scheduler, plan): (Bytes, Vec<u8>),
+        step: u64,
+        temporary: &Path,
     ) -> Result<(), CheckpointError> {
-        slot.clear(&self.folder)?;
-        disk::create_folder(&slot.folder(&self.folder))?;
-        let path = |part| slot.path(part, &self.folder);
-        // One after the other: what is read from a device for one is gone before the next.
-        let model = path(part::MODEL);
-        read(|| training.core().model_record().save(&model))?
+        folder::create(temporary)?;
+        // One after the other: what is read from a device for one file is freed before the next.
+        let model = temporary.join(MODEL);
+        read(|| training.core().model_record(self.trained_only).save(&model))?
             .map_err(|error| CheckpointError::cannot_write(&model, error))?;
-        let optimizer = path(part::OPTIMIZER);
+        let optimizer = temporary.join(OPTIMIZER);
         read(|| training.core().optimizer_record().save(&optimizer))?
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
-        disk::write(&path(part::SCHEDULER), &scheduler)?;
-        disk::write(&path(part::PROGRESS), &progress)?;
-        disk::flush_folder(&slot.folder(&self.folder))?;
-        disk::flush_folder(&self.folder)?;
-        Manifest::of(slot, &self.folder)?.write(&self.folder)
+        folder::write(&temporary.join(SCHEDULER), &scheduler)?;
+        folder::write(&temporary.join(PLAN), &plan)?;
+        Training::write(temporary, step, self.trained_only)?;
+        folder::flush_folder(temporary)
     }
 
-    /// Goes on with what was saved: puts model and optimizer state into `training`, and returns the rest.
+    /// Removes the checkpoints that are not to be kept after a save of `step`.
+    fn remove_older(&self, step: u64) -> Result<(), CheckpointError> {
+        let steps = folder::complete(&self.folder)?;
+        if let Some(last) = steps.keys().next_back().filter(|last| **last > step) {
+            log::warn!(
+                "step {step} is saved in {}, but `load` reads step {last}: remove the later steps, or load with `at_step({step})`",
+                self.folder.display(),
+            );
+        }
+        let Some(count) = self.keep_last else {
+            return Ok(());
+        };
+        let older = steps.into_keys().rev().skip(count);
+        older
+            .filter(|older| *older != step)
+            .try_for_each(|older| folder::remove(&self.folder, older))
+    }
+
+    /// Loads model and optimizer state of the newest complete checkpoint into `training`, and returns the rest.
     ///
-    /// The training has the same config and optimizer as that which was saved, and a model of the same structure and types;
-    /// its device, the number of devices, and what waits in host memory may be others. Accumulated gradients are
-    /// dropped.
+    /// The training has the same config and optimizer as the one that was saved, and a model of the same structure and types;
+    /// its device, the number of devices, and what is offloaded may differ. Accumulated gradients are dropped.
     ///
     /// # Errors
     ///
-    /// If there is no checkpoint, or one of a later version; if a part is missing, damaged, or of another checkpoint; if it is
-    /// one of another model, optimizer, or plan. Nothing has changed then.
+    /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or plan. The
+    /// training has not changed then. The error of a damaged one names a step that [`at_step`](Self::at_step) can load instead.
     pub fn load<P>(&self, training: &mut impl Resumable) -> Result<Progress<P>, CheckpointError>
     where
         P: DeserializeOwned,
     {
         let _lock = Lock::shared(&self.folder);
-        let manifest = Manifest::read(&self.folder)?;
-        let [model, optimizer, scheduler, progress] =
-            part::ALL.map(|part| manifest.checked(part, &self.folder));
-        let (model, optimizer) = (model?, optimizer?);
-        let progress = Progress::read(&scheduler?, &progress?)?;
-        let record = ModuleRecord::load(&model)
-            .map_err(|error| CheckpointError::cannot_read(&model, error))?;
+        let (folder, saved) = self.open(&ALL)?;
+        let progress = read_progress(&folder, &saved)?;
+        let (model, optimizer) = (folder.join(MODEL), folder.join(OPTIMIZER));
         let state = OptimizerRecord::load(&optimizer)
-            .map_err(|error| CheckpointError::cannot_read(&optimizer, error))?;
-        let resumed = training.core_mut().resume(record, state);
+            .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
+        let trained_only = saved.trained_only;
+        let resumed = training.core_mut().resume(&model, trained_only, state);
         resumed.map_err(|unfit| match unfit {
-            Unfit::Model(error) => CheckpointError::of_another_model(&model, error),
+            Unfit::Model(error) => CheckpointError::of_model(&model, trained_only, error),
             Unfit::Optimizer(error) => CheckpointError::Optimizer {
                 file: optimizer,
                 error,
@@ -222,36 +282,85 @@ impl Checkpoint {
         Ok(progress)
     }
 
-    /// How far the training was, without its model and its optimizer: to see what it was of before they are made.
+    /// Returns the progress alone: to create model and optimizer as the plan says, before they are loaded.
     ///
     /// # Errors
     ///
     /// As [`load`](Self::load).
     pub fn progress<P: DeserializeOwned>(&self) -> Result<Progress<P>, CheckpointError> {
         let _lock = Lock::shared(&self.folder);
-        let manifest = Manifest::read(&self.folder)?;
-        let [scheduler, progress] =
-            [part::SCHEDULER, part::PROGRESS].map(|part| manifest.checked(part, &self.folder));
-        Progress::read(&scheduler?, &progress?)
+        let (folder, saved) = self.open(&[SCHEDULER, PLAN])?;
+        read_progress(&folder, &saved)
     }
 
-    /// The model alone, in host memory: to validate it, or to use it.
+    /// Returns the record of the model alone, in host memory: to validate the model, or to use it.
+    ///
+    /// [`ModuleRecord::allow_partial`] loads the record of a [`trained_only`](Self::trained_only) checkpoint.
     ///
     /// # Errors
     ///
     /// As [`load`](Self::load).
     pub fn model(&self) -> Result<ModuleRecord, CheckpointError> {
         let _lock = Lock::shared(&self.folder);
-        let manifest = Manifest::read(&self.folder)?;
-        let file = manifest.checked(part::MODEL, &self.folder)?;
-        // Not by its name, under which there is nothing any more after the next save.
-        let bytes = disk::read(&file)?;
-        ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes))
-            .map_err(|error| CheckpointError::cannot_read(&file, error))
+        let file = self.open(&[MODEL])?.0.join(MODEL);
+        // Burn reads a file when somebody looks at the record, and `keep_last` may have removed it by then.
+        let bytes = std::fs::read(&file).map_err(|error| CheckpointError::unreadable(&file, error));
+        ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes?))
+            .map_err(|error| CheckpointError::unreadable(&file, error))
+    }
+
+    /// Returns the folder of the checkpoint that is to be read, and its `training.json`, after a check of `files`.
+    fn open(&self, files: &[&str]) -> Result<(PathBuf, Training), CheckpointError> {
+        self.validate()?;
+        let steps = folder::complete(&self.folder)?;
+        let Some(newest) = steps.keys().next_back() else {
+            let folder = self.folder.clone();
+            return Err(CheckpointError::NotThere { folder });
+        };
+        let step = self.step.unwrap_or(*newest);
+        let Some(path) = steps.get(&step) else {
+            return Err(CheckpointError::NoSuchStep {
+                folder: self.folder.clone(),
+                step,
+                found: steps.into_keys().collect(),
+            });
+        };
+        match Training::read(path, step, files) {
+            Ok(training) => Ok((path.clone(), training)),
+            Err(CheckpointError::Unreadable { file, reason, .. }) => {
+                Err(CheckpointError::Unreadable {
+                    file,
+                    reason,
+                    older: last_whole(&steps, step),
+                })
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
-/// What `work` returns, which reads the training from its devices.
+/// Returns the last step before `step` whose files are all as they were saved.
+fn last_whole(steps: &BTreeMap<u64, PathBuf>, step: u64) -> Option<u64> {
+    let mut before = steps.range(..step).rev();
+    let is_whole = |(step, path): &(&u64, &PathBuf)| Training::read(path, **step, &ALL).is_ok();
+    before.find(is_whole).map(|(step, _)| *step)
+}
+
+fn read_progress<P>(folder: &Path, saved: &Training) -> Result<Progress<P>, CheckpointError>
+where
+    P: DeserializeOwned,
+{
+    Progress::read(saved.step, &folder.join(SCHEDULER), &folder.join(PLAN))
+}
+
+/// Logs that old files were not removed: the next save tries again.
+fn warn(removed: Result<(), CheckpointError>) {
+    if let Err(error) = removed {
+        log::warn!("what is left of another checkpoint was not removed: {error}");
+    }
+}
+
+/// Returns what `work` reads from the devices of the training.
 fn read<R>(work: impl FnOnce() -> R) -> Result<R, CheckpointError> {
     caught(work).map_err(|reason| CheckpointError::Devices { reason })
 }

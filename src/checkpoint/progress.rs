@@ -1,21 +1,21 @@
 use std::any::type_name;
+use std::fs;
 use std::path::Path;
 
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::tensor::Bytes;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use super::disk;
 use super::error::CheckpointError;
 
-/// How far a training is, beside its model and its optimizer: saved and loaded by a [`Checkpoint`](crate::Checkpoint).
+/// The state of a training in addition to its model and its optimizer, saved and loaded by a [`Checkpoint`](crate::Checkpoint).
 #[derive(Clone, Debug, Default)]
 pub struct Progress<P = ()> {
-    /// The number of steps that were made.
+    /// The number of steps that were made, which names the folder.
     pub step: u64,
-    /// Of the learning rate scheduler. Those of several go into one under names of yours:
-    /// [`LrSchedulerRecord::with_record`] puts them in, and [`LrSchedulerRecord::record`] gives them back.
+    /// The record of the learning rate scheduler. [`LrSchedulerRecord::with_record`] joins the records of several under names of
+    /// yours, and [`LrSchedulerRecord::record`] returns them.
     pub scheduler: LrSchedulerRecord,
     /// Whatever else the program needs to go on: its options, the seed of the batches, the best loss so far. Numbers come back
     /// to the bit, infinite ones and NaN, too.
@@ -23,7 +23,7 @@ pub struct Progress<P = ()> {
 }
 
 impl Progress {
-    /// So many steps.
+    /// The progress after `step` steps, without scheduler and plan.
     pub fn new(step: u64) -> Self {
         Self {
             step,
@@ -33,13 +33,13 @@ impl Progress {
 }
 
 impl<P> Progress<P> {
-    /// With that of the learning rate scheduler.
+    /// Sets the record of the learning rate scheduler.
     #[must_use]
     pub fn with_scheduler(self, scheduler: LrSchedulerRecord) -> Self {
         Self { scheduler, ..self }
     }
 
-    /// With whatever else the program needs to go on.
+    /// Sets the plan.
     #[must_use]
     pub fn with_plan<Q>(self, plan: Q) -> Progress<Q> {
         Progress {
@@ -50,14 +50,7 @@ impl<P> Progress<P> {
     }
 }
 
-/// As it is in its file. The scheduler has one of its own.
-#[derive(Serialize, Deserialize)]
-struct Told<P> {
-    step: u64,
-    plan: P,
-}
-
-fn read<P: DeserializeOwned>(bytes: &[u8]) -> Result<Told<P>, CheckpointError> {
+fn read<P: DeserializeOwned>(bytes: &[u8]) -> Result<P, CheckpointError> {
     ciborium::from_reader(bytes).map_err(|error| unfit::<P>("read", error))
 }
 
@@ -70,34 +63,28 @@ fn unfit<P>(done: &'static str, reason: impl ToString) -> CheckpointError {
 }
 
 impl<P: Serialize + DeserializeOwned> Progress<P> {
-    /// The bytes of the scheduler, and those of all else.
-    pub(super) fn written(&self) -> Result<(Bytes, Vec<u8>), CheckpointError> {
-        let Self {
-            step,
-            scheduler,
-            plan,
-        } = self;
-        let mut bytes = Vec::new();
-        let told = Told { step: *step, plan };
-        ciborium::into_writer(&told, &mut bytes).map_err(|error| unfit::<P>("written", error))?;
-        // Not when the training is to go on, and it is too late.
-        read::<P>(&bytes)?;
-        let scheduler = scheduler.clone().into_bytes();
-        let scheduler = scheduler.expect("Burn writes a record into memory");
-        Ok((scheduler, bytes))
+    /// Returns the bytes of the scheduler and of the plan.
+    pub(super) fn to_bytes(&self) -> Result<(Bytes, Vec<u8>), CheckpointError> {
+        let mut plan = Vec::new();
+        ciborium::into_writer(&self.plan, &mut plan)
+            .map_err(|error| unfit::<P>("written", error))?;
+        // A plan that can't be read is an error now, not when the training is to go on.
+        read::<P>(&plan)?;
+        let scheduler = self.scheduler.clone().into_bytes();
+        Ok((scheduler.expect("Burn writes a record into memory"), plan))
     }
 }
 
 impl<P: DeserializeOwned> Progress<P> {
-    pub(super) fn read(scheduler: &Path, progress: &Path) -> Result<Self, CheckpointError> {
-        let Told { step, plan } = read(&disk::read(progress)?)?;
-        let record = Bytes::from_bytes_vec(disk::read(scheduler)?);
+    pub(super) fn read(step: u64, scheduler: &Path, plan: &Path) -> Result<Self, CheckpointError> {
+        let bytes = |file| fs::read(file).map_err(|error| CheckpointError::unreadable(file, error));
+        let record = Bytes::from_bytes_vec(bytes(scheduler)?);
         let record = LrSchedulerRecord::from_bytes(record)
-            .map_err(|error| CheckpointError::cannot_read(scheduler, error))?;
+            .map_err(|error| CheckpointError::unreadable(scheduler, error))?;
         Ok(Progress {
             step,
             scheduler: record,
-            plan,
+            plan: read(&bytes(plan)?)?,
         })
     }
 }

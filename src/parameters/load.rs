@@ -1,13 +1,16 @@
 //! Modules that something is loaded into.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
+use std::path::Path;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
-use burn::tensor::{Bool, Device, Int, Shape, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
 use super::around::as_inner;
 use crate::device::in_memory;
+use crate::error::listed;
 
 /// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
 /// map it: so this is one that passes on all else.
@@ -35,46 +38,126 @@ pub(crate) fn empty<const D: usize>(id: ParamId, shape: Shape, device: Device) -
     Param::uninitialized(id, zeros, device, false, shape)
 }
 
-/// `module` with the values and ids of `record`, in the types that it has. Nothing of it is in a file any more: Burn reads
-/// what is in one when somebody looks, and another may be in its place by then.
+/// Returns `module` with the values and ids in `file`, in the types that it has. If there are `trained` parameters, the file has only
+/// these, and the others stay as they are. Nothing is lazy: another file may soon have this path.
 ///
-/// Burn compares the shape of a recorded parameter with that of one that has a value as it is kept, and a linear layer in
-/// columns keeps another than it records. So the record is loaded into parameters without values.
+/// Burn compares the shape of a recorded parameter with the one that a parameter with a value has in memory, and a linear layer
+/// in columns is recorded in another. So the record is loaded into parameters without values.
 ///
 /// # Errors
 ///
 /// If a parameter is missing, left over, or of another shape or type.
-pub(crate) fn load_same<M: Module>(module: M, record: ModuleRecord) -> Result<M, RecordError> {
-    let takes = Same(Vec::new());
-    let loading = Loading { module, takes };
-    let loaded = loading.try_load_record(record.allow_partial(false).validate(true))?;
-    match loaded.takes.0.is_empty() {
-        true => Ok(loaded.module),
-        false => Err(RecordError::Validation(loaded.takes.0.join("; "))),
+pub(crate) fn load_same<M: Module>(
+    module: M,
+    file: &Path,
+    trained: Option<&HashSet<ParamId>>,
+) -> Result<M, RecordError> {
+    let tensors = burn_pack::Reader::from_file(file)?.into_tensors()?;
+    check_same(&module, &tensors, trained)?;
+    drop(tensors);
+    let record = ModuleRecord::load(file)?.allow_partial(trained.is_some());
+    let takes = Same;
+    let loaded = Loading { module, takes }.try_load_record(record.validate(true))?;
+    Ok(loaded.module)
+}
+
+/// Refuses `tensors` that are not the parameters of `module`, or the `trained` ones of them.
+fn check_same<M: Module>(
+    module: &M,
+    tensors: &[burn_pack::Tensor],
+    trained: Option<&HashSet<ParamId>>,
+) -> Result<(), RecordError> {
+    let mut recorded = Recorded::default();
+    module.visit(&mut recorded);
+    let mut found: BTreeMap<_, _> = tensors.iter().map(|it| (&*it.name, it)).collect();
+    let (mut missing, mut different) = (Vec::new(), Vec::new());
+    for (path, id, shape, dtype) in recorded.tensors {
+        if trained.is_some_and(|trained| !trained.contains(&id)) {
+            continue;
+        }
+        match found.remove(&*path) {
+            None => missing.push(format!("`{path}`")),
+            Some(tensor) if tensor.shape != shape => different.push(format!(
+                "`{path}` ({:?} in place of {:?})",
+                tensor.shape.to_vec(),
+                shape.to_vec()
+            )),
+            Some(tensor) => {
+                if let Some(dtype) = dtype.filter(|dtype| *dtype != tensor.dtype) {
+                    let found = tensor.dtype;
+                    different.push(format!("`{path}` ({found:?} in place of {dtype:?})"));
+                }
+            }
+        }
+    }
+    let unexpected: Vec<_> = found.keys().map(|path| format!("`{path}`")).collect();
+    let differences = [
+        ("in the file is no", missing),
+        ("the model has no", unexpected),
+        ("the file has another", different),
+    ];
+    let differences: Vec<_> = differences
+        .iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(what, names)| format!("{what} {}", listed(names.iter())))
+        .collect();
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(RecordError::Validation(differences.join("; "))),
     }
 }
 
-/// Takes over what is of the same type, and says what is of another.
+/// The tensors of a module as they are recorded: path, id, shape, and the type of floats.
+#[derive(Default)]
+struct Recorded {
+    names: Vec<String>,
+    tensors: Vec<(String, ParamId, Shape, Option<DType>)>,
+}
+
+impl Recorded {
+    fn push(&mut self, id: ParamId, shape: Shape, dtype: Option<DType>) {
+        self.tensors.push((self.names.join("."), id, shape, dtype));
+    }
+}
+
+impl ModuleVisitor for Recorded {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let shape = param.transform_for_save().lazy_shape();
+        self.push(param.id, shape, Some(param.base().dtype()));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.push(param.id, param.transform_for_save().lazy_shape(), None);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.push(param.id, param.transform_for_save().lazy_shape(), None);
+    }
+}
+
+/// Takes over what is recorded.
 #[derive(Clone, Debug)]
-struct Same(Vec<String>);
+struct Same;
 
 impl TakeOver for Same {
     fn take_over<const D: usize>(
         &mut self,
-        path: &str,
+        _path: &str,
         param: Param<Tensor<D>>,
         load: impl FnOnce(Param<Tensor<D>>) -> Param<Tensor<D>>,
     ) -> Param<Tensor<D>> {
-        // Of the shape that is recorded.
         let shape = param.transform_for_save().lazy_shape();
         let loaded = load(empty(param.id, shape, param.lazy_device()));
         if !loaded.is_initialized() {
             return param;
-        }
-        let (expected, found) = (param.base().dtype(), loaded.base().dtype());
-        if found != expected {
-            let mismatch = format!("{path}: expected {expected:?} but record has {found:?}");
-            self.0.push(mismatch);
         }
         let id = loaded.id;
         param.transform_for_load(in_memory(loaded.into_value()), id)

@@ -35,6 +35,11 @@ impl Views {
         self.of.values()
     }
 
+    /// The ids of the parameters.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
+        self.of.keys().copied()
+    }
+
     pub(super) fn get(&self, id: ParamId) -> &Arc<View> {
         &self.of[&id]
     }

@@ -1,10 +1,11 @@
 //! What changes between two steps: the model, the way to train, all of it from records.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
-use burn::store::{ModuleRecord, RecordError};
+use burn::store::RecordError;
 use burn::tensor::Device;
 
 use super::Core;
@@ -47,16 +48,20 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Goes on with the model and the optimizer state of these records. Nothing has changed if that can't be.
+    /// Goes on with the model in `file`, or with its trained parameters only, and this optimizer state. Nothing has changed after an
+    /// error.
     pub(crate) fn resume(
         &mut self,
-        model: ModuleRecord,
+        file: &Path,
+        trained_only: bool,
         optimizer: OptimizerRecord,
     ) -> Result<(), Unfit> {
         // Running statistics are those of the module in training, whoever loads them.
         let statistics = KeptStatistics::of(&self.ranks.form().module);
         // Straight to where the parameters rest, so that no device has to hold all.
-        let model = load_same(self.ranks.form().at_home(), model).map_err(Unfit::Model)?;
+        let model = self.ranks.form().at_home();
+        let trained = trained_only.then(|| self.trained_in(&model));
+        let model = load_same(model, file, trained.as_ref()).map_err(Unfit::Model)?;
         let anew = self.ranks.session().update.lock().anew();
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);

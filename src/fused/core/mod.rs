@@ -9,10 +9,11 @@ mod statistics;
 mod step;
 mod two_passes;
 
+use std::collections::HashSet;
 use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Device;
@@ -21,6 +22,7 @@ use crate::config::FusedConfig;
 use crate::device::caught;
 use crate::error::FusedError;
 use crate::fused::policies::Policies;
+use crate::parameters::running_statistics;
 use crate::pass::Session;
 use crate::policy::{Unconfirmed, Update};
 use crate::record;
@@ -154,12 +156,24 @@ impl<M: Module> Core<M> {
         self.ranks.read_late
     }
 
-    /// The model, every parameter where it rests: what is on a CubeCL device is read when the record is saved, which has to
-    /// be before the next step.
-    pub(crate) fn model_record(&self) -> ModuleRecord {
+    /// The model, or only what is trained of it, every parameter where it rests: what is on a CubeCL device is read when the record is
+    /// saved, which has to be before the next step.
+    pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
         // With the updates of running statistics that Burn keeps aside, which stay there for this training.
         let _statistics = KeptStatistics::of(&self.ranks.form().module);
-        self.ranks.form().at_home().into_record()
+        let model = self.ranks.form().at_home();
+        if !trained_only {
+            return model.into_record();
+        }
+        let trained = self.trained_in(&model).into_iter().collect();
+        model.into_record_group(ParamGroup::from_ids(trained))
+    }
+
+    /// Returns the parameters in training and the running statistics of `model`.
+    fn trained_in(&self, model: &M) -> HashSet<ParamId> {
+        let mut trained = running_statistics(model);
+        trained.extend(self.ranks.views().ids());
+        trained
     }
 
     /// The state of the optimizer, which is read likewise.

@@ -5,68 +5,129 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn parts_of_two_checkpoints_are_refused() {
-    let (one, other) = (saved(4, false), saved(5, false));
-    // Each file but the lock, and all but that.
-    let names: Vec<_> = one
-        .keys()
-        .filter(|name| !name.ends_with("checkpoint.lock"))
-        .collect();
-    assert_eq!(names.len(), 5);
-    for name in &names {
+fn files_of_two_checkpoints_are_refused_by_name() {
+    let [one, other] = [4, 5].map(|steps| {
+        let folder = tempfile::tempdir().unwrap();
+        save_as(folder.path(), 4, steps);
+        files(folder.path())
+    });
+    for file in FILES {
+        let path = Path::new("step-4").join(file);
         for (whole, strange) in [(&one, &other), (&other, &one)] {
             let mut mixed = whole.clone();
-            mixed.insert(name.to_path_buf(), strange[*name].clone());
+            mixed.insert(path.clone(), strange[&path].clone());
             // Two trainings without a scheduler have the same record of it.
             if mixed == *whole {
-                assert!(name.ends_with("scheduler.bpk"));
+                assert_eq!(file, "scheduler.bpk");
                 continue;
             }
             let refused = assert_refused(folder_of(&mixed).path());
-            let CheckpointError::OtherPart { file, .. } = &refused else {
+            let CheckpointError::Unreadable { file: named, .. } = &refused else {
                 panic!("{refused}");
             };
-            let is_manifest = name.ends_with("checkpoint.json");
-            assert!(is_manifest || file.ends_with(name), "{refused}");
-            assert!(refused.to_string().contains("of another checkpoint"));
-        }
-    }
-}
-
-#[test]
-fn a_missing_part_is_named() {
-    let whole = saved(4, true);
-    for name in whole.keys().filter(|name| is_part(name)) {
-        let mut lacking = whole.clone();
-        lacking.remove(name);
-        let refused = assert_refused(folder_of(&lacking).path());
-        assert!(matches!(&refused, CheckpointError::Missing { file } if file.ends_with(name)));
-        assert!(refused.to_string().contains("put it back"), "{refused}");
-    }
-}
-
-#[test]
-fn a_part_that_is_cut_off_is_named() {
-    let whole = saved(4, false);
-    for (name, bytes) in whole.iter().filter(|(name, _)| is_part(name)) {
-        for length in [0, 1, bytes.len() / 2, bytes.len() - 1] {
-            let mut cut = whole.clone();
-            cut.insert(name.clone(), bytes[..length].to_vec());
-            let refused = assert_refused(folder_of(&cut).path());
             assert!(
-                matches!(&refused, CheckpointError::OtherPart { file, .. } if file.ends_with(name))
+                file == "training.json" || named.ends_with(file),
+                "{refused}"
             );
-            assert!(refused.to_string().contains(&format!("({length} bytes")));
         }
     }
 }
 
 #[test]
-fn a_folder_without_a_checkpoint_says_so() {
+fn missing_or_truncated_file_is_named_with_the_last_whole_step() {
+    let folder = tempfile::tempdir().unwrap();
+    // In the order of numbers, not of texts.
+    for steps in [8, 9, 10] {
+        save(folder.path(), steps);
+    }
+    let mut whole = files(folder.path());
+    // Step 9 is damaged, too.
+    whole.get_mut(Path::new("step-9/plan.cbor")).unwrap().pop();
+    for file in FILES {
+        let path = Path::new("step-10").join(file);
+        let length = whole[&path].len();
+        for length in [None, Some(0), Some(1), Some(length / 2), Some(length - 1)] {
+            let mut damaged = whole.clone();
+            match length {
+                Some(length) => damaged.get_mut(&path).unwrap().truncate(length),
+                None => drop(damaged.remove(&path)),
+            }
+            let damaged = folder_of(&damaged);
+            if file == "training.json" && length.is_none() {
+                // Not complete, so it is skipped, and the one before is damaged.
+                let refused = assert_refused(damaged.path()).to_string();
+                assert!(refused.contains("step-9"), "{refused}");
+                continue;
+            }
+            let refused = assert_refused(damaged.path());
+            let CheckpointError::Unreadable {
+                file: named,
+                older: Some(8),
+                ..
+            } = &refused
+            else {
+                panic!("{refused}");
+            };
+            assert!(named.ends_with(&path), "{refused}");
+            let message = refused.to_string();
+            let reason = match length {
+                None => "it is missing".into(),
+                Some(length) if file != "training.json" => format!("it has {length} bytes"),
+                Some(_) => String::new(),
+            };
+            assert!(message.contains(&reason), "{message}");
+            assert!(message.contains("`at_step(8)`"), "{message}");
+            let older = Checkpoint::at(damaged.path()).at_step(8);
+            assert_loads(&older, 8, 8);
+        }
+    }
+}
+
+#[test]
+fn incomplete_newest_step_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 4);
+    save(folder.path(), 5);
+    fs::remove_file(folder.path().join("step-5/training.json")).unwrap();
+    assert_is_after(folder.path(), 4);
+    assert_eq!(Checkpoint::at(folder.path()).steps().unwrap(), [4]);
+    // It can be saved again.
+    save(folder.path(), 5);
+    assert_is_after(folder.path(), 5);
+    assert_eq!(files(folder.path()).len(), 11);
+}
+
+#[test]
+fn step_that_is_not_there_is_an_error_with_the_steps_that_are() {
+    let folder = tempfile::tempdir().unwrap();
+    (1..=7).for_each(|steps| save(folder.path(), steps));
+    let checkpoint = Checkpoint::at(folder.path());
+    let refused = checkpoint.at_step(30).model().unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .ends_with("are there: 7, 6, 5, 4, 3 and 2 more"),
+        "{refused}"
+    );
+    assert_loads(&checkpoint.at_step(3), 3, 3);
+    assert_eq!(checkpoint.at_step(2).progress::<f64>().unwrap().step, 2);
+}
+
+#[test]
+fn renamed_step_folder_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 4);
+    fs::rename(folder.path().join("step-4"), folder.path().join("step-6")).unwrap();
+    let refused = assert_refused(folder.path()).to_string();
+    assert!(refused.contains("it is of step 4"), "{refused}");
+}
+
+#[test]
+fn folder_without_a_checkpoint_is_an_error() {
     let empty = tempfile::tempdir().unwrap();
     let nowhere = empty.path().join("nowhere");
-    let mut without = saved(4, false);
-    without.remove(Path::new("checkpoint.json"));
+    let mut without = saved(4);
+    without.remove(Path::new("step-4/training.json"));
     let without = folder_of(&without);
     for folder in [empty.path(), &nowhere, without.path()] {
         let refused = assert_refused(folder);
@@ -76,17 +137,18 @@ fn a_folder_without_a_checkpoint_says_so() {
                 folder: folder.to_path_buf()
             }
         );
-        assert!(!Checkpoint::at(folder).exists());
-        assert!(Checkpoint::at(folder).model().is_err());
-        assert!(Checkpoint::at(folder).progress::<f64>().is_err());
+        let checkpoint = Checkpoint::at(folder);
+        assert!(checkpoint.steps().unwrap().is_empty());
+        assert!(checkpoint.model().is_err());
+        assert!(checkpoint.at_step(4).progress::<f64>().is_err());
     }
 }
 
 #[test]
-fn a_checkpoint_of_a_later_version_says_so() {
-    let mut later = saved(4, false);
-    let manifest = later.get_mut(Path::new("checkpoint.json")).unwrap();
-    *manifest = br#"{"format": 2, "volumes": []}"#.to_vec();
+fn checkpoint_of_a_later_version_is_an_error() {
+    let mut later = saved(4);
+    let training = later.get_mut(Path::new("step-4/training.json")).unwrap();
+    *training = br#"{"format": 2, "volumes": []}"#.to_vec();
     let folder = folder_of(&later);
     let refused = assert_refused(folder.path());
     assert!(matches!(
@@ -100,22 +162,6 @@ fn a_checkpoint_of_a_later_version_says_so() {
     // It is no reason to lose a training.
     save(folder.path(), 6);
     assert_is_after(folder.path(), 6);
-}
-
-#[test]
-fn a_manifest_that_is_nonsense_is_named_and_replaced() {
-    for (in_second, nonsense) in [(false, "nonsense"), (true, ""), (true, "{\"format\": 1}")] {
-        let mut broken = saved(4, in_second);
-        broken.insert("checkpoint.json".into(), nonsense.into());
-        let folder = folder_of(&broken);
-        let refused = assert_refused(folder.path());
-        assert!(
-            matches!(&refused, CheckpointError::Unreadable { file, .. } if file.ends_with("checkpoint.json"))
-        );
-        save(folder.path(), 6);
-        assert_is_after(folder.path(), 6);
-        assert_eq!(files(folder.path()).len(), 6);
-    }
 }
 
 #[test]
@@ -146,7 +192,7 @@ fn the_checkpoint_of_another_model_is_refused() {
         .unwrap();
     let refused = assert_refused(folder.path());
     assert!(
-        matches!(&refused, CheckpointError::Model { file, reason } if file.ends_with("model.bpk") && reason.contains("[8, 9]")),
+        matches!(&refused, CheckpointError::Model { file, reason } if file.ends_with("model.bpk") && reason.contains("`weight` ([8, 10] in place of [8, 9])")),
         "{refused}"
     );
 }
@@ -183,7 +229,7 @@ proptest! {
         damage in damage(),
     ) {
         thread_local! {
-            static WHOLE: BTreeMap<PathBuf, Vec<u8>> = saved(4, false);
+            static WHOLE: BTreeMap<PathBuf, Vec<u8>> = saved(4);
         }
         let mut damaged = WHOLE.with(Clone::clone);
         let name = file.get(&damaged.keys().collect::<Vec<_>>()).to_path_buf();

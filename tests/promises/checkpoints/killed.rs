@@ -8,91 +8,103 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 
-/// What a save does to the folder, one after the other.
+/// What a save does to the folder.
 enum Act {
     Write(PathBuf, Vec<u8>),
-    Move(PathBuf, PathBuf),
+    Move(&'static str, &'static str),
     Remove(PathBuf),
 }
 
-/// All that the save does which makes `new` of `old`.
-fn acts(old: &BTreeMap<PathBuf, Vec<u8>>, new: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<Act> {
-    let mut acts = Vec::new();
-    let manifest = PathBuf::from("checkpoint.json");
-    let parts = [
-        "model.bpk",
-        "optimizer.bpk",
-        "scheduler.bpk",
-        "progress.cbor",
-    ];
-    let part = |files: &BTreeMap<PathBuf, Vec<u8>>, name: &str| {
-        let mut names = files.keys();
-        names.find(|path| path.ends_with(name)).unwrap().clone()
+/// The acts of a save of step 5 that makes `new`, and removes the older step of the folder `older`.
+fn acts(new: &BTreeMap<PathBuf, Vec<u8>>, older: &'static str) -> Vec<Act> {
+    let temporary = ".step-5.tmp-4711";
+    let aside = match older {
+        "step-4" => ".step-4.old",
+        _ => ".step-5.old",
     };
-    let written = parts.map(|name| part(new, name));
-    for path in written.iter().chain([&manifest]) {
-        let name = path.file_name().unwrap().to_str().unwrap();
-        let unfinished = path.with_file_name(format!("{name}.4711-0.tmp"));
-        let bytes = &new[path];
+    let mut acts = Vec::new();
+    for file in FILES {
+        let bytes = &new[&Path::new("step-5").join(file)];
         for length in [0, bytes.len() / 2, bytes.len()] {
-            acts.push(Act::Write(unfinished.clone(), bytes[..length].to_vec()));
+            let path = Path::new(temporary).join(file);
+            acts.push(Act::Write(path, bytes[..length].to_vec()));
         }
-        acts.push(Act::Move(unfinished, path.clone()));
     }
-    let before = parts.map(|name| part(old, name));
-    acts.extend(before.map(Act::Remove));
+    let mut moves = [Act::Move(temporary, "step-5"), Act::Move(older, aside)];
+    if older == "step-5" {
+        moves.reverse();
+    }
+    acts.extend(moves);
+    let old = FILES.iter().rev();
+    acts.extend(old.map(|file| Act::Remove(Path::new(aside).join(file))));
     acts
 }
 
+fn rename(files: &mut BTreeMap<PathBuf, Vec<u8>>, from: &str, to: &str) {
+    *files = std::mem::take(files)
+        .into_iter()
+        .map(|(path, bytes)| match path.strip_prefix(from) {
+            Ok(rest) => (Path::new(to).join(rest), bytes),
+            Err(_) => (path, bytes),
+        })
+        .collect();
+}
+
 #[test]
-fn a_save_that_is_killed_at_any_point_leaves_a_checkpoint() {
-    let folder = tempfile::tempdir().unwrap();
-    save(folder.path(), 4);
-    let first = files(folder.path());
-    save(folder.path(), 5);
-    let second = files(folder.path());
-    save(folder.path(), 6);
-    let third = files(folder.path());
-    for (old, new, steps) in [(&first, &second, 4), (&second, &third, 5)] {
-        let mut now = old.clone();
-        let mut steps = steps;
-        for act in acts(old, new) {
+fn save_killed_at_any_point_leaves_a_checkpoint() {
+    for older in ["step-4", "step-5"] {
+        let step = if older == "step-4" { 4 } else { 5 };
+        let folder = tempfile::tempdir().unwrap();
+        save_as(folder.path(), step, 1);
+        let mut now = files(folder.path());
+        let checkpoint = Checkpoint::at(folder.path()).keep_last(1);
+        let progress = Progress::new(5).with_plan(2.0 / 3.0);
+        checkpoint.save(&after(2), &progress).unwrap();
+        let new = files(folder.path());
+        let (mut step, mut steps) = (step, 1);
+        for act in acts(&new, older) {
             match act {
                 Act::Write(path, bytes) => drop(now.insert(path, bytes)),
                 Act::Move(from, to) => {
-                    let bytes = now.remove(&from).unwrap();
-                    if to.ends_with("checkpoint.json") {
-                        steps += 1;
+                    rename(&mut now, from, to);
+                    if to == "step-5" {
+                        (step, steps) = (5, 2);
                     }
-                    now.insert(to, bytes);
                 }
                 Act::Remove(path) => drop(now.remove(&path).unwrap()),
             }
             let killed = folder_of(&now);
-            assert_is_after(killed.path(), steps);
+            assert_loads(&Checkpoint::at(killed.path()), step, steps);
             save(killed.path(), 9);
             assert_is_after(killed.path(), 9);
-            // The manifest, the lock, and four parts.
-            let left = files(killed.path());
-            assert_eq!(left.len(), 6, "{:?}", left.keys());
+            // What the killed save has left is removed, and the last checkpoint is not.
+            assert_loads(&Checkpoint::at(killed.path()).at_step(step), step, steps);
+            let folders = fs::read_dir(killed.path()).unwrap();
+            for entry in folders {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                assert!(
+                    name.starts_with("step-") || name == "checkpoint.lock",
+                    "{name}"
+                );
+            }
         }
-        // That is what a save has done.
-        assert!(now == *new);
+        assert!(now == new);
     }
 }
 
-/// The first save of all.
 #[test]
-fn a_first_save_that_is_killed_leaves_none_and_is_no_hindrance() {
-    let whole = saved(4, false);
+fn first_save_killed_leaves_none_and_can_be_repeated() {
+    let mut whole = saved(4);
+    rename(&mut whole, "step-4", ".step-4.tmp-4711");
     let mut now = BTreeMap::new();
-    for (name, bytes) in whole.iter().filter(|(name, _)| is_part(name)) {
+    for (name, bytes) in &whole {
         now.insert(name.clone(), bytes[..bytes.len() / 2].to_vec());
         let killed = folder_of(&now);
         let refused = assert_refused(killed.path());
         assert!(matches!(refused, CheckpointError::NotThere { .. }));
         save(killed.path(), 9);
         assert_is_after(killed.path(), 9);
+        assert_eq!(files(killed.path()).len(), 6);
         now.insert(name.clone(), bytes.clone());
     }
 }
@@ -109,10 +121,10 @@ fn a_child_that_saves_on_and_on() {
     let Some(folder) = std::env::var_os(FOLDER) else {
         return;
     };
-    let checkpoint = Checkpoint::at(PathBuf::from(folder));
+    let checkpoint = Checkpoint::at(PathBuf::from(folder)).keep_last(1);
     let mut training = large();
     let mut done = 0;
-    if checkpoint.exists() {
+    if !checkpoint.steps().unwrap().is_empty() {
         let progress: Progress<u64> = checkpoint.load(&mut training).unwrap();
         done = progress.step;
     }
@@ -127,7 +139,7 @@ fn a_child_that_saves_on_and_on() {
 #[test]
 fn a_process_that_is_killed_again_and_again_loses_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoint = Checkpoint::at(folder.path());
+    let checkpoint = Checkpoint::at(folder.path()).keep_last(1);
     let mut random = StdRng::seed_from_u64(7);
     let (mut through, mut before) = (large(), 0);
     for _ in 0..12 {
@@ -139,9 +151,9 @@ fn a_process_that_is_killed_again_and_again_loses_no_checkpoint() {
             .spawn()
             .unwrap();
         // It has saved at least once.
-        let manifest = || fs::read(folder.path().join("checkpoint.json")).ok();
-        let at_first = manifest();
-        while manifest() == at_first {
+        let steps = || checkpoint.steps().unwrap();
+        let at_first = steps();
+        while steps() == at_first {
             assert!(child.try_wait().unwrap().is_none(), "the child has ended");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -157,7 +169,9 @@ fn a_process_that_is_killed_again_and_again_loses_no_checkpoint() {
         assert!(contents(&through) == contents(&resumed));
         before = progress.step;
     }
-    checkpoint.save(&through, &Progress::new(1)).unwrap();
+    checkpoint
+        .save(&through, &Progress::new(before + 1))
+        .unwrap();
     assert_eq!(files(folder.path()).len(), 6);
 }
 
@@ -166,12 +180,52 @@ fn who_loads_while_another_saves_gets_a_whole_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), 1);
     std::thread::scope(|scope| {
-        scope.spawn(|| (2..40).for_each(|steps| save(folder.path(), steps % 7)));
+        // Of one step: each save replaces the checkpoint that is read.
+        scope.spawn(|| (2..40).for_each(|steps| save_as(folder.path(), 1, steps % 7)));
         for _ in 0..40 {
             let mut training = small();
             let checkpoint = Checkpoint::at(folder.path());
             let progress: Progress<f64> = checkpoint.load(&mut training).unwrap();
-            assert!(contents(&training) == contents(&after(progress.step)));
+            let steps = (progress.plan * 3.0).round() as u64;
+            assert!(contents(&training) == contents(&after(steps)));
         }
     });
+}
+
+const LIMITED: &str = "BACKBURN_CHECKPOINT_OF_A_LIMITED_CHILD";
+
+/// Not a test by itself: a process that may not write large files.
+#[test]
+fn a_child_whose_save_fails() {
+    let Some(folder) = std::env::var_os(LIMITED) else {
+        return;
+    };
+    let checkpoint = Checkpoint::at(PathBuf::from(folder)).keep_last(1);
+    let refused = checkpoint.save(&large(), &Progress::new(2)).unwrap_err();
+    assert!(
+        matches!(&refused, CheckpointError::Write { file, .. } if file.ends_with("model.bpk")),
+        "{refused}"
+    );
+}
+
+/// As on a full disk: a write in the middle of a file fails.
+#[cfg(unix)]
+#[test]
+fn save_failing_in_a_file_leaves_the_checkpoint_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 1);
+    let before = files(folder.path());
+    let name = "checkpoints::killed::a_child_whose_save_fails";
+    let limit = "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"";
+    let status = Command::new("sh")
+        .args(["-c", limit])
+        .arg(std::env::current_exe().unwrap())
+        .args([name, "--exact"])
+        .env(LIMITED, folder.path())
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    assert!(before == files(folder.path()));
+    assert_is_after(folder.path(), 1);
 }

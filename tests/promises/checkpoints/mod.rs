@@ -4,6 +4,7 @@ mod damaged;
 mod killed;
 mod resumed;
 mod stray;
+mod trained_only;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,9 +58,14 @@ fn after(steps: u64) -> Training {
     training
 }
 
-/// Saved after so many steps.
+/// Saves a training after `steps` steps.
 fn save(folder: &Path, steps: u64) {
-    let progress = Progress::new(steps).with_plan(steps as f64 / 3.0);
+    save_as(folder, steps, steps);
+}
+
+/// Saves a training after `steps` steps as `step`.
+fn save_as(folder: &Path, step: u64, steps: u64) {
+    let progress = Progress::new(step).with_plan(steps as f64 / 3.0);
     Checkpoint::at(folder)
         .save(&after(steps), &progress)
         .unwrap();
@@ -75,12 +81,18 @@ fn contents(training: &Training) -> (Vec<u8>, Vec<Vec<u8>>) {
     (weight.as_bytes().to_vec(), states.collect())
 }
 
-/// Panics unless the checkpoint in `folder` is whole, and that after so many steps.
+/// Panics unless `folder` loads the training after `steps` steps.
 #[track_caller]
 fn assert_is_after(folder: &Path, steps: u64) {
+    assert_loads(&Checkpoint::at(folder), steps, steps);
+}
+
+/// Panics unless `checkpoint` loads `step`, saved after `steps` steps.
+#[track_caller]
+fn assert_loads(checkpoint: &Checkpoint, step: u64, steps: u64) {
     let mut training = small();
-    let progress: Progress<f64> = Checkpoint::at(folder).load(&mut training).unwrap();
-    assert_eq!(progress.step, steps);
+    let progress: Progress<f64> = checkpoint.load(&mut training).unwrap();
+    assert_eq!(progress.step, step);
     assert_eq!(progress.plan, steps as f64 / 3.0);
     assert!(contents(&training) == contents(&after(steps)));
 }
@@ -114,19 +126,21 @@ fn folder_of(files: &BTreeMap<PathBuf, Vec<u8>>) -> TempDir {
     folder
 }
 
-/// The files of a checkpoint after so many steps, and whether they are in the second slot.
-fn saved(steps: u64, in_second: bool) -> BTreeMap<PathBuf, Vec<u8>> {
+/// The files of a checkpoint after `steps` steps.
+fn saved(steps: u64) -> BTreeMap<PathBuf, Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
-    if in_second {
-        save(folder.path(), steps + 1);
-    }
     save(folder.path(), steps);
     files(folder.path())
 }
 
-fn is_part(path: &Path) -> bool {
-    path.components().count() == 2
-}
+/// The files in a step folder, `training.json` last.
+const FILES: [&str; 5] = [
+    "model.bpk",
+    "optimizer.bpk",
+    "scheduler.bpk",
+    "plan.cbor",
+    "training.json",
+];
 
 /// Panics unless `folder` can't be loaded, and the training is what it was; returns why.
 #[track_caller]

@@ -2,28 +2,39 @@
 
 use super::*;
 
+fn steps(folder: &Path) -> Vec<u64> {
+    Checkpoint::at(folder).steps().unwrap()
+}
+
 #[test]
-fn a_stray_file_is_left_alone_and_no_hindrance() {
+fn foreign_files_stay_where_they_are() {
     let folder = tempfile::tempdir().unwrap();
     let strays = [
         "thesis.txt",
         "notes/model.bpk",
         "model.bpk",
-        "checkpoint.json~",
-        "checkpoint.json.bak",
-        "parts-c/model.bpk",
-        "parts-a/loss.csv",
-        "parts-b/model.bpk.old",
-        "parts-b/deeper/optimizer.bpk",
+        "training.json",
+        "step-01/model.bpk",
+        "step-best/training.json",
+        ".step-2.tmp-x/model.bpk",
+        ".step-2.older/model.bpk",
+        "step-5",
+        // In the folders of checkpoints that are replaced and removed.
+        "step-2/loss.csv",
+        "step-3/samples/model.bpk",
     ];
     for stray in strays {
         let path = folder.path().join(stray);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, stray).unwrap();
     }
-    for steps in 1..5 {
-        save(folder.path(), steps);
-        assert_is_after(folder.path(), steps);
+    let checkpoint = Checkpoint::at(folder.path()).keep_last(1);
+    for step in 1..5 {
+        for _ in 0..2 {
+            let progress = Progress::new(step).with_plan(step as f64 / 3.0);
+            checkpoint.save(&after(step), &progress).unwrap();
+            assert_is_after(folder.path(), step);
+        }
     }
     let left = files(folder.path());
     assert_eq!(left.len(), 6 + strays.len(), "{:?}", left.keys());
@@ -33,15 +44,100 @@ fn a_stray_file_is_left_alone_and_no_hindrance() {
 }
 
 #[test]
-fn a_folder_is_made_with_those_that_it_is_in() {
+fn keep_last_counts_by_number_and_never_removes_later_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path()).keep_last(2);
+    for (step, left) in [
+        (9, vec![9]),
+        (10, vec![9, 10]),
+        (100, vec![10, 100]),
+        // A training that went back.
+        (8, vec![8, 10, 100]),
+        (11, vec![11, 100]),
+        (u64::MAX, vec![100, u64::MAX]),
+    ] {
+        checkpoint.save(&small(), &Progress::new(step)).unwrap();
+        assert_eq!(steps(folder.path()), left);
+    }
+    let all = Checkpoint::at(folder.path());
+    all.save(&small(), &Progress::new(0)).unwrap();
+    assert_eq!(steps(folder.path()), [0, 100, u64::MAX]);
+}
+
+#[test]
+fn options_without_sense_are_errors_of_check_and_save() {
+    let folder = tempfile::tempdir().unwrap();
+    for (checkpoint, words) in [
+        (Checkpoint::at(""), "name a folder"),
+        (Checkpoint::at(folder.path()).keep_last(0), "keep 1 or more"),
+    ] {
+        let progress = Progress::new(1);
+        for refused in [checkpoint.check(), checkpoint.save(&small(), &progress)] {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, CheckpointError::Invalid { .. }));
+            assert!(refused.to_string().contains(words), "{refused}");
+        }
+    }
+    assert!(Checkpoint::at("").steps().is_err());
+    assert!(files(folder.path()).is_empty());
+}
+
+#[test]
+fn relative_path_is_resolved_once() {
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(Checkpoint::at("run"), Checkpoint::at(here.join("run")));
+}
+
+/// A link in the place of a folder is followed, and removed without what it points to.
+#[cfg(unix)]
+#[test]
+fn links_are_followed_and_their_targets_are_not_removed() {
+    use std::os::unix::fs::symlink;
+
+    let folder = tempfile::tempdir().unwrap();
+    let [elsewhere, run] = ["elsewhere", "run"].map(|name| folder.path().join(name));
+    save(&elsewhere, 4);
+    symlink(&elsewhere, &run).unwrap();
+    save(&run, 5);
+    assert_is_after(&elsewhere, 5);
+
+    let other = folder.path().join("other");
+    fs::create_dir(&other).unwrap();
+    symlink(elsewhere.join("step-4"), other.join("step-4")).unwrap();
+    symlink(elsewhere.join("step-5"), other.join("step-5")).unwrap();
+    assert_is_after(&other, 5);
+    let before = files(&elsewhere);
+    // One is replaced, and one removed.
+    let progress = Progress::new(5).with_plan(0.5);
+    let checkpoint = Checkpoint::at(&other).keep_last(1);
+    checkpoint.save(&after(2), &progress).unwrap();
+    assert_eq!(files(&other).len(), 6);
+    assert!(before == files(&elsewhere));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn path_that_is_no_text_is_saved_to() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(OsStr::from_bytes(b"run-\xff"));
+    save(&path, 4);
+    fs::write(path.join(OsStr::from_bytes(b"step-\xff")), b"mine").unwrap();
+    save(&path, 5);
+    assert_is_after(&path, 5);
+}
+
+#[test]
+fn check_creates_the_folder_and_leaves_nothing_in_it() {
     let folder = tempfile::tempdir().unwrap();
     let deep = folder.path().join("of/several/trainings");
     let checkpoint = Checkpoint::at(&deep);
-    assert!(!checkpoint.exists());
+    assert!(steps(&deep).is_empty());
     checkpoint.check().unwrap();
-    assert!(!checkpoint.exists());
+    assert!(steps(&deep).is_empty());
     save(&deep, 3);
-    assert!(checkpoint.exists());
     let before = files(&deep);
     checkpoint.check().unwrap();
     assert!(before == files(&deep));
@@ -57,7 +153,7 @@ fn assert_not_written(folder: &Path, words: &str) {
         panic!("{refused}");
     };
     assert!(file.to_string_lossy().contains(words), "{refused}");
-    assert!(refused.to_string().contains("is still there"), "{refused}");
+    assert!(refused.to_string().contains("are still there"), "{refused}");
 }
 
 #[test]
@@ -97,25 +193,13 @@ fn a_folder_that_is_not_writable_is_named_and_keeps_its_checkpoint() {
     rights(0o755);
 }
 
-/// Where a part should be there is a folder, so the save fails in the middle.
 #[test]
-fn a_save_that_fails_in_the_middle_leaves_the_checkpoint_and_no_parts() {
-    for part in [
-        "model.bpk",
-        "optimizer.bpk",
-        "scheduler.bpk",
-        "progress.cbor",
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        save(folder.path(), 4);
-        let before = files(folder.path());
-        let hindrance = folder.path().join("parts-b").join(part).join("in the way");
-        fs::create_dir_all(&hindrance).unwrap();
-        assert_not_written(folder.path(), part);
-        assert_is_after(folder.path(), 4);
-        assert!(before == files(folder.path()), "{part}");
-        fs::remove_dir_all(folder.path().join("parts-b")).unwrap();
-        save(folder.path(), 5);
-        assert_is_after(folder.path(), 5);
-    }
+fn file_in_the_place_of_the_step_folder_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 4);
+    fs::write(folder.path().join("step-1"), b"years").unwrap();
+    let before = files(folder.path());
+    assert_not_written(folder.path(), "step-1");
+    assert!(before == files(folder.path()));
+    assert_is_after(folder.path(), 4);
 }

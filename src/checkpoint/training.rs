@@ -1,0 +1,137 @@
+//! `training.json`, which makes a folder of files a checkpoint.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use crc32fast::Hasher;
+use serde::{Deserialize, Serialize};
+
+use super::error::CheckpointError;
+use super::folder;
+
+pub(super) const MODEL: &str = "model.bpk";
+pub(super) const OPTIMIZER: &str = "optimizer.bpk";
+pub(super) const SCHEDULER: &str = "scheduler.bpk";
+pub(super) const PLAN: &str = "plan.cbor";
+pub(super) const TRAINING: &str = "training.json";
+
+/// The files that `training.json` names.
+pub(super) const ALL: [&str; 4] = [MODEL, OPTIMIZER, SCHEDULER, PLAN];
+
+const FORMAT: u32 = 1;
+
+/// The contents of `training.json`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Training {
+    format: u32,
+    pub(super) step: u64,
+    /// The model file has no frozen parameters.
+    pub(super) trained_only: bool,
+    files: BTreeMap<String, Checksum>,
+}
+
+/// The field that every format has.
+#[derive(Deserialize)]
+struct Head {
+    format: u32,
+}
+
+impl Training {
+    /// Writes `training.json` for the files that are in `folder`.
+    pub(super) fn write(
+        folder: &Path,
+        step: u64,
+        trained_only: bool,
+    ) -> Result<(), CheckpointError> {
+        let mut files = BTreeMap::new();
+        for name in ALL {
+            let path = folder.join(name);
+            let checksum = Checksum::of(&path);
+            let checksum = checksum.map_err(|error| CheckpointError::cannot_write(&path, error))?;
+            files.insert(name.to_string(), checksum);
+        }
+        let training = Self {
+            format: FORMAT,
+            step,
+            trained_only,
+            files,
+        };
+        let bytes =
+            serde_json::to_vec_pretty(&training).expect("it has no other keys than strings");
+        folder::write(&folder.join(TRAINING), &bytes)
+    }
+
+    /// Reads the `training.json` of `step` in `folder`, and checks these files.
+    pub(super) fn read(folder: &Path, step: u64, files: &[&str]) -> Result<Self, CheckpointError> {
+        let path = folder.join(TRAINING);
+        let unreadable = |reason: String| CheckpointError::unreadable(&path, reason);
+        let bytes = fs::read(&path).map_err(|error| unreadable(error.to_string()))?;
+        let Head { format } =
+            serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
+        if format != FORMAT {
+            return Err(CheckpointError::OtherFormat {
+                file: path,
+                found: format,
+                known: FORMAT,
+            });
+        }
+        let training: Self =
+            serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
+        if training.step != step {
+            return Err(unreadable(format!("it is of step {}", training.step)));
+        }
+        for name in files {
+            let expected = training.files.get(*name);
+            let expected = expected.ok_or_else(|| unreadable(format!("it lacks `{name}`")))?;
+            expected.check(folder.join(name))?;
+        }
+        Ok(training)
+    }
+}
+
+/// Length and CRC-32 of a file.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Checksum {
+    bytes: u64,
+    crc32: u32,
+}
+
+impl Checksum {
+    fn of(path: &Path) -> io::Result<Self> {
+        let mut file = File::open(path)?;
+        let mut hasher = Hasher::new();
+        let mut buffer = vec![0; 1 << 20];
+        let mut bytes = 0;
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => {
+                    hasher.update(&buffer[..read]);
+                    bytes += read as u64;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let crc32 = hasher.finalize();
+        Ok(Self { bytes, crc32 })
+    }
+
+    /// Returns an error if `file` is another.
+    fn check(&self, file: PathBuf) -> Result<(), CheckpointError> {
+        let reason = match Self::of(&file) {
+            Ok(found) if found == *self => return Ok(()),
+            Ok(found) if found.bytes != self.bytes => {
+                format!("it has {} bytes instead of {}", found.bytes, self.bytes)
+            }
+            Ok(_) => "its checksum is wrong".to_string(),
+            Err(error) if error.kind() == ErrorKind::NotFound => "it is missing".to_string(),
+            Err(error) => error.to_string(),
+        };
+        Err(CheckpointError::unreadable(&file, reason))
+    }
+}
