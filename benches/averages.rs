@@ -19,8 +19,8 @@ mod turns;
 use std::collections::HashMap;
 
 use backburn::memory::keep_pages;
-use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-use backburn::{FusedConfig, FusedOptimizer, WeightAverage, WeightAveragingConfig};
+use backburn::optim::AdamWConfig;
+use backburn::{FusedConfig, FusedOptimizer, WeightAveragingConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::prelude::*;
@@ -37,15 +37,13 @@ const RATE: f64 = 1e-4;
 const DECAY: f64 = 0.999;
 const ROUNDS: usize = 15;
 const STEPS: usize = 3;
-const WAYS: [&str; 8] = [
+const WAYS: [&str; 6] = [
     "fused, none",
     "stock, none",
     "stock, by hand",
     "fused, by hand",
-    "fused, f32",
-    "fused, f32, states in 8 bits",
-    "fused, bf16 + 8 bits",
-    "fused, f32, every 10th",
+    "fused",
+    "fused, every 10th",
 ];
 const BYTES_OF: &str = "--bytes";
 const NO_TIMES: &str = "--no-times";
@@ -103,11 +101,7 @@ fn training(way: &str) -> Box<dyn FnMut() -> usize> {
     device.seed(42);
     let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
     let model = Mlp::init(&device);
-    let mut optimizer = AdamWConfig::new();
-    if way.ends_with("states in 8 bits") {
-        optimizer = optimizer.with_state_format(StateFormat::Bits8);
-    }
-    let mut optimizer = optimizer.init();
+    let mut optimizer = AdamWConfig::new().init();
     let mut mean = None;
     if way.starts_with("stock") {
         let averages = way.ends_with("by hand");
@@ -124,11 +118,10 @@ fn training(way: &str) -> Box<dyn FnMut() -> usize> {
             0
         });
     }
-    let average = WeightAveragingConfig::new(WeightAverage::Exponential(DECAY));
+    let average = WeightAveragingConfig::new().with_decay(Some(DECAY));
     let averaging = match way {
         "fused, none" | "fused, by hand" => None,
-        "fused, bf16 + 8 bits" => Some(average.with_format(WeightFormat::Split24)),
-        "fused, f32, every 10th" => Some(average.with_every(10)),
+        "fused, every 10th" => Some(average.with_every(10)),
         _ => Some(average),
     };
     let config = FusedConfig::new().with_averaging(averaging);

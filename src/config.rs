@@ -1,12 +1,12 @@
 //! How to train.
 
 use burn::config::Config;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 
 use crate::error::FusedError;
 use crate::layout::Request;
 use crate::offload::OffloadConfig;
-use crate::optim::{WeightAveragingConfig, WeightFormat};
+use crate::optim::WeightAveragingConfig;
 use crate::pass::GradientCheckpointingConfig;
 use crate::policy::{GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use crate::replica::{Ownership, Sharding};
@@ -61,9 +61,8 @@ pub struct FusedConfig {
     /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer) there for their norm.
     #[config(default = false)]
     pub full_precision_accumulation: bool,
-    /// An average of the weights beside them: exponential (EMA), or uniform (SWA). It is where the weight rests, on the host or
-    /// with its owner, moves when the parameter is stepped (no skipped or vetoed step moves it, nor a micro-batch that is not the
-    /// last), and is part of the optimizer's record. Taken out of the config, it is dropped.
+    /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored where the weight is, on the host or on
+    /// the device of its owner, is updated after each step of the parameter, and is part of the optimizer's record.
     pub averaging: Option<WeightAveragingConfig>,
     /// Which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where their
     /// inputs wait. By default all do, and inputs wait where they are.
@@ -165,33 +164,6 @@ impl FusedConfig {
             }
             _ => return None,
         })
-    }
-
-    /// Refuses averages in a type that one of the devices on which they would be does not have.
-    pub(crate) fn check_on(&self, devices: &[Device]) -> Result<(), FusedError> {
-        let format = self.averaging.as_ref().map(|averaging| averaging.format);
-        if let None | Some(WeightFormat::Plain) = format {
-            return Ok(());
-        }
-        let host = self.offload.as_ref().map(|offload| offload.host.device());
-        let mut devices = devices.iter().cloned().chain(host.transpose()?);
-        match devices.find(|device| !device.supports_dtype(FloatDType::BF16)) {
-            None => Ok(()),
-            Some(device) => Err(FusedError::Averaging {
-                reason: format!(
-                    "{device:?} does not have bf16, in which their `format` keeps averages: use `WeightFormat::Plain`"
-                ),
-            }),
-        }
-    }
-
-    /// Refuses to average nothing, where parameters of these paths are in training.
-    pub(crate) fn check_averaged<'a>(
-        &self,
-        trained: impl Iterator<Item = &'a str> + Clone,
-    ) -> Result<(), FusedError> {
-        let averaging = self.averaging.as_ref();
-        averaging.map_or(Ok(()), |averaging| averaging.check_trained(trained))
     }
 
     /// What it asks of where parameters rest.

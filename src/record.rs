@@ -14,8 +14,8 @@ use crate::optimizer_record::{
     RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
     stock_can_ignore, unreadable, write, written,
 };
-use crate::parameters::{Parameter, list, running_statistics};
-use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average, statistic_id};
+use crate::parameters::{Parameter, list};
+use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average};
 
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
 /// and `optimizer` can load them all.
@@ -31,7 +31,7 @@ pub(crate) fn load<M: Module>(
     for state in states.into_values() {
         check_loads(state, &empty)?;
     }
-    check_averages(averages, &parameters, model)?;
+    check_averages(averages, &parameters)?;
     let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
     Ok(load_in_own_memory(optimizer, record))
 }
@@ -60,7 +60,7 @@ pub(crate) fn parameters_without_state<M: Module>(
 ) -> Result<Vec<(ParamId, String)>, FusedError> {
     let [states, averages] = states(written(optimizer.to_record())?)?;
     let parameters = check_fit(&states, model)?;
-    check_averages(averages, &parameters, model)?;
+    check_averages(averages, &parameters)?;
     let stateless = parameters
         .into_iter()
         .filter(|(id, Parameter { param, .. })| {
@@ -155,25 +155,18 @@ fn check_fits(state: &RecordedState, path: &str, shape: &Shape) -> Result<(), Fu
 }
 
 /// Refuses averages that are of another shape than their parameters, or can't be loaded: they would begin anew without a word.
-fn check_averages<M: Module>(
+fn check_averages(
     mut averages: States,
     parameters: &HashMap<ParamId, Parameter>,
-    model: &M,
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
     let keeper = AverageKeeper::join(SgdConfig::new().init());
-    let statistics = running_statistics(model);
     for (id, Parameter { path, param, .. }) in parameters {
-        let shape = param.shape();
-        let (id, shape) = match statistics.contains(id) {
-            true => (statistic_id(path), [shape.num_elements()].into()),
-            false => (*id, shape),
-        };
-        let Some(average) = averages.remove(&average_id(id).val()) else {
+        let Some(average) = averages.remove(&average_id(*id).val()) else {
             continue;
         };
-        check_fits(&average, path, &shape)?;
+        check_fits(&average, path, &param.shape())?;
         let record = OptimizerRecord::from_bytes(write([average])?).map_err(unreadable)?;
         let loaded = caught(|| keeper.clone().load_record(record));
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;

@@ -2,7 +2,7 @@
 
 use backburn::optim as ours;
 use backburn::{
-    FusedConfig, GradientCheckpointingConfig, LinearCrossEntropyLossConfig, Plan, WeightAverage,
+    FusedConfig, GradientCheckpointingConfig, LinearCrossEntropyLossConfig, Plan,
     WeightAveragingConfig,
 };
 use burn::prelude::*;
@@ -56,7 +56,9 @@ impl Default for Place {
 
 /// An average of the weights, which forgets the beginning.
 fn averaging(decay: f64) -> WeightAveragingConfig {
-    WeightAveragingConfig::new(WeightAverage::Exponential(decay)).with_warm_up(true)
+    WeightAveragingConfig::new()
+        .with_decay(Some(decay))
+        .with_warm_up(true)
 }
 
 impl Technique {

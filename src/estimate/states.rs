@@ -140,7 +140,7 @@ fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     let held = memory::left_by(device, || {
         for _ in 0..PARAMETERS {
             // One that it refuses is told of where it is measured.
-            drop(update.step("", ParamId::new(), zeros(), zeros(), false, None));
+            drop(update.step("", ParamId::new(), zeros(), zeros(), false));
         }
     });
     held.map_or(0, |held| {
@@ -179,11 +179,11 @@ fn step(
         path: path.to_string(),
         reason: panic.message().to_string(),
     };
-    let stepped = update.step(path, *id, zeros(), zeros(), false, None);
+    let stepped = update.step(path, *id, zeros(), zeros(), false);
     stepped.result.map_err(unfit)?;
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
     let begun = Instant::now();
-    let step = || update.step(path, *id, value, gradient, false, None);
+    let step = || update.step(path, *id, value, gradient, false);
     let (stepped, most) = memory::most_during(device, step);
     let seconds = begun.elapsed().as_secs_f64();
     stepped.result.map_err(unfit)?;

@@ -164,10 +164,8 @@ macro_rules! door {
             /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
             /// to save, to use.
             ///
-            /// Parameters of which there is no average (none is asked for, they are frozen, or none of their values has counted yet)
-            /// have their current values. So have running statistics, which are shared with the model in training, unless they
-            /// [are averaged](crate::WeightAveragingConfig::running_statistics), too. Averages in bf16 are given in the type of the
-            /// parameter.
+            /// Frozen parameters and running statistics have their current values, and the statistics are shared with the model in
+            /// training. Averages are cast to the type of the parameter.
             ///
             /// # Panics
             ///

@@ -3,9 +3,6 @@
 
 use std::cell::RefCell;
 
-use burn::tensor::Tensor;
-
-use super::rule::AverageRule;
 use crate::caught::{Caught, catch};
 use crate::parameters::AnyTensor;
 
@@ -16,17 +13,8 @@ pub(crate) struct Call {
     pub(crate) more_to_come: bool,
     /// A handle to the parameter: of before, or as a step has written it. There is none while one writes in place.
     pub(crate) parameter: Option<AnyTensor>,
-    pub(crate) mean: Option<Mean>,
     /// Why the optimizer has not stepped, and has given back what it got.
     pub(crate) refusal: Option<String>,
-}
-
-/// An average of the parameter, in the type in which it is computed.
-pub(crate) enum Mean {
-    /// The step may take it on so, in its own pass over memory.
-    Lent(AnyTensor, AverageRule),
-    /// The step has taken it on.
-    TakenOn(AnyTensor),
 }
 
 thread_local! {
@@ -80,29 +68,20 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
     reason
 }
 
-/// Lets a step that does not fail `write` a parameter in place. The caller's handle is given up, and an average that is lent and
-/// `fits`, of whatever rank, is taken on as its rule says. The caller has both as they are written, since what has called this
-/// optimizer may fail yet.
-pub(super) fn writing<const D: usize, R>(
-    fits: impl FnOnce(&Tensor<1>) -> bool,
-    write: impl FnOnce(Option<(Tensor<D>, AverageRule)>) -> (R, Tensor<D>, Option<Tensor<D>>),
-) -> R {
-    let fits = |mean: &mut Mean| matches!(mean, Mean::Lent(mean, _) if fits(mean));
-    let taken = CALL.with_borrow_mut(|call| {
-        let call = call.as_mut()?;
-        Some((call.parameter.take(), call.mean.take_if(fits)))
-    });
-    let lent = taken.and_then(|(_given_up, mean)| match mean? {
-        Mean::Lent(mean, rule) => Some((mean.of_rank(), rule)),
-        Mean::TakenOn(_) => None,
-    });
-    let (result, parameter, mean) = write(lent);
+/// Gives up the caller's handle to the parameter, so that a step that can't fail any more writes in place.
+pub(super) fn give_up_parameter() {
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {
-            call.parameter = Some(parameter.into());
-            let taken_on = mean.map(|mean| Mean::TakenOn(mean.into()));
-            call.mean = taken_on.or(call.mean.take());
+            call.parameter = None;
         }
     });
-    result
+}
+
+/// Gives the caller a handle to the parameter as it was written, since what has called this optimizer may fail yet.
+pub(super) fn show_parameter(parameter: impl FnOnce() -> AnyTensor) {
+    CALL.with_borrow_mut(|call| {
+        if let Some(call) = call {
+            call.parameter = Some(parameter());
+        }
+    });
 }

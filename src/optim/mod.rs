@@ -92,7 +92,7 @@ use burn::optim::{ModuleOptimizer, Optimizer};
 pub use adam::{Adam, AdamConfig};
 pub use adamw::{AdamW, AdamWConfig};
 pub(crate) use average::{Average, AverageState};
-pub use averaging::{WeightAverage, WeightAveragingConfig};
+pub use averaging::WeightAveragingConfig;
 pub(crate) use call::Call;
 pub use element_wise::{AccumulateInState, ElementState, ElementWise};
 pub(crate) use format::recorded_low_bits;

@@ -59,7 +59,7 @@ impl MuonConfig {
 
     /// The optimizer of a module of matrices alone.
     pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build().direct(), None)
+        with_clipping(self.build(), None)
     }
 
     /// The nearest matrix whose rows, or columns, are orthonormal, roughly: the Newton-Schulz iteration of the polynomial
@@ -129,14 +129,6 @@ impl<const D: usize> MuonState<D> {
 }
 
 impl Muon {
-    /// See [`Ruled::direct`].
-    pub(super) fn direct(self) -> Self {
-        Self {
-            momentum: self.momentum.direct(),
-            ..self
-        }
-    }
-
     /// What the learning rate is multiplied by for a matrix of this shape.
     fn adjustment([rows, columns]: [usize; 2], function: AdjustLrFn) -> f64 {
         let (rows, columns) = (rows as f64, columns as f64);
@@ -199,14 +191,7 @@ impl Optimizer for Muon {
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });
         let weight = formats.weight(parameter, low_bits);
-        let (weight, _) = kernel::update(
-            rule,
-            weight,
-            direction,
-            Vec::new(),
-            time,
-            self.momentum.is_direct,
-        );
+        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time);
         let state = state.map(|mut state| {
             if !formats.is_plain {
                 (state.time, state.low_bits) = (time, weight.low_bits);

@@ -63,9 +63,9 @@ impl MuonWithAdamWConfig {
     /// The optimizer of a whole module.
     pub fn init(&self) -> ModuleOptimizer {
         let clipping = self.adamw.grad_clipping.as_ref();
-        let adamw = self.adamw.build().direct();
+        let adamw = self.adamw.build();
         let optimizer = MuonWithAdamW {
-            muon: self.muon.build().direct(),
+            muon: self.muon.build(),
             adamw: adamw.clone(),
             muon_rate: self.muon_rate,
         };

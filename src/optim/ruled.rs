@@ -24,7 +24,6 @@ use super::state::RuledState;
 pub struct Ruled<R> {
     pub(super) optimizer: R,
     pub(super) formats: Formats,
-    pub(super) is_direct: bool,
 }
 
 /// Makes the optimizers of an element-wise config that has formats and the clipping of gradients.
@@ -40,7 +39,7 @@ macro_rules! ruled {
 
             /// The optimizer of a whole module, with gradient clipping.
             pub fn init(&self) -> burn::optim::ModuleOptimizer {
-                super::with_clipping(self.build().direct(), self.grad_clipping.as_ref())
+                super::with_clipping(self.build(), self.grad_clipping.as_ref())
             }
         }
     };
@@ -56,11 +55,7 @@ impl<R: ElementWise> Ruled<R> {
             weight: WeightFormat::Plain,
             is_around: false,
         };
-        Self {
-            optimizer,
-            formats,
-            is_direct: false,
-        }
+        Self { optimizer, formats }
     }
 
     /// How states are kept.
@@ -73,14 +68,6 @@ impl<R: ElementWise> Ruled<R> {
     pub fn with_weight_format(mut self, format: WeightFormat) -> Self {
         self.formats.weight = format;
         self
-    }
-
-    /// The same, which nobody puts into an optimizer of his own: what it writes is the new parameter, and has its average.
-    pub(super) fn direct(self) -> Self {
-        Self {
-            is_direct: true,
-            ..self
-        }
     }
 }
 
@@ -164,7 +151,7 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         let before = before.collect();
         let weight = formats.weight(parameter, state.low_bits.take());
         let time = step.time as usize;
-        let (weight, after) = kernel::update(rule, weight, gradient, before, time, self.is_direct);
+        let (weight, after) = kernel::update(rule, weight, gradient, before, time);
         let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };
         state.low_bits = weight.low_bits;

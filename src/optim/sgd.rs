@@ -52,7 +52,7 @@ impl SgdConfig {
 
     /// The optimizer of a whole module, with gradient clipping.
     pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build().direct(), self.gradient_clipping.as_ref())
+        with_clipping(self.build(), self.gradient_clipping.as_ref())
     }
 }
 

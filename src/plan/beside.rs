@@ -3,7 +3,6 @@
 use crate::config::FusedConfig;
 use crate::estimate::{States, StatesUnderWay};
 use crate::layout::Rest;
-use crate::optim::{WeightAveragingConfig, WeightFormat};
 use crate::replica::Ownership;
 use crate::weights::Entry;
 
@@ -52,8 +51,10 @@ impl Beside {
                 Some(_) => host += sum,
                 None => *device += sum,
             }
-            let averaging = config.averaging.as_ref();
-            let average = averaging.map_or(0, |it| average(it, parameter));
+            let average = match config.averaging {
+                Some(_) => parameter.dtype.size().max(4) * parameter.elements(),
+                None => 0,
+            };
             match rest {
                 Rest::Host => {
                     host += bytes + state + average;
@@ -82,20 +83,6 @@ impl Beside {
             seconds: states.seconds / ranks as f64,
         }
     }
-}
-
-/// Bytes of the average of `parameter`.
-fn average(averaging: &WeightAveragingConfig, parameter: &Entry) -> usize {
-    /// Smaller ones are kept in full.
-    const SMALL: usize = 4096;
-    let elements = parameter.elements();
-    let of_one = match averaging.format {
-        _ if !averaging.covers(&parameter.path) => 0,
-        WeightFormat::Stochastic if elements >= SMALL => 2,
-        WeightFormat::Split24 if elements >= SMALL => 3,
-        _ => parameter.dtype.size().max(4),
-    };
-    of_one * elements
 }
 
 #[cfg(all(test, feature = "flex"))]

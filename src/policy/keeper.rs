@@ -55,15 +55,6 @@ impl Optimizer for PolicyState {
 /// The path under which a record of the optimizer holds averages.
 const PATH: &str = "backburn.average";
 
-/// Under which the average of the running statistic at `path` is kept, in a row: the same for the same path (FNV-1a), since the
-/// statistic of a loaded model keeps an id of its own.
-pub(crate) fn statistic_id(path: &str) -> ParamId {
-    let hash = path.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    hash.into()
-}
-
 /// The id under which the optimizer holds the average of a parameter: that of no other, but by a chance of one in 2^64 /
 /// the number of parameters.
 pub(crate) fn average_id(parameter: ParamId) -> ParamId {
@@ -80,7 +71,7 @@ pub(crate) fn is_average(path: Option<&str>) -> bool {
 pub(crate) struct AverageKeeper;
 
 thread_local! {
-    /// The average that is given to the optimizer; without one, it forgets its own.
+    /// The average that is given to the optimizer.
     static GIVEN: RefCell<Option<AverageState>> = const { RefCell::new(None) };
 }
 
@@ -91,15 +82,15 @@ impl AverageKeeper {
     }
 
     /// Lets `optimizer`, which was joined, hold this average of a parameter of this rank, which takes over what it has
-    /// loaded; or none.
+    /// loaded.
     pub(crate) fn exchange(
         optimizer: &mut ModuleOptimizer,
         parameter: ParamId,
         rank: usize,
-        average: Option<&AverageState>,
+        average: &AverageState,
         device: &Device,
     ) {
-        GIVEN.set(average.cloned());
+        GIVEN.set(Some(average.clone()));
         exchange_state(optimizer, average_id(parameter), rank, PATH, device);
         GIVEN.take();
     }

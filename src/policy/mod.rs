@@ -28,7 +28,7 @@ pub use clip::GlobalNormClippingConfig;
 pub(crate) use compare::Unconfirmed;
 pub(crate) use hook::Hooks;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
-pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average, statistic_id};
+pub(crate) use keeper::{AverageKeeper, KEEPER_ID, average_id, is_average};
 pub(crate) use measure::{Norm, is_finite};
 pub(crate) use norm::Squares;
 pub(crate) use plan::{Goal, Plan};

@@ -10,7 +10,7 @@ use super::gone::Gone;
 use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::Caught;
-use crate::optim::{Average, Call};
+use crate::optim::Call;
 use crate::optimizer_record::{
     RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
 };
@@ -202,7 +202,7 @@ impl Update {
     }
 
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
-    /// state of the optimizer takes it, if it can. An average is taken on in the same pass over memory where the optimizer can.
+    /// state of the optimizer takes it, if it can.
     ///
     /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
     /// the one in the call, which is given up then. An optimizer that panics takes the state that it was given along.
@@ -213,16 +213,14 @@ impl Update {
         value: AnyTensor,
         gradient: AnyTensor,
         more_to_come: bool,
-        average: Option<&Average>,
     ) -> Stepped {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
-        let mut call = Call {
+        let call = Call {
             more_to_come,
             parameter: Some(value.clone()),
             ..Call::default()
         };
-        let lent = average.and_then(|average| average.lend(&mut call));
         let waiting = self.waiting.as_mut();
         let waiting = waiting.filter(|waiting| waiting.has(id, elements));
         let waits = waiting.is_some();
@@ -238,8 +236,7 @@ impl Update {
             leaving = Some(waiting.put(id, own));
             stepped
         };
-        let (stepped, mut call) = call.make(step);
-        let averaged = lent.is_some_and(|lent| lent.back(&mut call));
+        let (stepped, call) = call.make(step);
         // A state that waits is that of before.
         if stepped.is_err() && !waits {
             log::error!(
@@ -256,7 +253,6 @@ impl Update {
         Stepped {
             value,
             leaving,
-            averaged,
             result,
         }
     }
@@ -269,8 +265,6 @@ pub(crate) struct Stepped {
     pub(crate) value: Option<AnyTensor>,
     /// What has the state leave, if it waits on the host.
     pub(crate) leaving: Option<Leaving>,
-    /// Whether the average was taken on with it.
-    pub(crate) averaged: bool,
     /// How it panicked.
     pub(crate) result: Result<(), Caught>,
 }

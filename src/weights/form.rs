@@ -205,11 +205,6 @@ impl<M: Module> FusedForm<M> {
         self.course = Some(course.clone());
     }
 
-    /// The paths of the parameters in training.
-    pub(crate) fn trained_paths(&self) -> impl Iterator<Item = &str> + Clone {
-        self.views.iter().map(|view| &*view.home.path)
-    }
-
     /// The path of a parameter in training.
     pub(crate) fn path(&self, id: ParamId) -> &str {
         &self.views.get(id).home.path

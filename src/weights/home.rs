@@ -69,7 +69,7 @@ pub(super) struct State {
     pub(super) value: Option<AnyTensor>,
     /// What the passes before this one have left for an update.
     pub(super) accumulated: Accumulated,
-    /// An average of the value, if one is asked for.
+    /// The average of the value, with averaging.
     pub(super) average: Option<Average>,
     /// What has become of the gradient of this pass.
     pub(super) outcome: Option<Outcome>,
@@ -195,37 +195,34 @@ impl Home {
         report
     }
 
-    /// The average, where the value rests and in its type; the value while there is none.
+    /// Returns the average where the value rests, in its type; without averaging, the value.
     pub(super) fn averaged(&self) -> AnyTensor {
-        let mean = self.average().and_then(|it| it.mean(self.dtype));
-        let mean = mean.map(|mean| mean.moved(&self.ground.site.device));
-        mean.unwrap_or_else(|| self.value())
+        let state = self.state.lock();
+        let mean = state.average.as_ref().and_then(|it| it.mean(self.dtype));
+        drop(state);
+        mean.map_or_else(|| self.value(), AnyTensor::from)
     }
 
-    fn average(&self) -> Option<Average> {
-        self.state.lock().average.clone()
-    }
-
-    /// Averages as `config` says from now on, if it covers the parameter; goes on with what there is.
-    pub(crate) fn average_as(&self, config: Option<&Arc<WeightAveragingConfig>>) {
+    /// Averages the value as `config` says, and lets `optimizer`, which has a place for averages, show the average in its records.
+    /// The average continues from what the optimizer has loaded, else from the one before, else it starts as the value.
+    pub(crate) fn keep_average(
+        &self,
+        config: &WeightAveragingConfig,
+        optimizer: &mut ModuleOptimizer,
+    ) {
         let mut state = self.state.lock();
-        let before = state.average.take();
-        let config = config.filter(|config| config.covers(&self.path));
-        state.average = config.map(|config| Average::new(config, before));
+        let average = Average::new(*config, state.average.take());
+        let (rank, device) = (self.shape.num_dims(), &self.ground.site.device);
+        AverageKeeper::exchange(optimizer, self.id, rank, average.state(), device);
+        if let Some(value) = &state.value {
+            average.start(value);
+        }
+        state.average = Some(average);
     }
 
-    /// Lets `optimizer`, which has a place for averages, hold the average, and show it in its records, or none if none is
-    /// asked for. The average takes over what it has loaded.
-    pub(crate) fn keep_average(&self, optimizer: &mut ModuleOptimizer) {
-        let (average, device) = (self.average(), &self.ground.site.device);
-        let average = average.as_ref().map(Average::state);
-        AverageKeeper::exchange(optimizer, self.id, self.shape.num_dims(), average, device);
-    }
-
-    /// Goes on with the average that another home of the same parameter has.
-    pub(super) fn take_over_average(&self, from: &Self) {
-        let average = from.average();
-        self.state.lock().average = average;
+    /// Forgets the average, which belongs to other weights.
+    pub(crate) fn drop_average(&self) {
+        self.state.lock().average = None;
     }
 
     /// What the passes so far have left for an update.

@@ -10,7 +10,7 @@ use crate::parameters::AnyTensor;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value {
     Current,
-    /// The average; the current one while there is none.
+    /// The average; without averaging, the current value.
     Averaged,
 }
 

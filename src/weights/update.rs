@@ -151,12 +151,11 @@ impl Home {
             memory::enter_update(&self.path);
         }
         let more_to_come = pass.plan.goal == Goal::Begin;
-        let average = state.average.as_ref().filter(|_| !more_to_come);
         let stepped =
             session
                 .update
                 .lock()
-                .step(&self.path, self.id, value, gradient, more_to_come, average);
+                .step(&self.path, self.id, value, gradient, more_to_come);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
                 memory::show(Category::Parameter, &**value);
@@ -170,9 +169,7 @@ impl Home {
                 self.outdate_copies();
                 state.outcome = Some(Outcome::Updated { copied });
                 // Last, since it can fail: the value has moved then.
-                if let (Some(value), Some(average)) = (&state.value, &state.average)
-                    && !stepped.averaged
-                {
+                if let (Some(value), Some(average)) = (&state.value, &state.average) {
                     average.update(value);
                 }
             }

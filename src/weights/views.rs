@@ -123,12 +123,6 @@ impl Views {
         }
     }
 
-    /// Goes on with the averages of the parameters that are in another form, in the same shape.
-    pub(crate) fn copy_averages(&self, from: &Self, is_gone: impl Fn(ParamId) -> bool) {
-        let both = self.homes_beside(from).filter(|(id, ..)| !is_gone(*id));
-        both.for_each(|(_, home, from)| home.take_over_average(from));
-    }
-
     /// Takes over what has been accumulated for the parameters of another form of the same model.
     pub(crate) fn copy_accumulated(&self, from: &Self) {
         let both = self.homes_beside(from);

@@ -71,7 +71,6 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
 fn update(rule: Rule, format: WeightFormat) -> Update {
     Update {
         rule,
-        average: None,
         formats: Some((format, Noise::of_step(3))),
     }
 }

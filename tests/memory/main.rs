@@ -17,10 +17,9 @@ mod replicas;
 
 use std::sync::Mutex;
 
-use backburn::optim::WeightFormat;
 use backburn::{
     Checkpoint, Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    Progress, WeightAverage, WeightAveragingConfig, gradient_checkpointing,
+    Progress, WeightAveragingConfig, gradient_checkpointing,
 };
 use burn::module::Module;
 use burn::nn::{Gelu, Linear, LinearConfig};
@@ -172,7 +171,7 @@ fn loading_a_checkpoint_adds_nothing_to_the_optimizer() {
     };
     let kept = FusedConfig::new()
         .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
-        .with_averaging(Some(WeightAveragingConfig::new(WeightAverage::Uniform)));
+        .with_averaging(Some(WeightAveragingConfig::new()));
     let (plain, kept) = (grown(FusedConfig::new()), grown(kept));
     // A group of parameters takes more.
     assert!(kept < plain + 16 * 40, "{kept} bytes, and {plain} without");
@@ -236,19 +235,16 @@ fn fused_needs_little_more_than_parameters_state_and_activations() {
 }
 
 #[test]
-fn averages_take_the_bytes_of_their_format_and_move_in_place() {
+fn average_takes_four_bytes_and_is_updated_in_place() {
     let _alone = ALONE.lock();
     let (depth, width) = (8, 128);
     let x = x(width);
     let parameters = 4 * Mlp::init(depth, width, &device()).num_params();
-    let of = |format: Option<WeightFormat>| {
-        let average = WeightAverage::Exponential(0.999);
-        let averaging =
-            format.map(|format| WeightAveragingConfig::new(average).with_format(format));
+    let of = |averaging: Option<WeightAveragingConfig>| {
         let model = Mlp::init(depth, width, &device());
+        let before = BYTES.current_usage();
         let mut fused = FusedOptimizer::new(model, backburn::optim::AdamConfig::new().init())
             .with_config(FusedConfig::new().with_averaging(averaging));
-        let before = BYTES.current_usage();
         fused.step(1e-3, |model| model.loss(x.clone()));
         let at_rest = BYTES.current_usage() - before;
         let peak = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone()))));
@@ -256,15 +252,10 @@ fn averages_take_the_bytes_of_their_format_and_move_in_place() {
     };
     // The first one starts the threads of the backend.
     let [[_, _], [without, beside]] = [of(None), of(None)];
-    for (format, bytes) in [(WeightFormat::Plain, 1.0), (WeightFormat::Split24, 0.766)] {
-        let [at_rest, peak] = of(Some(format));
-        let taken = at_rest - without;
-        assert!((taken - bytes).abs() < 0.02, "{format:?}: {taken} P");
-        assert!(
-            peak < beside + 0.02,
-            "{format:?}: {peak} P, {beside} without"
-        );
-    }
+    let [at_rest, peak] = of(Some(WeightAveragingConfig::new().with_decay(Some(0.999))));
+    let taken = at_rest - without;
+    assert!((taken - 1.0).abs() < 0.02, "{taken} P");
+    assert!(peak < beside + 0.02, "{peak} P, {beside} without");
 }
 
 #[test]

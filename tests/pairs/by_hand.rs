@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use backburn::{FusedOptimizer, WeightAveragingConfig};
+use backburn::FusedOptimizer;
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::Tensor;
 
 use crate::compare::copy;
 use crate::in_state::{Given, in_state};
@@ -31,7 +30,7 @@ pub struct ByHand {
     update: Update,
     sum: Gradients,
     pub policy: Policy,
-    means: Means,
+    means: Option<Means>,
     pub devices: Devices,
 }
 
@@ -49,7 +48,7 @@ impl ByHand {
             update,
             sum: Gradients::new(),
             policy: Policy::new(options),
-            means: Means::new(options.averaging()),
+            means: options.averaging().map(|config| Means::new(config, &model)),
             devices: options.devices,
             options,
             model,
@@ -89,7 +88,9 @@ impl ByHand {
             return;
         }
         let updated = self.use_gradients(gradients, is_last);
-        self.means.take(&self.model, &updated);
+        if let Some(means) = &mut self.means {
+            means.take(&self.model, &updated);
+        }
     }
 
     /// Gives gradients to the optimizer, and returns which parameters it has updated.
@@ -155,13 +156,9 @@ impl ByHand {
         self.drop_sum();
     }
 
-    /// Averages begin as `config` says, or end.
-    pub fn average(&mut self, config: Option<WeightAveragingConfig>) {
-        self.means = Means::new(config);
-    }
-
-    /// The model with the averages, and its running statistics.
-    pub fn averaged(&self) -> (Model, Vec<Tensor<1>>) {
-        self.means.put_in(&self.model)
+    /// The model with the averages.
+    pub fn averaged(&self) -> Model {
+        let means = self.means.as_ref();
+        means.map_or_else(|| self.model.clone(), |means| means.put_in(&self.model))
     }
 }

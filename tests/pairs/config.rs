@@ -3,7 +3,7 @@
 use backburn::optim::{self, StateFormat, WeightFormat};
 use backburn::{
     FusedConfig, GlobalNormClippingConfig, GradientCheckpointingConfig, LossScalingConfig, Offload,
-    OffloadConfig, OffloadHost, Overflow, Ownership, Sharding, WaitingBlocks, WeightAverage,
+    OffloadConfig, OffloadHost, Overflow, Ownership, Sharding, WaitingBlocks,
     WeightAveragingConfig,
 };
 use burn::grad_clipping::GradientClipping;
@@ -111,20 +111,11 @@ impl Options {
     }
 
     pub fn averaging(&self) -> Option<WeightAveragingConfig> {
-        let exponential = WeightAveragingConfig::new(WeightAverage::Exponential(0.5));
+        let config = WeightAveragingConfig::new();
         match self.averages {
             Averages::None => None,
-            Averages::Exponential => Some(exponential),
-            Averages::Uniform => {
-                let uniform = WeightAveragingConfig::new(WeightAverage::Uniform);
-                Some(uniform.with_every(2))
-            }
-            Averages::WithStatistics => Some(exponential.with_running_statistics(true)),
-            Averages::Some => {
-                let some = exponential.with_parameters(vec!["layers.1".into()]);
-                Some(some.with_warm_up(true))
-            }
-            Averages::Split24 => Some(exponential.with_format(WeightFormat::Split24)),
+            Averages::Exponential => Some(config.with_decay(Some(0.5)).with_warm_up(true)),
+            Averages::Uniform => Some(config.with_every(2)),
         }
     }
 

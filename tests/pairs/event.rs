@@ -65,8 +65,7 @@ impl Course {
                 if changed.is_ok() && options.devices != Devices::One {
                     self.by_hand.drop_sum();
                 }
-                let lacks = options.averages == Averages::Split24 || options.lacks_a_host();
-                assert_eq!(changed.is_err(), lacks, "{changed:?}");
+                assert_eq!(changed.is_err(), options.lacks_a_host(), "{changed:?}");
             }
             Event::Share if options.devices.ranks() == 2 && !(options.in_state() && amid_group) => {
                 let devices = match options.devices {
@@ -92,21 +91,6 @@ impl Course {
                 let config = self.training.config().with_clipping(clipping.config());
                 self.training.configure(config).unwrap();
                 self.by_hand.policy.clip_as(clipping);
-            }
-            Event::Average => {
-                let other = Options {
-                    averages: Averages::Uniform,
-                    ..options
-                };
-                let config = self.training.config();
-                let averaging = match config.averaging {
-                    None => other.averaging(),
-                    Some(_) => None,
-                };
-                self.training
-                    .configure(config.with_averaging(averaging.clone()))
-                    .unwrap();
-                self.by_hand.average(averaging);
             }
         }
         true

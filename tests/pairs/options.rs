@@ -29,10 +29,10 @@ options! {
     Hooks { None, Halving, Veto, Both }
     Waiting { None, States, Updates, Weights, HalfOfWeights }
     Devices { One, Two, ThreeInFull, TwoOneOwner, ThreeBySize }
-    Averages { None, Exponential, Uniform, WithStatistics, Some, Split24 }
+    Averages { None, Exponential, Uniform }
     Event {
         None, Freeze, Record, Checkpoint, Panic, NotFinite, Keep, DryRun, Clone, Parts, Thread, Change, Drop,
-        Offload, Share, Clip, Average, Idle, Remove,
+        Offload, Share, Clip, Idle, Remove,
     }
     Moment { Between, Within }
     Limit { None, Byte, Some }
@@ -147,13 +147,5 @@ impl Options {
     pub fn loads(&self) -> bool {
         let of_burn = matches!(self.stepped, Stepped::BurnAdam | Stepped::Groups);
         !(of_burn && self.dtype() != FloatDType::F32) && self.numbers != Numbers::F64
-    }
-
-    /// How far what is rounded to the type of the weights may be apart.
-    pub fn rounding(&self) -> f64 {
-        match self.dtype() {
-            BF16 | F16 => 1e-2,
-            _ => 1e-4,
-        }
     }
 }

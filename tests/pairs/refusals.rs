@@ -1,8 +1,6 @@
 //! What is refused.
 
-use crate::options::{
-    Averages, Clipping, Group, Numbers, Options, Scaling, Statistics, Stepped, Waiting,
-};
+use crate::options::{Clipping, Group, Numbers, Options, Scaling, Statistics, Stepped, Waiting};
 
 /// Why the pages of the options refuse each other, if they do.
 pub fn refusals(options: &Options) -> Vec<&'static str> {
@@ -12,7 +10,6 @@ pub fn refusals(options: &Options) -> Vec<&'static str> {
         scaling,
         waiting,
         numbers,
-        averages,
         stepped,
         ..
     } = *options;
@@ -41,10 +38,6 @@ pub fn refusals(options: &Options) -> Vec<&'static str> {
         (
             offloads && options.lacks_a_host(),
             "which the host Device<NdArray(Cpu)> does not have",
-        ),
-        (
-            offloads && averages == Averages::Split24,
-            "does not have bf16, in which",
         ),
         (
             waiting == Waiting::States && numbers == Numbers::F64,

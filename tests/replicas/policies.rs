@@ -6,7 +6,7 @@ use backburn::optim::{StateFormat, WeightFormat};
 use backburn::{
     FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
     GradientHook, HookedParameter, LossScalingConfig, Offload, Overflow, Ownership, Sharding,
-    WaitingBlocks, WeightAverage, WeightAveragingConfig,
+    WaitingBlocks, WeightAveragingConfig,
 };
 use burn::module::{ModuleVisitor, ParamGroup};
 use burn::optim::{AdamConfig, GradientsAccumulator, SgdConfig};
@@ -432,13 +432,13 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
     let _alone = alone();
     let device = &flex(1)[0];
     let initial = Network::init(device);
-    let average = WeightAverage::Exponential(0.5);
-    let averaging = Some(WeightAveragingConfig::new(average).with_every(2));
+    let averaging = WeightAveragingConfig::new().with_decay(Some(0.5));
+    let averaging = Some(averaging.with_every(2));
     for ranks in [2, 3] {
         let steps = weighed(device, ranks, 6);
         let one = || {
             let model = copy(&initial, || Network::init(device));
-            let config = FusedConfig::new().with_averaging(averaging.clone());
+            let config = FusedConfig::new().with_averaging(averaging);
             FusedOptimizer::new(model, adamw()).with_config(config)
         };
         let step = |one: &mut FusedOptimizer<Network>, batches: &[Weighed]| {
@@ -453,7 +453,7 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
             .iter()
             .for_each(|batches| step(&mut expected, batches));
         in_every_way(&initial, ranks, adamw, |mut fused| {
-            fused.set_config(fused.config().clone().with_averaging(averaging.clone()));
+            fused.set_config(fused.config().clone().with_averaging(averaging));
             for batches in &steps[..3] {
                 fused.step(RATE, batches.clone(), weighed_loss);
             }

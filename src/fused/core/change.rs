@@ -80,8 +80,6 @@ impl<M: Module> Core<M> {
         device: Option<&Device>,
     ) -> Result<(), FusedError> {
         self.check(&config)?;
-        config.check_averaged(self.ranks.form().trained_paths())?;
-        config.check_on(device.map_or(&self.ranks.devices[..], std::slice::from_ref))?;
         let changed = match &self.ranks.named {
             None => self.laid_out(&config, device)?,
             Some(devices) => self.shared(devices, &config)?,
@@ -201,7 +199,6 @@ impl<M: Module> Core<M> {
         let is_here = |id| inventory.get(id).is_some();
         let averages = gone.iter().map(|id| average_id(*id));
         let departing = gone.iter().copied().chain(averages).collect();
-        views.copy_averages(&before.views, |id| gone.contains(&id));
         let through_a_record = self.change_optimizer(|update| update.depart(departing, is_here));
         if !through_a_record {
             views.copy_groups(&before.views);
@@ -225,7 +222,6 @@ impl<M: Module> Core<M> {
             ranks,
             policies: self.policies.split(),
             reports: self.reports.clone(),
-            statistics: self.statistics.split(),
             unconfirmed: Default::default(),
         };
         // The place that the optimizer has is that of this training.

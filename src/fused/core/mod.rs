@@ -1,6 +1,5 @@
 //! What is behind every door: a model on its ranks, its optimizer, and what is done with gradients. A door calls the closures.
 
-mod averaged_statistics;
 mod change;
 mod rank_pass;
 mod ranks;
@@ -28,7 +27,6 @@ use crate::policy::{Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::weights::{Accumulated, KeptStatistics, Role, Value};
-use averaged_statistics::AveragedStatistics;
 pub(crate) use change::Unfit;
 pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked, begin};
 pub(super) use ranks::Ranks;
@@ -39,8 +37,6 @@ pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     reports: Reports,
-    /// If they are averaged.
-    statistics: AveragedStatistics,
     /// Of the last step with two passes: whether they saw the same random numbers.
     pub(super) unconfirmed: Unconfirmed,
 }
@@ -78,10 +74,8 @@ impl<M: Module> Core<M> {
         config: FusedConfig,
     ) -> Result<Self, FusedError> {
         config.check(policies.in_state)?;
-        config.check_on(devices)?;
         let session = Session::new(Update::new(optimizer));
         let ranks = Ranks::on_devices(model, devices, &session, &config)?;
-        config.check_averaged(ranks.form().trained_paths())?;
         let mut core = Self::of(ranks, policies);
         core.adopt(config);
         Ok(core)
@@ -92,7 +86,6 @@ impl<M: Module> Core<M> {
             ranks,
             policies,
             reports: Reports::default(),
-            statistics: AveragedStatistics::default(),
             unconfirmed: Unconfirmed::default(),
         };
         core.restore_kept();
@@ -108,8 +101,7 @@ impl<M: Module> Core<M> {
 
     /// The same with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        let model = self.ranks.form().ordinary(Value::Averaged);
-        self.statistics.in_place_of(model)
+        self.ranks.form().ordinary(Value::Averaged)
     }
 
     /// The current model for inference, where it computes.
@@ -120,12 +112,11 @@ impl<M: Module> Core<M> {
     /// The model for validation: with the averages of its weights, if the config says so.
     #[cfg(feature = "train")]
     pub(crate) fn validated(&self) -> M {
-        let averaging = self.policies.config.averaging.as_ref();
-        if !averaging.is_some_and(|averaging| averaging.validate) {
-            return self.valid();
+        let averaging = self.policies.config.averaging;
+        match averaging.is_some_and(|averaging| averaging.validate) {
+            true => self.ranks.form().valid(Value::Averaged),
+            false => self.valid(),
         }
-        let model = self.ranks.form().valid(Value::Averaged);
-        self.statistics.put_in(model)
     }
 
     /// The structure of the model, without the values of its trainable parameters.
@@ -209,8 +200,7 @@ impl<M: Module> Core<M> {
     pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut Update)) {
         // What there is belongs to other weights.
         let homes = self.ranks.views().homes();
-        homes.for_each(|home| home.average_as(None));
-        self.statistics.forget();
+        homes.for_each(|home| home.drop_average());
         self.change_optimizer(change);
         if self.has_accumulated() {
             log::warn!(
@@ -258,20 +248,14 @@ impl<M: Module> Core<M> {
     /// Lets records of the optimizer show the state of the policies and the averages that the config asks for, which take over
     /// what it has loaded.
     fn restore_kept(&mut self) {
-        let config = self.policies.config.averaging.clone().map(Arc::new);
-        let homes = || self.ranks.views().homes();
-        homes().for_each(|home| home.average_as(config.as_ref()));
-        let module = &self.ranks.form().module;
-        let left = self.statistics.average(config.as_ref(), module);
         let device = self.ranks.device().inner();
         self.ranks.session().update.lock().change(|mut optimizer| {
             if let Some(state) = self.policies.kept() {
                 state.take_over(&mut optimizer, &device);
             }
-            if config.is_some() {
-                homes().for_each(|home| home.keep_average(&mut optimizer));
-                AveragedStatistics::forget_in(&mut optimizer, &left, &device);
-                self.statistics.keep_in(&mut optimizer, &device);
+            if let Some(averaging) = &self.policies.config.averaging {
+                let homes = self.ranks.views().homes();
+                homes.for_each(|home| home.keep_average(averaging, &mut optimizer));
             }
             optimizer
         });

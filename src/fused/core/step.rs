@@ -50,24 +50,16 @@ impl<M: Module> Core<M> {
             Passes::Two | Passes::Waiting if task.computes() => core.two_passes(task),
             Passes::Two | Passes::Waiting => core.use_waiting(task),
         });
-        match ended {
-            Ok(output) => {
-                if self.policies.config.averaging.is_some() && self.reports.last.updated > 0 {
-                    self.statistics.update(&self.ranks.form().module);
-                }
-                Ok(output)
+        ended.or_else(|failure| {
+            if !self.policies.bear_overflow() {
+                self.drop_accumulated_if_not_finite();
             }
-            Err(failure) => {
-                if !self.policies.bear_overflow() {
-                    self.drop_accumulated_if_not_finite();
-                }
-                if self.policies.passes() == Passes::Waiting {
-                    // Some have been used.
-                    self.drop_accumulated();
-                }
-                failure.go_on()
+            if self.policies.passes() == Passes::Waiting {
+                // Some have been used.
+                self.drop_accumulated();
             }
-        }
+            failure.go_on()
+        })
     }
 
     /// Steps with the accumulated gradients alone.

@@ -16,12 +16,14 @@ mod weight;
 mod widen;
 
 pub(crate) use column::{Column, Kept};
-pub(crate) use formats::{Fitted, Formats, Weight, check_forms};
+#[cfg(any(feature = "remote", test))]
+pub(crate) use formats::check_forms;
+pub(crate) use formats::{Fitted, Formats, Weight};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::{Dither, Noise};
 pub(crate) use record::{RecordedFormat, around, loaded, recorded_low_bits, steps};
 pub(crate) use root::{Coding, GROUP, Root};
 pub use state::StateFormat;
-pub(crate) use state::{MIN_ELEMENTS, PackedState, StateTensor};
+pub(crate) use state::{PackedState, StateTensor};
 pub use weight::WeightFormat;
 pub(crate) use widen::Widen;

@@ -30,7 +30,7 @@ pub enum StateFormat {
 told!(StateFormat, StateFormat::Full);
 
 /// Parameters of fewer elements (norms, biases) keep full states: they cost nothing, and are sensitive.
-pub(crate) const MIN_ELEMENTS: usize = 4096;
+pub(super) const MIN_ELEMENTS: usize = 4096;
 
 impl StateFormat {
     /// The codes for the states of a parameter of so many elements, unless they are full.

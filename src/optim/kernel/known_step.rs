@@ -53,7 +53,6 @@ fn try_step(
     let results = |way: Way| -> Result<Vec<TensorData>, String> {
         let update = Update {
             rule: rule.clone(),
-            average: None,
             formats: format.map(|format| (format, Noise::of_step(1))),
         };
         let format = format.unwrap_or(WeightFormat::Plain);

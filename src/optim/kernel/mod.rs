@@ -27,7 +27,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
 use super::format::{GROUP, Noise, StateTensor, Weight, WeightFormat};
-use super::rule::{AverageRule, MOST_STATES, Rule, Set, Traced};
+use super::rule::{Rule, Set, Traced};
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 
@@ -43,8 +43,6 @@ use single_pass::with_operands;
 #[derive(Clone, Debug)]
 pub(crate) struct Update {
     rule: Rule,
-    /// How an average of the parameter goes on, if the last of the states is one.
-    average: Option<AverageRule>,
     /// How the weight is kept, and rounded. Without it all operands are in floats of one type, and the step is computed in
     /// that, or in f32 if it is half of it; with it, in f32 whatever they are.
     formats: Option<(WeightFormat, Noise)>,
@@ -53,52 +51,37 @@ pub(crate) struct Update {
 impl Update {
     /// What is done, operation by operation.
     fn traced(&self) -> Traced {
-        self.rule.formula.traced(self.average)
+        self.rule.formula.traced()
     }
 }
 
 /// Applies `rule` to the elements of a weight and of its states in the step of this number, and returns them. A buffer with one owner is written in
 /// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
-/// else in f32 whatever they are stored in, a group at a time. An average that the caller has lent goes along with a step that
-/// `is_direct`.
+/// else in f32 whatever they are stored in, a group at a time.
 pub(super) fn update<const D: usize>(
     rule: Rule,
     weight: Weight<D>,
     gradient: Tensor<D>,
-    mut states: Vec<StateTensor<D>>,
+    states: Vec<StateTensor<D>>,
     number: usize,
-    is_direct: bool,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
     let (dtype, format) = (weight.value.dtype(), weight.format);
     let is_alike = |state: &_| matches!(state, StateTensor::Full(full) if full.dtype() == dtype);
     let are_alike = gradient.dtype() == dtype && states.iter().all(is_alike);
     let is_plain = format == WeightFormat::Plain && are_alike;
-    let mut update = Update {
+    let update = Update {
         rule,
-        average: None,
         formats: (!is_plain).then(|| (format, Noise::of_step(number))),
     };
     let way = Way::of(&weight.value, is_plain);
     if way == Way::Operations {
         return way.update(update, weight, gradient, states);
     }
-    // From here on nothing goes wrong. One pass takes an average on, too, if it can.
-    let takes_on = is_direct && is_plain && way != Way::Blocks && states.len() < MOST_STATES;
-    let (shape, device) = (weight.value.shape(), weight.value.device());
-    let fits = |mean: &Tensor<1>| {
-        takes_on && mean.dtype() == dtype && mean.shape() == shape && mean.device() == device
-    };
-    call::writing(fits, |lent| {
-        if let Some((mean, average)) = lent {
-            states.push(StateTensor::Full(mean));
-            update.average = Some(average);
-        }
-        let averages = update.average.is_some();
-        let (weight, mut states) = way.update(update, weight, gradient, states);
-        let mean = averages.then(|| states.pop().expect("it is the last of them").full());
-        let parameter = weight.value.clone();
-        ((weight, states), parameter, mean)
-    })
+    // From here on nothing goes wrong.
+    call::give_up_parameter();
+    let (weight, states) = way.update(update, weight, gradient, states);
+    call::show_parameter(|| weight.value.clone().into());
+    (weight, states)
 }
 
 /// The weight with these numbers, in f32, in its format.
@@ -109,7 +92,6 @@ pub(super) fn set_in_format<const D: usize>(
 ) -> Weight<D> {
     let set = Update {
         rule: Rule::new::<0>(Set),
-        average: None,
         formats: Some((weight.format, noise)),
     };
     let way = Way::of(&weight.value, false);

@@ -6,7 +6,7 @@ use std::array::from_fn;
 use burn::tensor::{Element, Tensor, TensorData};
 use bytemuck::Pod;
 
-use super::super::rule::{Apply, Formula, MOST_STATES, Number, OfStates};
+use super::super::rule::{Apply, Formula, MOST_STATES, Number};
 use super::gradient::Gradient;
 use super::{BLOCK, Update, on_threads};
 use crate::device::of_data;
@@ -27,10 +27,6 @@ where
     let all = Numbers {
         start: 0,
         parameters: floats.next().unwrap_or_default(),
-        average: update
-            .average
-            .and_then(|_| floats.next_back())
-            .unwrap_or_default(),
         states: from_fn(|_| floats.next().unwrap_or_default()),
     };
     Gradient::with(gradient, |gradient| {
@@ -47,7 +43,6 @@ struct Numbers<'a, N> {
     start: usize,
     parameters: &'a mut [N],
     states: [&'a mut [N]; MOST_STATES],
-    average: &'a mut [N],
 }
 
 impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
@@ -63,7 +58,6 @@ impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
             start,
             parameters: first(&mut self.parameters),
             states: self.states.each_mut().map(first),
-            average: first(&mut self.average),
         }
     }
 
@@ -87,10 +81,6 @@ impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
                 .rule
                 .formula
                 .apply(parameters, gradients, numbers.states);
-            if let Some(average) = update.average {
-                let average = OfStates::<_, 0>(average);
-                average.apply(numbers.average, parameters, Default::default());
-            }
         }
     }
 }

@@ -78,7 +78,6 @@ pub(crate) fn run_update<B: BackendIr + SinglePass>(
         .unwrap_or_else(|reason| panic!("an update that a client has sent is refused: {reason}"));
     let update = Update {
         rule,
-        average: None,
         formats: None,
     };
     let updated = B::update(gradient, operands, update).into_floats();

@@ -224,12 +224,12 @@ impl UpdateRule<0> for Decayed {
     }
 }
 
-/// Takes an average on to the next value.
+/// Updates an average, in the place of the parameter, with a value, in the place of the gradient.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AverageRule {
     /// Exponential, with this decay.
     Exponential(f64),
-    /// Uniform, over so many values with this one.
+    /// Uniform, over this number of values, the new one included.
     Uniform(usize),
 }
 

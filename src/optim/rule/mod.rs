@@ -79,7 +79,7 @@ impl Step {
     }
 }
 
-/// States that a rule has at most, with an average of the parameter.
+/// The most states of a rule.
 pub(crate) const MOST_STATES: usize = 3;
 
 /// A formula with the hyperparameters of a step, of whatever type it is.
@@ -103,8 +103,8 @@ impl Rule {
 
 /// What is done with a formula whose type is known.
 pub(crate) trait Formula: Apply<f32> + Apply<f64> + Debug + Send + Sync {
-    /// What it does and how an `average` of the parameter goes on then, operation by operation.
-    fn traced(&self, average: Option<AverageRule>) -> Traced;
+    /// What it does, operation by operation.
+    fn traced(&self) -> Traced;
 }
 
 /// A formula for numbers of a type, on the processor.
@@ -117,8 +117,8 @@ pub(crate) trait Apply<N>: Sync {
 pub(crate) struct OfStates<R, const S: usize>(pub(crate) R);
 
 impl<R: UpdateRule<S>, const S: usize> Formula for OfStates<R, S> {
-    fn traced(&self, average: Option<AverageRule>) -> Traced {
-        Traced::of(&self.0, average)
+    fn traced(&self) -> Traced {
+        Traced::of(&self.0)
     }
 }
 

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     fn assert_comes_back<const S: usize>(rule: impl UpdateRule<S>) {
-        let traced = Traced::of(&rule, None);
+        let traced = Traced::of(&rule);
         let (words, numbers) = traced.clone().into_words();
         let again = Traced::of_words(S, &words, numbers.clone());
         assert_eq!(again.as_ref(), Some(&traced));

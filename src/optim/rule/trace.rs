@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::UpdateRule;
 use super::number::{Number, sealed};
-use super::{AverageRule, UpdateRule};
 
 /// An operation on values that are there: the parameter, the gradient, the states, then the results of the operations
 /// before.
@@ -51,25 +51,20 @@ thread_local! {
 }
 
 impl Traced {
-    /// What `rule` does, by doing it, and what becomes of an `average` of the parameter then: that is the last state.
-    pub(crate) fn of<const S: usize>(
-        rule: &impl UpdateRule<S>,
-        average: Option<AverageRule>,
-    ) -> Self {
-        let inputs = 2 + S + usize::from(average.is_some());
+    /// What `rule` does, by doing it.
+    pub(crate) fn of<const S: usize>(rule: &impl UpdateRule<S>) -> Self {
         TAPE.set(Tape {
-            inputs,
+            inputs: 2 + S,
             ..Tape::default()
         });
         let states = std::array::from_fn(|state| Noted(2 + state));
         let (parameter, states) = rule.update(Noted(0), Noted(1), states);
-        let average = average.map(|average| average.update(Noted(2 + S), parameter, []).0);
         let Tape {
             operations,
             numbers,
             ..
         } = TAPE.take();
-        let results = [parameter].into_iter().chain(states).chain(average);
+        let results = [parameter].into_iter().chain(states);
         let program = Program {
             operations,
             results: results.map(|Noted(value)| value).collect(),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use backburn::optim::{self, StateFormat, WeightFormat};
 use backburn::{
     BaseFormat, FusedConfig, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig,
-    OffloadHost, Overflow, QuantizedLora, WeightAverage, WeightAveragingConfig, cast,
+    OffloadHost, Overflow, QuantizedLora, WeightAveragingConfig, cast,
 };
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
@@ -156,16 +156,11 @@ fn ways() -> Vec<Way> {
             step: in_two,
         },
     ];
-    let averaging = || WeightAveragingConfig::new(WeightAverage::Exponential(0.9));
-    for (name, averaging) in [
-        ("average", averaging()),
-        (
-            "average in bf16 with hidden bits",
-            averaging().with_format(WeightFormat::Split24).with_start(1),
-        ),
-    ] {
+    let ema = WeightAveragingConfig::new().with_decay(Some(0.9));
+    let uniform = WeightAveragingConfig::new().with_every(2);
+    for averaging in [ema, uniform] {
         let config = lagged().with_averaging(Some(averaging));
-        ways.push(way(name, FloatDType::F32, adamw, config));
+        ways.push(way("average", FloatDType::F32, adamw, config));
     }
     for what in [Offload::States, Offload::Updates] {
         let offload = OffloadConfig::new(what)

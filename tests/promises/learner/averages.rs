@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedConfig, WeightAverage, WeightAveragingConfig};
+use backburn::{FusedConfig, WeightAveragingConfig};
 use burn::module::Module;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 use parking_lot::Mutex;
@@ -54,7 +54,7 @@ impl InferenceStep for Watched {
 
 /// The weights of each epoch's validation, and the trained ones.
 fn validated(run: Run, model: Watched, folder: &Path, validate: bool) -> (Vec<Vec<f32>>, Vec<f32>) {
-    let averaging = WeightAveragingConfig::new(WeightAverage::Uniform).with_validate(validate);
+    let averaging = WeightAveragingConfig::new().with_validate(validate);
     let training = run.training(folder);
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
         .with_config(FusedConfig::new().with_averaging(Some(averaging)));

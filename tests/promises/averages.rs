@@ -1,0 +1,611 @@
+//! Averages of the weights equal those of a stock loop to the bit, whatever else a training does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
+    HookedParameter, LossScalingConfig, Offload, OffloadConfig, OffloadHost, Overflow,
+    WaitingBlocks, WeightAveragingConfig, cast, gradient_checkpointing, optim,
+};
+use burn::module::{Module, ModuleMapper, Param, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Bytes, DType, Device, Distribution, FloatDType, Tensor};
+
+use crate::compare::*;
+use crate::contents::Contents;
+
+const RATE: f64 = 0.05;
+
+#[derive(Module, Debug)]
+struct Stack {
+    layers: Vec<Linear>,
+}
+
+impl Stack {
+    fn init() -> Self {
+        let device = Device::flex().autodiff();
+        let layer = |_| LinearConfig::new(8, 8).init(&device);
+        Self {
+            layers: (0..3).map(layer).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let run = |layer: &Linear, x| layer.forward(x).tanh();
+        let layers = self.layers.iter();
+        let x = layers.fold(x, |x, layer| gradient_checkpointing(layer, x, run));
+        x.powi_scalar(2).mean()
+    }
+}
+
+fn batches(count: usize) -> Vec<Tensor<2>> {
+    let device = Device::flex().autodiff();
+    let batch = |_| Tensor::random([4, 8], Distribution::Default, &device);
+    (0..count).map(batch).collect()
+}
+
+fn averaging(config: WeightAveragingConfig) -> FusedConfig {
+    FusedConfig::new().with_averaging(Some(config))
+}
+
+fn ema(decay: f64) -> WeightAveragingConfig {
+    WeightAveragingConfig::new().with_decay(Some(decay))
+}
+
+fn configs() -> [WeightAveragingConfig; 5] {
+    let uniform = WeightAveragingConfig::new();
+    [
+        ema(0.9),
+        ema(0.999).with_warm_up(true),
+        ema(0.5).with_every(2),
+        uniform,
+        uniform.with_every(3),
+    ]
+}
+
+fn on_host(offload: Offload) -> OffloadConfig {
+    OffloadConfig::new(offload)
+        .with_host(OffloadHost::NdArray)
+        .with_min_elements(1)
+}
+
+fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
+    let model = copy(initial, Stack::init);
+    FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(config)
+}
+
+fn stock_step(model: Stack, optimizer: &mut ModuleOptimizer, x: &Tensor<2>) -> Stack {
+    let gradients = model.loss(x.clone()).backward();
+    let gradients = GradientsParams::from_grads(gradients, &model);
+    optimizer.step(RATE, model, gradients)
+}
+
+/// Values of the parameters, in a row each.
+struct Values(Vec<Tensor<1>>);
+
+impl ModuleMapper for Values {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.0.push(param.val().inner().flatten(0, D - 1));
+        param
+    }
+}
+
+fn values<M: Module>(model: &M) -> Vec<Tensor<1>> {
+    let mut values = Values(Vec::new());
+    let _ = model.clone().map(&mut values);
+    values.0
+}
+
+fn assert_values(expected: &[Tensor<1>], model: &Stack) {
+    for (expected, found) in expected.iter().zip(values(model)) {
+        found.to_data().assert_eq(&expected.to_data(), true);
+    }
+}
+
+/// An average in operations of Burn.
+#[derive(Clone)]
+struct ByHand {
+    config: WeightAveragingConfig,
+    updates: usize,
+    mean: Tensor<1>,
+}
+
+impl ByHand {
+    fn all(config: WeightAveragingConfig, model: &Stack) -> Vec<Self> {
+        let start = |value: Tensor<1>| Self {
+            config,
+            updates: 0,
+            mean: value.cast(FloatDType::F32),
+        };
+        values(model).into_iter().map(start).collect()
+    }
+
+    fn update(&mut self, value: Tensor<1>) {
+        self.updates += 1;
+        if !self.updates.is_multiple_of(self.config.every) {
+            return;
+        }
+        let n = (self.updates / self.config.every) as f64;
+        let (mean, value) = (self.mean.clone(), value.cast(FloatDType::F32));
+        self.mean = match self.config.decay {
+            Some(decay) => {
+                let warm = (1.0 + n) / (10.0 + n);
+                let decay = if self.config.warm_up {
+                    decay.min(warm)
+                } else {
+                    decay
+                };
+                mean * decay + value * (1.0 - decay)
+            }
+            None if n == 1.0 => value,
+            None => mean.clone() + (value - mean) / n,
+        };
+    }
+}
+
+fn means(averages: &[ByHand]) -> Vec<Tensor<1>> {
+    averages.iter().map(|it| it.mean.clone()).collect()
+}
+
+#[test]
+fn average_after_each_step_equals_stock_loop() {
+    let initial = Stack::init();
+    let xs = batches(7);
+    let adamw = [AdamWConfig::new().init(), optim::AdamWConfig::new().init()];
+    let host = [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ];
+    let offloads = [None].into_iter().chain(host.map(|it| Some(on_host(it))));
+    for offload in offloads {
+        for (optimizer, config) in adamw.iter().flat_map(|it| configs().map(|of| (it, of))) {
+            let mut model = copy(&initial, Stack::init);
+            let mut stock = AdamWConfig::new().init();
+            let mut by_hand = ByHand::all(config, &model);
+            let how = averaging(config).with_offload(offload.clone());
+            let mut fused = FusedOptimizer::new(copy(&initial, Stack::init), optimizer.clone())
+                .with_config_on(how.clone(), &Device::flex());
+            assert_equal_weights(&initial, &fused.averaged());
+            for x in &xs {
+                model = stock_step(model, &mut stock, x);
+                for (average, value) in by_hand.iter_mut().zip(values(&model)) {
+                    average.update(value);
+                }
+                fused.step(RATE, |model| model.loss(x.clone()));
+                if offload.is_none() {
+                    assert_eq!(fused.last_step().copied, Some(0), "{how}");
+                }
+                assert_values(&means(&by_hand), &fused.averaged());
+            }
+            assert_equal_weights(&model, &fused.model());
+        }
+    }
+}
+
+/// Vetoes while it is on.
+#[derive(Clone, Default)]
+struct Switch(Arc<AtomicBool>);
+
+impl GradientHook for Switch {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        match self.0.load(Ordering::Relaxed) {
+            true => GradientFlow::Veto,
+            false => GradientFlow::Continue(gradient),
+        }
+    }
+}
+
+#[test]
+fn average_without_update_stays() {
+    let initial = Stack::init();
+    let xs = batches(4);
+
+    // Micro-batches are one update.
+    let mut group = fused(&initial, averaging(WeightAveragingConfig::new()));
+    for x in &xs {
+        group.accumulate(|model| model.loss(x.clone()));
+    }
+    assert_equal_weights(&initial, &group.averaged());
+    group.step_accumulated(RATE);
+    assert_equal_weights(&group.model(), &group.averaged());
+
+    // A skipped step is none.
+    let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
+    let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
+    let mut skipping = fused(&initial, how);
+    skipping.step_repeatable(RATE, |model| model.loss(xs[0].clone()));
+    let before = skipping.averaged();
+    skipping.step_repeatable(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY);
+    assert!(skipping.last_step().overflowed);
+    assert_equal_weights(&before, &skipping.averaged());
+
+    // Two passes are one.
+    let clipping = Some(GlobalNormClippingConfig::Exact(1e9));
+    let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
+    let mut plain = fused(&initial, averaging(ema(0.5)));
+    for x in &xs {
+        clipped.step_repeatable(RATE, |model| model.loss(x.clone()));
+        plain.step(RATE, |model| model.loss(x.clone()));
+    }
+    assert_equal_weights(&plain.averaged(), &clipped.averaged());
+}
+
+/// What happens to a training.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Step,
+    /// The gradients of the last layer are vetoed.
+    Vetoed,
+    /// Two micro-batches and their step.
+    Accumulated,
+    /// Freezes the layer between.
+    Freeze,
+    Thaw,
+    /// The training goes on as its clone.
+    Clone,
+    /// The training goes on in a new optimizer with its model and record.
+    Resume,
+    DryRun,
+}
+
+const EVENTS: [Event; 20] = {
+    use Event::*;
+    [
+        Accumulated,
+        Step,
+        Vetoed,
+        Freeze,
+        Step,
+        Vetoed,
+        Clone,
+        Accumulated,
+        Thaw,
+        Step,
+        Resume,
+        Vetoed,
+        DryRun,
+        Freeze,
+        Resume,
+        Step,
+        Clone,
+        Thaw,
+        Vetoed,
+        Accumulated,
+    ]
+};
+
+/// Goes through all events with an optimizer, beside averages by hand.
+fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType) {
+    let switch = Switch::default();
+    let start = |model: Stack, optimizer: ModuleOptimizer| {
+        FusedOptimizer::new(model, optimizer)
+            .with_hook(ParamGroup::from_predicate("layers.2"), switch.clone())
+            .with_config_on(how.clone(), &Device::flex())
+    };
+    let xs = batches(2 * EVENTS.len()).into_iter();
+    let mut xs = xs.map(|x| Tensor::from_inner(x.inner().cast(dtype)));
+    let mut fused = start(cast(Stack::init(), dtype), optimizer.clone());
+    let mut by_hand = ByHand::all(how.averaging.unwrap(), &fused.model());
+    let mut frozen = false;
+    for (index, event) in EVENTS.into_iter().enumerate() {
+        let mut x = || xs.next().expect("there are enough");
+        let vetoes = matches!(event, Event::Vetoed);
+        switch.0.store(vetoes, Ordering::Relaxed);
+        let mut steps = false;
+        match event {
+            Event::Step | Event::Vetoed => {
+                let x = x();
+                fused.step(RATE, |model| model.loss(x));
+                steps = true;
+            }
+            Event::Accumulated => {
+                for x in [x(), x()] {
+                    fused.accumulate(|model| model.loss(x));
+                }
+                fused.step_accumulated(RATE);
+                steps = true;
+            }
+            Event::DryRun => {
+                let x = x();
+                fused.dry_run(|model| model.loss(x));
+            }
+            Event::Freeze => {
+                let group = ParamGroup::from_predicate("layers.1");
+                fused.change_model(|model| model.freeze_group(group));
+                frozen = true;
+            }
+            Event::Thaw => {
+                fused.change_model(Stack::unfreeze);
+                frozen = false;
+            }
+            Event::Clone => fused = fused.clone(),
+            Event::Resume => {
+                let record = fused.to_record();
+                let (model, _) = fused.into_parts();
+                fused = start(model, optimizer.clone());
+                fused.load_record(record);
+            }
+        }
+        let (values, found) = (values(&fused.model()), values(&fused.averaged()));
+        for (of, (average, value)) in by_hand.iter_mut().zip(values).enumerate() {
+            let (is_frozen, is_vetoed) = (frozen && of / 2 == 1, vetoes && of / 2 == 2);
+            if steps && !is_frozen && !is_vetoed {
+                average.update(value.clone());
+            }
+            let expected = if is_frozen {
+                value
+            } else {
+                average.mean.clone()
+            };
+            assert!(
+                found[of].to_data() == expected.cast(dtype).to_data(),
+                "{index} {event:?}: parameter {of} in {dtype:?} with {how}"
+            );
+        }
+    }
+}
+
+#[test]
+fn average_through_all_events_equals_stock_loop() {
+    let optimizers: [ModuleOptimizer; 3] = [
+        AdamWConfig::new().init(),
+        optim::AdamWConfig::new().init(),
+        optim::MuonWithAdamWConfig::new(Vec::new()).init(),
+    ];
+    let clipping = Some(GlobalNormClippingConfig::Lagged(1.0));
+    for optimizer in &optimizers {
+        for how in [
+            averaging(ema(0.75)),
+            averaging(ema(0.75)).with_clipping(clipping),
+            averaging(WeightAveragingConfig::new()),
+            averaging(ema(0.75)).with_offload(Some(on_host(Offload::States))),
+            averaging(ema(0.75)).with_offload(Some(on_host(Offload::Updates))),
+        ] {
+            go_through(optimizer, &how, FloatDType::F32);
+        }
+    }
+}
+
+#[test]
+fn average_of_half_types_is_in_f32() {
+    for dtype in [FloatDType::BF16, FloatDType::F16] {
+        // (Burn's own does not resume in half types.)
+        let optimizer = optim::AdamWConfig::new().init();
+        go_through(&optimizer, &averaging(ema(0.75)), dtype);
+    }
+}
+
+#[test]
+fn average_resumed_from_record_continues_to_the_bit() {
+    let initial = Stack::init();
+    let xs = batches(6);
+    for config in configs() {
+        for offload in [None, Some(on_host(Offload::States))] {
+            let how = averaging(config).with_offload(offload);
+            let start = |model: &Stack| {
+                let model = copy(model, Stack::init);
+                FusedOptimizer::new(model, optim::AdamWConfig::new().init())
+                    .with_config_on(how.clone(), &Device::flex())
+            };
+            let train = |fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>]| {
+                for x in xs {
+                    fused.step(RATE, |model| model.loss(x.clone()));
+                }
+            };
+            let (mut whole, mut first) = (start(&initial), start(&initial));
+            train(&mut whole, &xs);
+            train(&mut first, &xs[..3]);
+            let mut second = start(&first.model());
+            second.load_record(first.to_record());
+            assert_equal_weights(&first.averaged(), &second.averaged());
+            train(&mut second, &xs[3..]);
+            assert_equal_weights(&whole.averaged(), &second.averaged());
+            assert_equal_weights(&whole.model(), &second.model());
+
+            // Without averaging, and in stock Burn.
+            let model = copy(&first.model(), Stack::init);
+            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init());
+            without.load_record(first.to_record());
+            train(&mut without, &xs[3..]);
+            let mut model = copy(&first.model(), Stack::init);
+            let mut optimizer = AdamWConfig::new().init().load_record(first.to_record());
+            for x in &xs[3..] {
+                model = stock_step(model, &mut optimizer, x);
+            }
+            assert_equal_weights(&model, &without.model());
+            assert_equal_weights(&whole.model(), &without.model());
+            assert_equal_weights(&without.model(), &without.averaged());
+
+            // A record without averages: they start as the weights.
+            let mut started = start(&first.model());
+            train(&mut started, &xs[..1]);
+            started.load_record(without.to_record());
+            assert_equal_weights(&started.model(), &started.averaged());
+        }
+    }
+}
+
+#[test]
+fn average_of_another_shape_is_refused_by_name() {
+    let x = batches(1).remove(0);
+    let mut fused = fused(&Stack::init(), averaging(ema(0.5)));
+    fused.step(RATE, |model| model.loss(x.clone()));
+    let contents = Contents::of(fused.to_record());
+    let is_average =
+        |it: &burn_pack::Tensor| it.name.ends_with(".average") && it.shape.num_dims() == 2;
+    let place = contents.tensors.iter().position(is_average);
+    let place = place.expect("there is one");
+    let mut said = |dtype: DType, shape: &[usize]| {
+        let bytes = Bytes::from_bytes_vec(vec![0; 4 * shape.iter().product::<usize>()]);
+        let damaged = contents.with_tensor(place, dtype, shape, bytes);
+        let before = [fused.model(), fused.averaged()];
+        let error = fused.try_load_record(damaged.into_record());
+        assert_equal_weights(&before[0], &fused.model());
+        assert_equal_weights(&before[1], &fused.averaged());
+        error.expect_err("it is damaged")
+    };
+    for shape in [[16, 4], [1, 8], [8, 1], [1, 1]] {
+        let error = said(DType::F32, &shape);
+        let FusedError::RecordShape {
+            path,
+            state,
+            expected,
+            found,
+        } = &error
+        else {
+            panic!("{error:?}")
+        };
+        assert!(path.ends_with(".weight") && state == "average", "{error}");
+        assert_eq!((&expected[..], &found[..]), (&[8, 8][..], &shape[..]));
+    }
+    let error = said(DType::I32, &[8, 8]);
+    assert!(
+        matches!(error, FusedError::UnreadableRecord { .. }),
+        "{error:?}"
+    );
+    let error = said(DType::F32, &[64]);
+    assert!(error.to_string().contains(".weight"), "{error:?}");
+}
+
+#[test]
+fn average_of_clone_moves_on_its_own() {
+    let xs = batches(3);
+    let mut one = fused(&Stack::init(), averaging(ema(0.5)));
+    one.step(RATE, |model| model.loss(xs[0].clone()));
+    let mut other = one.clone();
+    let before = one.averaged();
+    let kept = weights(&before);
+    other.step(RATE, |model| model.loss(xs[1].clone()));
+    assert_equal_weights(&before, &one.averaged());
+    one.step(RATE, |model| model.loss(xs[1].clone()));
+    assert_equal_weights(&one.averaged(), &other.averaged());
+    // An averaged model that was kept does not change.
+    assert!(kept == weights(&before));
+}
+
+#[test]
+fn average_of_new_layer_starts_as_its_weights() {
+    let xs = batches(3);
+    // Burn's own does not step in f64 after it was in a record.
+    let optimizer = optim::AdamWConfig::new().init();
+    let mut one = FusedOptimizer::new(Stack::init(), optimizer).with_config(averaging(ema(0.5)));
+    one.step(RATE, |model| model.loss(xs[0].clone()));
+    let mut gone = None;
+    one.change_model(|mut model| {
+        gone = model.layers.pop();
+        model
+    });
+    one.step(RATE, |model| model.loss(xs[1].clone()));
+    one.change_model(|mut model| {
+        model.layers.extend(gone);
+        model
+    });
+    let [model, averaged] = [one.model(), one.averaged()].map(|model| values(&model));
+    for (of, (value, average)) in model.iter().zip(&averaged).enumerate() {
+        assert_eq!(value.to_data() == average.to_data(), of / 2 == 2);
+    }
+
+    // In another type it continues.
+    one.change_model(|model| cast(model, FloatDType::F64));
+    let before = values(&one.averaged());
+    let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));
+    one.step(RATE, |model| model.loss(x));
+    let next = before.into_iter().zip(values(&one.model()));
+    let next: Vec<_> = next.map(|(mean, value)| mean * 0.5 + value * 0.5).collect();
+    assert_values(&next, &one.averaged());
+}
+
+#[derive(Module, Debug)]
+struct Normed {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+#[test]
+fn averaged_model_has_current_running_statistics() {
+    let device = Device::flex().autodiff();
+    let model = Normed {
+        linear: LinearConfig::new(8, 8).init(&device),
+        norm: BatchNormConfig::new(8).init(&device),
+    };
+    let mut fused =
+        FusedOptimizer::new(model, SgdConfig::new().init()).with_config(averaging(ema(0.5)));
+    for x in batches(3) {
+        fused.step(RATE, |model| {
+            let x = model.norm.forward(model.linear.forward(x));
+            x.powi_scalar(2).mean()
+        });
+    }
+    let [current, averaged] = [fused.model(), fused.averaged()].map(|model| model.valid());
+    let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
+    assert_eq!(mean(&current), mean(&averaged));
+    assert_ne!(
+        current.linear.weight.val().into_data(),
+        averaged.linear.weight.val().into_data()
+    );
+}
+
+#[derive(Module, Debug)]
+struct Inner {
+    average: Linear,
+}
+
+/// Its first layer has the path that averages have in records.
+#[derive(Module, Debug)]
+struct Named {
+    backburn: Inner,
+    other: Linear,
+}
+
+impl Named {
+    fn init() -> Self {
+        let device = Device::flex().autodiff();
+        let layer = || LinearConfig::new(8, 8).init(&device);
+        Self {
+            backburn: Inner { average: layer() },
+            other: layer(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.backburn.average.forward(x);
+        self.other.forward(x).powi_scalar(2).mean()
+    }
+}
+
+#[test]
+fn layer_named_like_averages_matches_stock() {
+    let model = Named::init();
+    let mut stock = copy(&model, Named::init);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new(model, optimizer.clone()).with_config(averaging(ema(0.5)));
+    for x in batches(3) {
+        fused.step(RATE, |model| model.loss(x.clone()));
+        let gradients = GradientsParams::from_grads(stock.loss(x).backward(), &stock);
+        stock = optimizer.step(RATE, stock, gradients);
+    }
+    assert_equal_weights(&stock, &fused.model());
+}
+
+#[test]
+fn average_option_out_of_range_is_refused() {
+    let mut one = fused(&Stack::init(), FusedConfig::new());
+    let uniform = WeightAveragingConfig::new();
+    for (config, says) in [
+        (ema(1.0), "`decay` is 1"),
+        (ema(-0.1), "`decay` is -0.1"),
+        (ema(f64::NAN), "`decay` is NaN"),
+        (uniform.with_every(0), "`every` is 0"),
+    ] {
+        let error = one.try_set_config(averaging(config)).expect_err("refused");
+        assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
