@@ -19,8 +19,8 @@ pub fn main() {
     let config = FusedConfig::new()
         .with_sharding(Sharding::Full)
         .with_ownership(Ownership::BySize);
-    let mut fused = FusedReplicas::new(layers, AdamWConfig::new().init(), devices.clone());
-    fused.set_config(config);
+    let mut fused =
+        FusedReplicas::new(layers, AdamWConfig::new().init(), devices.clone()).with_config(config);
     for step in 1..=100 {
         let batches = devices
             .clone()

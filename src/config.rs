@@ -22,11 +22,7 @@ use crate::replica::{Ownership, Sharding};
 /// let config = FusedConfig::new()
 ///     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
 ///     .with_loss_scaling(Some(LossScalingConfig::new()));
-/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(config);
-///
-/// // Later on; what clipping has learned is kept.
-/// let without_scaling = fused.config().clone().with_loss_scaling(None);
-/// fused.set_config(without_scaling);
+/// let fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(config);
 /// ```
 ///
 /// What is no number or choice is given elsewhere: devices, hooks, and the optimizer, whose state
@@ -166,21 +162,19 @@ impl FusedConfig {
         })
     }
 
+    /// The number of elements from which the states of parameters are kept on the host.
+    pub(crate) fn states_wait_from(&self) -> Option<usize> {
+        let offload = self.offload.as_ref()?;
+        offload.states_wait().then_some(offload.min_elements)
+    }
+
     /// What it asks of where parameters rest.
     pub(crate) fn layout(&self) -> Request {
         Request {
             compute_dtype: self.compute_dtype,
             offload: self.offload.clone(),
             max_bytes_under_way: self.max_bytes_under_way,
+            offload_inputs: self.gradient_checkpointing.offload_inputs,
         }
-    }
-
-    /// Whether several devices share a model as under `other`.
-    pub(crate) fn shares_as(&self, other: &Self) -> bool {
-        let how = |config: &Self| {
-            let ranks = (config.sharding, config.ownership);
-            (ranks, config.draws_random_numbers, config.layout())
-        };
-        how(self) == how(other)
     }
 }

@@ -15,7 +15,7 @@
 
 mod request;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, FloatDType};
@@ -38,7 +38,7 @@ pub(crate) struct Layout {
     /// Which rank it is that of, if there is a group of ranks.
     pub(crate) member: Option<Membership>,
     /// Who moves what leaves the device for a while, if something does.
-    pub(crate) transfers: OnceLock<Arc<Transfers>>,
+    pub(crate) transfers: Option<Arc<Transfers>>,
 }
 
 /// Where a value rests, and is stepped.
@@ -70,10 +70,14 @@ impl Layout {
         let offload = request.offload.clone();
         let placement = offload.map(|offload| Placement::new(offload, max, device));
         let placement = placement.transpose()?.map(Arc::new);
-        let transfers = placement.as_ref().map(|it| it.transfers.clone());
+        let transfers = match &placement {
+            Some(placement) => Some(placement.transfers.clone()),
+            None if request.offload_inputs => Some(Arc::new(Transfers::new(max, None)?)),
+            None => None,
+        };
         Ok(Self {
             placement,
-            transfers: transfers.map_or_else(OnceLock::new, OnceLock::from),
+            transfers,
             request,
             ..Self::default()
         })
@@ -97,26 +101,6 @@ impl Layout {
             member: Some(member),
             ..self
         }
-    }
-
-    /// That of a model alone, with threads of its own.
-    pub(crate) fn again(&self) -> Result<Self, FusedError> {
-        let device = self.placement.as_ref().map(|placement| &placement.device);
-        let device = device.cloned().unwrap_or_default();
-        let again = Self::new(self.request.clone(), &device)?;
-        if self.transfers.get().is_some() {
-            again.start_transfers()?;
-        }
-        Ok(again)
-    }
-
-    /// Lets what is saved for the backward pass leave the device, too.
-    pub(crate) fn start_transfers(&self) -> Result<(), FusedError> {
-        if self.transfers.get().is_none() {
-            let transfers = Transfers::new(self.request.max_bytes_under_way, None)?;
-            let _ = self.transfers.set(Arc::new(transfers));
-        }
-        Ok(())
     }
 
     /// Which rank it is that of, if there are others.
@@ -161,12 +145,6 @@ impl Layout {
     /// The float type in which the model computes with a parameter of type `dtype`.
     pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
         self.request.compute_dtype(dtype)
-    }
-
-    /// Whether it is the layout of `request`, on this device if it is not where the model is.
-    pub(crate) fn is_of(&self, request: &Request, device: &Device) -> bool {
-        let is_there = |placement: &Arc<Placement>| placement.device == *device;
-        self.request == *request && self.placement.as_ref().is_none_or(is_there)
     }
 
     /// Whether a parameter of so many elements in `dtype` waits on the host, in training or frozen.

@@ -82,10 +82,10 @@ fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
         let mut model = LinearConfig::new(2, 2).with_bias(false).init(&device);
         let long = Tensor::<2>::ones([1, 1], &device).expand([elements as i64, 1]);
         model.weight = Param::initialized(model.weight.id, long.require_grad());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        let fused = FusedOptimizer::new(model, AdamConfig::new().init());
         let offload = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
         let config = FusedConfig::new().with_offload(Some(offload));
-        let error = fused.try_set_config_on(config, &device).unwrap_err();
+        let error = fused.try_with_config_on(config, &device).unwrap_err();
         let text = error.to_string();
         let needs = text.split("`FusedConfig::offload` needs ").nth(1);
         let needs = needs.and_then(|rest| rest.split(' ').next());

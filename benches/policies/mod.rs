@@ -70,7 +70,7 @@ impl Policy {
             Self::SkipParameter => config.with_loss_scaling(Some(one_pass)),
             Self::Plain | Self::Accumulation | Self::InState | Self::Statistics => config,
         };
-        fused.set_config(config);
+        fused = fused.with_config(config);
         if let Self::Statistics = self {
             fused = fused.with_hook(ParamGroup::all(), GradientStatistics::new());
         }

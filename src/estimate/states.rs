@@ -135,7 +135,7 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped
 /// Bytes that the process holds for the state of a parameter beside its tensors, if they are counted.
 fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     const PARAMETERS: usize = 64;
-    let mut update = Update::new(optimizer.clone());
+    let mut update = Update::new(optimizer.clone(), None);
     let zeros = || AnyTensor::from(Tensor::<2>::zeros([8, 8], device));
     let held = memory::left_by(device, || {
         for _ in 0..PARAMETERS {
@@ -170,7 +170,7 @@ fn step(
         dtype,
         ..
     } = parameter;
-    let mut update = Update::new(optimizer.clone());
+    let mut update = Update::new(optimizer.clone(), None);
     let options = || (device, *dtype);
     let zeros = || -> AnyTensor {
         with_rank!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())

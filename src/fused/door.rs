@@ -4,53 +4,40 @@
 macro_rules! door {
     ($door:ident) => {
         impl<M: burn::module::Module> $door<M> {
-            /// Trains as `config` says, where the model is.
+            /// Trains as `config` says, on the same devices.
+            ///
+            /// A training that has begun is made again from its model, optimizer state and hooks: sums of gradients, averages, the
+            /// scale of the loss and the norm of lagged clipping are dropped.
             ///
             /// # Panics
             ///
-            /// With the message of the error that [`try_set_config`](Self::try_set_config) returns.
+            /// With the message of the error that [`try_with_config`](Self::try_with_config) returns.
             #[must_use]
-            pub fn with_config(mut self, config: crate::FusedConfig) -> Self {
-                self.set_config(config);
-                self
+            pub fn with_config(self, config: crate::FusedConfig) -> Self {
+                self.try_with_config(config)
+                    .unwrap_or_else(|error| panic!("{error}"))
+            }
+
+            /// The fallible [`with_config`](Self::with_config).
+            ///
+            /// # Errors
+            ///
+            /// - An option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
+            ///   one, or with an optimizer that accumulates in its state.
+            /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
+            ///   or the device can't compute in a float type that the model needs.
+            /// - No thread can be started for what waits on the host.
+            pub fn try_with_config(
+                mut self,
+                config: crate::FusedConfig,
+            ) -> Result<Self, crate::FusedError> {
+                self.core = self.core.with_config(config, None)?;
+                Ok(self)
             }
 
             /// How it trains.
             pub fn config(&self) -> &crate::FusedConfig {
                 &self.core.policies.config
-            }
-
-            /// Trains as `config` says from the next step on, on the same devices.
-            ///
-            /// What was learned is kept: the optimizer state, accumulated gradients, the norm that lagged clipping goes by, and the
-            /// scale of the loss, unless `config` begins with another one. Accumulated gradients are dropped if several devices
-            /// share the model in another way from now on.
-            ///
-            /// # Panics
-            ///
-            /// With the message of the error that [`try_set_config`](Self::try_set_config) returns.
-            pub fn set_config(&mut self, config: crate::FusedConfig) {
-                self.try_set_config(config)
-                    .unwrap_or_else(|error| panic!("{error}"));
-            }
-
-            /// The fallible [`set_config`](Self::set_config).
-            ///
-            /// # Errors
-            ///
-            /// Nothing has changed after an error.
-            ///
-            /// - An option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
-            ///   one, or with an optimizer that accumulates in its state.
-            /// - The scale of the loss begins with another one, or ends, while there are accumulated gradients that came with the old one.
-            /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
-            ///   or the device can't compute in a float type that the model needs.
-            /// - No thread can be started for what waits on the host.
-            pub fn try_set_config(
-                &mut self,
-                config: crate::FusedConfig,
-            ) -> Result<(), crate::FusedError> {
-                self.core.configure(config, None)
             }
 
             /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
@@ -176,7 +163,7 @@ macro_rules! door {
 
             /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
             ///
-            /// Gradients that were accumulated and not used are dropped.
+            /// Gradients that were accumulated and not used are dropped, and so are averages.
             pub fn into_parts(self) -> (M, burn::optim::ModuleOptimizer) {
                 self.core.into_parts()
             }

@@ -4,8 +4,8 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::{
-    Accumulation, AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale,
-    LossScalingConfig, Overflow, Plan, PolicyState,
+    Accumulation, AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale, Overflow, Plan,
+    PolicyState,
 };
 
 /// What is done with gradients: as the config says, and what no config holds.
@@ -47,50 +47,26 @@ impl Policies {
         Ok((optimizer.into(), policies))
     }
 
-    /// Goes on as `config` says, which has been checked, with what was learned: the scale of the loss, but where it begins
-    /// with another one now, and the norm that lagged clipping goes by. What is returned gives an optimizer a place for what
-    /// its records hold from now on.
-    pub(crate) fn reconfigure(
-        &mut self,
+    /// Returns these policies with another config, and `optimizer` with a place for their state and for averages: what it has
+    /// there is dropped.
+    pub(crate) fn with_config(
+        self,
         config: FusedConfig,
-    ) -> impl Fn(ModuleOptimizer) -> ModuleOptimizer + use<> {
-        let was_kept = self.kept().is_some();
-        let scales_as = self.scales_as(&config);
-        let before = std::mem::replace(&mut self.config, config);
-        let mut learned = self.learned.lock();
-        if !scales_as {
-            learned.loss_scale = self.config.loss_scaling.map(LossScalingConfig::initial);
+        mut optimizer: ModuleOptimizer,
+    ) -> Result<(Self, ModuleOptimizer), FusedError> {
+        config.check(self.in_state)?;
+        let policies = Self {
+            config,
+            learned: PolicyState::default(),
+            ..self
+        };
+        if let Some(state) = policies.kept() {
+            optimizer = state.join(optimizer);
         }
-        if !self.clips_lagged() {
-            learned.gradient_norm = None;
+        if policies.config.averaging.is_some() {
+            optimizer = AverageKeeper::join(optimizer);
         }
-        drop(learned);
-        // Each place stays there.
-        let kept = self.kept().filter(|_| !was_kept).cloned();
-        let changes = before.averaging.is_some() != self.config.averaging.is_some();
-        move |mut optimizer| {
-            if let Some(state) = &kept {
-                optimizer = state.join(optimizer);
-            }
-            if changes {
-                optimizer = AverageKeeper::join(optimizer);
-            }
-            optimizer
-        }
-    }
-
-    /// Whether the scale of the loss stays what it is when `config` takes over.
-    pub(crate) fn scales_as(&self, config: &FusedConfig) -> bool {
-        let begins = |config: &FusedConfig| config.loss_scaling.map(|it| it.initial_scale);
-        begins(&self.config) == begins(config)
-    }
-
-    /// The same policies, which learn on their own from here.
-    pub(crate) fn split(&self) -> Self {
-        Self {
-            learned: self.learned.split(),
-            ..self.clone()
-        }
+        Ok((policies, optimizer))
     }
 
     /// The state that records of the optimizer keep, if there is any.

@@ -41,7 +41,7 @@ impl GradientCheckpointingConfig {
     /// let budget = timeline.peak().bytes.total() + 110_000;
     /// let config = GradientCheckpointingConfig::for_budget(&timeline, budget)?;
     /// assert_eq!(config.keep_activations, [false, false, true, true]);
-    /// fused.set_config(FusedConfig::new().with_gradient_checkpointing(config));
+    /// let mut fused = fused.with_config(FusedConfig::new().with_gradient_checkpointing(config));
     /// fused.step(1e-3, forward);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -3,13 +3,15 @@ use burn::tensor::{DType, FloatDType};
 use crate::offload::{Offload, OffloadConfig};
 
 /// What a config asks of a layout.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     /// What the model computes in, if that is not the type of its parameters.
     pub(crate) compute_dtype: Option<FloatDType>,
     /// What waits on the host, if anything does.
     pub(crate) offload: Option<OffloadConfig>,
     pub(crate) max_bytes_under_way: Option<usize>,
+    /// Offloads the inputs of checkpointed blocks, too.
+    pub(crate) offload_inputs: bool,
 }
 
 /// Where a parameter is between two steps, and its optimizer state.

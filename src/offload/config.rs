@@ -81,11 +81,6 @@ impl OffloadConfig {
         self.offload == Offload::States
     }
 
-    /// From how many elements on the optimizer state of a parameter waits, if states do.
-    pub(crate) fn states_wait_from(&self) -> Option<usize> {
-        self.states_wait().then_some(self.min_elements)
-    }
-
     /// Of which blocks the weights wait, if those of any do; else the device keeps a copy of what rests on the host.
     pub(crate) fn waiting_blocks(&self) -> Option<WaitingBlocks> {
         match self.offload {

@@ -97,14 +97,12 @@ impl<O: PlannedOptimizer> Plan<O> {
     /// # Errors
     ///
     /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the model can't be
-    /// [fused](FusedOptimizer::try_new) or [trained so](FusedOptimizer::try_set_config).
+    /// [fused](FusedOptimizer::try_new) or [trained so](FusedOptimizer::try_with_config).
     pub fn try_fuse<M: Module>(
         &self,
         init: impl FnOnce() -> M,
     ) -> Result<FusedOptimizer<M>, PlanError> {
-        let mut fused = self.fused(init)?;
-        fused.try_set_config(self.config.clone())?;
-        Ok(fused)
+        Ok(self.fused(init)?.try_with_config(self.config.clone())?)
     }
 
     /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_devices).
@@ -117,9 +115,8 @@ impl<O: PlannedOptimizer> Plan<O> {
         init: impl FnOnce() -> M,
         device: &Device,
     ) -> Result<FusedOptimizer<M>, PlanError> {
-        let mut fused = self.fused(init)?;
-        fused.try_set_config_on(self.config.clone(), device)?;
-        Ok(fused)
+        let fused = self.fused(init)?;
+        Ok(fused.try_with_config_on(self.config.clone(), device)?)
     }
 
     /// The model that `init` makes, on as many devices as planned.
@@ -148,8 +145,8 @@ impl<O: PlannedOptimizer> Plan<O> {
     ) -> Result<FusedReplicas<M>, PlanError> {
         self.check_ranks(devices.len())?;
         let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
-        let (devices, config) = (devices.to_vec(), self.config.clone());
-        let fused = FusedReplicas::with_policies(model, optimizer, policies, devices, config);
+        let (policies, optimizer) = policies.with_config(self.config.clone(), optimizer)?;
+        let fused = FusedReplicas::with_policies(model, optimizer, policies, devices.to_vec());
         Ok(fused?)
     }
 
@@ -191,16 +188,15 @@ impl<O: PlannedOptimizer> Plan<O> {
         <M as burn::train::TrainStep>::Input: Clone,
     {
         let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
-        let mut learner =
+        let learner =
             crate::train::FusedLearner::with_policies(model, optimizer, lr_scheduler, policies);
-        learner.try_set_config(self.config.clone())?;
-        Ok(learner)
+        Ok(learner.try_with_config(self.config.clone())?)
     }
 
     fn fused<M: Module>(&self, init: impl FnOnce() -> M) -> Result<FusedOptimizer<M>, PlanError> {
         self.check_ranks(1)?;
         let (optimizer, policies) = self.optimizer()?;
-        let fused = FusedOptimizer::with_policies(self.model(init)?, optimizer, policies);
+        let fused = FusedOptimizer::with_policies(self.model(init)?, optimizer, policies, None);
         Ok(fused?)
     }
 

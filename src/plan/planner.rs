@@ -242,12 +242,12 @@ where
         }
         // What the optimizer holds is reckoned.
         let stateless = SgdConfig::new().init();
-        let mut fused = FusedOptimizer::try_new(model, stateless.clone())?;
+        let fused = FusedOptimizer::try_new(model, stateless.clone())?;
         let config = facts.config.clone().with_offload(footing.offload());
-        match self.devices.first() {
-            Some(device) => fused.try_set_config_on(config, device)?,
-            None => fused.try_set_config(config)?,
-        }
+        let mut fused = match self.devices.first() {
+            Some(device) => fused.try_with_config_on(config, device)?,
+            None => fused.try_with_config(config)?,
+        };
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);
         let mut variant = Variant::new(footing, parameters, held);

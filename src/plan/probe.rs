@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::error::FusedError;
-use crate::fused::FusedOptimizer;
+use crate::fused::{Door, FusedOptimizer};
 use crate::loss::Loss;
 use crate::memory::{self, Limit};
 
@@ -96,7 +96,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
             kept => format!("{kept} of {} blocks run once", keep.len()),
         };
         (self.progress)(&format!("{items} items, {blocks}"));
-        self.keep(keep)?;
+        self.keep(keep);
         // A device that shows less than it takes is given less.
         let start = memory::live(self.device)?;
         let room = self.room.saturating_sub(start) as f64 / self.unseen;
@@ -134,7 +134,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     ) -> Result<Option<usize>, PlanError> {
         let accumulation = accumulation.min(BUFFERS);
         (self.progress)(&format!("steps of {accumulation} times {items} items"));
-        self.keep(keep)?;
+        self.keep(keep);
         let loss = |model: &M| (self.loss)(model, items);
         let steps = recorded(self.device, None, || {
             for _ in 0..2 {
@@ -173,11 +173,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     }
 
     /// Has these blocks keep their activations.
-    fn keep(&mut self, keep: &[bool]) -> Result<(), FusedError> {
-        let config = self.fused.config().clone();
-        let blocks = config.gradient_checkpointing.clone();
-        let blocks = blocks.with_keep_activations(keep.to_vec());
-        self.fused
-            .try_set_config(config.with_gradient_checkpointing(blocks))
+    fn keep(&mut self, keep: &[bool]) {
+        self.fused.core_mut().keep_activations(keep.to_vec());
     }
 }

@@ -50,11 +50,6 @@ impl PolicyState {
         self.0.lock()
     }
 
-    /// A state of its own that is the same now.
-    pub(crate) fn split(&self) -> Self {
-        Self(Arc::new(Mutex::new(*self.0.lock())))
-    }
-
     /// Takes over what `loaded` has. A record from before the first step has no norm, and then there
     /// is none.
     pub(super) fn restore(&self, loaded: &Self) {

@@ -32,25 +32,18 @@ pub(crate) struct Update {
 }
 
 impl Update {
-    pub(crate) fn new(optimizer: ModuleOptimizer) -> Self {
-        Self {
-            anew: optimizer.clone().load_record(OptimizerRecord::default()),
-            optimizer,
+    /// Steps with `optimizer`. The states of parameters with at least `wait_from` elements are kept on the host.
+    pub(crate) fn new(optimizer: ModuleOptimizer, wait_from: Option<usize>) -> Self {
+        let anew = optimizer.clone().load_record(OptimizerRecord::default());
+        let mut update = Self {
+            optimizer: anew.clone(),
+            anew,
             learning_rate: 0.0.into(),
-            waiting: None,
+            waiting: wait_from.map(|from| WaitingStates::of(from, HashMap::new())),
             departed: HashSet::new(),
-        }
-    }
-
-    /// One that shares the states, and lets parameters come back that have left the model of this one.
-    pub(crate) fn again(&self) -> Self {
-        Self {
-            optimizer: self.optimizer(),
-            anew: self.anew.clone(),
-            learning_rate: 0.0.into(),
-            waiting: None,
-            departed: self.departed.clone(),
-        }
+        };
+        update.replace(optimizer);
+        update
     }
 
     /// The optimizer without states, for whatever parameters.
@@ -105,16 +98,6 @@ impl Update {
         are_back
     }
 
-    /// Lets the states of parameters of so many elements wait on the host, or none. They go through a record then.
-    pub(crate) fn wait_from(&mut self, elements: Option<usize>) {
-        let before = self.waiting.as_ref().map(|waiting| waiting.from);
-        if before != elements {
-            let optimizer = self.replace(SgdConfig::new().init());
-            self.waiting = elements.map(|from| WaitingStates::of(from, HashMap::new()));
-            self.replace(optimizer);
-        }
-    }
-
     /// The optimizer with all states, which it shares.
     pub(crate) fn optimizer(&self) -> ModuleOptimizer {
         if self.none_waits() {
@@ -144,12 +127,6 @@ impl Update {
     pub(crate) fn change(&mut self, change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer) {
         let optimizer = std::mem::replace(&mut self.optimizer, SgdConfig::new().init());
         self.optimizer = change(optimizer);
-    }
-
-    /// Gives what no model has a place in the optimizer for good, whatever leaves the model or is loaded later on.
-    pub(crate) fn make_place(&mut self, join: impl Fn(ModuleOptimizer) -> ModuleOptimizer) {
-        self.change(&join);
-        self.anew = join(self.anew());
     }
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {

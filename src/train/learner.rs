@@ -106,32 +106,30 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// If an option makes no sense, by itself or with another one; when the training begins, as
     /// [`FusedOptimizer::with_config`](crate::FusedOptimizer::with_config).
     #[must_use]
-    pub fn with_config(mut self, config: FusedConfig) -> Self
+    pub fn with_config(self, config: FusedConfig) -> Self
     where
         <M as TrainStep>::Input: Clone,
     {
-        self.try_set_config(config)
-            .unwrap_or_else(|error| panic!("{error}"));
-        self
+        self.try_with_config(config)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The fallible [`with_config`](Self::with_config), in place.
+    /// The fallible [`with_config`](Self::with_config).
     ///
     /// # Errors
     ///
     /// If an option makes no sense, by itself or with another one.
-    pub fn try_set_config(&mut self, config: FusedConfig) -> Result<(), FusedError>
+    pub fn try_with_config(mut self, config: FusedConfig) -> Result<Self, FusedError>
     where
         <M as TrainStep>::Input: Clone,
     {
-        let how = &mut self.how;
-        config.check(how.policies.in_state)?;
         // Burn loads a checkpoint into the optimizer before the training begins.
         let optimizer = loan::optimizer(&mut self.learner);
-        let join = how.policies.reconfigure(config);
-        loan::set_optimizer(&mut self.learner, join(optimizer));
-        how.repeat = Some(Clone::clone);
-        Ok(())
+        let (policies, optimizer) = self.how.policies.with_config(config, optimizer)?;
+        loan::set_optimizer(&mut self.learner, optimizer);
+        self.how.policies = policies;
+        self.how.repeat = Some(Clone::clone);
+        Ok(self)
     }
 
     /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before

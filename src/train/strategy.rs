@@ -34,12 +34,12 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         optimizer: ModuleOptimizer,
         devices: &[Device],
     ) -> Result<Engine<M>, FusedError> {
-        let policies = self.policies.clone();
-        let mut config = policies.config.clone();
+        let mut policies = self.policies.clone();
+        let config = &mut policies.config;
         if let Some(ownership) = self.execution.ownership {
             config.ownership = owners(ownership, config.ownership)?;
             let devices = devices.to_vec();
-            let fused = FusedReplicas::with_policies(model, optimizer, policies, devices, config)?;
+            let fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?;
             return Ok(Engine::Several(Box::new(fused)));
         }
         if self.execution.devices.is_empty() && config.sharding == Sharding::Full {
@@ -49,8 +49,8 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
                     .to_string(),
             });
         }
-        let mut fused = FusedOptimizer::with_policies(model, optimizer, policies)?;
-        fused.try_set_config_on(config, &devices[0])?;
+        let device = Some(&devices[0]);
+        let fused = FusedOptimizer::with_policies(model, optimizer, policies, device)?;
         Ok(Engine::One(Box::new(fused)))
     }
 

@@ -243,14 +243,6 @@ impl Home {
         self.state.lock().accumulated = accumulated;
     }
 
-    /// Takes over what another home of the same parameter has accumulated.
-    pub(super) fn take_over_sum(&self, from: &Self) {
-        self.leave(match from.accumulated() {
-            Accumulated::Sum(sum) => Accumulated::Sum(Box::new(sum.sent(&self.ground.sums))),
-            other => other,
-        });
-    }
-
     /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
     pub(crate) fn sum_is_finite(&self) -> bool {
         match self.accumulated() {

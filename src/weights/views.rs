@@ -123,12 +123,6 @@ impl Views {
         }
     }
 
-    /// Takes over what has been accumulated for the parameters of another form of the same model.
-    pub(crate) fn copy_accumulated(&self, from: &Self) {
-        let both = self.homes_beside(from);
-        both.for_each(|(_, home, from)| home.take_over_sum(from));
-    }
-
     /// Each home with that of the same parameter in another form, if it has one.
     fn homes_beside<'a>(
         &'a self,

@@ -1,9 +1,7 @@
 //! What is loaded takes no more than what was there.
 
 use backburn::optim::{AdamWConfig, StateFormat, compact_records};
-use backburn::{
-    Checkpoint, FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, Progress,
-};
+use backburn::{Checkpoint, FusedConfig, FusedOptimizer, Progress};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
@@ -79,21 +77,5 @@ fn a_resumed_training_leaves_nothing_behind_but_states() {
     holds_the_same(AdamWConfig::new().init(), &FusedConfig::new(), |fused| {
         checkpoint.save(fused, &Progress::new(1)).unwrap();
         let _: Progress = checkpoint.load(fused).unwrap();
-    });
-}
-
-#[test]
-fn states_that_come_back_from_the_host_leave_nothing_behind() {
-    let waiting = OffloadConfig::new(Offload::States)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(1);
-    let config = FusedConfig::new().with_offload(Some(waiting));
-    holds_the_same(AdamWConfig::new().init(), &FusedConfig::new(), |fused| {
-        fused
-            .try_set_config_on(config.clone(), &Device::flex())
-            .unwrap();
-        held(fused, 0);
-        let config = FusedConfig::new();
-        fused.try_set_config_on(config, &Device::flex()).unwrap();
     });
 }

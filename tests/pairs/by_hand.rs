@@ -10,7 +10,7 @@ use crate::compare::copy;
 use crate::in_state::{Given, in_state};
 use crate::mean::Means;
 use crate::model::{Batch, Model};
-use crate::options::{Devices, Options};
+use crate::options::Options;
 use crate::policy::Policy;
 use crate::rows::{Gradients, Rows, known};
 use crate::sums::summed;
@@ -31,7 +31,6 @@ pub struct ByHand {
     sum: Gradients,
     pub policy: Policy,
     means: Option<Means>,
-    pub devices: Devices,
 }
 
 impl ByHand {
@@ -49,7 +48,6 @@ impl ByHand {
             sum: Gradients::new(),
             policy: Policy::new(options),
             means: options.averaging().map(|config| Means::new(config, &model)),
-            devices: options.devices,
             options,
             model,
         }
@@ -130,7 +128,7 @@ impl ByHand {
         let (before, scale) = (self.sum.clone(), self.policy.scale());
         summed(
             &self.options,
-            self.devices,
+            self.options.devices,
             &self.model,
             before,
             scale,

@@ -149,7 +149,7 @@ impl Course {
             Waiting::Updates | Waiting::Weights | Waiting::HalfOfWeights
         );
         let sums = matches!(self.options.stepped, Stepped::Muon | Stepped::Groups);
-        sums && (on_host || self.options.event == Event::Offload)
+        sums && on_host
     }
 
     fn assert_equal(&self, stock: &Model, fused: &Model) {

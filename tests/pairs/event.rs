@@ -4,7 +4,7 @@ use backburn::FusedError;
 
 use crate::course::{Course, values_of};
 use crate::model::Model;
-use crate::options::{Averages, Clipping, Devices, Event, Moment, Options, Scaling};
+use crate::options::{Averages, Clipping, Event, Moment, Options, Scaling};
 use crate::training::{Training, freeze, thaw};
 
 impl Course {
@@ -41,10 +41,6 @@ impl Course {
                 let batch = self.batch();
                 self.training.dry_run(&batch, self.in_blocks);
             }
-            Event::Clone => {
-                let (batch, in_blocks) = (self.batch(), self.in_blocks);
-                self.replace(|training| training.cloned(&batch, in_blocks));
-            }
             Event::Parts if !amid_group && !adapts && !averages && !options.in_state() => {
                 self.replace(|training| training.parts(&options));
             }
@@ -58,39 +54,6 @@ impl Course {
             Event::Drop => {
                 self.training.drop_accumulated();
                 self.by_hand.drop_sum();
-            }
-            Event::Offload if options.in_state() && amid_group => {}
-            Event::Offload => {
-                let changed = self.training.offload();
-                if changed.is_ok() && options.devices != Devices::One {
-                    self.by_hand.drop_sum();
-                }
-                assert_eq!(changed.is_err(), options.lacks_a_host(), "{changed:?}");
-            }
-            Event::Share if options.devices.ranks() == 2 && !(options.in_state() && amid_group) => {
-                let devices = match options.devices {
-                    Devices::Two => Devices::TwoOneOwner,
-                    _ => Devices::Two,
-                };
-                self.by_hand.drop_sum();
-                self.training.share(devices).unwrap();
-                self.by_hand.devices = devices;
-            }
-            Event::Share => {}
-            Event::Clip => {
-                let clipping = match options.clipping {
-                    Clipping::None
-                        if !options.in_state() && options.scaling != Scaling::SkipParameter =>
-                    {
-                        Clipping::Exact
-                    }
-                    Clipping::None | Clipping::Exact => Clipping::Lagged,
-                    Clipping::Lagged => Clipping::ExactInBuffer,
-                    Clipping::ExactInBuffer => Clipping::None,
-                };
-                let config = self.training.config().with_clipping(clipping.config());
-                self.training.configure(config).unwrap();
-                self.by_hand.policy.clip_as(clipping);
             }
         }
         true

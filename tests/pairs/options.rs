@@ -31,8 +31,7 @@ options! {
     Devices { One, Two, ThreeInFull, TwoOneOwner, ThreeBySize }
     Averages { None, Exponential, Uniform }
     Event {
-        None, Freeze, Record, Checkpoint, Panic, NotFinite, Keep, DryRun, Clone, Parts, Thread, Change, Drop,
-        Offload, Share, Clip, Idle, Remove,
+        None, Freeze, Record, Checkpoint, Panic, NotFinite, Keep, DryRun, Parts, Thread, Change, Drop, Idle, Remove,
     }
     Moment { Between, Within }
     Limit { None, Byte, Some }

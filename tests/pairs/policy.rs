@@ -93,14 +93,6 @@ impl Policy {
         }
     }
 
-    /// Clips in another way from now on.
-    pub fn clip_as(&mut self, clipping: Clipping) {
-        if clipping != Clipping::Lagged {
-            self.norm = None;
-        }
-        self.clipping = clipping;
-    }
-
     /// Whether gradients wait until their norm is known: a step that is skipped or fails keeps its running statistics then.
     pub fn is_in_buffer(&self) -> bool {
         self.clipping == Clipping::ExactInBuffer

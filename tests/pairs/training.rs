@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use backburn::{
     Checkpoint, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
-    HookedParameter, Offload, OffloadConfig, OffloadHost, Progress, StepReport,
+    HookedParameter, Progress, StepReport,
 };
 use burn::module::{Module, ParamGroup};
 use burn::tensor::Tensor;
@@ -13,7 +13,7 @@ use crate::by_hand::RATE;
 use crate::compare::copy;
 use crate::in_state::in_state;
 use crate::model::{Batch, Model, device};
-use crate::options::{Devices, Options, Stepped};
+use crate::options::{Options, Stepped};
 
 /// A training through one of the doors.
 pub enum Training {
@@ -54,7 +54,7 @@ impl Training {
     pub fn try_new(options: &Options, model: Model) -> Result<Self, FusedError> {
         let (hook, all) = (Hook(*options), ParamGroup::all());
         let ranks = options.devices.ranks();
-        let mut training = if ranks == 1 {
+        let training = if ranks == 1 {
             let fused = match options.in_state() {
                 true => in_state(options, model)?,
                 false => FusedOptimizer::try_new(model, options.optimizer())?,
@@ -77,12 +77,11 @@ impl Training {
             };
             Self::Several(Box::new(fused.with_hook(all, hook)))
         };
-        training.configure(options.config())?;
-        Ok(training)
-    }
-
-    pub fn configure(&mut self, config: FusedConfig) -> Result<(), FusedError> {
-        either!(self, fused => fused.try_set_config(config))
+        let config = options.config();
+        Ok(match training {
+            Self::One(fused) => Self::One(Box::new(fused.try_with_config(config)?)),
+            Self::Several(fused) => Self::Several(Box::new(fused.try_with_config(config)?)),
+        })
     }
 
     pub fn config(&self) -> FusedConfig {
@@ -156,7 +155,6 @@ impl Training {
     pub fn recorded(self, options: &Options) -> Self {
         let model = copy(&self.model(), || Model::init(options));
         let mut next = Self::try_new(options, model).unwrap();
-        next.configure(self.config()).unwrap();
         let record = either!(&self, fused => fused.to_record());
         either!(&mut next, fused => fused.load_record(record));
         next
@@ -169,25 +167,9 @@ impl Training {
         let progress = Progress::new(3);
         either!(&self, fused => checkpoint.save(&**fused, &progress)).unwrap();
         let mut next = Self::try_new(options, Model::init(options)).unwrap();
-        next.configure(self.config()).unwrap();
         let loaded: Progress = either!(&mut next, fused => checkpoint.load(&mut **fused)).unwrap();
         assert_eq!(loaded.step, 3);
         next
-    }
-
-    /// A second training from here, after the first has gone another way.
-    pub fn cloned(self, other: &[Batch], in_blocks: bool) -> Self {
-        match self {
-            Self::One(fused) => {
-                let clone = FusedOptimizer::clone(&fused);
-                let statistics = fused.model().statistics();
-                let mut before = Self::One(fused);
-                before.step(other, in_blocks).unwrap();
-                before.model().set_statistics(&statistics);
-                Self::One(Box::new(clone))
-            }
-            several => several,
-        }
     }
 
     /// Apart, and together again.
@@ -212,20 +194,6 @@ impl Training {
                 Self::Several(Box::new(fused))
             }
         }
-    }
-
-    /// Offload begins, or ends.
-    pub fn offload(&mut self) -> Result<(), FusedError> {
-        let config = self.config();
-        let offload = match config.offload {
-            None => Some(OffloadConfig::new(Offload::Updates).with_host(OffloadHost::NdArray)),
-            Some(_) => None,
-        };
-        self.configure(config.with_offload(offload))
-    }
-
-    pub fn share(&mut self, devices: Devices) -> Result<(), FusedError> {
-        self.configure(devices.share(self.config()))
     }
 
     pub fn dry_run(&mut self, batches: &[Batch], in_blocks: bool) {

@@ -248,14 +248,12 @@ enum Event {
     /// Freezes the layer between.
     Freeze,
     Thaw,
-    /// The training goes on as its clone.
-    Clone,
     /// The training goes on in a new optimizer with its model and record.
     Resume,
     DryRun,
 }
 
-const EVENTS: [Event; 20] = {
+const EVENTS: [Event; 18] = {
     use Event::*;
     [
         Accumulated,
@@ -264,7 +262,6 @@ const EVENTS: [Event; 20] = {
         Freeze,
         Step,
         Vetoed,
-        Clone,
         Accumulated,
         Thaw,
         Step,
@@ -274,7 +271,6 @@ const EVENTS: [Event; 20] = {
         Freeze,
         Resume,
         Step,
-        Clone,
         Thaw,
         Vetoed,
         Accumulated,
@@ -325,7 +321,6 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
                 fused.change_model(Stack::unfreeze);
                 frozen = false;
             }
-            Event::Clone => fused = fused.clone(),
             Event::Resume => {
                 let record = fused.to_record();
                 let (model, _) = fused.into_parts();
@@ -475,22 +470,6 @@ fn average_of_another_shape_is_refused_by_name() {
 }
 
 #[test]
-fn average_of_clone_moves_on_its_own() {
-    let xs = batches(3);
-    let mut one = fused(&Stack::init(), averaging(ema(0.5)));
-    one.step(RATE, |model| model.loss(xs[0].clone()));
-    let mut other = one.clone();
-    let before = one.averaged();
-    let kept = weights(&before);
-    other.step(RATE, |model| model.loss(xs[1].clone()));
-    assert_equal_weights(&before, &one.averaged());
-    one.step(RATE, |model| model.loss(xs[1].clone()));
-    assert_equal_weights(&one.averaged(), &other.averaged());
-    // An averaged model that was kept does not change.
-    assert!(kept == weights(&before));
-}
-
-#[test]
 fn average_of_new_layer_starts_as_its_weights() {
     let xs = batches(3);
     // Burn's own does not step in f64 after it was in a record.
@@ -596,7 +575,6 @@ fn layer_named_like_averages_matches_stock() {
 
 #[test]
 fn average_option_out_of_range_is_refused() {
-    let mut one = fused(&Stack::init(), FusedConfig::new());
     let uniform = WeightAveragingConfig::new();
     for (config, says) in [
         (ema(1.0), "`decay` is 1"),
@@ -604,7 +582,8 @@ fn average_option_out_of_range_is_refused() {
         (ema(f64::NAN), "`decay` is NaN"),
         (uniform.with_every(0), "`every` is 0"),
     ] {
-        let error = one.try_set_config(averaging(config)).expect_err("refused");
+        let one = fused(&Stack::init(), FusedConfig::new());
+        let error = one.try_with_config(averaging(config)).expect_err("refused");
         assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
         assert!(error.to_string().contains(says), "{error}");
     }

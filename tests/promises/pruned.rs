@@ -89,8 +89,6 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         first.change_model(without_the_last_layer);
         train_fused(&mut first, 1, RATE, loss);
         let record = || first.to_record();
-        // A clone remembers what has left, too.
-        let mut second = first.clone();
         let back = |mut model: Net| {
             model.push(whole[1].clone());
             model
@@ -105,12 +103,10 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         );
         expected.load_record(record());
         train_fused(&mut expected, 2, RATE, loss);
-        for training in [&mut first, &mut second] {
-            training.change_model(back);
-            train_fused(training, 2, RATE, loss);
-            assert_equal_weights(&expected.model(), &training.model());
-            assert_eq!(training.try_load_record(training.to_record()), Ok(()));
-        }
+        first.change_model(back);
+        train_fused(&mut first, 2, RATE, loss);
+        assert_equal_weights(&expected.model(), &first.model());
+        assert_eq!(first.try_load_record(first.to_record()), Ok(()));
     }
 }
 
@@ -189,7 +185,7 @@ fn a_layer_that_comes_back_starts_anew_whatever_waits() {
         };
         step(&mut fused);
         let offload = offload.map(|offload| OffloadConfig::new(offload).with_min_elements(5));
-        fused.set_config(FusedConfig::new().with_offload(offload));
+        let mut fused = fused.with_config(FusedConfig::new().with_offload(offload));
         let last = fused.model().fork(device).pop();
         fused.change_model(without_the_last_layer);
         step(&mut fused);
@@ -198,7 +194,7 @@ fn a_layer_that_comes_back_starts_anew_whatever_waits() {
             model
         });
         step(&mut fused);
-        fused.set_config(FusedConfig::new());
+        let mut fused = fused.with_config(FusedConfig::new());
         step(&mut fused);
         fused.model()
     };

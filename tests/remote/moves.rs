@@ -1,6 +1,6 @@
 //! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
 
-use backburn::optim::{AdamConfig, AdamWConfig, StateFormat};
+use backburn::optim::{AdamWConfig, StateFormat};
 use burn::module::{Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::Int;
@@ -57,7 +57,7 @@ fn what_moves_between_servers_goes_through_this_process() {
             let mut fused = FusedReplicas::new(model, optimizer, devices.clone());
             for (index, batches) in steps.iter().enumerate() {
                 let config = fused.config().clone();
-                fused.set_config(match index {
+                fused = fused.with_config(match index {
                     2 => config.with_ownership(Ownership::MainDevice),
                     4 => config.with_sharding(Sharding::Full),
                     6 => config.with_ownership(Ownership::BySize),
@@ -91,7 +91,7 @@ fn a_model_moves_to_another_server_with_its_states() {
                 for (step, [x, _]) in steps.iter().enumerate() {
                     let device = &devices[step / 2];
                     if step == 2 {
-                        fused.fork(device);
+                        fused = fused.with_config_on(FusedConfig::new(), device);
                     }
                     let x = x.clone().to_device(device);
                     fused.step(RATE, |model| model.loss(x));
@@ -100,30 +100,5 @@ fn a_model_moves_to_another_server_with_its_states() {
             };
             assert_equal_weights(&trained([flex(), flex()]), &trained(remote.clone()));
         }
-    });
-}
-
-#[test]
-fn a_group_that_a_state_has_begun_moves_to_another_server() {
-    in_time(|| {
-        let servers = [Server::start(), Server::start()];
-        let remote = servers.each_ref().map(|server| server.device.clone());
-        let initial = Mixed::init(&flex());
-        let steps = steps(3);
-        let trained = |devices: [Device; 2]| {
-            let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[0]);
-            let optimizer = AdamConfig::new().build();
-            let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer);
-            for [x, more] in &steps {
-                for (x, device) in [x, more].into_iter().zip(&devices) {
-                    fused.fork(device);
-                    let x = x.clone().to_device(device);
-                    fused.accumulate(|model| model.loss(x));
-                }
-                fused.step_accumulated(RATE);
-            }
-            fused.into_parts().0.fork(&flex())
-        };
-        assert_equal_weights(&trained([flex(), flex()]), &trained(remote));
     });
 }

@@ -134,7 +134,8 @@ fn exact_clipping_goes_by_the_norm_over_all_ranks() {
             let model = copy(&initial, || Network::init(device));
             let expected = train_reference(model, adamw(), &groups, clip);
             let train = |mut fused: FusedReplicas<Network>, exact: GlobalNormClippingConfig| {
-                fused.set_config(fused.config().clone().with_clipping(Some(exact)));
+                let config = fused.config().clone().with_clipping(Some(exact));
+                fused = fused.with_config(config);
                 for batches in &steps {
                     match exact {
                         GlobalNormClippingConfig::Exact(_) => {
@@ -171,7 +172,8 @@ fn lagged_clipping_goes_by_the_norm_over_all_ranks_of_the_step_before() {
     let groups: Vec<_> = steps.chunks(1).collect();
     in_every_way(&initial, 2, adamw, |mut fused| {
         let lagged = Some(GlobalNormClippingConfig::Lagged(0.01));
-        fused.set_config(fused.config().clone().with_clipping(lagged));
+        let config = fused.config().clone().with_clipping(lagged);
+        fused = fused.with_config(config);
         let norms = steps.iter().map(|batches| {
             fused.step(RATE, batches.clone(), weighed_loss);
             fused.last_step().gradient_norm.unwrap()
@@ -213,7 +215,8 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
             in_every_way(&initial, ranks, adamw, |mut fused| {
                 if clip {
                     let exact = Some(GlobalNormClippingConfig::Exact(1e9));
-                    fused.set_config(fused.config().clone().with_clipping(exact));
+                    let config = fused.config().clone().with_clipping(exact);
+                    fused = fused.with_config(config);
                 }
                 for group in groups {
                     let (last, before) = group.split_last().unwrap();
@@ -285,7 +288,8 @@ fn one_overflow_anywhere_skips_everywhere() {
     for overflow in [Overflow::SkipStep, Overflow::SkipParameter] {
         in_every_way(&initial, 2, adamw, |mut fused| {
             let scaling = Some(config.with_overflow(overflow));
-            fused.set_config(fused.config().clone().with_loss_scaling(scaling));
+            let config = fused.config().clone().with_loss_scaling(scaling);
+            fused = fused.with_config(config);
             let mut scales = Vec::new();
             for (index, batches) in steps.iter().enumerate() {
                 fused.step_repeatable(RATE, batches.clone(), weighed_loss);
@@ -453,7 +457,8 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
             .iter()
             .for_each(|batches| step(&mut expected, batches));
         in_every_way(&initial, ranks, adamw, |mut fused| {
-            fused.set_config(fused.config().clone().with_averaging(averaging));
+            let config = fused.config().clone().with_averaging(averaging);
+            fused = fused.with_config(config);
             for batches in &steps[..3] {
                 fused.step(RATE, batches.clone(), weighed_loss);
             }
@@ -469,7 +474,8 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
             // The ranks share otherwise from now on.
             let sharding = Some(fused.config().sharding).filter(|it| *it == Sharding::State);
             let sharding = sharding.map_or(Sharding::State, |_| Sharding::Full);
-            fused.set_config(fused.config().clone().with_sharding(sharding));
+            let config = fused.config().clone().with_sharding(sharding);
+            fused = fused.with_config(config);
             for batches in &steps[4..] {
                 fused.step(RATE, batches.clone(), weighed_loss);
             }

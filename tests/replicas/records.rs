@@ -113,7 +113,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
 }
 
 #[test]
-fn the_way_of_sharing_can_change_in_the_middle() {
+fn replicas_can_be_made_again_with_another_config() {
     let _alone = alone();
     let devices = flex(2);
     let initial = Network::init(&devices[0]);
@@ -135,7 +135,8 @@ fn the_way_of_sharing_can_change_in_the_middle() {
     ];
     for (batches, change) in steps.iter().zip(changes) {
         fused.step(RATE, batches.clone(), Network::loss);
-        fused.set_config(change(fused.config().clone()));
+        let config = change(fused.config().clone());
+        fused = fused.with_config(config);
     }
     assert_equal_weights(&expected, &fused.model());
 }

@@ -20,13 +20,16 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::caught;
 use crate::error::FusedError;
+use crate::estimate::made_on_host;
 use crate::fused::policies::Policies;
+use crate::layout::Layout;
+use crate::offload::check_room_to_wait;
 use crate::parameters::running_statistics;
 use crate::pass::Session;
-use crate::policy::{Unconfirmed, Update};
+use crate::policy::{AverageKeeper, Unconfirmed, Update};
 use crate::record;
 use crate::report::StepReport;
-use crate::weights::{Accumulated, KeptStatistics, Role, Value};
+use crate::weights::{Accumulated, Inventory, KeptStatistics, Role, Value, forked_in_codes};
 pub(crate) use change::Unfit;
 pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked, begin};
 pub(super) use ranks::Ranks;
@@ -54,30 +57,61 @@ pub trait Door {
 }
 
 impl<M: Module> Core<M> {
-    /// A training of `model` where it is.
+    /// A training of `model` on `device`, by default where it is. `optimizer` has the places of the policies.
     pub(super) fn alone(
-        model: M,
+        mut model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
+        device: Option<&Device>,
     ) -> Result<Self, FusedError> {
-        let session = Arc::new(Session::new(Update::new(optimizer)));
-        let ranks = Ranks::alone(model, &session, Arc::default())?;
-        Ok(Self::of(ranks, policies))
+        let config = &policies.config;
+        let devices = model.devices();
+        let of_model = devices.first().cloned().unwrap_or_default();
+        let computes_on = match device {
+            Some(device) if device.is_autodiff() => device.clone(),
+            Some(device) => device.clone().with_autodiff_context_from(&of_model),
+            None => of_model,
+        };
+        let layout = Layout::new(config.layout(), &computes_on)?;
+        let session = Arc::new(Session::new(Update::new(
+            optimizer,
+            config.states_wait_from(),
+        )));
+        let is_offloaded = layout.placement.is_some();
+        let moves =
+            !is_offloaded && device.is_some() && devices.iter().any(|it| *it != computes_on);
+        // Burn keeps updates of running statistics apart, and a statistic that moves loses them.
+        let statistics = (is_offloaded || moves).then(|| KeptStatistics::of(&model));
+        if is_offloaded {
+            let leaving = Inventory::take(&model, &layout)?.leaving;
+            let made = made_on_host(&model, &session.update.lock().anew(), config);
+            check_room_to_wait(leaving.saturating_add(made))?;
+        }
+        if moves {
+            Inventory::take(&model, &Layout::on(&computes_on, config.compute_dtype))?;
+            model = forked_in_codes(model, &computes_on);
+        }
+        let ranks = Ranks::alone(model, &session, Arc::new(layout))?;
+        let core = Self::of(ranks, policies);
+        if let Some(statistics) = statistics {
+            statistics.commit();
+        }
+        Ok(core)
     }
 
-    /// A training of replicas of `model`, one on each of these devices.
+    /// A training of replicas of `model`, one on each of these devices. `optimizer` has the places of the policies.
     pub(super) fn on_devices(
         model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         devices: &[Device],
-        config: FusedConfig,
     ) -> Result<Self, FusedError> {
-        config.check(policies.in_state)?;
-        let session = Session::new(Update::new(optimizer));
-        let ranks = Ranks::on_devices(model, devices, &session, &config)?;
-        let mut core = Self::of(ranks, policies);
-        core.adopt(config);
+        let config = &policies.config;
+        let statistics = KeptStatistics::of(&model);
+        let session = Session::new(Update::new(optimizer, config.states_wait_from()));
+        let ranks = Ranks::on_devices(model, devices, &session, config)?;
+        let core = Self::of(ranks, policies);
+        statistics.commit();
         Ok(core)
     }
 
@@ -90,6 +124,27 @@ impl<M: Module> Core<M> {
         };
         core.restore_kept();
         core
+    }
+
+    /// Makes the training again with another config, on `device` or where it computes.
+    pub(super) fn with_config(
+        self,
+        config: FusedConfig,
+        device: Option<&Device>,
+    ) -> Result<Self, FusedError> {
+        let ranks = &self.ranks;
+        let device = device.or(ranks.form().layout.device()).cloned();
+        let named = ranks.named.clone();
+        // From owner to owner, so that no device has to hold all weights.
+        let model = ranks.form().at_home();
+        let optimizer = self.optimizer();
+        let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
+        // The model is the only owner of its values then.
+        drop(self.ranks);
+        match named {
+            None => Self::alone(model, optimizer, policies, device.as_ref()),
+            Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
+        }
     }
 }
 
@@ -137,9 +192,21 @@ impl<M: Module> Core<M> {
 
     pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
         // The views and the pass go with `self`, so what is returned ends up as the only owner.
-        let model = self.model();
+        (self.model(), self.optimizer())
+    }
+
+    /// Returns the optimizer without averages, which no other training goes on with.
+    fn optimizer(&self) -> ModuleOptimizer {
         let optimizer = self.ranks.session().update.lock().optimizer();
-        (model, optimizer)
+        match self.policies.config.averaging {
+            Some(_) => AverageKeeper::join(optimizer),
+            None => optimizer,
+        }
+    }
+
+    /// Chooses the blocks that keep their activations.
+    pub(crate) fn keep_activations(&mut self, keep: Vec<bool>) {
+        self.policies.config.gradient_checkpointing.keep_activations = keep;
     }
 
     /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.

@@ -53,7 +53,7 @@ pub(in crate::fused) struct RankPass {
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
     pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
-        let in_flight = self.layout.transfers.get().map(|all| InFlight(all));
+        let in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         if let Some(InFlight(transfers)) = &in_flight {

@@ -91,9 +91,6 @@ impl<M: Module> Ranks<M> {
             };
             let group = group.clone();
             let layout = Layout::new(request.clone(), &devices[rank])?;
-            if config.gradient_checkpointing.offload_inputs {
-                layout.start_transfers()?;
-            }
             let layout = Arc::new(layout.of_rank(Membership { group, rank }));
             let session = Arc::new(session.of_replica(layout.among_others().cloned()));
             let form = FusedForm::new(replica, &session, layout, forms.last())?;

@@ -33,7 +33,7 @@ impl<M: Module> Ranks<M> {
 
         // Begin.
         let running = self.forms.iter().zip(task.closures).map(|(form, closure)| {
-            let transfers = form.layout.transfers.get();
+            let transfers = form.layout.transfers.as_ref();
             let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
             let foresight = form.brings.then(|| form.foresight());
             let session = &form.session;
@@ -135,7 +135,7 @@ impl<M: Module> Ending<'_, M> {
         for ((form, running), gradients) in self.forms.iter().zip(running).zip(gradients) {
             let pass = &running.pass;
             pass.guarded_in_queue(|| form.views.deliver(pass, gradients));
-            if let Some(transfers) = form.layout.transfers.get() {
+            if let Some(transfers) = form.layout.transfers.as_ref() {
                 transfers.wait();
             }
         }

@@ -8,7 +8,7 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 
 impl<M: Module> FusedOptimizer<M> {
-    /// Trains as `config` says, and computes on `device`.
+    /// Trains as `config` says, and computes on `device`: [`with_config`](Self::with_config) for another device.
     ///
     /// With [offload](FusedConfig::offload) the model waits in host memory meanwhile. One that does not fit on the device is
     /// created and loaded there, on `Device::flex().autodiff()`: a parameter goes over alone, if at all. Its frozen
@@ -36,43 +36,24 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Panics
     ///
-    /// With the message of the error that [`try_set_config_on`](Self::try_set_config_on) returns.
+    /// With the message of the error that [`try_with_config_on`](Self::try_with_config_on) returns.
     #[must_use]
-    pub fn with_config_on(mut self, config: FusedConfig, device: &Device) -> Self {
-        self.try_set_config_on(config, device)
-            .unwrap_or_else(|error| panic!("{error}"));
-        self
+    pub fn with_config_on(self, config: FusedConfig, device: &Device) -> Self {
+        self.try_with_config_on(config, device)
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The fallible [`with_config_on`](Self::with_config_on), in place.
+    /// The fallible [`with_config_on`](Self::with_config_on).
     ///
     /// # Errors
     ///
-    /// As [`try_set_config`](Self::try_set_config) and, if the model moves,
-    /// [`try_change_model`](Self::try_change_model).
-    pub fn try_set_config_on(
-        &mut self,
+    /// As [`try_with_config`](Self::try_with_config) and, if the model moves, [`try_new`](Self::try_new).
+    pub fn try_with_config_on(
+        mut self,
         config: FusedConfig,
         device: &Device,
-    ) -> Result<(), FusedError> {
-        self.core.configure(config, Some(device))
-    }
-
-    /// Moves the model to `device` and trains it there, as [`Module::fork`]. The optimizer state
-    /// follows at the next step.
-    ///
-    /// # Panics
-    ///
-    /// If this build does not cover the backend of `device`.
-    pub fn fork(&mut self, device: &Device) {
-        self.try_set_config_on(self.config().clone(), device)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// [`fork`](Self::fork) by value.
-    #[must_use]
-    pub fn to_device(mut self, device: &Device) -> Self {
-        self.fork(device);
-        self
+    ) -> Result<Self, FusedError> {
+        self.core = self.core.with_config(config, Some(device))?;
+        Ok(self)
     }
 }

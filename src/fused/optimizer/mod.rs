@@ -8,6 +8,7 @@ use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
+use burn::tensor::Device;
 
 use super::core::Core;
 use super::door::door;
@@ -78,7 +79,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// is not there, or does not compute what it should in the float type of a parameter
     /// ([`check_device`](crate::check_device)).
     pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
-        Self::with_policies(model, optimizer, Policies::default())
+        Self::with_policies(model, optimizer, Policies::default(), None)
     }
 
     /// A fused optimizer whose [`accumulate`](Self::accumulate) puts the gradients of micro-batches
@@ -133,17 +134,17 @@ impl<M: Module> FusedOptimizer<M> {
         optimizer: Ruled<impl AccumulateInState>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = Policies::in_state_of(optimizer)?;
-        Self::with_policies(model, optimizer, policies)
+        Self::with_policies(model, optimizer, policies, None)
     }
 
-    /// A fused optimizer with policies that were put together elsewhere, and their state in the
-    /// optimizer.
+    /// A fused optimizer with policies that were put together elsewhere, whose state has a place in the optimizer.
     pub(crate) fn with_policies(
         model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
+        device: Option<&Device>,
     ) -> Result<Self, FusedError> {
-        let core = Core::alone(model, optimizer, policies)?;
+        let core = Core::alone(model, optimizer, policies, device)?;
         let fused = Self { core };
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]
@@ -167,17 +168,6 @@ impl<M: Module> FusedOptimizer<M> {
     /// The number of parameters that are not trained: frozen ones and running statistics.
     pub fn num_frozen(&self) -> usize {
         self.core.count(Role::Frozen).0
-    }
-}
-
-/// A second training from here: the same values, optimizer state, policies and accumulated gradients, in
-/// tensors that both share until one of them is updated. Hooks are shared for good, and so are the running
-/// statistics of normalization layers, as by all clones of a Burn model.
-impl<M: Module> Clone for FusedOptimizer<M> {
-    fn clone(&self) -> Self {
-        let core = self.core.again();
-        let core = core.unwrap_or_else(|error| panic!("{error}"));
-        Self { core }
     }
 }
 

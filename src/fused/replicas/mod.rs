@@ -129,15 +129,15 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new) and [`try_set_config`](Self::try_set_config).
+    /// As [`try_new`](Self::try_new) and [`try_with_config`](Self::try_with_config).
     pub fn try_new_with_config(
         model: M,
         optimizer: ModuleOptimizer,
         devices: impl IntoIterator<Item = Device>,
         config: FusedConfig,
     ) -> Result<Self, FusedError> {
-        let devices = devices.into_iter().collect();
-        Self::with_policies(model, optimizer, Policies::default(), devices, config)
+        let (policies, optimizer) = Policies::default().with_config(config, optimizer)?;
+        Self::with_policies(model, optimizer, policies, devices.into_iter().collect())
     }
 
     /// Replicas for which [`accumulate`](Self::accumulate) puts the gradients of a micro-batch straight into the state
@@ -167,23 +167,21 @@ impl<M: Module + 'static> FusedReplicas<M> {
         devices: impl IntoIterator<Item = Device>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = Policies::in_state_of(optimizer)?;
-        let devices = devices.into_iter().collect();
-        Self::with_policies(model, optimizer, policies, devices, FusedConfig::default())
+        Self::with_policies(model, optimizer, policies, devices.into_iter().collect())
     }
 
-    /// Replicas with policies that were put together elsewhere, and their state in the optimizer.
+    /// Replicas with policies that were put together elsewhere, whose state has a place in the optimizer.
     pub(crate) fn with_policies(
         model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         devices: Vec<Device>,
-        config: FusedConfig,
     ) -> Result<Self, FusedError> {
         if devices.is_empty() {
             let reason = "there are no devices: name one for every rank".to_string();
             return Err(FusedError::Replicas { reason });
         }
-        let core = Core::on_devices(model, optimizer, policies, &devices, config)?;
+        let core = Core::on_devices(model, optimizer, policies, &devices)?;
         let crew = Crew::new(devices.len())?;
         let fused = Self { core, crew };
         log::info!("{fused}");

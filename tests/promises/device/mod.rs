@@ -86,15 +86,19 @@ fn no_training_begins_in_a_type_that_its_device_lacks(device: &Device) {
             FusedReplicas::try_new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
             FusedReplicas::try_new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
             FusedOptimizer::new(half(), sgd())
-                .try_set_config_on(FusedConfig::new().with_offload(Some(offload())), device),
+                .try_with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
+                .map(drop),
             FusedOptimizer::new(frozen(), sgd())
-                .try_set_config_on(FusedConfig::new().with_offload(Some(offload())), device),
-            FusedOptimizer::new(on_host(), sgd()).try_set_config_on(
-                FusedConfig::new()
-                    .with_offload(Some(offload()))
-                    .with_compute_dtype(Some(dtype)),
-                device,
-            ),
+                .try_with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
+                .map(drop),
+            FusedOptimizer::new(on_host(), sgd())
+                .try_with_config_on(
+                    FusedConfig::new()
+                        .with_offload(Some(offload()))
+                        .with_compute_dtype(Some(dtype)),
+                    device,
+                )
+                .map(drop),
         ];
         for (door, opened) in doors.into_iter().enumerate() {
             let error = opened.expect_err("it is refused");

@@ -7,7 +7,7 @@ use super::*;
 
 const WAYS: [Way; 5] = [
     Way::IntoParts,
-    Way::Clone,
+    Way::Config,
     Way::FreezeAndThaw,
     Way::Record,
     Way::RecordInBytes,
@@ -24,7 +24,7 @@ enum Group {
 impl Way {
     fn group(self) -> Group {
         match self {
-            Way::IntoParts | Way::Clone | Way::FreezeAndThaw => Group::GoesOn,
+            Way::IntoParts | Way::Config | Way::FreezeAndThaw => Group::GoesOn,
             Way::Record | Way::RecordInBytes => Group::Ends,
         }
     }
@@ -43,7 +43,7 @@ impl<R: AccumulateInState> InState<R> {
 
     fn exchange(&self, way: Way, mut fused: FusedOptimizer<Net>) -> FusedOptimizer<Net> {
         let record = match way {
-            Way::IntoParts | Way::Clone => return way.fused(&self.cell, fused),
+            Way::IntoParts | Way::Config => return way.fused(&self.cell, fused),
             Way::FreezeAndThaw => {
                 fused.change_model(freeze);
                 fused.change_model(Net::unfreeze);

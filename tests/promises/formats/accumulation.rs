@@ -92,8 +92,6 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
             for micro_batch in 4 * group..4 * group + 3 {
                 fused.accumulate(|model| loss(model, &batches, micro_batch));
             }
-            // A clone goes on with the sums.
-            fused = fused.clone();
             fused.step(RATE, |model| loss(model, &batches, 4 * group + 3));
         }
         assert_equal_weights(&stock, &fused.model());
@@ -153,9 +151,9 @@ fn small_gradients_count_in_full_precision() {
 fn there_is_no_precision_to_choose_where_there_is_no_buffer() {
     let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
     let optimizer = optim::AdamWConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer);
+    let fused = FusedOptimizer::accumulating_in_state(model, optimizer);
     let error = fused
-        .try_set_config(FusedConfig::new().with_full_precision_accumulation(true))
+        .try_with_config(FusedConfig::new().with_full_precision_accumulation(true))
         .unwrap_err();
     assert!(
         matches!(error, backburn::FusedError::Combination { .. }),

@@ -69,8 +69,9 @@ fn trained_with_and_without(
     model: Network,
     batches: &[Tensor<2, Int>],
 ) -> [FusedOptimizer<Network>; 2] {
-    let mut plain = FusedOptimizer::new(model, AdamConfig::new().init());
-    let mut fused = plain.clone().with_config_on(
+    let mut plain = FusedOptimizer::new(model.clone(), AdamConfig::new().init());
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut fused = fused.with_config_on(
         FusedConfig::new().with_offload(Some(config(device, mode))),
         device,
     );

@@ -52,12 +52,8 @@ fn inputs_that_come_a_block_ahead_change_no_bit(device: &Device) {
                 let config = with_inputs(device, mode).with_max_bytes_under_way(limit);
                 let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
                 let mut fused = fused.with_config_on(config, device);
-                train_fused(&mut fused, 2, RATE, loss);
-                // What is a clone's own stays its own.
-                let mut other = fused.clone();
-                drop(fused);
-                train_fused(&mut other, 2, RATE, |model, step| loss(model, step + 2));
-                assert_equal_weights(&plain.model(), &other.model());
+                train_fused(&mut fused, 4, RATE, loss);
+                assert_equal_weights(&plain.model(), &fused.model());
             }
         }
     }

@@ -110,12 +110,12 @@ fn what_is_not_trained_must_be_in_the_type_already(device: &Device) {
     if !device.supports_dtype(DType::F64) {
         return;
     }
-    let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init());
+    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init());
     let config = FusedConfig::new()
         .with_offload(Some(config(device, Offload::Updates)))
         .with_compute_dtype(Some(FloatDType::F64));
     let error = fused
-        .try_set_config_on(config, device)
+        .try_with_config_on(config, device)
         .expect_err("statistics in f32");
     let error = error.to_string();
     assert!(

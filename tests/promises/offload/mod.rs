@@ -188,9 +188,10 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for mode in modes(device) {
-        let model = copy(&initial, || Network::init(device));
-        let mut plain = FusedOptimizer::new(model, AdamConfig::new().init());
-        let mut fused = plain.clone().with_config_on(
+        let copy = || copy(&initial, || Network::init(device));
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let mut fused = fused.with_config_on(
             FusedConfig::new().with_offload(Some(config(device, mode))),
             device,
         );

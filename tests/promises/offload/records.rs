@@ -74,25 +74,19 @@ fn changes(device: &Device) -> Vec<(Option<Offload>, Option<Offload>)> {
     [to.as_slice(), &from, &between].concat()
 }
 
-fn the_mode_can_change_between_two_steps(device: &Device) {
+fn a_training_can_be_made_again_with_another_mode(device: &Device) {
     let initial = Network::init(device);
     let copy = || copy(&initial, || Network::init(device));
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
-    for fused in [&mut plain, &mut fused] {
-        fused.accumulate(|model| loss(model, 0));
-    }
     for (step, mode) in MODES.into_iter().chain([MODES[0]]).enumerate() {
-        // The first time in the middle of a group of micro-batches.
         fused = fused.with_config_on(
             FusedConfig::new().with_offload(Some(config(device, mode))),
             device,
         );
-        let other = fused.clone();
         fused.step(RATE, |model| loss(model, step));
-        assert_eq!(other.to_record().is_empty(), step == 0);
     }
     train_fused(&mut plain, 6, RATE, loss);
     assert_equal_weights(&plain.model(), &fused.model());
@@ -149,6 +143,6 @@ fn loaded(
 
 on_every_backend!(
     a_run_resumes_with_offload_and_without,
-    the_mode_can_change_between_two_steps,
+    a_training_can_be_made_again_with_another_mode,
     the_state_of_policies_is_in_the_records,
 );

@@ -268,7 +268,7 @@ fn mistakes_in_clipping_get_a_clear_error() {
             GlobalNormClippingConfig::Lagged,
         ] {
             let error = fused()
-                .try_set_config(FusedConfig::new().with_clipping(Some(clipping(max_norm))))
+                .try_with_config(FusedConfig::new().with_clipping(Some(clipping(max_norm))))
                 .unwrap_err();
             assert!(error.to_string().contains("must be positive"));
         }

@@ -325,12 +325,12 @@ fn policies_that_need_the_sum_are_refused() {
         let adam = AdamConfig::new().build();
         FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
     };
-    let exact = fused().try_set_config(
+    let exact = fused().try_with_config(
         FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
     );
     assert!(exact.unwrap_err().to_string().contains("Lagged"));
     let skipping = fused()
-        .try_set_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .try_with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     assert!(skipping.unwrap_err().to_string().contains("SkipParameter"));
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);

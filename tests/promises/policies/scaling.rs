@@ -250,19 +250,19 @@ fn mistakes_in_loss_scaling_get_a_clear_error() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40, 1e39] {
         let scaling = LossScalingConfig::new().with_initial_scale(scale);
         let error = fused()
-            .try_set_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+            .try_with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
             .unwrap_err();
         assert!(error.to_string().contains("positive and finite"), "{error}");
     }
     let scaling = LossScalingConfig::new().with_growth_interval(Some(0));
     let error = fused()
-        .try_set_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+        .try_with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
         .unwrap_err();
     assert!(error.to_string().contains("`growth_interval`"), "{error}");
 
     let one_pass = FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter)));
     let exact = Some(GlobalNormClippingConfig::Exact(1.0));
-    let error = fused().try_set_config(one_pass.with_clipping(exact));
+    let error = fused().try_with_config(one_pass.with_clipping(exact));
     assert!(error.unwrap_err().to_string().contains("SkipStep"));
 
     let mut fused =

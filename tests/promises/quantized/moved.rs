@@ -60,11 +60,11 @@ fn codes_go_to_any_host_and_back_when_the_training_changes() {
                 step(&mut fused);
                 fused.change_model(|model| model);
                 step(&mut fused);
-                fused
-                    .try_set_config_on(FusedConfig::new(), &device)
-                    .unwrap();
+                let mut fused = fused.with_config_on(FusedConfig::new(), &device);
                 step(&mut fused);
-                fused.to_device(&Device::flex()).model()
+                fused
+                    .with_config_on(FusedConfig::new(), &Device::flex())
+                    .model()
             };
             let expected = train(None);
             for offload in [
