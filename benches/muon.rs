@@ -167,8 +167,7 @@ fn replicas(
     let devices = vec![Device::flex().autodiff(); ranks];
     let config = config
         .with_sharding(Sharding::State)
-        .with_ownership(Ownership::BySize)
-        .with_draws_random_numbers(false);
+        .with_ownership(Ownership::BySize);
     FusedReplicas::new(model, optimizer, devices).with_config(config)
 }
 

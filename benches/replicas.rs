@@ -205,8 +205,7 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
     let mut fused = FusedReplicas::new(model, optimizer, devices).with_config(
         FusedConfig::new()
             .with_sharding(sharding)
-            .with_ownership(Ownership::BySize)
-            .with_draws_random_numbers(false),
+            .with_ownership(Ownership::BySize),
     );
     Box::new(move || {
         let batches = vec![input.clone(); ranks];

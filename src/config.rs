@@ -67,8 +67,8 @@ pub struct FusedConfig {
     /// What waits in host memory while the model computes on a device, or several: the optimizer state, the updates, or the
     /// weights of blocks, too.
     pub offload: Option<OffloadConfig>,
-    /// What each of several devices keeps of the parameters that it does not own. On one device this says nothing, nor do
-    /// `ownership` and `draws_random_numbers`.
+    /// What each of several devices keeps of the parameters that it does not own. On one device this says nothing, nor does
+    /// `ownership`.
     #[config(default = "Sharding::State")]
     pub sharding: Sharding,
     /// Which of several devices owns a parameter.
@@ -88,13 +88,6 @@ pub struct FusedConfig {
     /// By default a quarter more than the largest parameter has, and the weights of one block: so one gradient is used while the
     /// next is computed.
     pub max_bytes_under_way: Option<usize>,
-    /// Whether the closures of several devices may draw random numbers (dropout, noise). If so, their forward passes take
-    /// turns at Burn's random generators, which are one a process; if not, they run at once.
-    ///
-    /// If a closure draws after all, its numbers are others in every run; a block that runs twice notices it, and the step
-    /// ends with [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers).
-    #[config(default = true)]
-    pub draws_random_numbers: bool,
 }
 
 impl Default for FusedConfig {

@@ -248,16 +248,26 @@ pub enum FusedError {
     /// Random numbers that should have come twice did not: another thread has drawn from Burn's
     /// generator, which all threads of the process share.
     #[error(
-        "{place} drew other random numbers than the first, however often it was repeated: another thread (a worker \
-         of the data loader, say) draws from Burn's random generator, which all threads share. {unmoved}. Draw the \
-         noise of a batch in the closure of the step, or in the batcher from a generator of its own (the crate \
-         `rand`)"
+        "{place} did not compute the same as the first, so it drew other random numbers: another thread used Burn's random \
+         generators, which all threads share, or the closure has a generator of its own or took another branch. {unmoved}. \
+         Draw the noise of a batch in the closure of the step, or in the batcher from a generator of its own (the crate \
+         `rand`); a closure must compute the same from its inputs whenever it runs"
     )]
     RandomNumbers {
         /// What saw them the second time.
         place: String,
         /// Which parameters have kept their values.
         unmoved: String,
+    },
+
+    /// Another training held the lock of Burn's random generators for too long.
+    #[error(
+        "the random generators were locked by the forward pass of another training for {waited:?}: call a step that the \
+         closure of another step waits for outside of it"
+    )]
+    RandomNumbersLocked {
+        /// How long the other held the lock.
+        waited: std::time::Duration,
     },
 
     /// A step from accumulated gradients without any.
@@ -519,26 +529,11 @@ impl FusedError {
         }
     }
 
-    const SECOND_PASS: &str = "the second of the two passes of a step";
-
-    /// Whether the two passes of a step were not alike, which another attempt may mend.
-    pub(crate) fn is_of_passes(&self) -> bool {
-        matches!(self, Self::RandomNumbers { place, .. } if place == Self::SECOND_PASS)
-    }
-
     /// The two passes of a step are not alike.
     pub(crate) fn other_passes() -> Self {
         Self::RandomNumbers {
-            place: Self::SECOND_PASS.to_string(),
+            place: "the second of the two passes of a step".to_string(),
             unmoved: "The parameters whose gradients had not arrived have not moved".to_string(),
-        }
-    }
-
-    /// Those of the step before were not, as is known now.
-    pub(crate) fn other_passes_before() -> Self {
-        Self::RandomNumbers {
-            place: "the second of the two passes of the step before this one".to_string(),
-            unmoved: "No parameter has moved since".to_string(),
         }
     }
 }

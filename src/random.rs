@@ -1,16 +1,20 @@
 //! Random numbers that come twice: in the two passes of a step, and in the two runs of a block.
 //!
-//! Burn's generators can be seeded, not read, and all threads of the process draw from them. Both times
-//! begin with the same seed, but what another thread takes in between is missing: who needs the same
-//! numbers has to compare what was computed with them.
+//! Burn's generators can be seeded, not read, and all threads of the process draw from them. Both times begin with the same
+//! seed, and hold a [lock](RngLock). Code that draws without it is found out by what was computed.
 
+mod lock;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::device::is_cubecl;
+
+pub(crate) use lock::{Lock, RngLock, ThreadLock};
 
 /// Seeds that all come from one.
 #[derive(Debug)]
@@ -82,12 +86,10 @@ impl Stream {
         seed(&self.devices, self.seed);
     }
 
-    /// Does `work` with these numbers. After it come others, which do not depend on how many it drew.
-    pub(crate) fn during<R>(&self, run: u64, work: impl FnOnce() -> R) -> R {
+    /// Continues with the numbers after a `run`, which do not depend on how many it drew.
+    pub(crate) fn follow(&mut self, run: u64) {
+        self.seed = mix(self.seed, run);
         self.start();
-        let result = work();
-        seed(&self.devices, mix(self.seed, run));
-        result
     }
 
     /// Whether anybody has drawn since the numbers began; waits for the devices, and leaves others behind.
@@ -99,52 +101,6 @@ impl Stream {
             self.start();
             next != draw()
         })
-    }
-
-    /// The same, and whether anybody has drawn meanwhile, on whichever thread. Devices that would have to be
-    /// waited for are not asked.
-    pub(crate) fn during_noted<R>(&self, run: u64, work: impl FnOnce() -> R) -> (R, bool) {
-        self.start();
-        let result = work();
-        let touched = !self.devices.iter().any(is_cubecl) && self.is_touched();
-        seed(&self.devices, mix(self.seed, run));
-        (result, touched)
-    }
-}
-
-/// How long something that another thread has disturbed is tried again: a loader that fills its queue is done soon.
-#[derive(Debug)]
-pub(crate) struct Patience {
-    begun: Instant,
-    attempts: usize,
-    pause: Duration,
-}
-
-impl Patience {
-    /// Attempts there are in any case, however long they take.
-    const ATTEMPTS: usize = 5;
-    const TIME: Duration = Duration::from_secs(2);
-    const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-
-    /// From the first attempt on.
-    pub(crate) fn new() -> Self {
-        Self {
-            begun: Instant::now(),
-            attempts: 0,
-            pause: Duration::ZERO,
-        }
-    }
-
-    /// An attempt was disturbed: pauses before the next, if there is to be one.
-    pub(crate) fn lasts(&mut self) -> bool {
-        self.attempts += 1;
-        if self.attempts >= Self::ATTEMPTS && self.begun.elapsed() > Self::TIME {
-            return false;
-        }
-        std::thread::sleep(self.pause);
-        let longer = (2 * self.pause).max(Duration::from_millis(1));
-        self.pause = longer.min(Self::LONGEST_PAUSE);
-        true
     }
 }
 
@@ -159,6 +115,11 @@ fn draw_seed(device: &Device) -> u64 {
     let digits = draw(device).into_data();
     let digits = digits.iter::<f64>().map(|digit| digit as u64);
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)
+}
+
+/// A seed from the operating system, which leaves Burn's generators alone.
+pub(crate) fn seed_of_system() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 /// Seeds the generators of `devices`.

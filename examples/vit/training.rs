@@ -145,8 +145,7 @@ pub fn run(
     let how = FusedConfig::new()
         .with_clipping(options.clip_norm.map(GlobalNormClippingConfig::Exact))
         .with_offload(offload.map(Waiting::config))
-        .with_sharding(options.shards.into())
-        .with_draws_random_numbers(config.dropout > 0.0);
+        .with_sharding(options.shards.into());
     let place = match offload {
         Some(_) => Some(ExecutionStrategy::SingleDevice(device.clone())),
         None => strategy(),

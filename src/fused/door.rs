@@ -135,15 +135,14 @@ macro_rules! door {
             /// come to that device for it.
             ///
             /// The tensors are shared, not copied. If the model is kept across steps, each parameter is
-            /// copied once when it is next updated, and the model keeps the old values. The running
-            /// statistics of normalization layers are shared with the model in training, as in every clone
-            /// of a Burn model.
+            /// copied once when it is next updated, and the model keeps the old values. It also keeps its running statistics, which
+            /// include the last update of every thread.
             pub fn model(&self) -> M {
                 self.core.model()
             }
 
             /// The current model for inference, without autodiff: [`Module::valid`](burn::module::Module::valid) of
-            /// [`model`](Self::model).
+            /// [`model`](Self::model). Its running statistics stay as they are, too.
             pub fn valid(&self) -> M {
                 self.core.valid()
             }
@@ -151,8 +150,7 @@ macro_rules! door {
             /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
             /// to save, to use.
             ///
-            /// Frozen parameters and running statistics have their current values, and the statistics are shared with the model in
-            /// training. Averages are cast to the type of the parameter.
+            /// Frozen parameters and running statistics have their current values; later steps do not change them. Averages are cast to the type of the parameter.
             ///
             /// # Panics
             ///

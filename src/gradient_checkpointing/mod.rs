@@ -10,7 +10,6 @@ mod outputs;
 mod segment;
 mod sequence;
 mod sequential;
-mod thread;
 mod tiled;
 
 use std::any::type_name;
@@ -31,12 +30,10 @@ pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
 use crate::memory;
-use crate::pass::{Scope, Way};
-use crate::random::Stream;
+use crate::parameters::StatisticsGuard;
+use crate::pass::{RandomRun, Scope, Way};
 use crate::tap::lift;
-use crate::weights::{
-    RunningStates, TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen,
-};
+use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen};
 
 /// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
 ///
@@ -108,9 +105,9 @@ use crate::weights::{
 ///
 /// # Running states
 ///
-/// Both runs see a running state as it was before the first, and it is updated once. A model must read all states of its own in one
-/// way: with `RunningState::value`, or with `RunningState::value_sync`, as batch normalization does. On CubeCL devices a
-/// state that its own block reads, and statistics of blocks on threads of the program's own, can differ from those of stock.
+/// Both runs see a running state as it was before the first, and it is updated once. Read a state with
+/// `RunningState::value_sync`, as batch normalization does: the result is that of stock. `RunningState::value` returns the same in a
+/// block, since the updates that Burn keeps pending are merged before each pass and each block; in stock it can be older by an update.
 ///
 /// # Random numbers
 ///
@@ -118,10 +115,11 @@ use crate::weights::{
 /// training differs from one that simply calls its blocks as one seed from another. It equals one whose blocks all [keep
 /// their activations](crate::GradientCheckpointingConfig::keep_activations).
 ///
-/// All threads share Burn's generator. If another thread draws from it during a run (a worker of a data loader may), the block
-/// runs again, with pauses for about two seconds. If that does not help, the step ends with
+/// All threads share Burn's generator, so a run that draws holds a lock, and trainings side by side wait for each other. A model
+/// that draws nothing does not wait: its first step shows it. If a thread outside of the training draws during a run (a worker
+/// of a data loader may), or the closure computes something else the second time, the step ends with
 /// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). On CubeCL devices, which would have to be waited for,
-/// this is not noticed; and one seed is drawn for all steps, so seeding the device again later changes only what is drawn outside of blocks.
+/// this is not checked; and one seed is drawn for all steps, so seeding the device again later changes only what is drawn outside of blocks.
 ///
 /// # Gradients
 ///
@@ -171,18 +169,20 @@ where
         return forward(block, input);
     };
     memory::end_beyond_limit();
-    let _turn = scope.pass.take_turn();
     let way = match scope.is_in_block() {
         true => Way::RunTwice { index: None },
         false => scope.pass.blocks.next(),
     };
-    let random = Stream::new(devices, |device| scope.next_seed(device));
-    scope.pass.blocks.draw_on(&random.devices);
+    let random = scope
+        .begin_random(devices)
+        .unwrap_or_else(|error| panic!("{error}"));
     match way {
         Way::Keep => {
-            let _entered = scope.kept(random.seed).enter();
+            let _entered = scope.kept(random.numbers.seed).enter();
             let block = with_frozen(block.clone(), scope.pass.blocks.placement());
-            random.during(1, || forward(&block, input))
+            let output = forward(&block, input);
+            random.end();
+            output
         }
         Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
     }
@@ -193,7 +193,7 @@ fn run_twice<B, X, Y>(
     scope: Scope,
     block: &B,
     input: X,
-    random: Stream,
+    random: RandomRun,
     index: Option<usize>,
     forward: impl Fn(&B, X) -> Y + Copy + Send + 'static,
 ) -> Y
@@ -219,8 +219,10 @@ where
         tracked.push(is_tracked.then(|| TrackedTensor::new(tensor.clone(), what)));
         tensor.inner()
     });
-    let (inside, readers) = scope.unrecorded(random.seed);
-    let mut states = RunningStates::of(&block);
+    let (inside, readers) = scope.unrecorded(random.numbers.seed);
+    // Both runs see them like this.
+    let statistics = StatisticsGuard::new(&block).commit();
+    let (seed, on) = (random.numbers.seed, random.numbers.devices.first().cloned());
     let (output, drawn) = {
         let _entered = inside.enter();
         let input = kept
@@ -232,12 +234,12 @@ where
         };
         let run = || {
             let block = with_frozen(block.clone(), scope.pass.blocks.placement());
-            random.during_noted(1, || forward(&block, input))
+            let output = forward(&block, input);
+            (output, random.end())
         };
         scope.pass.blocks.first_run(|| located(run, place))
     };
-    states.see(&block);
-    if let Some(device) = random.devices.first() {
+    if let Some(device) = &on {
         scope.pass.blocks.sweep(device);
     }
     if let Some(index) = index {
@@ -273,7 +275,7 @@ where
             tracked: is_tracked,
             forward,
         },
-        first: FirstRun::of(&output, forms, random, drawn, states),
+        first: FirstRun::of(&output, forms, seed, drawn, statistics),
         scope,
         readers,
         index,

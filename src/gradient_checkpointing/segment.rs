@@ -1,6 +1,5 @@
 use std::any::type_name;
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
@@ -10,15 +9,15 @@ use super::activations::Activations;
 use super::fingerprint::Fingerprint;
 use super::host::KeptInput;
 use super::outputs::{Forms, root};
-use super::thread::{apart, here, thread};
 use crate::caught::catch;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
-use crate::pass::{Readers, Reads, Scope};
-use crate::random::{Patience, Stream};
-use crate::tap::{lift, node, sweep};
-use crate::weights::{OwnLeaf, RunningStates, own_leaf, with_frozen, with_own_leaves};
+use crate::parameters::Statistics;
+use crate::pass::{Readers, Scope};
+use crate::random::Stream;
+use crate::tap::{lift, sweep};
+use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
 /// A block that has run without recording, with what its second run needs.
 pub(super) struct Segment<B, X, F> {
@@ -49,32 +48,33 @@ pub(super) struct Call<B, X, F> {
 /// What the first run was like, and the second is to be.
 pub(super) struct FirstRun {
     outputs: Forms,
-    random: Stream,
+    /// Of the blocks within.
+    seed: u64,
+    /// The random numbers that it has drawn.
+    random: Option<Stream>,
     /// Of the outputs, if others could be found.
     fingerprint: Option<Fingerprint>,
-    /// The running states in the block.
-    states: RunningStates,
-    /// The user's thread that it was on.
-    thread: ThreadId,
+    /// The running statistics of the block before it.
+    statistics: Statistics,
 }
 
 impl FirstRun {
-    /// One that has returned this `output`, whether random numbers were `drawn` or not.
+    /// One that has returned this `output`, with these numbers `drawn`.
     pub(super) fn of<Y: Activations>(
         output: &Y,
         outputs: Forms,
-        random: Stream,
-        drawn: bool,
-        states: RunningStates,
+        seed: u64,
+        random: Option<Stream>,
+        statistics: Statistics,
     ) -> Self {
-        // What a state of the block's own has done to its output is compared, too.
-        let compares = drawn || states.has_own() && !random.devices.iter().any(is_cubecl);
+        let waits = outputs.device.as_ref().is_some_and(is_cubecl);
+        let compares = !waits && random.is_some();
         Self {
+            seed,
             fingerprint: compares.then(|| Fingerprint::of(output)),
             outputs,
             random,
-            states,
-            thread: thread(),
+            statistics,
         }
     }
 }
@@ -110,10 +110,7 @@ where
         }
         let (strategy, run) = (self.first.outputs.strategy, self.run);
         let readers = self.readers.clone();
-        let recorded = {
-            let _turn = pass.take_turn();
-            self.record()
-        };
+        let recorded = self.record();
         readers.settle();
         let Recorded { output, leaves } = match recorded {
             Ok(recorded) => recorded,
@@ -143,85 +140,63 @@ where
             ..
         } = self;
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
-        let (random, states, thread) = (first.random, first.states, first.thread);
+        let random = first.random;
+        let on = first.outputs.device.clone();
+        let _lock = random
+            .as_ref()
+            .map(|random| scope.repeat_random(random))
+            .transpose()?;
         let strategy = first.outputs.strategy;
-        let learned = scope.pass.blocks.learned.clone();
-        let mut reads = learned.reads().unwrap_or_default();
-        // Whether a run that was not like the first has left an update aside.
-        let mut spoiled = false;
-        let has_one_stream = !random.devices.iter().any(is_cubecl);
-        let mut patience = Patience::new();
-        let mut input = Some(call.input.take(&name)?);
-        loop {
-            // A run that is not compared with the first is the last, and nothing else holds what it computes with.
-            let input = match first.fingerprint {
-                Some(_) => input.clone(),
-                None => input.take(),
-            };
-            let input = input.expect("what is not compared runs once");
-            let recorded = with_frozen(block.clone(), scope.pass.blocks.placement());
-            let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
-            let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
-            let input = input.map_floats(&mut |tensor| {
-                let lifted = lift(tensor, strategy);
-                if !are_tracked.next().is_some_and(|is_tracked| *is_tracked) {
-                    return lifted;
-                }
-                let leaf = lifted.require_grad();
-                leaves.push(own_leaf(leaf.clone()));
-                leaf
-            });
-            leaves.extend(leaves_of_block);
+        // Nothing else holds what the run computes with.
+        let input = call.input.take(&name)?;
+        let recorded = with_frozen(block.clone(), scope.pass.blocks.placement());
+        let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
+        let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
+        let input = input.map_floats(&mut |tensor| {
+            let lifted = lift(tensor, strategy);
+            if !are_tracked.next().is_some_and(|is_tracked| *is_tracked) {
+                return lifted;
+            }
+            let leaf = lifted.require_grad();
+            leaves.push(own_leaf(leaf.clone()));
+            leaf
+        });
+        leaves.extend(leaves_of_block);
 
-            let inside = scope.second_run(random.seed);
-            let second_run = inside.clone();
-            let (stream, place) = (&random, &name);
-            let again = move || {
-                let _scope = second_run.enter();
-                let place = || {
-                    format!(
-                        "the second run of the recomputed block {place}, whose parameters and those \
-                         before it are unchanged,"
-                    )
-                };
-                located(|| stream.during(2, || forward(&recorded, input)), place)
-            };
-            let leaves_aside =
-                !scope.pass.has_closure_on(thread) || states.has_own() && reads == Reads::Late;
-            let is_apart = has_one_stream && !states.is_empty() && leaves_aside && !spoiled;
-            let (shown, output) = if is_apart {
-                (states.again_elsewhere(&block, reads), apart(thread, again))
-            } else {
-                (states.again(&block, reads), here(thread, again))
-            };
-            let forms = Forms::of(&output);
-            assert!(
-                forms.found == first.outputs.found,
-                "the second run of the recomputed block {name} returned other tensors than the first: \
-                 it must compute the same from its inputs"
-            );
-            let Some(fingerprint) = &first.fingerprint else {
-                return Ok(Recorded { output, leaves });
-            };
-            if *fingerprint == Fingerprint::of(&output) {
-                if states.differ(node) {
-                    learned.have_read(reads);
-                }
-                if spoiled {
-                    shown.mend();
-                }
-                return Ok(Recorded { output, leaves });
+        let inside = scope.second_run(first.seed);
+        let run = || {
+            random.iter().for_each(Stream::start);
+            let output = forward(&recorded, input);
+            if let Some(mut random) = random.clone() {
+                random.follow(2);
             }
-            spoiled |= is_apart;
-            reads = reads.other();
-            drop(shown);
-            inside.abandon();
-            drop((output, leaves));
-            random.devices.iter().for_each(sweep);
-            if !patience.lasts() {
-                return Err(FusedError::other_run(&name));
-            }
+            output
+        };
+        let output = {
+            let _statistics = first.statistics.put_until_dropped(&block);
+            let _scope = inside.clone().enter();
+            let place = || {
+                format!(
+                    "the second run of the recomputed block {name}, whose parameters and those \
+                     before it are unchanged,"
+                )
+            };
+            located(run, place)
+        };
+        let forms = Forms::of(&output);
+        assert!(
+            forms.found == first.outputs.found,
+            "the second run of the recomputed block {name} returned other tensors than the first: \
+             it must compute the same from its inputs"
+        );
+        let is_other = |first| first != Fingerprint::of(&output);
+        if !first.fingerprint.is_some_and(is_other) {
+            return Ok(Recorded { output, leaves });
         }
+        inside.abandon();
+        drop((output, leaves));
+        on.iter().for_each(sweep);
+        Err(FusedError::other_run(&name))
     }
 }
 

@@ -9,8 +9,6 @@ use super::any::{AnyParam, AnyTensor};
 pub(crate) struct Parameter {
     pub(crate) param: Box<dyn AnyParam>,
     pub(crate) path: String,
-    /// What it is in, as Burn names it: `Struct:BatchNorm`.
-    pub(crate) container: String,
     /// The name of the reparameterization that it carries.
     pub(crate) reparameterization: Option<String>,
 }
@@ -38,7 +36,6 @@ pub(crate) fn list<M: Module>(module: &M) -> Vec<Parameter> {
 #[derive(Default)]
 struct Lister {
     names: Vec<String>,
-    containers: Vec<String>,
     found: Vec<Parameter>,
 }
 
@@ -51,19 +48,16 @@ impl ModuleVisitor for Lister {
             parameter.reparameterization = Some(name.to_string());
         }
         self.names.push(name.to_string());
-        self.containers.push(container_type.to_string());
     }
 
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.names.pop();
-        self.containers.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.found.push(Parameter {
             param: Box::new(param.clone()),
             path: self.names.join("."),
-            container: self.containers.last().cloned().unwrap_or_default(),
             reparameterization: None,
         });
     }

@@ -16,4 +16,6 @@ pub(crate) use list::{Parameter, list, values};
 pub(crate) use load::load_same;
 #[cfg(feature = "store")]
 pub(crate) use load::{Loading, TakeOver, empty};
-pub(crate) use statistics::{merge_pending, running_statistics, with_own_statistics};
+pub(crate) use statistics::{
+    Statistics, StatisticsGuard, merge_pending, running_statistics, with_own_statistics,
+};

@@ -1,16 +1,23 @@
+//! Running statistics.
+//!
+//! # Invariants
+//!
+//! Clones of a Burn module share its running statistics. Burn keeps the last update of each thread pending. A pending update
+//! can't be read or put back, only merged: `RunningState::value_sync` merges on a thread that has one, `RunningState::value` never
+//! does, and `Module::valid` always does.
+
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamId};
 
+use super::any::AnyTensor;
 use super::exchange::exchange;
-use super::list::list;
-use crate::tap::lift;
+use super::list::{list, values};
 
-/// The running statistics among the parameters of `module`, found by reading alone: clones share them, and other threads
-/// may be computing with them.
+/// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///
-/// A parameter shows itself to a visitor, a statistic a parameter that is made for the visit. So the place in memory of the
-/// value tells them apart, while that of the visit before is held.
+/// A visitor gets a parameter itself, but a statistic as a parameter made for the visit. So two visits find a statistic at two
+/// places in memory, as long as the parameters of the first visit are held.
 pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     let (held, again) = (list(module), list(module));
     let of_both = held
@@ -23,27 +30,95 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     moved.map(|(_, again)| again.id()).collect()
 }
 
-/// Burn keeps the last update of a statistic aside until it is read or the module is taken for
-/// validation.
+/// Merges the pending updates of the running statistics of `module`.
 pub(crate) fn merge_pending<M: Module>(module: &M) {
     drop(module.valid());
 }
 
-/// `module` with running statistics of its own, which clones would share.
+/// Returns `module` with running statistics that it shares with no other module. Merges pending updates.
 pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
-    let strategies = list(&module).into_iter().filter_map(|parameter| {
-        let strategy = parameter.param.value().gradient_checkpointing_strategy()?;
-        Some((parameter.param.id(), strategy))
-    });
-    let strategies: HashMap<_, _> = strategies.collect();
-    // Burn copies them only where it leaves autodiff, and what comes back has its default strategy.
+    if running_statistics(&module).is_empty() {
+        return module;
+    }
+    // Burn makes new statistics only on the way out of autodiff. All else becomes what it was.
+    let own = module.valid().train();
+    let before = list(&module).into_iter().map(|parameter| parameter.param);
+    let before: HashMap<_, _> = before.map(|param| (param.id(), param.value())).collect();
     exchange(
-        module.valid().train(),
-        |param| strategies.contains_key(&param.id()),
-        |id, value| {
-            let requires_grad = value.is_require_grad();
-            let value = lift(value.untyped().inner(), strategies[&id]);
-            value.set_require_grad(requires_grad).into()
-        },
+        own,
+        |param| before.contains_key(&param.id()),
+        |id, _own| before[&id].clone(),
     )
+}
+
+/// The values of running statistics.
+#[derive(Debug, Default)]
+pub(crate) struct Statistics(HashMap<ParamId, AnyTensor>);
+
+impl Statistics {
+    /// Puts the values into `module` and its clones.
+    fn put<M: Module>(&self, module: &M) {
+        drop(exchange(
+            module.clone(),
+            |param| self.0.contains_key(&param.id()),
+            |id, _before| self.0[&id].clone(),
+        ));
+    }
+
+    /// Puts the values into `module` until the guard is dropped, which restores what was there.
+    pub(crate) fn put_until_dropped<M: Module>(&self, module: &M) -> StatisticsGuard<M> {
+        let guard = StatisticsGuard::among(module, &self.0.keys().copied().collect());
+        self.put(module);
+        guard
+    }
+
+    pub(crate) fn get(&self, id: ParamId) -> Option<&AnyTensor> {
+        self.0.get(&id)
+    }
+}
+
+/// A snapshot of the running statistics of a module, pending updates included. On drop it restores them, unless they were
+/// committed.
+pub(crate) struct StatisticsGuard<M: Module> {
+    /// `None` if it has no statistics.
+    module: Option<M>,
+    pub(crate) before: Statistics,
+}
+
+impl<M: Module> StatisticsGuard<M> {
+    /// Takes a snapshot of `module`. Merges pending updates.
+    pub(crate) fn new(module: &M) -> Self {
+        Self::among(module, &running_statistics(module))
+    }
+
+    /// Takes a snapshot of these statistics of `module`, which are all that it has. Merges pending updates.
+    pub(crate) fn among(module: &M, ids: &HashSet<ParamId>) -> Self {
+        if ids.is_empty() {
+            return Self {
+                module: None,
+                before: Statistics::default(),
+            };
+        }
+        merge_pending(module);
+        Self {
+            module: Some(module.clone()),
+            before: Statistics(values(module, ids)),
+        }
+    }
+
+    /// Leaves the statistics as they are now, and returns the snapshot.
+    pub(crate) fn commit(mut self) -> Statistics {
+        self.module = None;
+        std::mem::take(&mut self.before)
+    }
+}
+
+impl<M: Module> Drop for StatisticsGuard<M> {
+    fn drop(&mut self) {
+        if let Some(module) = &self.module {
+            // The updates since the snapshot would be merged later.
+            merge_pending(module);
+            self.before.put(module);
+        }
+    }
 }

@@ -6,26 +6,8 @@ use parking_lot::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     told: Mutex<HashSet<String>>,
-    reads: Mutex<Option<Reads>>,
-}
-
-/// How a model reads the running states that are its own, and not those of batch normalization.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Reads {
-    /// Without the last update of its thread: by `RunningState::value`.
-    #[default]
-    Late,
-    /// With it, as batch normalization does: by `RunningState::value_sync`.
-    InTime,
-}
-
-impl Reads {
-    pub(crate) fn other(self) -> Self {
-        match self {
-            Self::Late => Self::InTime,
-            Self::InTime => Self::Late,
-        }
-    }
+    /// Whether the model draws random numbers, once a pass has shown it.
+    draws: Mutex<Option<bool>>,
 }
 
 impl Learned {
@@ -34,13 +16,28 @@ impl Learned {
         self.told.lock().insert(told)
     }
 
-    /// How the states are read, if two runs have shown it.
-    pub(crate) fn reads(&self) -> Option<Reads> {
-        *self.reads.lock()
+    /// Returns `true` if the model draws random numbers, or no pass has ended yet.
+    pub(crate) fn may_draw(&self) -> bool {
+        self.draws.lock().unwrap_or(true)
     }
 
-    /// Two runs were alike when the states, which had an update aside, were shown like this.
-    pub(crate) fn have_read(&self, reads: Reads) {
-        *self.reads.lock() = Some(reads);
+    /// Returns `true` if the model has drawn random numbers.
+    pub(super) fn has_been_drawn(&self) -> bool {
+        *self.draws.lock() == Some(true)
+    }
+
+    /// Returns `true` if it is known whether the model draws random numbers.
+    pub(super) fn knows_draws(&self) -> bool {
+        self.draws.lock().is_some()
+    }
+
+    /// A run has drawn random numbers.
+    pub(super) fn has_drawn(&self) {
+        *self.draws.lock() = Some(true);
+    }
+
+    /// A pass of the model has ended well.
+    pub(crate) fn end_pass(&self) {
+        self.draws.lock().get_or_insert(false);
     }
 }

@@ -8,17 +8,15 @@ mod config;
 mod context;
 mod counted;
 mod course;
+mod drawing;
 mod learned;
 mod owed;
-mod ranks;
-mod rehearsal;
 mod scope;
 mod session;
 mod stage;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
@@ -26,17 +24,18 @@ use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
 use crate::policy::Plan;
-use crate::replica::Turn;
+use crate::random::{self, Stream};
+use crate::replica::Membership;
 use counted::Counted;
 
 pub(crate) use blocks::{Blocks, Way};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use course::{Course, Foresight};
-pub(crate) use learned::{Learned, Reads};
+use drawing::Forward;
+pub(crate) use drawing::RandomRun;
+pub(crate) use learned::Learned;
 pub(crate) use owed::{Debt, Graph, Owed, Readers};
-use ranks::AmongRanks;
-pub(crate) use rehearsal::Rehearsal;
 pub(crate) use scope::{Place, Scope};
 pub(crate) use session::{Order, Running, Session};
 pub(crate) use stage::{Closure, Failure, Stage};
@@ -50,16 +49,18 @@ pub(crate) struct Pass {
     /// How far it is.
     pub(crate) stage: Mutex<Stage>,
     closure: Closure,
-    /// That of the closure.
-    thread: OnceLock<ThreadId>,
     /// Set when the loss has been scaled; none if the closure need not see to that.
     scaled: Option<AtomicBool>,
     /// Hooks that are under way.
     hooks: AtomicUsize,
-    /// If this is one of two passes of a step.
-    pub(crate) rehearsal: Option<Arc<Rehearsal>>,
+    /// The random numbers of both, if this is one of two passes of a step.
+    pub(crate) twice: Option<Stream>,
     /// If there are several ranks.
-    pub(crate) among: Option<Arc<AmongRanks>>,
+    pub(crate) among: Option<Membership>,
+    /// The lock of the random generators while the forward pass holds it.
+    forward: Mutex<Option<Forward>>,
+    /// The lock of blocks on several threads of the closure.
+    threads: Arc<random::Lock>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
     /// Whether a memory recorder is to be told what happens.
@@ -67,33 +68,9 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Whether this is the thread that the closure is called on.
-    pub(crate) fn has_closure_on(&self, thread: ThreadId) -> bool {
-        self.thread.get() == Some(&thread)
-    }
-
-    /// Its rank.
-    pub(crate) fn rank(&self) -> usize {
-        self.among.as_ref().map_or(0, |among| among.member.rank)
-    }
-
-    /// Waits for the turn to draw random numbers, where several ranks do.
-    ///
-    /// # Panics
-    ///
-    /// If another group of ranks may wait for this one.
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
-        let turn = self.among.as_ref().map(AmongRanks::take_turn);
-        turn.transpose()
-            .unwrap_or_else(|error| panic!("{error}"))
-            .flatten()
-    }
-
     /// The closure has computed its loss.
     pub(crate) fn enter_backward(&self) {
-        if let Some(among) = &self.among {
-            among.end_turn();
-        }
+        self.end_forward();
         *self.stage.lock() = Stage::Backward;
         if let Some(saved) = &self.blocks.saved {
             saved.send_for_last();

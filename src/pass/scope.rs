@@ -57,7 +57,6 @@ impl Scope {
 
     /// The closure of a step.
     pub(crate) fn of_step(pass: &Arc<Pass>) -> Self {
-        let _ = pass.thread.set(std::thread::current().id());
         Self {
             place: Place::Recorded(pass.graph.clone()),
             pass: pass.clone(),

@@ -1,16 +1,13 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::ranks::AmongRanks;
-use super::{
-    Blocks, Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Rehearsal, Stage,
-};
+use super::{Blocks, Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Stage};
 use crate::memory;
 use crate::offload::{SavedTensors, Transfers};
 use crate::policy::{Plan, Update};
-use crate::random::StepSeeds;
+use crate::random::{StepSeeds, Stream, mix, of_rank};
 use crate::replica::Membership;
 use crate::tap::Clocks;
 
@@ -18,8 +15,8 @@ use crate::tap::Clocks;
 #[derive(Clone)]
 pub(crate) struct Order {
     pub(crate) plan: Plan,
-    /// If it is one of two.
-    pub(crate) rehearsal: Option<Arc<Rehearsal>>,
+    /// The random numbers of both, if it is one of two.
+    pub(crate) twice: Option<Stream>,
     pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
 }
 
@@ -67,7 +64,7 @@ impl Session {
     ) -> Running {
         let Order {
             plan,
-            rehearsal,
+            twice,
             checkpointing,
         } = order.clone();
         let stage = match closure {
@@ -77,24 +74,28 @@ impl Session {
         let scales = closure == Closure::Backward && plan.scale.is_some();
         let is_recorded = memory::is_recording();
         let rank = self.among.as_ref().map_or(0, |member| member.rank);
+        let seed = twice
+            .as_ref()
+            .map(|numbers| of_rank(mix(numbers.seed, 0), rank));
         let blocks = Blocks::new(
             checkpointing,
             foresight,
             transfers.map(|it| Arc::new(SavedTensors::new(it, is_recorded))),
             self.learned.clone(),
             self.seeds.clone(),
-            rehearsal.as_ref().and_then(|it| it.block_seed(rank)),
+            seed,
         );
         let pass = Arc::new(Pass {
             plan,
             graph: Arc::default(),
             stage: Mutex::new(stage),
             closure,
-            thread: OnceLock::new(),
             scaled: scales.then(AtomicBool::default),
             hooks: AtomicUsize::new(0),
-            rehearsal,
-            among: self.among.clone().map(AmongRanks::new),
+            twice,
+            among: self.among.clone(),
+            forward: Mutex::default(),
+            threads: Arc::default(),
             blocks,
             is_recorded,
         });
@@ -126,13 +127,13 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Blocks leave the generators with a seed, but not those of others who keep the turn. Without blocks nobody waits for it:
-        // a pass that is refused in the closure of another would wait for that one.
-        let among = self.pass.among.as_ref();
-        if self.pass.blocks.have_drawn()
-            && let Ok(_turn) = among.map(AmongRanks::take_turn).transpose()
+        self.pass.release_generators();
+        let blocks = &self.pass.blocks;
+        // Blocks leave the generators with a seed.
+        if blocks.have_drawn()
+            && let Ok(Some(_lock)) = self.pass.lock_generators(&[])
         {
-            self.pass.blocks.end();
+            blocks.end();
         }
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;

@@ -3,7 +3,6 @@ use std::collections::HashMap;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use super::compare::Unconfirmed;
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::norm::{Squares, Unread, sums};
 use crate::error::FusedError;
@@ -38,22 +37,18 @@ impl GradientHook for Measure {
 }
 
 impl Measure {
-    /// The norm of what has passed, read back from each device at once and added up in f64, together with what
-    /// the step before has left unconfirmed: whether that agrees is the other result.
-    pub(super) fn norm(&self, before: &Unconfirmed) -> Result<(Norm, bool), FusedError> {
+    /// The norm of what has passed, read back from each device at once and added up in f64.
+    pub(super) fn norm(&self) -> Result<Norm, FusedError> {
         let mut measured = std::mem::take(&mut *self.squares.lock());
         // In the same order every time, so that the sum is the same.
         measured.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let all = measured.iter().map(|(_, squares)| squares);
-        let all: Vec<_> = all.chain(before.squares()).collect();
-        let mut squares = sums(&all).map_err(|Unread { index, reason }| {
-            let path = measured.get(index).map(|(path, _)| path.clone());
-            let path = path.unwrap_or_else(|| "of the step before".to_string());
+        let all: Vec<_> = measured.iter().map(|(_, squares)| squares).collect();
+        let squares = sums(&all).map_err(|Unread { index, reason }| {
+            let path = measured[index].0.clone();
             FusedError::GradientNotComputed { path, reason }
         })?;
-        let agree = before.agree(&squares.split_off(measured.len()));
         let first = squares.iter().position(|square| !square.is_finite());
-        let norm = Norm {
+        Ok(Norm {
             value: squares.iter().sum::<f64>().sqrt(),
             not_finite: first.map(|first| measured[first].0.clone()),
             squares: measured
@@ -61,8 +56,7 @@ impl Measure {
                 .map(|(path, _)| path)
                 .zip(squares)
                 .collect(),
-        };
-        Ok((norm, agree))
+        })
     }
 }
 

@@ -6,11 +6,7 @@ use crate::squares::{self, DOWN, LARGE, SMALL, UP};
 
 /// The sum of the squares of a tensor's elements.
 #[derive(Clone, Debug)]
-pub(crate) struct Squares {
-    sum: Sum,
-    /// What the same computation may differ by, in parts of the sum, on devices that fuse kernels.
-    pub(super) tolerance: f64,
-}
+pub(crate) struct Squares(Sum);
 
 #[derive(Clone, Debug)]
 enum Sum {
@@ -36,23 +32,12 @@ const NOT_SMALL: f64 = 4.0 * SMALL * SMALL;
 impl Squares {
     /// Half types are computed in f32.
     pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
-        let tolerance = match tensor.dtype() {
-            DType::F16 | DType::BF16 => 0.05,
-            _ => 1e-3,
-        };
-        let sum = Sum::of(tensor);
-        Self { sum, tolerance }
-    }
-
-    /// What has been read before, with the tolerance of another.
-    pub(super) fn known(sum: f64, like: &Self) -> Self {
-        let sum = Sum::Known(sum);
-        Self { sum, ..*like }
+        Self(Sum::of(tensor))
     }
 
     /// The sum, where it has not to be waited for.
     pub(super) fn value(&self) -> Option<f64> {
-        match self.sum {
+        match self.0 {
             Sum::Known(sum) => Some(sum),
             Sum::OnDevice(_) => None,
         }
@@ -92,7 +77,7 @@ pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
     let mut sums = vec![0.0; squares.len()];
     let mut left = Vec::new();
     for (index, squares) in squares.iter().enumerate() {
-        match &squares.sum {
+        match &squares.0 {
             Sum::Known(sum) => sums[index] = *sum,
             Sum::OnDevice(parts) => left.push((index, &**parts)),
         }

@@ -1,10 +1,9 @@
 use std::sync::Arc;
 
 use burn::module::ParamGroup;
-use parking_lot::Mutex;
 
 use super::accumulation::Accumulation;
-use super::compare::{Compare, Unconfirmed};
+use super::compare::Compare;
 use super::hook::Hooks;
 use super::measure::{Measure, Norm};
 use super::scaling::{LeaveNotFinite, Scale};
@@ -43,7 +42,6 @@ pub(crate) struct Plan {
     pub(crate) accumulation: Accumulation,
     measure: Option<Arc<Measure>>,
     overflow: Option<Arc<LeaveNotFinite>>,
-    compare: Option<Arc<Compare>>,
 }
 
 impl Plan {
@@ -75,34 +73,21 @@ impl Plan {
         self.overflow = Some(overflow);
     }
 
-    /// The global norm of the gradients that have passed, free of the loss scale, if measured; waits for the device. It is read
-    /// together with what the step before has left unconfirmed; whether that agrees is the other result.
-    pub(crate) fn norm(&self, before: &Unconfirmed) -> Result<Option<(Norm, bool)>, FusedError> {
+    /// Returns the global norm of the gradients that have passed, free of the loss scale, if measured. Waits for the device.
+    pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
         let Some(measure) = &self.measure else {
             return Ok(None);
         };
-        let (mut norm, agree) = measure.norm(before)?;
+        let mut norm = measure.norm()?;
         norm.value /= self.scale.unwrap_or(1.0);
-        Ok(Some((norm, agree)))
+        Ok(Some(norm))
     }
 
-    /// The plan that uses the gradients of which `norm` was measured, and no others: that is looked at in the pass, or
-    /// [later](Self::leave).
-    pub(crate) fn comparing(mut self, norm: Norm, later: bool) -> Self {
-        let compare = Arc::new(Compare {
-            measured: norm.squares,
-            later: later.then(Mutex::default),
-        });
-        self.hooks.put_first(compare.clone());
-        self.compare = Some(compare);
+    /// Returns the plan that refuses gradients other than those that `norm` was measured of.
+    pub(crate) fn comparing(mut self, norm: Norm) -> Self {
+        let measured = norm.squares;
+        self.hooks.put_first(Arc::new(Compare { measured }));
         self
-    }
-
-    /// Adds what is to be compared later.
-    pub(crate) fn leave(&self, unconfirmed: &mut Unconfirmed) {
-        if let Some(compare) = &self.compare {
-            compare.leave(unconfirmed);
-        }
     }
 
     /// Whether a gradient was not finite, if the update looks for it.

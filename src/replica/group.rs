@@ -16,8 +16,6 @@ pub(crate) struct Group {
     /// One a rank, without autodiff.
     devices: Vec<Device>,
     sharding: Sharding,
-    /// Whether ranks take turns to draw random numbers.
-    draws: bool,
     owners: HashMap<ParamId, usize>,
     /// How far the ranks are in a pass.
     pub(crate) flow: Flow,
@@ -40,7 +38,6 @@ impl Group {
         sharding: Sharding,
         ownership: Ownership,
         max_bytes_under_way: Option<usize>,
-        draws: bool,
         parameters: Vec<Size>,
     ) -> Self {
         let limit = Limit::new(max_bytes_under_way);
@@ -53,7 +50,6 @@ impl Group {
             ledger: Ledger::new(devices.len()),
             devices: devices.into_iter().map(Device::inner).collect(),
             sharding,
-            draws,
         }
     }
 
@@ -64,11 +60,6 @@ impl Group {
     /// Whether there are several: one alone has nobody to wait for.
     pub(crate) fn has_several(&self) -> bool {
         self.ranks() > 1
-    }
-
-    /// Whether ranks take turns to draw random numbers.
-    pub(crate) fn takes_turns(&self) -> bool {
-        self.draws && self.has_several()
     }
 
     /// The rank that owns a parameter.

@@ -8,10 +8,8 @@ mod flow;
 mod group;
 mod ledger;
 mod ownership;
-mod turn;
 
 pub(crate) use group::{Group, Membership};
 pub(crate) use ledger::Hold;
 pub(crate) use ownership::Size;
 pub use ownership::{Ownership, Sharding};
-pub(crate) use turn::Turn;

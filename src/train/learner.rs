@@ -219,12 +219,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     pub fn try_load_optim(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let optimizer = loan::optimizer(&mut self.learner);
         let model = self.model();
-        let mut optimizer = record::load(record, &optimizer, &model)?;
-        if let Some(state) = self.how.policies.kept() {
-            // A config that is set from now on goes on with what was learned.
-            let device = model.devices().into_iter().next();
-            state.take_over(&mut optimizer, &device.unwrap_or_default().inner());
-        }
+        let optimizer = record::load(record, &optimizer, &model)?;
         loan::set_optimizer(&mut self.learner, optimizer);
         Ok(())
     }

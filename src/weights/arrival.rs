@@ -47,9 +47,7 @@ impl GradientSink for Arrival {
         if self.pass.is_recorded {
             self.pass.guarded(memory::end_beyond_limit);
         }
-        if let Some(among) = &self.pass.among {
-            among.end_turn();
-        }
+        self.pass.guarded(|| self.pass.end_forward());
         let gradient = Tensor::<1>::from_dispatch(gradient);
         if self.pass.is_recorded {
             memory::show(Category::Gradient, &gradient);

@@ -16,7 +16,7 @@ use super::views::Views;
 use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::offload::check_room_to_wait;
-use crate::parameters::{exchange, taken};
+use crate::parameters::{exchange, taken, with_own_statistics};
 use crate::pass::{Course, Foresight, Session};
 
 /// A module in fused form: its trainable values are at their homes.
@@ -109,28 +109,35 @@ impl<M: Module> FusedForm<M> {
         })
     }
 
-    /// The ordinary module with these values, the current ones of which it shares with the homes: in host memory if something
-    /// waits there.
+    /// The ordinary module with these values, the current ones of which it shares with the homes, and with running statistics of
+    /// its own: in host memory if something waits there.
     pub(crate) fn ordinary(&self, value: Value) -> M {
+        let hollow = self.hollow_with_own_statistics();
         let module = match &self.layout.placement {
-            None => self.hollow.clone(),
-            Some(placement) => self.hollow_on(&placement.host),
+            None => hollow,
+            Some(placement) => self.on_host(hollow, &placement.host),
         };
         self.filled(module, value, Place::Ordinary)
     }
 
+    /// The hollow module, with running statistics that the training does not update.
+    fn hollow_with_own_statistics(&self) -> M {
+        with_own_statistics(self.hollow.clone())
+    }
+
     /// The hollow module on the host, but for the placeholders.
-    fn hollow_on(&self, host: &Device) -> M {
+    fn on_host(&self, hollow: M, host: &Device) -> M {
         let is_placeholder = |id| self.views.has(id);
         let host = host.clone().autodiff();
-        let module = moved_but_for(self.hollow.clone(), is_placeholder, &host);
+        let module = moved_but_for(hollow, is_placeholder, &host);
         look_at_once(&module, &self.inventory);
         module
     }
 
-    /// The ordinary module with every value at its home.
+    /// The ordinary module with every value at its home, and with running statistics of its own.
     pub(crate) fn at_home(&self) -> M {
-        self.filled(self.hollow.clone(), Value::Current, Place::Home)
+        let hollow = self.hollow_with_own_statistics();
+        self.filled(hollow, Value::Current, Place::Home)
     }
 
     /// The module for inference with these values, as it computes.

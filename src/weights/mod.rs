@@ -15,13 +15,10 @@ mod frozen;
 mod handle;
 mod home;
 mod inventory;
-mod kept_statistics;
 mod moved;
 mod placeholder;
 mod read;
 mod restored;
-mod running_states;
-mod shown_again;
 mod stage;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -34,11 +31,9 @@ pub(crate) use entry::{Entry, Role};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
 pub(crate) use inventory::Inventory;
-pub(crate) use kept_statistics::KeptStatistics;
 pub(crate) use moved::forked_in_codes;
 pub(crate) use placeholder::Identity;
 pub(crate) use restored::Value;
-pub(crate) use running_states::RunningStates;
 pub(crate) use stage::{Accumulated, ParameterReport};
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_in_training, outside_of_form, own_leaf, with_constants,

@@ -74,9 +74,6 @@ impl View {
         if pass.is_recorded {
             memory::end_beyond_limit();
         }
-        if let Some(among) = &pass.among {
-            among.show_life();
-        }
         match self.place(&pass) {
             Place::Recorded(graph) => {
                 if let Some(base) = &self.waiting_base {
@@ -117,13 +114,13 @@ impl View {
         let current = Scope::current();
         if let (Some(scope), Some(member)) = (&current, &self.among)
             && let Some(among) = &scope.pass.among
-            && Arc::ptr_eq(&among.member.group, &member.group)
-            && among.member.rank != member.rank
+            && Arc::ptr_eq(&among.group, &member.group)
+            && among.rank != member.rank
         {
             panic!(
                 "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
                  and a hook with what it is given",
-                self.home.path, member.rank, among.member.rank
+                self.home.path, member.rank, among.rank
             );
         }
         let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));

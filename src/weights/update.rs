@@ -125,9 +125,6 @@ impl Home {
 
     /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
     fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        if let Some(rehearsal) = &pass.rehearsal {
-            rehearsal.use_gradient();
-        }
         let session = self.session.get().expect("a home has an owner");
         // A recording knows one thread at a time.
         let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{Bytes, Device, Tensor, TensorData};
 
-/// The values of all float parameters by path.
+/// The values of all float parameters by path, and running statistics with the updates that Burn keeps pending.
 pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     #[derive(Default)]
     struct Weights {
@@ -31,6 +31,7 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
         }
     }
 
+    drop(model.valid()); // It merges pending updates.
     let mut weights = Weights::default();
     model.visit(&mut weights);
     weights.found

@@ -36,5 +36,6 @@ mod qlora;
 mod quantized;
 mod recordings;
 mod records;
+mod statistics;
 mod trace;
 mod vit;

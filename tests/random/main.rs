@@ -5,8 +5,6 @@
 mod compare;
 mod disturbed;
 mod fidelity;
-#[cfg(feature = "wgpu")]
-mod late;
 
 use std::sync::Mutex;
 

@@ -43,17 +43,26 @@ fn a_step_in_the_closure_of_another_is_refused() {
     let device = flex(1).remove(0);
     in_time(move || {
         let mut outer = FusedReplicas::new(Network::init(&device), adamw(), flex(2));
-        let inner_device = device.clone();
+        let inner = FusedReplicas::new(Network::init(&device), adamw(), flex(2));
+        let inner = Arc::new(Mutex::new((inner, device.clone())));
+        let step = |inner: &Mutex<(FusedReplicas<Network>, Device)>| {
+            let (fused, device) = &mut *inner.lock().unwrap();
+            let batches = tokens(device, &[2, 2]);
+            fused.try_step(RATE, batches, Network::loss).map(drop)
+        };
+        let other = inner.clone();
         let batches = tokens(&device, &[2, 2]);
         let losses = outer.step(RATE, batches, move |model: &Network, batch| {
-            let mut inner = FusedReplicas::new(Network::init(&inner_device), adamw(), flex(2));
-            let inner_batches = tokens(&inner_device, &[2, 2]);
-            let error = inner.try_step(RATE, inner_batches.clone(), Network::loss);
+            let error = step(&other);
             assert!(matches!(error, Err(FusedError::Replicas { .. })));
-            // One that draws nothing waits for nobody.
-            inner
-                .with_config(FusedConfig::new().with_draws_random_numbers(false))
-                .step(RATE, inner_batches, Network::loss);
+            model.loss(batch)
+        });
+        assert_eq!(losses.len(), 2);
+        // Once a step has shown that it draws nothing, it waits for no lock.
+        step(&inner).unwrap();
+        let batches = tokens(&device, &[2, 2]);
+        let losses = outer.step(RATE, batches, move |model: &Network, batch| {
+            step(&inner).unwrap();
             model.loss(batch)
         });
         assert_eq!(losses.len(), 2);

@@ -475,7 +475,9 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
             let sharding = Some(fused.config().sharding).filter(|it| *it == Sharding::State);
             let sharding = sharding.map_or(Sharding::State, |_| Sharding::Full);
             let config = fused.config().clone().with_sharding(sharding);
+            let record = fused.to_record();
             fused = fused.with_config(config);
+            fused.load_record(record);
             for batches in &steps[4..] {
                 fused.step(RATE, batches.clone(), weighed_loss);
             }

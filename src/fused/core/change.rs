@@ -13,7 +13,6 @@ use crate::parameters::load_same;
 use crate::policy::average_id;
 use crate::record;
 use crate::tap::sweep;
-use crate::weights::KeptStatistics;
 
 /// Why a training can't go on with records.
 pub(crate) enum Unfit {
@@ -31,10 +30,8 @@ impl<M: Module> Core<M> {
         &mut self,
         change: impl FnOnce(M) -> M,
     ) -> Result<(), FusedError> {
-        let statistics = KeptStatistics::of(&self.ranks.form().module);
         let model = change(self.model());
         self.enter(self.ranks.with_model(model, &self.policies.config)?);
-        statistics.commit();
         Ok(())
     }
 
@@ -46,8 +43,6 @@ impl<M: Module> Core<M> {
         trained_only: bool,
         optimizer: OptimizerRecord,
     ) -> Result<(), Unfit> {
-        // Running statistics are those of the module in training, whoever loads them.
-        let statistics = KeptStatistics::of(&self.ranks.form().module);
         // Straight to where the parameters rest, so that no device has to hold all.
         let model = self.ranks.form().at_home();
         let trained = trained_only.then(|| self.trained_in(&model));
@@ -56,7 +51,6 @@ impl<M: Module> Core<M> {
         let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(Unfit::Fused)?);
-        statistics.commit();
         self.begin_from(|update| update.start_over(optimizer));
         // What autodiff has noted of the parameters that were there.
         sweep(&self.ranks.device());

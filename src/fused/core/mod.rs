@@ -24,14 +24,14 @@ use crate::estimate::made_on_host;
 use crate::fused::policies::Policies;
 use crate::layout::Layout;
 use crate::offload::check_room_to_wait;
-use crate::parameters::running_statistics;
+use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
-use crate::policy::{AverageKeeper, Unconfirmed, Update};
+use crate::policy::{AverageKeeper, Update};
 use crate::record;
 use crate::report::StepReport;
-use crate::weights::{Accumulated, Inventory, KeptStatistics, Role, Value, forked_in_codes};
+use crate::weights::{Accumulated, Inventory, Role, Value, forked_in_codes};
 pub(crate) use change::Unfit;
-pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked, begin};
+pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked};
 pub(super) use ranks::Ranks;
 use run::Reports;
 
@@ -40,8 +40,6 @@ pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     reports: Reports,
-    /// Of the last step with two passes: whether they saw the same random numbers.
-    pub(super) unconfirmed: Unconfirmed,
 }
 
 /// What has a training behind it.
@@ -80,8 +78,10 @@ impl<M: Module> Core<M> {
         let is_offloaded = layout.placement.is_some();
         let moves =
             !is_offloaded && device.is_some() && devices.iter().any(|it| *it != computes_on);
-        // Burn keeps updates of running statistics apart, and a statistic that moves loses them.
-        let statistics = (is_offloaded || moves).then(|| KeptStatistics::of(&model));
+        if is_offloaded || moves {
+            // A statistic that moves loses its pending update.
+            merge_pending(&model);
+        }
         if is_offloaded {
             let leaving = Inventory::take(&model, &layout)?.leaving;
             let made = made_on_host(&model, &session.update.lock().anew(), config);
@@ -93,9 +93,6 @@ impl<M: Module> Core<M> {
         }
         let ranks = Ranks::alone(model, &session, Arc::new(layout))?;
         let core = Self::of(ranks, policies);
-        if let Some(statistics) = statistics {
-            statistics.commit();
-        }
         Ok(core)
     }
 
@@ -107,11 +104,10 @@ impl<M: Module> Core<M> {
         devices: &[Device],
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
-        let statistics = KeptStatistics::of(&model);
+        merge_pending(&model);
         let session = Session::new(Update::new(optimizer, config.states_wait_from()));
         let ranks = Ranks::on_devices(model, devices, &session, config)?;
         let core = Self::of(ranks, policies);
-        statistics.commit();
         Ok(core)
     }
 
@@ -120,7 +116,6 @@ impl<M: Module> Core<M> {
             ranks,
             policies,
             reports: Reports::default(),
-            unconfirmed: Unconfirmed::default(),
         };
         core.restore_kept();
         core
@@ -217,8 +212,6 @@ impl<M: Module> Core<M> {
     /// The model, or only what is trained of it, every parameter where it rests: what is on a CubeCL device is read when the record is
     /// saved, which has to be before the next step.
     pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
-        // With the updates of running statistics that Burn keeps aside, which stay there for this training.
-        let _statistics = KeptStatistics::of(&self.ranks.form().module);
         let model = self.ranks.form().at_home();
         if !trained_only {
             return model.into_record();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
+use burn::tensor::Device;
 
 use crate::caught::{Caught, catch};
 use crate::device::check_written;
@@ -13,7 +14,8 @@ use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::offload::Transfers;
 use crate::pass::{Closure, Failure, Pass, Scope};
-use crate::replica::{Group, Membership};
+use crate::random::Stream;
+use crate::replica::Membership;
 use crate::weights::Views;
 
 /// What the closure of a rank gives, with the gradients of the parameters that are ordinary leaves.
@@ -46,16 +48,25 @@ pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
     pub(super) views: Arc<Views>,
     pub(super) layout: Arc<Layout>,
+    /// Where it computes.
+    pub(super) devices: Vec<Device>,
     /// Whether a device that has not computed something says so when it is asked.
     pub(super) read_late: bool,
 }
 
 impl RankPass {
     /// Does the `work` of a closure, and uses what the backward pass has left then.
-    pub(in crate::fused) fn compute<R>(&self, work: impl FnOnce() -> Worked<R>) -> Worked<R> {
+    /// Its forward pass begins with `numbers`, if it has some of its own.
+    pub(in crate::fused) fn compute<R>(
+        &self,
+        numbers: Option<Stream>,
+        work: impl FnOnce() -> Worked<R>,
+    ) -> Worked<R> {
         let in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
+        self.pass.begin_forward(numbers, &self.devices)?;
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
+        self.pass.end_forward();
         if let Some(InFlight(transfers)) = &in_flight {
             transfers.wait();
         }
@@ -65,7 +76,12 @@ impl RankPass {
 
     /// The same without a closure: uses what has been accumulated. What goes wrong ends the pass.
     pub(in crate::fused) fn stand_by(&self) {
-        let flushed = catch(|| self.compute(|| Ok(((), GradientsParams::new()))));
+        let flushed = catch(|| {
+            let _in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
+            let _scope = Scope::of_step(&self.pass).enter();
+            self.views.flush(&self.pass);
+            Ok(())
+        });
         self.settled(flushed);
     }
 
@@ -103,14 +119,9 @@ impl RankPass {
             check_written(&loss.numbers())
                 .map_err(|reason| FusedError::LossNotComputed { reason })?;
         }
-        if let Some(rehearsal) = &self.pass.rehearsal
-            && !rehearsal.agrees(self.pass.rank(), &loss)
-        {
-            return Err(FusedError::other_passes());
-        }
         self.pass.enter_backward();
         let begins = self.pass.among.as_ref().map(|among| {
-            let Membership { group, rank } = among.member.clone();
+            let Membership { group, rank } = among.clone();
             group.flow.ready(rank);
             Box::new(move || group.flow.begun(rank)) as Told
         });
@@ -136,30 +147,11 @@ impl Drop for InFlight<'_> {
 /// Has all ranks stand by in a pass, which then only uses what has been accumulated.
 pub(super) fn all_stand_by<M>(ranks: Parts<'_, M>) -> Computed<()> {
     if let Some(member) = &ranks[0].0.layout.member {
-        begin(&member.group, &vec![false; ranks.len()])?;
+        member.group.begin(&vec![false; ranks.len()]);
     }
     let gradients = ranks.iter().map(|(part, _)| {
         part.stand_by();
         GradientsParams::new()
     });
     Ok(((), gradients.collect()))
-}
-
-/// A pass of several ranks begins, in which these have a closure. Refuses one in the closure of another, which has the turn
-/// to draw random numbers.
-pub(in crate::fused) fn begin(group: &Group, have_closures: &[bool]) -> Result<(), FusedError> {
-    let waits = |outer: Scope| {
-        let among = outer.pass.among.as_ref();
-        let takes_turns = among.is_some_and(|among| among.member.group.takes_turns());
-        takes_turns && group.takes_turns()
-    };
-    if Scope::current().is_some_and(waits) {
-        return Err(FusedError::Replicas {
-            reason: "a step of replicas was called in the closure of another's, and each waits for the other to draw \
-                     random numbers: call it outside, or set `FusedConfig::draws_random_numbers` to false in one of them"
-                .to_string(),
-        });
-    }
-    group.begin(have_closures);
-    Ok(())
 }

@@ -31,7 +31,7 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) remote: bool,
     /// How several share the model.
     pub(in crate::fused) group: Option<Arc<Group>>,
-    /// The running statistics that every one of several has of its own.
+    /// The running statistics, of which every rank has its own.
     pub(in crate::fused) statistics: HashSet<ParamId>,
 }
 
@@ -78,7 +78,6 @@ impl<M: Module> Ranks<M> {
             config.sharding,
             config.ownership,
             config.max_bytes_under_way,
-            config.draws_random_numbers,
             parameters,
         ));
         // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:
@@ -112,15 +111,14 @@ impl<M: Module> Ranks<M> {
             Some(group) => group.devices().to_vec(),
             None => forms[0].module.devices(),
         };
-        let other = forms.get(1).map(|form| running_statistics(&form.module));
         Self {
+            statistics: running_statistics(&forms[0].hollow),
             forms,
             named,
             read_late: devices.iter().any(is_cubecl),
             remote: devices.iter().any(is_remote),
             devices,
             group,
-            statistics: other.unwrap_or_default(),
         }
     }
 
@@ -134,12 +132,6 @@ impl<M: Module> Ranks<M> {
             None => Self::alone(model, self.session(), self.form().layout.clone()),
             Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }
-    }
-
-    /// Whether there are several.
-    pub(in crate::fused) fn are_several(&self) -> bool {
-        let group = self.group.as_ref();
-        group.is_some_and(|group| group.has_several())
     }
 
     /// The form of the first.

@@ -56,6 +56,10 @@ impl<M: Module> Ranks<M> {
                 pass: running.pass.clone(),
                 views: form.views.clone(),
                 layout: form.layout.clone(),
+                devices: match &form.layout.member {
+                    Some(member) => vec![member.device().clone()],
+                    None => self.devices.clone(),
+                },
                 read_late: self.read_late,
             };
             (part, &form.module)
@@ -73,6 +77,9 @@ impl<M: Module> Ranks<M> {
             if form.brings {
                 form.learn_course(&running.pass.blocks.course.lock());
             }
+        }
+        if task.computes() {
+            running[0].pass.blocks.learned.end_pass();
         }
         drop(running);
         let form = &self.forms[0];
@@ -106,7 +113,7 @@ impl<M: Module> Ranks<M> {
 fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
     let failures = running.iter().enumerate().filter_map(|(rank, running)| {
         let failure = running.pass.take_failure()?;
-        Some((rank, running.pass.rehearsal.is_some(), failure))
+        Some((rank, running.pass.twice.is_some(), failure))
     });
     let first = group.and_then(|group| group.flow.failed());
     let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));

@@ -7,16 +7,15 @@ use burn::module::Module;
 
 use super::Core;
 use super::rank_pass::{Computed, Parts, Task, all_stand_by};
-use super::statistics::SharedStatistics;
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::fused::policies::Passes;
 use crate::memory;
 use crate::parameters::ModelKey;
-use crate::pass::{Closure, Failure, Order, Rehearsal};
-use crate::policy::{Goal, Plan, Unconfirmed};
+use crate::pass::{Closure, Failure, Order};
+use crate::policy::{Goal, Plan};
+use crate::random::Stream;
 use crate::report::StepReport;
-use crate::weights::KeptStatistics;
 
 impl<M: Module> Core<M> {
     /// A step, or without a learning rate the gradients of a micro-batch.
@@ -83,9 +82,7 @@ impl<M: Module> Core<M> {
         &mut self,
         compute: &mut dyn FnMut(Parts<'_, M>) -> Computed<R>,
     ) -> Result<R, FusedError> {
-        let module = &self.ranks.form().module;
-        let _statistics = KeptStatistics::of(module);
-        memory::enter_dry_run(|| ModelKey::of(module));
+        memory::enter_dry_run(|| ModelKey::of(&self.ranks.form().module));
         let mut task = Task {
             closures: &[Closure::Loss],
             compute,
@@ -159,36 +156,35 @@ impl<M: Module> Core<M> {
         let clip = self.policies.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, task)?;
-        let norm = plan.norm(&Unconfirmed::default())?;
-        let norm = norm.map(|(norm, _)| norm.value);
+        let norm = plan.norm()?.map(|norm| norm.value);
         self.adapt(&plan, clip, norm, plan.overflowed());
         Ok(output)
     }
 
+    /// Runs a pass. If it fails or only measures, the running statistics are restored.
     pub(super) fn pass<R>(
         &mut self,
         plan: Plan,
-        rehearsal: Option<Arc<Rehearsal>>,
+        twice: Option<Stream>,
         task: &mut Task<'_, M, R>,
     ) -> Result<R, FusedError> {
         let goal = plan.goal;
-        let rehearses = rehearsal.is_some();
         let order = Order {
             plan,
-            rehearsal,
+            twice,
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
-        // Of several ranks.
-        let statistics = (!self.ranks.statistics.is_empty())
-            .then(|| SharedStatistics::before(&self.ranks, rehearses, task.closures));
-        let reports = &mut self.reports;
-        let mut ended = self.ranks.pass(reports, &order, task);
-        if let Some(statistics) = statistics {
-            ended = statistics.after(&self.ranks, goal, ended);
+        let statistics = self.ranks.guard_statistics();
+        let output = self.ranks.pass(&mut self.reports, &order, task)?;
+        if goal == Goal::Measure {
+            return Ok(output);
         }
-        let output = ended?;
-        if goal != Goal::Measure && task.closures.contains(&Closure::Loss) {
+        self.ranks.average_statistics(&statistics)?;
+        if task.closures.contains(&Closure::Loss) {
             self.check_reached()?;
+        }
+        for guard in statistics {
+            guard.commit();
         }
         Ok(output)
     }

@@ -63,12 +63,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// drawn from the generator of the device before the first. Running statistics are updated once. The output of the
     /// second run is returned.
     ///
-    /// Burn's generators are shared by all threads. If another thread draws from them meanwhile, both runs are repeated, with pauses for
-    /// about two seconds. If that does not help, the step ends with [`FusedError::RandomNumbers`], which says what has not moved.
-    ///
-    /// On CubeCL devices, which would have to be waited for, the seeds of all steps come from the first one, and only the next
-    /// step finds out that another thread has drawn: it ends with the error and updates nothing. The step before has been made by then, clipped by
-    /// the norm of other gradients. The last step of a training is not checked.
+    /// All threads share Burn's generators. Closures that draw lock them in their forward pass, so trainings side by side wait
+    /// for each other. If any other thread draws meanwhile, the step ends with [`FusedError::RandomNumbers`], which says what has
+    /// not moved. CubeCL devices, which would have to be waited for, are not checked, and the seeds of all steps come from the
+    /// first one.
     ///
     /// # Panics
     ///
@@ -195,7 +193,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 
     /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
-    /// statistics are put back. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
+    /// statistics are restored. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
     ///
     /// With a recorder it tells before the first step, and before there is any optimizer state, what activations
     /// a pass will hold: [`MemoryEstimate::peaks`](crate::MemoryEstimate::peaks).
@@ -244,7 +242,7 @@ fn alone<M: Module, R>(
 ) -> impl FnMut(Parts<'_, M>) -> Computed<R> {
     move |ranks| {
         let (rank, model) = &ranks[0];
-        let (output, gradients) = rank.compute(|| work(rank, model))?;
+        let (output, gradients) = rank.compute(rank.pass.twice.clone(), || work(rank, model))?;
         Ok((output, vec![gradients]))
     }
 }

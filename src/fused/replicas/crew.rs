@@ -9,10 +9,10 @@ use burn::optim::GradientsParams;
 use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
-use crate::fused::core::{Computed, Parts, RankPass, Worked, begin};
-use crate::pass::Failure;
-use crate::random::Stream;
-use crate::replica::{Group, Membership, Turn};
+use crate::fused::core::{Computed, Parts, RankPass, Worked};
+use crate::pass::{Failure, Scope};
+use crate::random::{RngLock, Stream};
+use crate::replica::{Group, Membership};
 use crate::worker::Worker;
 
 /// What a rank does in a pass with its batch.
@@ -39,10 +39,11 @@ impl Crew {
         batches: Vec<Option<B>>,
         work: &Work<M, B, R>,
     ) -> Computed<Vec<R>> {
-        let group = ranks[0].0.member().group.clone();
+        let first = &ranks[0].0.clone();
+        let group = first.member().group.clone();
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
-        begin(&group, &takes_part)?;
-        let numbers = numbers(&ranks[0].0, &group, &takes_part)?;
+        let numbers = numbers(first, &group)?;
+        group.begin(&takes_part);
         // The batches come from this thread.
         group.devices().iter().for_each(hand_over);
 
@@ -77,8 +78,9 @@ impl Crew {
         }
         if let Some(numbers) = numbers {
             // What is drawn next does not depend on how many numbers the ranks have drawn.
-            let _turn = turn(&group)?;
-            numbers.end();
+            if lock(first, &group)?.is_some() {
+                numbers.end();
+            }
         }
         let by_rank = outputs.into_iter().map(|output| match output {
             Some((output, gradients)) => (Some(output), gradients),
@@ -97,47 +99,38 @@ fn take_part<R>(
 ) -> Option<(R, GradientsParams)> {
     let Membership { group, rank } = part.member();
     let taken = group.flow.take_part(*rank);
-    let end_turn = || {
-        let among = part.pass.among.as_ref();
-        among.into_iter().for_each(|among| among.end_turn());
-    };
     let done = catch(|| {
-        let output = part.compute(|| {
-            if let Some(among) = &part.pass.among {
-                among.begin_turn()?;
-            }
-            if let Some(numbers) = numbers {
-                numbers.start();
-            }
-            let output = work()?;
-            end_turn();
-            Ok(output)
-        })?;
+        let output = part.compute(numbers, work)?;
         // Updates on behalf of others, too: where they fail, the step does.
         group.devices().iter().for_each(hand_over);
         check_connected(|| vec![group.device(*rank).clone()])?;
         Ok(output)
     });
-    end_turn();
+    part.pass.release_generators();
     let output = part.settled(done)?;
     taken.well();
     Some(output)
 }
 
-/// The random numbers that those of all ranks in a pass come from, if they take turns.
-fn numbers(
-    first: &RankPass,
-    group: &Arc<Group>,
-    takes_part: &[bool],
-) -> Result<Option<Stream>, FusedError> {
-    if !group.takes_turns() || !takes_part.contains(&true) {
-        return Ok(None);
+/// Returns the random numbers that those of all ranks in a pass are derived from; `None` if another training draws, and this
+/// one draws nothing.
+fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, FusedError> {
+    let learned = &first.pass.blocks.learned;
+    let holds = |outer: Scope| outer.pass.holds_generators();
+    if learned.may_draw() && Scope::current().is_some_and(holds) {
+        return Err(FusedError::Replicas {
+            reason: "a step of replicas was called in the closure of another step, and each waits for the other to draw \
+                     random numbers: call it outside"
+                .to_string(),
+        });
     }
-    let _turn = turn(group)?;
+    let Some(_lock) = lock(first, group)? else {
+        return Ok(None);
+    };
     let devices = group.devices().to_vec();
     let numbers = || {
-        Stream::new(devices, |device| match &first.pass.rehearsal {
-            Some(rehearsal) => rehearsal.random.seed,
+        Stream::new(devices, |device| match &first.pass.twice {
+            Some(twice) => twice.seed,
             None => first.pass.blocks.seeds.next(device),
         })
     };
@@ -148,7 +141,7 @@ fn numbers(
     numbers.map(Some)
 }
 
-/// Waits for the turn to draw random numbers for all ranks.
-fn turn(group: &Arc<Group>) -> Result<Turn, FusedError> {
-    Turn::take(group, group, group.device(0))
+/// Locks the random generators for all ranks.
+fn lock(first: &RankPass, group: &Arc<Group>) -> Result<Option<RngLock>, FusedError> {
+    first.pass.lock_generators(&group.devices()[..1])
 }

@@ -55,10 +55,10 @@ use crew::Crew;
 ///
 /// - Policies and hooks see a gradient once, as the sum over all ranks.
 /// - Every rank draws random numbers of its own in its forward pass and in blocks. They come from one seed a step
-///   and do not depend on what the others draw. A process has one random generator of Burn's, so the ranks' forward passes
-///   and the second runs of blocks take turns at it. So a closure must not wait for another rank, nor for a step of other
-///   replicas on another thread: that ends with an error after a minute. If nothing is drawn,
-///   [`draws_random_numbers`](crate::FusedConfig::draws_random_numbers) lets all run at once. What is drawn later (in
+///   and do not depend on what the others draw. A process has one random generator of Burn's, which the forward
+///   pass of a rank locks, and the second run of a block, unless the steps so far have drawn nothing. So a closure must not
+///   wait for another rank, nor for a step of another training on another thread: that ends with
+///   [`RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) after ten minutes. What is drawn later (in
 ///   hooks, or after the first gradient of a closure that runs the backward pass itself) is not repeatable.
 /// - Running statistics are the mean over the ranks that have updated them after every step, as in Burn's own
 ///   multi-device training on one device.

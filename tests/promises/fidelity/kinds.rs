@@ -118,9 +118,8 @@ fn parameters_of_every_rank_and_kind_train_and_resume_as_in_stock(device: &Devic
         let half = train_stock(model, &mut in_stock, STEPS, RATE, all);
         let mut fused = FusedOptimizer::new(copy(&initial, init), optimizer());
         train_fused(&mut fused, STEPS, RATE, all);
-        // Burn merges running statistics when they are read, and not when they are recorded.
+        drop(half.valid()); // It merges pending updates, which Burn does not record.
         assert_equal_weights(&copy(&half, init), &copy(&fused.model(), init));
-        drop((half.valid(), fused.valid()));
         let again = copy(&fused.model(), init);
         let mut resumed = FusedOptimizer::new(copy(&again, init), optimizer());
         resumed.load_record(fused.to_record());

@@ -2,7 +2,6 @@
 
 use backburn::{FusedConfig, GlobalNormClippingConfig, StepContext};
 use burn::module::RunningState;
-use burn::tensor::Tolerance;
 
 use super::*;
 use crate::backends::on_every_cpu_backend;
@@ -19,9 +18,9 @@ struct Centered {
 /// How the layer reads its state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Read {
-    /// As Burn gives it, which can be older by an update.
+    /// With `value`, which in stock can be older by an update.
     Late,
-    /// With the last update of its thread, as batch normalization does.
+    /// With `value_sync`, as batch normalization does.
     InTime,
 }
 
@@ -78,27 +77,31 @@ fn loss(layers: &Vec<Centered>, x: Tensor<2>, way: Way) -> Tensor<1> {
     x.powi_scalar(2).mean()
 }
 
+const WAYS: [Way; 4] = [Way::Plain, Way::Blocks, Way::Capturing, Way::Nested];
+
 fn layers(read: Read, device: &Device) -> Vec<Centered> {
     (0..2).map(|_| Centered::init(read, device)).collect()
+}
+
+/// Trains in stock with states that are read with `value_sync`, which is what both ways to read give in fused training.
+fn expected(initial: &Vec<Centered>, xs: &[Tensor<2>], device: &Device) -> Vec<Centered> {
+    let model = copy(initial, || layers(Read::InTime, device));
+    let loss = |model: &Vec<Centered>, step: usize| loss(model, xs[step].clone(), Way::Plain);
+    train_stock(model, &mut AdamWConfig::new().init(), 5, RATE, loss)
 }
 
 fn a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs(device: &Device) {
     let xs = xs(device);
     for read in [Read::Late, Read::InTime] {
         let initial = layers(read, device);
-        let copy = || copy(&initial, || layers(read, device));
-        let stock = |model: &Vec<Centered>, step: usize| loss(model, xs[step].clone(), Way::Plain);
-        let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, stock);
-        for way in [Way::Blocks, Way::Capturing, Way::Nested] {
-            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        let stock = expected(&initial, &xs, device);
+        for way in WAYS {
+            let model = copy(&initial, || layers(read, device));
+            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
             train_fused(&mut fused, 5, RATE, |model, step| {
                 loss(model, xs[step].clone(), way)
             });
-            match way {
-                // Burn takes the mean of three equal updates then.
-                Way::Nested => assert_near(&stock.valid(), &fused.valid()),
-                _ => assert_equal_weights(&stock.valid(), &fused.valid()),
-            }
+            assert_equal_weights(&stock.valid(), &fused.valid());
         }
     }
 }
@@ -107,16 +110,10 @@ fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
     let xs = xs(device);
     for read in [Read::Late, Read::InTime] {
         let initial = layers(read, device);
-        let copy = || copy(&initial, || layers(read, device));
-        let stock = |model: &Vec<Centered>, step: usize| loss(model, xs[step].clone(), Way::Plain);
-        let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, stock);
-        // How blocks read in time is learned at the cost of one update, of which the log tells.
-        let ways: &[Way] = match read {
-            Read::Late => &[Way::Plain, Way::Blocks, Way::Capturing],
-            Read::InTime => &[Way::Plain],
-        };
-        for &way in ways {
-            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).with_config(
+        let stock = expected(&initial, &xs, device);
+        for way in WAYS {
+            let model = copy(&initial, || layers(read, device));
+            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
             );
             for x in &xs {
@@ -124,6 +121,35 @@ fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
             }
             assert_equal_weights(&stock.valid(), &fused.valid());
         }
+    }
+}
+
+fn state_used_by_two_blocks_is_that_of_stock(device: &Device) {
+    let xs = xs(device);
+    for read in [Read::Late, Read::InTime] {
+        let initial = layers(read, device);
+        let twice = |model: &Vec<Centered>, x: &Tensor<2>, in_blocks| {
+            let run = |layer: &Centered, x: Tensor<2>| layer.forward(x);
+            let layers = model.iter().chain(model);
+            let x = layers.fold(x.clone(), |x, layer| match in_blocks {
+                true => gradient_checkpointing(layer, x, run),
+                false => run(layer, x),
+            });
+            x.powi_scalar(2).mean()
+        };
+        let stock = train_stock(
+            copy(&initial, || layers(Read::InTime, device)),
+            &mut AdamWConfig::new().init(),
+            5,
+            RATE,
+            |model, step| twice(model, &xs[step], false),
+        );
+        let model = copy(&initial, || layers(read, device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        train_fused(&mut fused, 5, RATE, |model, step| {
+            twice(model, &xs[step], true)
+        });
+        assert_equal_weights(&stock.valid(), &fused.valid());
     }
 }
 
@@ -146,28 +172,12 @@ fn batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock(device: &
         }
         fused.valid()
     };
-    assert_equal_but_for_the_order_of_a_mean(&train(false), &train(true));
-}
-
-fn assert_near<M: Module>(stock: &M, fused: &M) {
-    for ((_, stock), (_, fused)) in weights(stock).iter().zip(&weights(fused)) {
-        stock.assert_approx_eq::<f32>(fused, Tolerance::absolute(1e-5));
-    }
-}
-
-/// The mean over threads comes in any order, and with every update twice.
-pub(super) fn assert_equal_but_for_the_order_of_a_mean<M: Module>(plain: &M, blocks: &M) {
-    let exact = plain.devices().iter().all(is_exact);
-    for ((path, plain), (_, blocks)) in weights(plain).iter().zip(&weights(blocks)) {
-        match path.contains("running") || !exact {
-            true => plain.assert_approx_eq::<f32>(blocks, Tolerance::absolute(1e-5)),
-            false => plain.assert_eq(blocks, true),
-        }
-    }
+    assert_equal_weights(&train(false), &train(true));
 }
 
 on_every_cpu_backend!(
     a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs,
     both_passes_of_exact_clipping_see_a_state_as_it_was,
+    state_used_by_two_blocks_is_that_of_stock,
     batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock,
 );

@@ -163,3 +163,27 @@ fn blocks_update_running_statistics_once_on_every_rank() {
     };
     assert_equal_weights(&train(false), &train(true));
 }
+
+#[test]
+fn model_taken_from_replicas_keeps_its_statistics() {
+    let _alone = alone();
+    let device = &flex(1)[0];
+    let batch = |value: f32| Tensor::<2>::full([6, 4], value, device);
+    for sharding in [Sharding::State, Sharding::Full] {
+        let mut fused = FusedReplicas::new(NormedBlocks::init(device), adamw(), flex(2))
+            .with_config(FusedConfig::new().with_sharding(sharding));
+        let step = |fused: &mut FusedReplicas<NormedBlocks>, values: [f32; 2]| {
+            fused.step(RATE, values.map(batch), |model: &NormedBlocks, x| {
+                model.loss(x, true)
+            });
+        };
+        step(&mut fused, [1.0, 2.0]);
+        let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
+        let taken = || [&model, &valid, &averaged].map(weights);
+        let before = taken();
+        step(&mut fused, [3.0, 4.0]);
+        step(&mut fused, [f32::NAN, f32::NAN]);
+        assert!(taken() == before);
+        assert_changed(&model, &fused.model(), |_| true);
+    }
+}

@@ -1,0 +1,176 @@
+//! The random numbers of a pass, and the lock of the generators.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+
+use super::{Pass, Scope};
+use crate::device::is_cubecl;
+use crate::error::FusedError;
+use crate::random::{RngLock, Stream, ThreadLock, seed_of_system};
+
+/// The lock that a forward pass holds.
+#[derive(Debug)]
+pub(super) struct Forward {
+    _lock: RngLock,
+    /// The numbers since the last seed, if that is known.
+    numbers: Option<Stream>,
+}
+
+impl Pass {
+    /// Takes the lock of the generators to draw on `devices`. Returns `None` if another pass holds it and this model draws
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// If another pass holds the lock for too long.
+    pub(crate) fn lock_generators(
+        &self,
+        devices: &[Device],
+    ) -> Result<Option<RngLock>, FusedError> {
+        RngLock::take(self, devices, self.blocks.learned.may_draw())
+    }
+
+    /// Takes the lock for the forward pass, which begins with `numbers`, if it has numbers of its own or may draw.
+    pub(crate) fn begin_forward(
+        &self,
+        numbers: Option<Stream>,
+        devices: &[Device],
+    ) -> Result<(), FusedError> {
+        if numbers.is_none() && !self.blocks.learned.may_draw() {
+            return Ok(());
+        }
+        if let Some(lock) = self.lock_generators(devices)? {
+            numbers.iter().for_each(Stream::start);
+            *self.forward.lock() = Some(Forward {
+                _lock: lock,
+                numbers,
+            });
+        }
+        Ok(())
+    }
+
+    /// Releases the lock of the forward pass, before other ranks are waited for.
+    pub(crate) fn end_forward(&self) {
+        self.end_numbers();
+        self.release_generators();
+    }
+
+    /// Releases the lock of a forward pass that may have failed.
+    pub(crate) fn release_generators(&self) {
+        let forward = self.forward.lock().take();
+        drop(forward);
+    }
+
+    /// Returns `true` if the forward pass holds the lock.
+    pub(crate) fn holds_generators(&self) -> bool {
+        self.forward.lock().is_some()
+    }
+
+    /// The numbers that the forward pass draws outside of blocks end here. What is drawn next does not depend on them, nor on
+    /// whether they are checked.
+    fn end_numbers(&self) {
+        let mut forward = self.forward.lock();
+        let numbers = forward.as_mut().and_then(|forward| forward.numbers.take());
+        if let Some(mut numbers) = numbers {
+            if !self.blocks.learned.has_been_drawn() {
+                self.has_drawn(&numbers);
+            }
+            numbers.follow(3);
+        }
+    }
+
+    /// The forward pass goes on with `numbers`.
+    fn continue_with(&self, numbers: Stream) {
+        if let Some(forward) = &mut *self.forward.lock() {
+            forward.numbers = Some(numbers);
+        }
+    }
+
+    /// Returns `true` if a number of `numbers` has been drawn since their start, which leaves other numbers behind. CubeCL
+    /// devices would have to be waited for: after the first pass they are assumed to draw as then.
+    fn has_drawn(&self, numbers: &Stream) -> bool {
+        let learned = &self.blocks.learned;
+        if learned.knows_draws() && numbers.devices.iter().any(is_cubecl) {
+            return learned.may_draw();
+        }
+        let drawn = numbers.is_touched();
+        if drawn {
+            learned.has_drawn();
+        }
+        drawn
+    }
+}
+
+/// The first run of a block, with random numbers of its own.
+pub(crate) struct RandomRun {
+    pass: Arc<Pass>,
+    pub(crate) numbers: Stream,
+    /// None if it must leave the generators alone.
+    lock: Option<BlockLock>,
+}
+
+/// The locks of a run of a block: among passes, and among the threads of this one.
+pub(crate) struct BlockLock {
+    _among_threads: Option<ThreadLock>,
+    _lock: RngLock,
+}
+
+impl Scope {
+    /// A block that draws on `devices` begins its first run.
+    ///
+    /// # Errors
+    ///
+    /// If another pass holds the lock of the generators for too long.
+    pub(crate) fn begin_random(&self, devices: Vec<Device>) -> Result<RandomRun, FusedError> {
+        let pass = self.pass.clone();
+        let lock = pass.lock_generators(&devices)?;
+        pass.end_numbers();
+        let numbers = Stream::new(devices, |device| match &lock {
+            Some(_) => self.next_seed(device),
+            None => seed_of_system(),
+        });
+        let lock = lock.map(|lock| self.among_threads(lock)).transpose()?;
+        if lock.is_some() {
+            pass.blocks.draw_on(&numbers.devices);
+            numbers.start();
+        }
+        Ok(RandomRun {
+            pass,
+            numbers,
+            lock,
+        })
+    }
+
+    /// Locks the generators for a run that draws `numbers` again.
+    ///
+    /// # Errors
+    ///
+    /// If another pass holds the lock for too long.
+    pub(crate) fn repeat_random(&self, numbers: &Stream) -> Result<BlockLock, FusedError> {
+        let lock = RngLock::take(&*self.pass, &numbers.devices, true)?;
+        self.among_threads(lock.expect("it is waited for"))
+    }
+
+    /// Waits for blocks on other threads of the closure; a block within another has its lock.
+    fn among_threads(&self, lock: RngLock) -> Result<BlockLock, FusedError> {
+        let is_outer = !self.is_in_block();
+        let among_threads = is_outer.then(|| ThreadLock::take(&self.pass.threads));
+        Ok(BlockLock {
+            _among_threads: among_threads.transpose()?,
+            _lock: lock,
+        })
+    }
+}
+
+impl RandomRun {
+    /// The run is over. Returns the numbers if it has drawn any, for another run to draw them again.
+    pub(crate) fn end(self) -> Option<Stream> {
+        self.lock.as_ref()?;
+        let drawn = self.pass.has_drawn(&self.numbers);
+        let mut next = self.numbers.clone();
+        next.follow(1);
+        self.pass.continue_with(next);
+        drawn.then_some(self.numbers)
+    }
+}

@@ -1,0 +1,170 @@
+//! Running statistics belong to the training: a model that was taken out of it has its own, and a failed pass restores them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, GradientFlow, GradientHook, HookedParameter, Offload,
+    OffloadConfig, OffloadHost, WaitingBlocks, WeightAveragingConfig, gradient_checkpointing,
+};
+use burn::module::{Module, ParamGroup};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::AdamWConfig;
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+
+use crate::backends::on_every_cpu_backend;
+use crate::compare::*;
+
+const RATE: f64 = 1e-2;
+
+#[derive(Module, Debug)]
+struct Normed {
+    linear: Linear,
+    norm: BatchNorm,
+}
+
+impl Normed {
+    fn init(device: &Device) -> Self {
+        Self {
+            linear: LinearConfig::new(4, 4).init(device),
+            norm: BatchNormConfig::new(4).init(device),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let run = |model: &Self, x| model.norm.forward(model.linear.forward(x).tanh());
+        gradient_checkpointing(self, x, run).powi_scalar(3).mean()
+    }
+}
+
+fn xs(device: &Device) -> Vec<Tensor<2>> {
+    let draw = || Tensor::random([6, 4], Distribution::Default, device);
+    (0..4).map(|_| draw()).collect()
+}
+
+/// The ways to train that take a model out of the training by another path.
+fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
+    let host = match device.clone().inner() == Device::flex() {
+        true => OffloadHost::NdArray,
+        false => OffloadHost::Flex,
+    };
+    let waiting = |offload| {
+        OffloadConfig::new(offload)
+            .with_host(host)
+            .with_min_elements(1)
+    };
+    let averaging = WeightAveragingConfig::new().with_decay(Some(0.5));
+    let config = FusedConfig::new().with_averaging(Some(averaging));
+    let offloaded = |offload| config.clone().with_offload(Some(waiting(offload)));
+    let configs = [
+        config.clone(),
+        offloaded(Offload::States),
+        offloaded(Offload::Updates),
+        offloaded(Offload::Weights(WaitingBlocks::All)),
+    ];
+    let fused = |config: FusedConfig| {
+        let fused = FusedOptimizer::new(Normed::init(device), AdamWConfig::new().init());
+        match config.offload {
+            None => fused.with_config(config),
+            Some(_) => fused.with_config_on(config, device),
+        }
+    };
+    configs.into_iter().map(fused).collect()
+}
+
+type Values = Vec<(String, TensorData)>;
+
+fn model_taken_before_more_steps_is_unchanged(device: &Device) {
+    let xs = xs(device);
+    for mut fused in trainings(device) {
+        fused.step(RATE, |model| model.loss(xs[0].clone()));
+        let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
+        let taken = || -> [Values; 3] { [weights(&model), weights(&valid), weights(&averaged)] };
+        let before = taken();
+        fused.step(RATE, |model| model.loss(xs[1].clone()));
+        assert!(taken() == before);
+        assert_changed(&model, &fused.model(), |_| true);
+
+        let nan = Tensor::full([6, 4], f32::NAN, device);
+        fused.step(RATE, |model| model.loss(nan));
+        assert!(taken() == before);
+        let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
+        assert!(mean(&fused.model()).iter::<f32>().all(f32::is_nan));
+        assert!(mean(&model).iter::<f32>().all(f32::is_finite));
+    }
+}
+
+/// A change of the model sees the statistics, and the training continues with them.
+fn statistics_after_change_or_parts_continue_as_in_stock(device: &Device) {
+    let xs = xs(device);
+    let loss = |model: &Normed, step: usize| model.loss(xs[step].clone());
+    let initial = Normed::init(device);
+    let init = || Normed::init(device);
+    let stock = train_stock(
+        copy(&initial, init),
+        &mut AdamWConfig::new().init(),
+        4,
+        RATE,
+        loss,
+    );
+
+    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init());
+    train_fused(&mut fused, 2, RATE, loss);
+    let before = weights(&fused.model());
+    fused.change_model(|model| {
+        assert!(weights(&model) == before);
+        model
+    });
+    fused.step(RATE, |model| loss(model, 2));
+    let (model, mut optimizer) = fused.into_parts();
+    let parts = train_stock(model, &mut optimizer, 1, RATE, |model, _| loss(model, 3));
+    assert_equal_weights(&stock.valid(), &parts.valid());
+}
+
+/// Stops every step when the first gradient is complete.
+struct Stop;
+
+impl GradientHook for Stop {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        _gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        GradientFlow::Stop(FusedError::NothingAccumulated)
+    }
+}
+
+fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
+    let xs = xs(device);
+    let of = |fused: &FusedOptimizer<Normed>| {
+        let statistics = weights(&fused.model()).into_iter();
+        let statistics = statistics.filter(|(path, _)| path.contains("running"));
+        statistics.collect::<Values>()
+    };
+    for mut fused in trainings(device) {
+        fused.step(RATE, |model| model.loss(xs[0].clone()));
+        let before = of(&fused);
+        fused.dry_run(|model| model.loss(xs[1].clone()));
+        assert!(of(&fused) == before);
+        let panics = AssertUnwindSafe(|| {
+            fused.step(RATE, |model| -> Tensor<1> {
+                let loss = model.loss(xs[1].clone());
+                assert!(loss.dims()[0] == 0, "after the forward pass");
+                loss
+            })
+        });
+        catch_unwind(panics).expect_err("it panics");
+        assert!(of(&fused) == before);
+        fused.step(RATE, |model| model.loss(xs[1].clone()));
+        let before = of(&fused);
+        let mut fused = fused.with_hook(ParamGroup::all(), Stop);
+        let stopped = fused.try_step(RATE, |model| model.loss(xs[2].clone()));
+        assert_eq!(stopped.err(), Some(FusedError::NothingAccumulated));
+        assert!(of(&fused) == before);
+    }
+}
+
+on_every_cpu_backend!(
+    failed_pass_and_dry_run_restore_statistics,
+    model_taken_before_more_steps_is_unchanged,
+    statistics_after_change_or_parts_continue_as_in_stock,
+);
