@@ -243,7 +243,9 @@ where
         // What the optimizer holds is reckoned.
         let stateless = SgdConfig::new().init();
         let fused = FusedOptimizer::try_new(model, stateless.clone())?;
-        let config = facts.config.clone().with_offload(footing.offload());
+        // Averages are computed, too: the passes do not hold them.
+        let config = facts.config.clone().with_averaging(None);
+        let config = config.with_offload(footing.offload());
         let mut fused = match self.devices.first() {
             Some(device) => fused.try_with_config_on(config, device)?,
             None => fused.try_with_config(config)?,
