@@ -30,7 +30,7 @@
     doc = "| let Burn run the training | `FusedLearner` instead of `Learner` (feature `train`) |"
 )]
 //! | train within a number of bytes | [`Planner`] |
-//! | know the bytes before training | [`MemoryEstimate`], [`OffloadEstimate`] |
+//! | know the bytes before training | [`MemoryEstimate`] |
 //! | see where the bytes are | [`memory`] |
 //! | keep no activations | [`gradient_checkpointing()`], [`LinearCrossEntropyLoss`] |
 //! | keep weights and states in fewer bytes | [`optim`], [`QuantizedLora`] |
@@ -130,7 +130,7 @@ pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
 pub use device::check_device;
 pub use error::FusedError;
-pub use estimate::{MemoryEstimate, OffloadEstimate, PeakEstimate};
+pub use estimate::MemoryEstimate;
 pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
 pub use gradient_checkpointing::{
     Activations, Constant, FloatMap, Sequence, Whole, gradient_checkpointing,
@@ -147,9 +147,7 @@ pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
 pub use optim::WeightAveragingConfig;
 pub use parameters::ModelKey;
 pub use pass::{GradientCheckpointingConfig, StepContext, scale_loss};
-pub use plan::{
-    Budget, Fidelity, Ladder, Measured, Plan, PlanError, PlannedOptimizer, Planner, Rung, Technique,
-};
+pub use plan::{Budget, Candidate, Plan, PlanError, PlannedOptimizer, Planner, Technique};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
@@ -173,7 +171,6 @@ mod book {
         Readme: "../README.md"
         Start: "../docs/start.md"
         Planning: "../docs/planning.md"
-        Techniques: "../docs/techniques.md"
         Fuse: "../docs/fuse.md"
         Checkpoints: "../docs/checkpoints.md"
         Learner: "../docs/learner.md"

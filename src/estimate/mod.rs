@@ -1,6 +1,6 @@
 mod bookkeeping;
-mod offload;
-mod peaks;
+mod dry_run;
+mod resident;
 mod states;
 
 use std::fmt::{Display, Formatter};
@@ -8,18 +8,20 @@ use std::fmt::{Display, Formatter};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 
+use crate::caught::catch;
+use crate::config::FusedConfig;
 use crate::device::warm_threads;
 use crate::parameters::ModelKey;
 use crate::weights::Entry;
 
 use bookkeeping::Bookkeeping;
 
-pub use offload::OffloadEstimate;
-pub(crate) use offload::{StatesUnderWay, made_on_host};
-pub use peaks::PeakEstimate;
+pub(crate) use resident::Resident;
 pub(crate) use states::{States, measure, parameters};
 
-/// What training will hold, and what fusing would save, before any training.
+/// The bytes that a training will hold, before its first step.
+///
+/// Without a [dry run](Self::with_dry_run) the peaks leave activations out.
 ///
 /// ```
 /// use backburn::MemoryEstimate;
@@ -33,23 +35,40 @@ pub(crate) use states::{States, measure, parameters};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// Of which model.
+    /// The model that is estimated.
     pub model: ModelKey,
     /// Bytes of all float parameters: P.
     pub parameters: usize,
-    /// Bytes of the gradients of those in training: G.
+    /// Bytes of the gradients of the trained parameters: G.
     pub gradients: usize,
-    /// Bytes of the optimizer's state after the first step: O.
+    /// Bytes of the optimizer state after the first step: O.
     pub optimizer_state: usize,
+    /// Bytes of the [average of the weights](FusedConfig::averaging), if the config has one.
+    pub averages: usize,
     /// Bytes of the largest gradient, which fused training holds too.
     pub largest_gradient: usize,
-    /// The most bytes that the update of one parameter takes beside all these. Measured where the program runs on the
+    /// The most bytes that the update of one parameter takes in addition to all these. Measured where the program runs on the
     /// [`RecordingAllocator`](crate::memory::RecordingAllocator), elsewhere one gradient.
     pub update: usize,
     /// The most bytes of gradients and an update while stock Burn updates one parameter after the other.
     pub gradients_and_update: usize,
-    /// What the process holds for the parameters beside their tensors.
+    /// Bytes on the device between two steps. Under [`Offload::Weights`](crate::Offload::Weights) as if all larger
+    /// parameters were read in blocks of one size: parameters that are read outside of blocks add to it.
+    pub device: usize,
+    /// The most bytes in transfer to or from the host in a step, in addition to `device`: the largest gradient twice, or a gradient and
+    /// three states. Under [`Offload::Weights`](crate::Offload::Weights) the weights of two blocks add to it.
+    pub transfer: usize,
+    /// Bytes in host memory, if parts of the training are [offloaded](FusedConfig::offload).
+    pub host: usize,
+    /// Bytes at the peak of stock Burn: the optimizer after the backward pass.
+    pub stock: usize,
+    /// Bytes at the peak of fused training whose blocks keep their activations.
+    pub fused: usize,
+    /// Bytes at the peak of fused training whose blocks are recomputed.
+    pub recomputed: usize,
+    /// Bytes that the process holds for the parameters in addition to their tensors.
     bookkeeping: Bookkeeping,
+    has_dry_run: bool,
 }
 
 impl MemoryEstimate {
@@ -60,6 +79,30 @@ impl MemoryEstimate {
     ///
     /// If the optimizer refuses a parameter, as Muon does unless it is of rank 2.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
+        Self::new_with_config(model, optimizer, &FusedConfig::new())
+    }
+
+    /// Measures as [`new`](Self::new) does, for a training with `config`: what it offloads is on the host, and the average of the
+    /// weights is counted.
+    ///
+    /// ```
+    /// use backburn::{FusedConfig, MemoryEstimate, Offload, OffloadConfig};
+    /// use burn::{nn::LinearConfig, optim::AdamConfig, tensor::Device};
+    ///
+    /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
+    /// let estimate = MemoryEstimate::new_with_config(&model, &AdamConfig::new().init(), &config);
+    /// assert!(estimate.device < estimate.host);
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Self::new).
+    pub fn new_with_config<M: Module>(
+        model: &M,
+        optimizer: &ModuleOptimizer,
+        config: &FusedConfig,
+    ) -> Self {
         let parameters = parameters(model);
         if let Some(parameter) = parameters.first() {
             warm_threads(&parameter.device);
@@ -68,28 +111,50 @@ impl MemoryEstimate {
         let states = states.unwrap_or_else(|error| panic!("{error}"));
         let trained = || parameters.iter().filter(|it| it.is_trained());
         let gradients: usize = trained().map(Entry::bytes).sum();
+        let largest_gradient = trained().map(Entry::bytes).max().unwrap_or(0);
         let mut left = gradients;
         let updates = parameters.iter().zip(&states.updates);
         let updates = updates.filter(|(parameter, _)| parameter.is_trained());
-        // Each gradient goes with its update.
+        // Each gradient is freed with its update.
         let most = updates.map(|(parameter, update)| {
             let most = left + update;
             left -= parameter.bytes();
             most
         });
+        let gradients_and_update = most.max().unwrap_or(0);
+
+        let tensors = states.tensors();
+        let optimizer_state = tensors.iter().sum();
+        let resident = Resident::of(&parameters, &tensors, config, false, 1);
+        let offload = config.offload.as_ref();
+        let copies = offload.map_or(0, |offload| offload.kept_of(resident.copies));
+        let device = resident.weights + resident.states + copies;
+        let transfer = resident.gradients_in_flight.max(resident.states_in_flight);
+        let bookkeeping = Bookkeeping::of(&parameters, states.sum() - optimizer_state);
+        let bytes: usize = parameters.iter().map(Entry::bytes).sum();
+        let fused = device + bookkeeping.fused + transfer.max(largest_gradient + states.update);
+        let held = bytes + optimizer_state + resident.averages;
         Self {
             model: ModelKey::of(model),
-            parameters: parameters.iter().map(Entry::bytes).sum(),
+            parameters: bytes,
             gradients,
-            optimizer_state: states.tensors,
-            largest_gradient: trained().map(Entry::bytes).max().unwrap_or(0),
+            optimizer_state,
+            averages: resident.averages,
+            largest_gradient,
             update: states.update,
-            gradients_and_update: most.max().unwrap_or(0),
-            bookkeeping: Bookkeeping::of(&parameters, states.sum() - states.tensors),
+            gradients_and_update,
+            device,
+            transfer,
+            host: resident.host_weights + resident.host_states,
+            stock: held + bookkeeping.stock + gradients_and_update,
+            fused,
+            recomputed: fused,
+            bookkeeping,
+            has_dry_run: false,
         }
     }
 
-    /// Bytes by which fusing lowers the peak, if the forward pass leaves `activations` bytes.
+    /// Returns the bytes by which fusing lowers the peak, if the forward pass leaves `activations` bytes.
     ///
     /// Stock training peaks when the backward pass starts (P + O + activations) or when it ends
     /// (P + O + G), fused training when it starts, with one gradient. So fusing helps as far as the
@@ -100,19 +165,61 @@ impl MemoryEstimate {
     }
 }
 
+/// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter that is
+/// stepped there. States that an optimizer refuses are left out: the first step reports the error.
+pub(crate) fn made_on_host<M: Module>(
+    model: &M,
+    optimizer: &ModuleOptimizer,
+    config: &FusedConfig,
+) -> usize {
+    if config.offload.is_none() {
+        return 0;
+    }
+    let parameters = parameters(model);
+    let states = catch(|| measure(optimizer, &parameters, false)).ok();
+    let states = states.and_then(Result::ok).map(|states| states.bytes);
+    let states = states.unwrap_or_else(|| vec![0; parameters.len()]);
+    let resident = Resident::of(&parameters, &states, config, false, 1);
+    resident.host_states + 2 * resident.host_gradient
+}
+
 impl Display for MemoryEstimate {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let mega = |bytes: usize| bytes as f64 / 1e6;
+        write!(
+            f,
+            "parameters {:.1} MB, gradients {:.1} MB, optimizer state {:.1} MB",
+            mega(self.parameters),
+            mega(self.gradients),
+            mega(self.optimizer_state),
+        )?;
+        if self.averages > 0 {
+            write!(f, ", averages {:.1} MB", mega(self.averages))?;
+        }
+        if self.host > 0 {
+            write!(
+                f,
+                "\ndevice {:.1} MB and up to {:.1} MB in transfer, host {:.1} MB, without activations",
+                mega(self.device),
+                mega(self.transfer),
+                mega(self.host)
+            )?;
+        }
+        if self.has_dry_run {
+            return write!(
+                f,
+                "\nat the peak: stock {:.1} MB, fused {:.1} MB, fused with recomputed blocks {:.1} MB",
+                mega(self.stock),
+                mega(self.fused),
+                mega(self.recomputed)
+            );
+        }
         let stock = self.parameters + self.optimizer_state + self.gradients;
         let saved = self.saved(0);
         write!(
             f,
-            "parameters {:.1} MB, gradients {:.1} MB, optimizer state {:.1} MB\n\
-             fusing saves up to {:.1} MB ({:.0} %), less the activations; it is worth it if these \
+            "\nfusing saves up to {:.1} MB ({:.0} %), less the activations; it is worth it if these \
              are well below {:.1} MB when the backward pass starts",
-            mega(self.parameters),
-            mega(self.gradients),
-            mega(self.optimizer_state),
             mega(saved),
             100.0 * saved as f64 / stock.max(1) as f64,
             mega(saved)

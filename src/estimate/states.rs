@@ -1,7 +1,6 @@
 //! What an optimizer holds for the parameters of a model, measured on a few elements of each.
 
 use std::collections::{HashMap, hash_map};
-use std::time::Instant;
 
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
@@ -35,22 +34,25 @@ pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
 /// What an optimizer holds for all parameters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct States {
-    /// Bytes of the states, by parameter, with what the process holds beside their tensors; those of one that is not trained
-    /// are none.
+    /// Bytes of the states, by parameter, with the `overhead`; 0 for a parameter that is not trained.
     pub(crate) bytes: Vec<usize>,
-    /// Bytes of the tensors of all states.
-    pub(crate) tensors: usize,
-    /// The most bytes that an update takes beside parameter, gradient and state, by parameter.
+    /// Bytes that the process holds for one state in addition to its tensors.
+    overhead: usize,
+    /// The most bytes that an update takes in addition to parameter, gradient and state, by parameter.
     pub(crate) updates: Vec<usize>,
-    /// The most of them.
+    /// The most bytes of any update.
     pub(crate) update: usize,
-    /// Seconds of all updates.
-    pub(crate) seconds: f64,
 }
 
 impl States {
     pub(crate) fn sum(&self) -> usize {
         self.bytes.iter().sum()
+    }
+
+    /// Returns the bytes of the tensors alone, by parameter.
+    pub(crate) fn tensors(&self) -> Vec<usize> {
+        let bytes = self.bytes.iter();
+        bytes.map(|it| it.saturating_sub(self.overhead)).collect()
     }
 }
 
@@ -68,7 +70,10 @@ pub(crate) fn measure(
     let trained = parameters.iter().find(|it| it.is_trained());
     let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
     let mut known = HashMap::new();
-    let mut states = States::default();
+    let mut states = States {
+        overhead,
+        ..States::default()
+    };
     for parameter in parameters {
         if !parameter.is_trained() {
             states.bytes.push(0);
@@ -84,10 +89,8 @@ pub(crate) fn measure(
         // Where nobody counts, an update is taken to make one tensor.
         let update = stepped.update.unwrap_or(parameter.bytes());
         states.bytes.push(stepped.state + overhead);
-        states.tensors += stepped.state;
         states.updates.push(update);
         states.update = states.update.max(update);
-        states.seconds += stepped.seconds;
     }
     Ok(states)
 }
@@ -97,7 +100,6 @@ pub(crate) fn measure(
 struct Stepped {
     state: usize,
     update: Option<usize>,
-    seconds: f64,
 }
 
 fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped, FusedError> {
@@ -128,7 +130,6 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped
     Ok(Stepped {
         state: line(one.state, grows as f64),
         update: update.map(|(one, three)| line(one, three.saturating_sub(one) as f64 / 2.0)),
-        seconds: three.seconds * rows as f64 / (3 * thin) as f64,
     })
 }
 
@@ -182,15 +183,12 @@ fn step(
     let stepped = update.step(path, *id, zeros(), zeros(), false);
     stepped.result.map_err(unfit)?;
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
-    let begun = Instant::now();
     let step = || update.step(path, *id, value, gradient, false);
     let (stepped, most) = memory::most_during(device, step);
-    let seconds = begun.elapsed().as_secs_f64();
     stepped.result.map_err(unfit)?;
     drop(stepped.value);
     Ok(Stepped {
         state: recorded(&update),
         update: most,
-        seconds,
     })
 }

@@ -26,6 +26,8 @@ pub(crate) struct Limit {
     pub(crate) budget: usize,
     /// The most of them that the pass may take from one look at it to the next.
     pub(crate) stretch: usize,
+    /// The most that the backward pass may take over what is in use when it begins: it can't be ended later, unless it recomputes blocks.
+    pub(crate) backward: usize,
 }
 
 /// What looks at the bytes in use have told.
@@ -51,6 +53,8 @@ pub(crate) struct MarkLog {
     moments: BlockMoments,
     gradients: Vec<CompletedGradient>,
     looks: Looks,
+    /// The backward pass begins with the next look.
+    is_backward_next: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -79,6 +83,7 @@ impl MarkLog {
             moments: BlockMoments::default(),
             gradients: Vec::new(),
             looks: Looks::default(),
+            is_backward_next: false,
         };
         log.look();
         log.looks = Looks {
@@ -96,6 +101,7 @@ impl MarkLog {
             self.read();
         }
         let seconds = self.seconds();
+        self.is_backward_next = matches!(phase, Phase::Backward);
         self.marks.push(Mark { seconds, phase });
         self.read();
     }
@@ -191,7 +197,11 @@ impl MarkLog {
             return false;
         };
         self.look();
-        let next = self.looks.last.saturating_add(limit.stretch);
+        let next = match std::mem::take(&mut self.is_backward_next) {
+            true => limit.backward.max(limit.stretch),
+            false => limit.stretch,
+        };
+        let next = self.looks.last.saturating_add(next);
         self.looks.most > limit.worth || next > limit.budget
     }
 

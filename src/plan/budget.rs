@@ -67,6 +67,8 @@ impl FromStr for Budget {
             _ => return Err(unreadable()),
         };
         let bytes = number.parse::<f64>().map_err(|_| unreadable())? * unit;
+        // 8.2 * 1e6 is a little less than 8.2 million.
+        let bytes = bytes.round();
         match bytes.is_finite() && bytes < usize::MAX as f64 {
             true => Ok(Self::Bytes(bytes as usize)),
             false => Err(unreadable()),
@@ -117,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_read_with_its_unit() {
+    fn budget_is_parsed_with_its_unit() {
         for (text, bytes) in [
             ("6GB", 6_000_000_000),
             ("300 MB", 300_000_000),
@@ -125,6 +127,8 @@ mod tests {
             ("0.5G", 500_000_000),
             ("17", 17),
             ("17B", 17),
+            ("8.2MB", 8_200_000),
+            ("1.5GiB", 3 << 29),
         ] {
             assert_eq!(text.parse::<Budget>().unwrap(), Budget::Bytes(bytes));
         }
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_has_memory() {
+    fn machine_has_memory() {
         let bytes = machine().unwrap();
         assert!(bytes > 1 << 20, "{bytes}");
     }

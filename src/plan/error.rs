@@ -30,16 +30,15 @@ pub enum PlanError {
     #[error("a batch of 0 items trains nothing: say with `with_batch` how many there are")]
     NoBatch,
 
-    /// No technique that is allowed brings the training below the budget.
+    /// No candidate fits the budget.
     #[error(
-        "the training does not fit {budget} bytes: it takes at least {least}, {missing} more. {advice}",
+        "the training does not fit {budget} bytes: it takes about {least}, {missing} more. {advice}",
         missing = least.saturating_sub(*budget)
     )]
     NothingFits {
-        /// The bytes there are.
+        /// The bytes of the budget.
         budget: usize,
-        /// The peak of the smallest way to train, in bytes; of one of which no pass has come to its end, what measuring it takes at
-        /// least, half a megabyte for what a first pass has beside gradients included.
+        /// About the bytes at the peak of the smallest candidate. If no pass ended well, about what measuring one takes.
         least: usize,
         /// What would help.
         advice: String,

@@ -10,16 +10,19 @@ use crate::cast::try_cast;
 use crate::config::FusedConfig;
 use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::parameters::ModelKey;
+use crate::pass::GradientCheckpointingConfig;
+use crate::replica::Ownership;
 
+use super::candidate::Candidate;
 use super::error::PlanError;
-use super::ladder::Ladder;
 use super::named;
 use super::optimizer::PlannedOptimizer;
+use super::search::{Choice, Search};
 
-/// How to train a model within a number of bytes: what [`Measured::choose`](crate::Measured::choose) has chosen.
+/// How to train a model within a number of bytes, as [`Planner::plan`](crate::Planner::plan) returns it.
 ///
-/// It is plain: what is in it can be looked at and changed. With a config of [`backburn::optim`](crate::optim) it is a [`Config`] of Burn's, which
-/// is saved as JSON and loaded. It prints as its ladder.
+/// It is plain data, which can be changed. With a config of [`backburn::optim`](crate::optim) it is a [`Config`] of Burn's, which
+/// is saved as JSON and loaded. It prints its candidates.
 ///
 /// ```
 /// # use backburn::memory::RecordingAllocator;
@@ -35,7 +38,7 @@ use super::optimizer::PlannedOptimizer;
 /// # let init = || LinearConfig::new(8, 8).init(&device);
 /// # let planner = Planner::new(init, AdamWConfig::new()).with_batch(4);
 /// # let loss = |model: &burn::nn::Linear, items| model.forward(Tensor::<2>::ones([items, 8], &device)).mean();
-/// # let plan = planner.measure(loss, 100_000_000)?.choose(100_000_000)?;
+/// # let plan = planner.plan(loss, 100_000_000)?;
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let file = folder.path().join("plan.json");
 /// plan.save(&file).unwrap();
@@ -47,41 +50,90 @@ use super::optimizer::PlannedOptimizer;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound(serialize = "O: Serialize", deserialize = "O: Deserialize<'de>"))]
 pub struct Plan<O> {
-    /// How to train: which blocks run twice, what waits on the host, and what was given to the
+    /// How to train: which blocks are recomputed, what is offloaded, and what was passed to the
     /// [planner](super::Planner::with_config).
     pub config: FusedConfig,
     /// The optimizer, with its formats. In a file it is under the name of its type.
     #[serde(with = "named")]
     pub optimizer: O,
-    /// The type of the weights; none is that of the model.
+    /// The type of the weights; `None` for that of the model.
     pub weights: Option<FloatDType>,
     /// Devices that train together; with more than one, [`replicas`](Self::replicas) follows the plan.
     pub ranks: usize,
     /// Items of a micro-batch, on each device.
     pub batch: usize,
-    /// Micro-batches in a step, on each device. Their gradients are added up, so a loss that is a mean is divided by their number, and that
+    /// Micro-batches in a step, on each device. Their gradients are accumulated, so a loss that is a mean is divided by their number, and that
     /// of the devices.
     pub accumulation: usize,
-    /// Whether the gradients of micro-batches go [straight into the states](FusedOptimizer::accumulating_in_state) of the optimizer.
+    /// `true` if the gradients of micro-batches go [straight into the states](FusedOptimizer::accumulating_in_state) of the optimizer.
     #[serde(default)]
     pub sums_in_state: bool,
-    /// Bytes at the peak where the model computes; on a CPU, of the whole process.
+    /// Bytes that the training may take.
+    pub budget: usize,
+    /// About the bytes at the peak where the model computes; on a CPU, of the whole process. Margins are included.
     pub device_bytes: usize,
-    /// Those of a pass among them, as it was measured.
-    pub pass_bytes: usize,
-    /// In how many multiples of that they are counted: what threads compute at once differs from pass to pass, and a device does not show all.
-    pub margin: f64,
-    /// Bytes on the host, if that is not where the model computes.
+    /// About the bytes on the host, if that is not where the model computes.
     pub host_bytes: usize,
     /// The model that the plan is for.
     pub model: ModelKey,
-    /// All ways that were looked at.
-    pub ladder: Ladder,
+    /// The smallest candidate of each set of techniques, and the one that was taken.
+    pub candidates: Vec<Candidate>,
+    /// Index of the candidate that was taken.
+    pub taken: usize,
+    /// What else the plan changes in the training.
+    pub notes: Vec<String>,
 }
 
 impl<O: Config> Config for Plan<O> {}
 
 impl<O: PlannedOptimizer> Plan<O> {
+    pub(super) fn of(
+        search: &Search,
+        choice: &Choice<'_>,
+        optimizer: &O,
+        model: ModelKey,
+        has_statistics: bool,
+    ) -> Self {
+        let (set, split, items) = (choice.set, choice.split, choice.items);
+        let (states, weights) = set.formats();
+        let formatted = optimizer.formatted(states, weights);
+        let keep = choice.kept.as_ref().map(|kept| kept.keep.clone());
+        let config = set.config(&search.config);
+        let blocks = GradientCheckpointingConfig {
+            keep_activations: keep.unwrap_or_default(),
+            ..config.gradient_checkpointing.clone()
+        };
+        let config = config.with_gradient_checkpointing(blocks);
+        let ownership = match split.ranks {
+            1 => config.ownership,
+            _ => Ownership::BySize,
+        };
+        let (candidates, taken) = search.candidates();
+        let mut notes = Vec::new();
+        if has_statistics && items < search.batch {
+            let batch = search.batch;
+            notes.push(format!(
+                "batch normalization sees batches of {items} instead of {batch}"
+            ));
+        }
+        Self {
+            config: config.with_ownership(ownership),
+            optimizer: formatted.unwrap_or_else(|| optimizer.clone()),
+            weights: choice.storage.dtype(),
+            ranks: split.ranks,
+            batch: items,
+            accumulation: split.accumulation,
+            sums_in_state: set.sums_in_state(split),
+            budget: search.budget,
+            device_bytes: choice.device,
+            host_bytes: choice.host,
+            model,
+            candidates,
+            taken: taken.unwrap_or(0),
+            notes,
+        }
+    }
+
     /// The model that `init` makes, fused as planned.
     ///
     /// # Panics
@@ -153,6 +205,9 @@ impl<O: PlannedOptimizer> Plan<O> {
     /// A learner of the model that `init` makes, as planned. With several [`ranks`](Self::ranks) it gets their devices by its
     /// `with_training_strategy`. The batches of its data loader have [`batch`](Self::batch) items, and
     /// the builder's `grads_accumulation` is [`accumulation`](Self::accumulation).
+    ///
+    /// The bytes of the plan do not include what the data loader holds (the batches that its workers prepare), nor what metrics, the
+    /// validation and the display take: leave room for them.
     ///
     /// # Panics
     ///
@@ -251,6 +306,25 @@ impl<O: PlannedOptimizer> Plan<O> {
 
 impl<O> Display for Plan<O> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        self.ladder.fmt(f)
+        let mega = |bytes: usize| bytes as f64 / 1e6;
+        let items = self.ranks * self.batch * self.accumulation;
+        writeln!(
+            f,
+            "budget {:.2} MB, {items} items in a step; peaks are about:",
+            mega(self.budget)
+        )?;
+        for (place, candidate) in self.candidates.iter().enumerate() {
+            let is_taken = place == self.taken;
+            let missing = candidate.device_bytes.saturating_sub(self.budget);
+            write!(f, "{} {candidate}", if is_taken { '>' } else { ' ' })?;
+            match missing {
+                0 => writeln!(f)?,
+                missing => writeln!(f, ", {:.2} MB too many", mega(missing))?,
+            }
+        }
+        for note in &self.notes {
+            writeln!(f, "note: {note}")?;
+        }
+        Ok(())
     }
 }

@@ -6,33 +6,32 @@ use crate::cast::try_cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
-use crate::estimate::{self, parameters};
+use crate::estimate::parameters;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
 use crate::optim::SgdConfig;
-use crate::parameters::{ModelKey, list};
+use crate::parameters::{ModelKey, list, running_statistics};
 use crate::tap::sweep;
 
 use super::budget::Budget;
 use super::error::PlanError;
-use super::expected::Outlook;
-use super::facts::{APART, AT_ONCE, Facts};
-use super::level::Level;
-use super::measured::Measured;
 use super::optimizer::PlannedOptimizer;
+use super::plan::Plan;
 use super::probe::Probe;
+use super::profile::{AT_FIRST, Profile};
+use super::search::{MARGIN, MARGIN_APART, Search};
+use super::set::TechniqueSet;
+use super::storage::WeightStorage;
 use super::technique::Technique;
-use super::trial::Trial;
-use super::variant::{AT_FIRST, Footing, Variant};
 
-/// Two that measure at once would measure each other.
+/// Two planners at once would measure each other.
 static MEASURING: Mutex<()> = Mutex::new(());
 
 /// Finds the smallest change with which a training fits a number of bytes.
 ///
-/// It takes how the model is made, since one that does not fit can't be handed over. [`measure`](Self::measure) runs forward and backward
-/// passes over parts of the batch, within the budget, and [`Measured::choose`] takes what costs least.
+/// It takes how the model is made, since a model that does not fit can't be passed. [`plan`](Self::plan) runs forward and backward passes over
+/// parts of the batch, within the budget.
 ///
 /// ```
 /// use backburn::memory::RecordingAllocator;
@@ -53,9 +52,8 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// };
 ///
 /// let planner = Planner::new(init, AdamWConfig::new()).with_batch(512);
-/// let measured = planner.measure(loss, 16_000_000)?;
-/// println!("{measured}"); // the ladder
-/// let plan = measured.choose(16_000_000)?;
+/// let plan = planner.plan(loss, 16_000_000)?;
+/// println!("{plan}");
 ///
 /// let mut fused = plan.fuse(init);
 /// for _ in 1..plan.accumulation {
@@ -95,29 +93,29 @@ where
         }
     }
 
-    /// The number of items in a step; by default one. Micro-batches are parts of equal size.
+    /// Sets the number of items in a step; by default one. Micro-batches are parts of equal size.
     #[must_use]
     pub fn with_batch(mut self, batch: usize) -> Self {
         self.batch = batch;
         self
     }
 
-    /// What may be done, and in which order it is tried: by default [`Technique::LEAST_COST`].
+    /// Sets the techniques that are allowed, in the order in which they are tried: by default [`Technique::LEAST_COST`].
     #[must_use]
     pub fn with_order(mut self, order: &[Technique]) -> Self {
         self.order = order.to_vec();
         self
     }
 
-    /// How it is trained beside: clipping, loss scaling and the like. Blocks that run twice, and offload, are the plan's.
+    /// Sets how it is trained otherwise: clipping, loss scaling and the like. The plan decides on recomputed blocks and offload.
     #[must_use]
     pub fn with_config(mut self, config: FusedConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Where the model computes, if it is not where it is made: a device with memory of its own, from which states and updates can
-    /// wait on the host. If there are several, they are alike, and the model can be trained on as many of them as it takes;
+    /// Sets where the model computes, if it is not where it is made: a device with memory of its own, from which states and updates can
+    /// be offloaded to the host. Several devices must be alike, and the model is trained on as many of them as necessary;
     /// passes are measured on the first.
     #[must_use]
     pub fn with_devices(mut self, devices: &[Device]) -> Self {
@@ -125,35 +123,37 @@ where
         self
     }
 
-    /// Is told what is tried, before each pass: for a model whose passes take their time.
+    /// Sets a function that is called with what is tried, before each pass: for a model with slow passes.
     #[must_use]
     pub fn with_progress(mut self, progress: fn(&str)) -> Self {
         self.progress = progress;
         self
     }
 
-    /// Measures what passes of the model hold, over parts of the batch from one item on, as long as they stay within `budget`.
-    /// `loss` computes the loss of so many items.
+    /// Returns the first plan, in the [order](Self::with_order) of the techniques, that fits `budget`. `loss` computes the loss of a number
+    /// of items.
     ///
-    /// Every part is run with blocks that keep their activations, and with blocks that run twice; a pass that goes beyond the budget, or is
-    /// feared to, ends where it reads its next parameter. What is chosen, and what may just fit, is run as it would be, quick passes in steps
-    /// that change no weight. Weights in bf16, and on the host, are tried if nothing fits without. Random numbers are drawn: seed the device
-    /// afterwards. The memory that is measured is that of the whole process, or of the device: train nothing beside it.
+    /// Dry runs over one item, two, and more tell what larger passes hold. What is expected to fit, with a margin of 1 % of a pass
+    /// and 0.13 MB (of 25 % on a device with memory of its own), is proved by a dry run of exactly that. A pass that goes beyond the budget, or
+    /// is expected to, ends where it reads its next parameter or its backward pass begins. Weights in bf16, and on the host, are tried
+    /// if nothing else fits. Random numbers are drawn: seed the device afterwards. The memory that is measured is that of the whole
+    /// process, or of the device: train nothing else meanwhile.
     ///
     /// # Errors
     ///
-    /// If the budget or the batch is zero, or the budget is not known; if the model can't be fused, is on a device that is not there, or the
-    /// loss does not depend on it; if the program does not run on the [`RecordingAllocator`](crate::memory::RecordingAllocator) and the
-    /// device does not tell what its pools hold, or something else records or plans.
+    /// If nothing fits: the error says by about how many bytes, and what would help. If the budget or the batch is zero, or the budget is not
+    /// known; if the model can't be fused, its device does not exist, or the loss does not depend on it; if the program does not run on the
+    /// [`RecordingAllocator`](crate::memory::RecordingAllocator) and the device does not report what its pools hold, or something else records
+    /// or plans.
     ///
     /// # Panics
     ///
     /// If `loss` does.
-    pub fn measure<L: Loss>(
+    pub fn plan<L: Loss>(
         &self,
         loss: impl Fn(&M, usize) -> L,
         budget: impl Into<Budget>,
-    ) -> Result<Measured<O>, PlanError> {
+    ) -> Result<Plan<O>, PlanError> {
         if self.batch == 0 {
             return Err(PlanError::NoBatch);
         }
@@ -172,122 +172,119 @@ where
         warm_threads(&device);
         let before = held(&device)?;
         let apart = device.memory_pool_usage().is_some();
-        let mut facts = Facts {
+        let mut search = Search {
             batch: self.batch,
             budget,
             config: self.config.clone().with_offload(None),
-            levels: Level::all(&self.order, &self.optimizer, apart, self.devices.len()),
-            apart,
-            margin: if apart { APART } else { AT_ONCE },
-            variants: Vec::new(),
+            sets: TechniqueSet::all(&self.order, &self.optimizer, apart, self.devices.len()),
+            margin: if apart { MARGIN_APART } else { MARGIN },
+            profiles: Vec::new(),
             too_large: Vec::new(),
             refused_bf16: None,
         };
         let key = ModelKey::of(&model);
+        let has_statistics = !running_statistics(&model).is_empty();
         let sizes: Vec<_> = list(&model)
             .into_iter()
             .map(|it| (it.param.shape().num_elements(), it.param.is_initialized()))
             .collect();
         drop(model);
-        for footing in facts.footings() {
-            if facts.best(budget, Outlook::Seen).is_some() {
-                break;
-            }
-            // Weights on the host are made there, and stay.
-            let are_elsewhere = footing.on_host && !self.devices.is_empty();
+        for storage in search.storages() {
+            // Weights on the host are made there.
+            let are_elsewhere = storage.on_host && !self.devices.is_empty();
             let weights = if are_elsewhere {
                 0
             } else {
-                footing.making(&sizes)
+                storage.making(&sizes)
             };
             let least = before + weights + AT_FIRST;
             if least > budget {
-                facts.too_large.push((footing, least));
+                search.too_large.push((storage, least));
                 continue;
             }
-            if !footing.in_bf16 {
-                self.measure_on(footing, &mut facts, &device, &loss)?;
-                continue;
+            if !storage.in_bf16 {
+                self.search_with(storage, &mut search, &device, &loss)?;
+            } else {
+                let tried = catch(|| self.search_with(storage, &mut search, &device, &loss));
+                let refused = match tried {
+                    Ok(Ok(())) => None,
+                    Ok(Err(error)) => Some(error.to_string()),
+                    Err(panic) => Some(panic.text().unwrap_or("it panics").to_string()),
+                };
+                if refused.is_some() {
+                    search.profiles.retain(|profile| !profile.storage.in_bf16);
+                    search.refused_bf16 = refused;
+                }
             }
-            let refused = match catch(|| self.measure_on(footing, &mut facts, &device, &loss)) {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) => error.to_string(),
-                Err(panic) => panic.text().unwrap_or("it panics").to_string(),
-            };
-            // What was measured until then is not to be trusted.
-            facts.variants.retain(|variant| !variant.footing.in_bf16);
-            facts.refused_bf16 = Some(refused);
+            if let Some(choice) = search.best() {
+                return Ok(Plan::of(
+                    &search,
+                    &choice,
+                    &self.optimizer,
+                    key,
+                    has_statistics,
+                ));
+            }
         }
-        Ok(Measured {
-            model: key,
-            optimizer: self.optimizer.clone(),
-            device,
-            facts,
-        })
+        Err(search.nothing_fits())
     }
 
-    /// Measures the model with weights on this footing.
-    fn measure_on<L: Loss>(
+    /// Measures the model with weights in this storage, until a choice is proved or none fits.
+    fn search_with<L: Loss>(
         &self,
-        footing: Footing,
-        facts: &mut Facts,
+        storage: WeightStorage,
+        search: &mut Search,
         device: &Device,
         loss: &impl Fn(&M, usize) -> L,
     ) -> Result<(), PlanError> {
         let before = held(device)?;
-        (self.progress)(&format!("making the model, weights {footing}"));
+        (self.progress)(&format!("making the model, weights {storage}"));
         let mut model = (self.init)();
-        if let Some(dtype) = footing.dtype() {
+        if let Some(dtype) = storage.dtype() {
             model = try_cast(model, dtype)?;
         }
-        // What the optimizer holds is reckoned.
-        let stateless = SgdConfig::new().init();
-        let fused = FusedOptimizer::try_new(model, stateless.clone())?;
-        // Averages are computed, too: the passes do not hold them.
-        let config = facts.config.clone().with_averaging(None);
-        let config = config.with_offload(footing.offload());
+        // Bytes of states and averages are computed: the passes do not hold them.
+        let fused = FusedOptimizer::try_new(model, SgdConfig::new().init())?;
+        let config = search.config.clone().with_averaging(None);
+        let config = config.with_offload(storage.offload());
         let mut fused = match self.devices.first() {
             Some(device) => fused.try_with_config_on(config, device)?,
             None => fused.try_with_config(config)?,
         };
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);
-        let mut variant = Variant::new(footing, parameters, held);
-        variant.notes = estimate::measure(&stateless, &variant.parameters, true)?.sum();
-        variant.measure_states(&self.optimizer, &facts.formats(footing))?;
-
-        let (place, largest) = (facts.variants.len(), variant.largest());
-        facts.variants.push(variant);
-
+        let mut profile = Profile::new(storage, parameters, held);
+        for formats in search.formats(storage) {
+            profile.measure_states(&self.optimizer, formats)?;
+        }
+        let place = search.profiles.len();
+        search.profiles.push(profile);
         let mut probe = Probe {
             fused: &mut fused,
             loss,
             device,
-            budget: facts.budget,
-            room: facts.budget.saturating_sub(facts.least_beside(footing)),
-            largest,
-            unseen: if facts.apart { APART } else { 1.0 },
+            budget: search.budget,
+            room: search.budget.saturating_sub(search.least_resident(storage)),
+            unseen: search.margin.max(1.0),
             spread: 0.0,
             ended_at: None,
             progress: self.progress,
         };
-        facts.variants[place].passes = probe.climb(self.batch)?;
-        facts.variants[place].ended_at = probe.ended_at;
-        while let Some(trial) = Trial::next(facts, &facts.variants[place]) {
-            trial.run(&mut probe, &mut facts.variants[place].passes)?;
+        search.profiles[place].measure_first(&mut probe, self.batch)?;
+        while let Some(choice) = search.best() {
+            let (items, kept) = (choice.items, choice.kept);
+            let profile = &mut search.profiles[place];
+            match kept {
+                None => profile.measure_up_to(&mut probe, items)?,
+                Some(kept) if !kept.is_proved => profile.prove(&mut probe, items, &kept)?,
+                Some(_) => break,
+            }
         }
-        let variant = &mut facts.variants[place];
-        // The closure is for the type in which the fused model computes.
-        let is_alike = facts.config.compute_dtype.is_none();
-        if is_alike && variant.room_for_stock(self.batch, facts.budget) {
-            variant.stock = probe.stock(self.batch)?;
-        }
-        variant.left = memory::live(device)?;
         Ok(())
     }
 }
 
-/// Bytes in use, without those of models that are gone: autodiff keeps its notes of them until a way back.
+/// Returns the bytes in use, without nodes that autodiff keeps of models that were dropped.
 fn held(device: &Device) -> Result<usize, MemoryError> {
     sweep(device);
     memory::live(device)

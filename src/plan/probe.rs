@@ -1,179 +1,191 @@
-//! Runs passes of a model, or steps, and ends those that would go too far.
+//! Runs dry runs of a model, and ends those that would go beyond the budget.
+
+use std::time::Instant;
 
 use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::error::FusedError;
+use crate::caught::catch;
 use crate::fused::{Door, FusedOptimizer};
 use crate::loss::Loss;
-use crate::memory::{self, Limit};
+use crate::memory::{self, Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
+use crate::tap::sweep;
 
 use super::error::PlanError;
-use super::expected::Expected;
+use super::line::Expected;
 use super::pass::count;
-use super::run::{EndedEarly, Recorded, Run, recorded};
 
-/// Seconds from which on a pass is not run again only to know it better.
+/// Seconds above which a pass is not run again only to measure it better.
 pub(super) const SLOW: f64 = 2.0;
 
-/// Seconds up to which a pass is run several times, to see how passes spread: so many tell it.
-pub(super) const QUICK: f64 = 0.5;
-const TELLING: usize = 10;
+/// Passes that show how much equal passes differ, and the seconds up to which a pass is run that often.
+const REPEATS: usize = 6;
+const QUICK: f64 = 0.5;
 
-/// Bytes from which on the threads of the backend make passes that are alike differ.
+/// Bytes above which the threads of the backend make equal passes differ.
 const LARGE: usize = 1 << 21;
 
-/// Micro-batches that show what all hold.
-const BUFFERS: usize = 3;
+/// The part by which a pass may exceed what is expected of it.
+const MARGIN: f64 = 0.1;
+
+/// The bytes and the time of one pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// Bytes in use when it began.
+    pub(super) start: usize,
+    /// The most bytes in use, with those before.
+    pub(super) peak: usize,
+    /// The most in the backward pass over those when that began.
+    pub(super) rise: usize,
+    /// The most from one moment at which the pass could be ended to the next.
+    pub(super) stretch: usize,
+    pub(super) seconds: f64,
+}
+
+/// A pass that ended well.
+pub(super) struct Recorded {
+    pub(super) run: Run,
+    pub(super) timeline: MemoryTimeline,
+}
+
+fn bytes(sample: &Sample) -> usize {
+    sample.bytes.total()
+}
+
+impl Run {
+    fn of(timeline: &MemoryTimeline, stretch: usize, seconds: f64) -> Self {
+        let start = timeline.samples.first().map_or(0, bytes);
+        let end = timeline.samples.last().map_or(0, bytes);
+        let samples = timeline.samples.iter();
+        let mut backward = samples
+            .skip_while(|sample| !matches!(timeline.phase(sample), Phase::Backward))
+            .map(bytes);
+        let begin = backward.next().unwrap_or(0);
+        Self {
+            start,
+            // The backend keeps what was left: it is in use from the start in the next pass.
+            peak: timeline.peak().bytes.total() + end.saturating_sub(start),
+            rise: backward.max().unwrap_or(0).saturating_sub(begin),
+            stretch,
+            seconds,
+        }
+    }
+
+    /// The most bytes of the pass itself.
+    pub(super) fn in_pass(&self) -> usize {
+        self.peak.saturating_sub(self.start)
+    }
+}
+
+impl Recorded {
+    /// Returns `true` if the pass has left or freed so much that a second one is more precise.
+    fn warms_up(&self) -> bool {
+        let end = self.timeline.samples.last().map_or(self.run.start, bytes);
+        self.run.start.abs_diff(end) > self.run.in_pass() / 100
+    }
+}
 
 /// A model whose passes are measured.
 pub(super) struct Probe<'a, M: Module, F> {
     pub(super) fused: &'a mut FusedOptimizer<M>,
     pub(super) loss: &'a F,
     pub(super) device: &'a Device,
-    /// Bytes that there are.
     pub(super) budget: usize,
-    /// And those of them that a pass may take, with all that was there before.
+    /// Bytes of the budget that a pass may take, with all that was in use before.
     pub(super) room: usize,
-    /// Bytes of the largest gradient.
-    pub(super) largest: usize,
-    /// In how many multiples of what is seen a pass is counted.
+    /// A pass is counted as this multiple of what is seen of it.
     pub(super) unseen: f64,
-    /// By which part one pass was larger than another over as many items: what threads compute at once is not always the same.
+    /// The part by which one pass was larger than an equal one.
     pub(super) spread: f64,
-    /// Bytes in use where passes have ended early, the fewest.
+    /// The fewest bytes in use where a pass was ended.
     pub(super) ended_at: Option<usize>,
-    /// Is told of each pass.
     pub(super) progress: fn(&str),
 }
 
 impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
-    /// A pass whose blocks keep their activations as `keep` says: of several, the largest, if that takes no long time, and no less than
-    /// others have taught. None if it does not fit; it ends before it goes beyond the budget where that is feared of what is `expected`.
+    /// Returns the most bytes of several passes that are exactly as in training, if they are quick; `None` if one does not fit.
+    pub(super) fn prove(
+        &mut self,
+        items: usize,
+        keep: &[bool],
+        expected: Expected,
+    ) -> Result<Option<usize>, PlanError> {
+        let (mut least, mut most) = (usize::MAX, 0);
+        for _ in 0..REPEATS {
+            let Some(Recorded { run, .. }) = self.pass(items, keep, expected)? else {
+                return Ok(None);
+            };
+            least = least.min(run.in_pass());
+            most = most.max(run.in_pass());
+            if most < LARGE || run.seconds > QUICK {
+                break;
+            }
+        }
+        self.spread = self.spread.max(most as f64 / least.max(1) as f64 - 1.0);
+        Ok(Some(
+            most.max((least as f64 * (1.0 + self.spread)) as usize),
+        ))
+    }
+
+    /// Runs a pass whose blocks keep their activations as `keep` says, a second time if the first one warms up. Returns `None` if it does not
+    /// fit: it ends before it goes beyond the budget, as far as that can be `expected`.
     pub(super) fn pass(
         &mut self,
         items: usize,
         keep: &[bool],
-        expected: Option<Expected>,
-    ) -> Result<Option<Recorded>, PlanError> {
-        // What passes that are alike differ by, and may by chance.
-        let margin = 0.1 + self.spread;
-        let is_sure = expected.is_some_and(|it| !it.is_feared(self.budget, margin));
-        let stretch = expected.map_or(self.largest, |it| it.stretch) as f64 * (1.0 + margin);
-        let stretch = if is_sure { 0 } else { stretch as usize };
-        let Some(mut largest) = self.one_pass(items, keep, stretch)? else {
-            return Ok(None);
-        };
-        let mut least = largest.run.in_pass();
-        if least >= LARGE && largest.run.seconds <= QUICK {
-            for _ in 1..TELLING {
-                let Some(recorded) = self.one_pass(items, keep, stretch)? else {
-                    return Ok(None);
-                };
-                least = least.min(recorded.run.in_pass());
-                if recorded.run.in_pass() > largest.run.in_pass() {
-                    largest = recorded;
-                }
-            }
-            let spread = largest.run.in_pass() as f64 / least as f64 - 1.0;
-            self.spread = self.spread.max(spread);
-        }
-        let feared = largest.run.start + (least as f64 * (1.0 + self.spread)) as usize;
-        largest.run.peak = largest.run.peak.max(feared);
-        Ok(Some(largest))
-    }
-
-    /// One of them, which ends where the next `stretch` of bytes might go beyond the budget; warmed, if that takes no long time.
-    fn one_pass(
-        &mut self,
-        items: usize,
-        keep: &[bool],
-        stretch: usize,
+        expected: Expected,
     ) -> Result<Option<Recorded>, PlanError> {
         let blocks = match count(keep) {
-            0 => "all blocks run twice".to_string(),
-            kept if kept == keep.len() => "no block runs twice".to_string(),
-            kept => format!("{kept} of {} blocks run once", keep.len()),
+            0 => "all blocks recomputed".to_string(),
+            kept if kept == keep.len() => "no block recomputed".to_string(),
+            kept => format!("{} of {} blocks recomputed", keep.len() - kept, keep.len()),
         };
         (self.progress)(&format!("{items} items, {blocks}"));
-        self.keep(keep);
-        // A device that shows less than it takes is given less.
+        self.fused.core_mut().keep_activations(keep.to_vec());
+        let recorded = self.recorded(items, expected)?;
+        match recorded {
+            Some(cold) if cold.warms_up() && cold.run.seconds < SLOW => {
+                self.recorded(items, expected)
+            }
+            recorded => Ok(recorded),
+        }
+    }
+
+    fn recorded(
+        &mut self,
+        items: usize,
+        expected: Expected,
+    ) -> Result<Option<Recorded>, PlanError> {
         let start = memory::live(self.device)?;
         let room = self.room.saturating_sub(start) as f64 / self.unseen;
+        let with_margin = |bytes: usize| (bytes as f64 * (1.0 + MARGIN + self.spread)) as usize;
+        let is_sure = expected.most > 0 && start + with_margin(expected.most) <= self.budget;
+        let guard = |bytes: usize| if is_sure { 0 } else { with_margin(bytes) };
         let limit = Limit {
             worth: start + room as usize,
             budget: self.budget,
-            stretch,
+            stretch: guard(expected.stretch),
+            backward: guard(expected.rise),
         };
-        let mut once = || {
-            recorded(self.device, Some(limit), || {
+        let recorder = MemoryRecorder::start_peaks(self.device, Some(limit))?;
+        let begun = Instant::now();
+        let ended = catch(|| {
+            recorder.forward(|| {
                 let pass = |model: &M| (self.loss)(model, items);
                 self.fused.try_dry_run(pass).map(drop)
             })
-        };
-        let mut ended = once()?;
-        if let Ok(cold) = &ended
-            && cold.warms_up()
-            && cold.run.seconds < SLOW
-        {
-            ended = once()?;
-        }
-        if let Err(EndedEarly(bytes)) = ended {
-            self.ended_at = Some(self.ended_at.map_or(bytes, |fewest| fewest.min(bytes)));
-        }
-        Ok(ended.ok())
-    }
-
-    /// The most bytes in two steps that change nothing, and whose optimizer holds nothing; none if they don't come to their end: a norm may
-    /// be no number.
-    pub(super) fn steps(
-        &mut self,
-        items: usize,
-        keep: &[bool],
-        accumulation: usize,
-    ) -> Result<Option<usize>, PlanError> {
-        let accumulation = accumulation.min(BUFFERS);
-        (self.progress)(&format!("steps of {accumulation} times {items} items"));
-        self.keep(keep);
-        let loss = |model: &M| (self.loss)(model, items);
-        let steps = recorded(self.device, None, || {
-            for _ in 0..2 {
-                for _ in 1..accumulation {
-                    self.fused.try_accumulate(loss)?;
-                }
-                self.fused.try_step_repeatable(0.0, loss)?;
-            }
-            Ok(())
         });
-        match steps {
-            Ok(Ok(Recorded { run, timeline })) => {
-                // What the first step has left is there in the second.
-                let peak = timeline.peak().bytes.total();
-                let spread = (peak - run.start) as f64 * self.spread;
-                Ok(Some(peak + spread as usize))
-            }
-            Ok(Err(_)) | Err(PlanError::Fused(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A pass over the batch as stock Burn does it.
-    pub(super) fn stock(&mut self, items: usize) -> Result<Option<Run>, PlanError> {
-        (self.progress)(&format!("{items} items as stock Burn has it"));
-        let model = self.fused.model();
-        let recorded = recorded(self.device, None, || {
-            let loss = (self.loss)(&model, items);
-            if !loss.has_graph() {
-                return Err(FusedError::LossNotTracked);
-            }
-            drop(loss.go_back(None, None));
-            Ok(())
-        })?;
-        Ok(recorded.ok().map(|recorded| recorded.run))
-    }
-
-    /// Has these blocks keep their activations.
-    fn keep(&mut self, keep: &[bool]) {
-        self.fused.core_mut().keep_activations(keep.to_vec());
+        let seconds = begun.elapsed().as_secs_f64();
+        let (timeline, stretch) = recorder.finish_peaks()?;
+        let Some(stretch) = stretch else {
+            // Autodiff holds what the pass had kept until then.
+            sweep(self.device);
+            let bytes = timeline.peak().bytes.total();
+            self.ended_at = Some(self.ended_at.map_or(bytes, |fewest| fewest.min(bytes)));
+            return Ok(None);
+        };
+        ended.unwrap_or_else(|panic| panic.resume())?;
+        let run = Run::of(&timeline, stretch, seconds);
+        Ok(Some(Recorded { run, timeline }))
     }
 }

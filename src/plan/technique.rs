@@ -5,7 +5,7 @@ use crate::optim::{StateFormat, WeightFormat};
 
 /// A way to take less memory than fused training alone does.
 ///
-/// A plan takes them in an [order](super::Planner::with_order): each rung of its ladder has one more than the rung before.
+/// The planner adds them one after the other, in an [order](super::Planner::with_order).
 ///
 /// ```
 /// use backburn::{Planner, Technique, optim::AdamWConfig};
@@ -15,11 +15,11 @@ use crate::optim::{StateFormat, WeightFormat};
 /// ```
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Technique {
-    /// Blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, no more of them than it takes; the chunks of
+    /// Blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) are recomputed, as few as necessary; the chunks of
     /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is the same to the bit.
     Blocks,
-    /// The batch comes in parts, whose gradients are [added up](crate::FusedOptimizer::accumulate) in a buffer. The result is the same but
-    /// for rounding; batch normalization sees the parts, dropout draws for each.
+    /// The batch is split into parts, whose gradients are [accumulated](crate::FusedOptimizer::accumulate) in a buffer. The result is the same
+    /// but for rounding; batch normalization sees the parts, dropout draws for each.
     MicroBatches,
     /// Several of the [devices](super::Planner::with_devices) compute, each with a part of the batch, and share the optimizer states:
     /// [`FusedReplicas`](crate::FusedReplicas). The result is the same but for rounding, as with micro-batches.
@@ -57,20 +57,6 @@ impl Technique {
         Self::States4,
         Self::Stochastic,
         Self::HostWeights,
-    ];
-
-    /// What changes no result comes first, whatever time it takes.
-    pub const EXACT_FIRST: &'static [Self] = &[
-        Self::Blocks,
-        Self::HostStates,
-        Self::HostUpdates,
-        Self::HostWeights,
-        Self::Ranks,
-        Self::MicroBatches,
-        Self::States8,
-        Self::Split24,
-        Self::States4,
-        Self::Stochastic,
     ];
 
     /// What takes least time comes first, whether it changes the result or not.
@@ -113,7 +99,7 @@ impl Technique {
         }
     }
 
-    pub(super) fn waits(self) -> Option<Offload> {
+    pub(super) fn offload(self) -> Option<Offload> {
         match self {
             Self::HostStates => Some(Offload::States),
             Self::HostUpdates => Some(Offload::Updates),

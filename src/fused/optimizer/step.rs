@@ -196,7 +196,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// statistics are restored. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
     ///
     /// With a recorder it tells before the first step, and before there is any optimizer state, what activations
-    /// a pass will hold: [`MemoryEstimate::peaks`](crate::MemoryEstimate::peaks).
+    /// a pass will hold: [`MemoryEstimate::with_dry_run`](crate::MemoryEstimate::with_dry_run).
     ///
     /// # Panics
     ///

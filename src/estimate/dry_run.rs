@@ -1,4 +1,3 @@
-use std::fmt::{Display, Formatter};
 use std::ops::Range;
 
 use super::MemoryEstimate;
@@ -6,32 +5,15 @@ use super::bookkeeping::Bookkeeping;
 use crate::error::FusedError;
 use crate::memory::{MemoryTimeline, Phase, RecomputedBlock};
 
-/// The most bytes that training will hold, by technique, before the first step.
-///
-/// From a [`MemoryEstimate`] and the recording of a [dry run](crate::FusedOptimizer::dry_run):
-/// [`MemoryEstimate::peaks`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeakEstimate {
-    /// Of stock Burn: the optimizer after the backward pass.
-    pub stock: usize,
-    /// Of fused training whose blocks keep their activations.
-    pub fused: usize,
-    /// Of fused training whose blocks run twice.
-    pub recomputed: usize,
-}
-
 impl MemoryEstimate {
-    /// The peaks of training, from a recording of [dry runs](crate::FusedOptimizer::dry_run) of the model, in which all blocks ran twice.
+    /// Sets the peaks from a recording of [dry runs](crate::FusedOptimizer::dry_run) of the model, in which all blocks were recomputed.
     ///
-    /// The recording tells what a pass holds beside the parameters, what each block would keep if it did not run twice, and when each gradient is
-    /// complete. To that are added what the optimizer holds and takes for an update, and what the process keeps for each parameter beside tensors.
-    /// What the backend keeps for itself, and what the process held before, is not counted. Layers that are not under
-    /// [`gradient_checkpointing`](crate::gradient_checkpointing()) count as activations.
+    /// The recording says what a pass holds in addition to the parameters, what each block would hold if it kept its activations, and when
+    /// each gradient is complete. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as activations.
     ///
-    /// If the same block is called several times in a row, the calls are taken to be side by side, like the chunks of a
-    /// [loss](crate::LinearCrossEntropyLoss). The recording of a [device](crate::memory#on-a-device) has its pools at the moments at which blocks
-    /// and gradients come and go, and nothing in between: there the estimate is a lower bound.
+    /// Several calls of the same block in a row are taken to run side by side, like the chunks of a
+    /// [loss](crate::LinearCrossEntropyLoss). The recording of a [device](crate::memory#on-a-device) has its pools at the moments at which
+    /// blocks begin and end and gradients are complete, and nothing in between: there the estimate is a lower bound.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
@@ -54,21 +36,22 @@ impl MemoryEstimate {
     /// fused.dry_run(loss); // The first pass of a program starts the threads of the backend.
     /// let recorder = MemoryRecorder::start()?;
     /// fused.dry_run(loss);
-    /// println!("{}", estimate.peaks(&recorder.finish()?)?);
+    /// let estimate = estimate.with_dry_run(&recorder.finish()?)?;
+    /// assert!(estimate.recomputed < estimate.fused);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// If the recording is not complete, or not of dry runs of this model, and nothing else.
-    pub fn peaks(&self, timeline: &MemoryTimeline) -> Result<PeakEstimate, FusedError> {
+    /// If the recording is not complete, or contains anything but dry runs of this model.
+    pub fn with_dry_run(self, timeline: &MemoryTimeline) -> Result<Self, FusedError> {
         self.check(timeline)?;
-        let twice = Curve::of(timeline, |_| 0);
-        let beside = Beside::of(timeline);
+        let recomputed = Curve::of(timeline, |_| 0);
+        let others = SideBySide::of(timeline);
         let kept = |held: fn(&RecomputedBlock, f64) -> usize| {
             Curve::of(timeline, |seconds| {
                 let held = timeline.blocks.iter().map(|block| held(block, seconds));
-                held.fold(beside.at(seconds), usize::saturating_add)
+                held.fold(others.at(seconds), usize::saturating_add)
             })
         };
         let (stock, kept) = (
@@ -77,20 +60,22 @@ impl MemoryEstimate {
         );
         let reads = Reads::of(timeline);
         let Bookkeeping { tick, pass, .. } = self.bookkeeping;
-        let held = self.parameters + self.optimizer_state;
-        let fused = held + self.bookkeeping.fused;
         let of_stock = stock.most_with_gradients.saturating_sub(pass);
+        let held = self.parameters + self.optimizer_state + self.averages;
         let peak_of = |curve: &Curve, reads: usize| {
-            fused + reads * tick + curve.most.max(curve.most_of_updates(self))
+            let in_pass = curve.most.max(curve.most_of_updates(&self));
+            self.device + self.bookkeeping.fused + reads * tick + in_pass.max(self.transfer)
         };
-        Ok(PeakEstimate {
+        Ok(Self {
             stock: held + self.bookkeeping.stock + of_stock.max(self.gradients_and_update),
             fused: peak_of(&kept, reads.in_a_pass),
-            recomputed: peak_of(&twice, reads.in_one_graph),
+            recomputed: peak_of(&recomputed, reads.in_one_graph),
+            has_dry_run: true,
+            ..self
         })
     }
 
-    /// Refuses a recording that tells nothing of this model, or not all.
+    /// Returns an error if the recording is not of this model, or not complete.
     fn check(&self, timeline: &MemoryTimeline) -> Result<(), FusedError> {
         if timeline.lost > 0 {
             let lost = timeline.lost;
@@ -126,7 +111,7 @@ impl MemoryEstimate {
     }
 }
 
-/// Bytes over those at the start of a recording.
+/// Bytes in use, less those at the start of a recording.
 struct Curve {
     most: usize,
     /// If complete gradients stay, as with stock Burn.
@@ -136,7 +121,7 @@ struct Curve {
 }
 
 impl Curve {
-    /// The curve of passes in which there is so much more at a moment.
+    /// Returns the curve of passes that hold `more` bytes at a moment.
     fn of(timeline: &MemoryTimeline, more: impl Fn(f64) -> usize) -> Self {
         let mut samples = timeline.samples.iter();
         let start = samples.next().map_or(0, |sample| sample.bytes.total());
@@ -152,7 +137,7 @@ impl Curve {
                 curve.at_gradients.push((last, gradient.bytes));
                 complete = complete.saturating_add(gradient.bytes);
             }
-            // Those of a pass go with it.
+            // The gradients of a pass are freed with it.
             if let Phase::Forward | Phase::Other = timeline.phase(sample) {
                 complete = 0;
             }
@@ -175,22 +160,25 @@ impl Curve {
     }
 }
 
-/// What calls of a block side by side would take for their way back while one of them goes back.
-struct Beside(Vec<(Range<f64>, usize)>);
+/// Bytes that other calls of the same block would take for their backward passes while one of them runs its own.
+struct SideBySide(Vec<(Range<f64>, usize)>);
 
-impl Beside {
+impl SideBySide {
     fn of(timeline: &MemoryTimeline) -> Self {
-        // One call after the other, before any has run again.
-        let are_beside = |a: &RecomputedBlock, b: &RecomputedBlock| {
+        // One call after the other, before any is recomputed.
+        let are_side_by_side = |a: &RecomputedBlock, b: &RecomputedBlock| {
             a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
         };
-        let mut beside = Vec::new();
-        for calls in timeline.blocks.chunk_by(are_beside) {
-            let ways: Vec<_> = calls.iter().map(|call| way_back(timeline, call)).collect();
-            let all: usize = ways.iter().map(|(_, bytes)| bytes).sum();
-            beside.extend(ways.into_iter().map(|(back, own)| (back, all - own)));
+        let mut others = Vec::new();
+        for calls in timeline.blocks.chunk_by(are_side_by_side) {
+            let passes: Vec<_> = calls
+                .iter()
+                .map(|call| backward_bytes(timeline, call))
+                .collect();
+            let all: usize = passes.iter().map(|(_, bytes)| bytes).sum();
+            others.extend(passes.into_iter().map(|(back, own)| (back, all - own)));
         }
-        Self(beside)
+        Self(others)
     }
 
     fn at(&self, seconds: f64) -> usize {
@@ -199,10 +187,10 @@ impl Beside {
     }
 }
 
-/// How many parameters are read, by the gradients that come of it.
+/// Number of parameters that are read, counted by their gradients.
 struct Reads {
     in_a_pass: usize,
-    /// The most: in the second run of a block, or outside of all.
+    /// The most in one recomputed block, or outside of all blocks.
     in_one_graph: usize,
 }
 
@@ -224,15 +212,15 @@ impl Reads {
     }
 }
 
-/// When this block runs again and back.
+/// When this block is recomputed and runs its backward pass.
 fn back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
     let begins = timeline.blocks.iter().map(|block| block.backward);
     let end = begins.filter(|begin| *begin > block.backward);
     block.backward..end.fold(f64::INFINITY, f64::min)
 }
 
-/// The same, and the most bytes of that beside its activations.
-fn way_back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
+/// Returns when a block runs its backward pass, and the most bytes that this takes in addition to its activations.
+fn backward_bytes(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
     let back = back(timeline, block);
     let begin = timeline
         .samples
@@ -244,17 +232,4 @@ fn way_back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, 
     let held = bytes.next().unwrap_or(0).saturating_add(block.activations);
     let most = bytes.max().unwrap_or(0);
     (back, most.saturating_sub(held))
-}
-
-impl Display for PeakEstimate {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let mega = |bytes: usize| bytes as f64 / 1e6;
-        write!(
-            f,
-            "at the peak: stock {:.0} MB, fused {:.0} MB, fused with blocks that run twice {:.0} MB",
-            mega(self.stock),
-            mega(self.fused),
-            mega(self.recomputed)
-        )
-    }
 }

@@ -1,0 +1,116 @@
+use crate::config::FusedConfig;
+use crate::layout::Rest;
+use crate::replica::Ownership;
+use crate::weights::Entry;
+
+/// Bytes that a training holds between passes, and those that an update transfers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Resident {
+    /// Weights on the device, without the copies of those on the host.
+    pub(crate) weights: usize,
+    /// Copies of weights in training that are stored on the host, in the type in which the device computes.
+    pub(crate) copies: usize,
+    /// States, averages and accumulated gradients on the device of the rank that holds most.
+    pub(crate) states: usize,
+    pub(crate) averages: usize,
+    pub(crate) host_weights: usize,
+    /// States, averages and accumulated gradients on the host.
+    pub(crate) host_states: usize,
+    /// The largest gradient of an update on the host.
+    pub(crate) host_gradient: usize,
+    /// The most that the device holds of one gradient and the states in flight around its update.
+    pub(crate) states_in_flight: usize,
+    /// The most that the device holds while one gradient leaves, the next is computed, and the new weight returns.
+    pub(crate) gradients_in_flight: usize,
+}
+
+impl Resident {
+    /// Returns the bytes of `parameters`, with `states` bytes of optimizer state each, on `ranks` devices. With `accumulates`, gradients of
+    /// micro-batches are summed in a buffer.
+    pub(crate) fn of(
+        parameters: &[Entry],
+        states: &[usize],
+        config: &FusedConfig,
+        accumulates: bool,
+        ranks: usize,
+    ) -> Self {
+        let trained = parameters.iter().filter(|it| it.is_trained());
+        let owners = Ownership::BySize.assign(trained.map(Entry::size).collect(), ranks);
+        let request = config.layout();
+        let mut in_flight = StatesInFlight::within(config.max_bytes_under_way);
+        let mut devices = vec![0; ranks];
+        let mut resident = Self::default();
+        for (parameter, state) in parameters.iter().zip(states) {
+            let (bytes, rest) = (parameter.bytes(), parameter.rest(&request));
+            match rest {
+                Rest::Host => resident.host_weights += bytes,
+                Rest::Device | Rest::StateOnHost => resident.weights += bytes,
+            }
+            if !parameter.is_trained() {
+                continue;
+            }
+            let in_f32 = bytes.max(4 * parameter.elements());
+            let average = config.averaging.as_ref().map_or(0, |_| in_f32);
+            let sum = match config.full_precision_accumulation {
+                _ if !accumulates => 0,
+                true => in_f32,
+                false => bytes,
+            };
+            resident.averages += average;
+            let device = &mut devices[owners[&parameter.id]];
+            match request.offload {
+                Some(_) => resident.host_states += sum,
+                None => *device += sum,
+            }
+            match rest {
+                Rest::Host => {
+                    let dtype = request.compute_dtype(parameter.dtype);
+                    let copy = parameter.elements() * dtype.size();
+                    resident.copies += copy;
+                    resident.host_states += state + average;
+                    resident.host_gradient = resident.host_gradient.max(bytes);
+                    resident.gradients_in_flight = resident.gradients_in_flight.max(2 * copy);
+                }
+                Rest::StateOnHost => {
+                    resident.host_states += state;
+                    *device += average;
+                    let most = in_flight.with(bytes, *state);
+                    resident.states_in_flight = resident.states_in_flight.max(most);
+                }
+                Rest::Device => *device += state + average,
+            }
+        }
+        resident.states = devices.into_iter().max().unwrap_or(0);
+        resident
+    }
+}
+
+/// Bytes on the device for the update of a parameter whose state is offloaded.
+#[derive(Debug, Default)]
+struct StatesInFlight {
+    limit: usize,
+    gradient: usize,
+    /// The largest state, and the two next ones that may be in flight at the same time, in falling order.
+    states: [usize; 3],
+}
+
+impl StatesInFlight {
+    fn within(limit: Option<usize>) -> Self {
+        Self {
+            limit: limit.unwrap_or(usize::MAX),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the most bytes for any parameter so far, with one of these sizes added.
+    fn with(&mut self, gradient: usize, state: usize) -> usize {
+        self.gradient = self.gradient.max(gradient);
+        let mut less = state;
+        for (place, kept) in self.states.iter_mut().enumerate() {
+            if less > *kept && (place == 0 || less <= self.limit) {
+                std::mem::swap(kept, &mut less);
+            }
+        }
+        self.gradient + self.states.iter().sum::<usize>()
+    }
+}

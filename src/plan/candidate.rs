@@ -1,0 +1,27 @@
+use std::fmt::{Display, Formatter};
+
+use serde::{Deserialize, Serialize};
+
+/// A way to train that the [`Planner`](crate::Planner) considered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// The techniques, for example `2 micro-batches, 4 of 6 blocks recomputed`.
+    pub name: String,
+    /// About the bytes at the peak where the model computes; on a CPU, of the whole process.
+    pub device_bytes: usize,
+    /// About the bytes on the host, if that is not where the model computes.
+    pub host_bytes: usize,
+    /// `true` if a dry run of exactly this candidate was within the budget.
+    pub is_proved: bool,
+}
+
+impl Display for Candidate {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let mega = |bytes: usize| bytes as f64 / 1e6;
+        write!(f, "{:>9.2} MB", mega(self.device_bytes))?;
+        if self.host_bytes > 0 {
+            write!(f, ", host {:.2} MB", mega(self.host_bytes))?;
+        }
+        write!(f, "  {}", self.name)
+    }
+}

@@ -1,0 +1,87 @@
+//! What a pass holds in which some blocks keep their activations, from the recording of one in which all were recomputed.
+
+use crate::memory::{Phase, RecomputedBlock};
+
+use super::probe::Recorded;
+
+/// Bytes in use over a pass whose blocks were all recomputed.
+#[derive(Clone, Debug)]
+pub(super) struct Curve {
+    /// Bytes in use, by seconds.
+    samples: Vec<(f64, usize)>,
+    /// Index of the first sample of the backward pass.
+    backward: usize,
+    blocks: Vec<RecomputedBlock>,
+    /// Bytes that a block holds if it keeps its activations, in multiples of what the recording says.
+    share: f64,
+}
+
+/// No block holds more than this multiple of what the recording says.
+const MOST: f64 = 4.0;
+
+impl Curve {
+    /// Returns `None` if no block was recomputed in the pass.
+    pub(super) fn of(Recorded { run, timeline }: &Recorded) -> Option<Self> {
+        let grown = run.peak - timeline.peak().bytes.total();
+        let samples = timeline.samples.iter();
+        let is_backward = |phase: &Phase| matches!(phase, Phase::Backward);
+        let mut phases = samples.clone().map(|sample| timeline.phase(sample));
+        let backward = phases.position(is_backward).unwrap_or(0);
+        let samples = samples.map(|sample| (sample.seconds, sample.bytes.total() + grown));
+        (!timeline.blocks.is_empty()).then(|| Self {
+            samples: samples.collect(),
+            backward,
+            blocks: timeline.blocks.clone(),
+            share: 1.0,
+        })
+    }
+
+    /// Number of blocks.
+    pub(super) fn count(&self) -> usize {
+        let last = self.blocks.iter().map(|block| block.index).max();
+        last.map_or(0, |last| last + 1)
+    }
+
+    /// Bytes at the peak if the blocks to `keep` keep their activations.
+    pub(super) fn peak(&self, keep: &[bool]) -> usize {
+        self.bytes(keep, self.share).max().unwrap_or(0)
+    }
+
+    /// The most of these bytes in the backward pass over those when it begins.
+    pub(super) fn rise(&self, keep: &[bool]) -> usize {
+        let mut backward = self.bytes(keep, self.share).skip(self.backward);
+        let begin = backward.next().unwrap_or(0);
+        backward.max().unwrap_or(0).saturating_sub(begin)
+    }
+
+    fn bytes(&self, keep: &[bool], share: f64) -> impl Iterator<Item = usize> {
+        let bytes = move |(bytes, held)| bytes + (held as f64 * share).ceil() as usize;
+        self.moments(keep).map(bytes)
+    }
+
+    /// Bytes in use at each sample, and those that the recording says for the blocks to `keep`.
+    fn moments(&self, keep: &[bool]) -> impl Iterator<Item = (usize, usize)> {
+        self.samples.iter().map(|(seconds, bytes)| {
+            let blocks = self.blocks.iter();
+            let kept = blocks.filter(|block| keep.get(block.index) == Some(&true));
+            let held = kept.map(|block| block.held_at(*seconds)).sum();
+            (*bytes, held)
+        })
+    }
+
+    /// Learns how large activations are from a pass with this peak.
+    pub(super) fn learn(&mut self, keep: &[bool], peak: usize) {
+        // A peak where no block holds anything says nothing of blocks.
+        if peak > self.bytes(&[], 0.0).max().unwrap_or(0) {
+            let shares = self
+                .moments(keep)
+                .map(|(bytes, held)| (peak - bytes) as f64 / held as f64);
+            self.share = shares.fold(MOST, f64::min);
+        }
+    }
+
+    /// Takes over what a pass over fewer items has learned.
+    pub(super) fn take_over(&mut self, fewer: &Self) {
+        self.share = fewer.share.max(1.0);
+    }
+}

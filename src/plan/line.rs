@@ -1,0 +1,77 @@
+//! What a pass is expected to hold before it runs, on a line through passes over fewer items.
+
+use super::probe::Run;
+
+/// Bytes of a pass, without those that were in use before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Expected {
+    /// On the line.
+    pub(super) in_pass: usize,
+    /// If all of it grows in proportion to the items.
+    pub(super) most: usize,
+    /// The most from one moment at which the pass can be ended to the next.
+    pub(super) stretch: usize,
+    /// The most in the backward pass over what is in use when that begins.
+    pub(super) rise: usize,
+}
+
+/// Other kernels may be used for more items, with larger buffers.
+const OTHER_KERNELS: f64 = 1.5;
+
+impl Expected {
+    /// Returns what a pass over `items` holds, from those over fewer that are `known`, the last of them the largest.
+    pub(super) fn after(known: &[(usize, Run)], items: usize, largest_gradient: usize) -> Self {
+        let Some((&(many, last), before)) = known.split_last() else {
+            return Self {
+                stretch: largest_gradient,
+                rise: 2 * largest_gradient,
+                ..Self::default()
+            };
+        };
+        // The gradients in it are no larger for more items.
+        let fixed = last.rise.min(2 * largest_gradient);
+        let in_proportion = last.in_pass().saturating_sub(fixed) as f64 / many as f64;
+        let on_line = before.last().map_or(0.0, |(few, small)| {
+            let more = last.in_pass().saturating_sub(small.in_pass());
+            more as f64 / (many - few) as f64
+        });
+        let at = |grows: f64| last.in_pass() + (grows * (items - many) as f64) as usize;
+        let times = items as f64 / many as f64;
+        let scaled = |bytes: usize, gradients: usize, more: f64| {
+            let gradients = bytes.min(gradients);
+            gradients + ((bytes - gradients) as f64 * times * more) as usize
+        };
+        Self {
+            in_pass: at(on_line),
+            most: at(on_line.max(in_proportion)),
+            stretch: scaled(last.stretch, largest_gradient, OTHER_KERNELS),
+            rise: scaled(last.rise, 2 * largest_gradient, 1.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pass over some items that holds so many bytes.
+    fn over(items: usize, bytes: usize) -> (usize, Run) {
+        let run = Run {
+            start: 100,
+            peak: 100 + bytes,
+            rise: 0,
+            stretch: bytes,
+            seconds: 0.0,
+        };
+        (items, run)
+    }
+
+    #[test]
+    fn pass_over_more_items_is_on_a_line_or_in_proportion() {
+        let known = [over(1, 1010), over(2, 1020)];
+        let first = Expected::after(&known[..1], 2, 0);
+        assert_eq!([first.in_pass, first.most], [1010, 2020]);
+        let second = Expected::after(&known, 4, 0);
+        assert_eq!([second.in_pass, second.most], [1040, 2040]);
+    }
+}

@@ -1,0 +1,189 @@
+//! What was measured of a model in one storage of its weights.
+
+use burn::module::Module;
+
+use crate::estimate::{self, States};
+use crate::loss::Loss;
+use crate::memory;
+use crate::weights::Entry;
+
+use super::error::PlanError;
+use super::line::Expected;
+use super::optimizer::PlannedOptimizer;
+use super::pass::{Kept, Pass};
+use super::probe::Probe;
+use super::set::Formats;
+use super::storage::WeightStorage;
+
+/// Bytes that the first pass takes at least for threads of the backend, activations and nodes of the graph.
+pub(super) const AT_FIRST: usize = 1 << 19;
+
+/// A pass is measured over at most this multiple of the items of the largest one before.
+const GROWTH: usize = 4;
+
+/// More blocks than a step has.
+const MANY: usize = 1 << 12;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Profile {
+    pub(super) storage: WeightStorage,
+    pub(super) parameters: Vec<Entry>,
+    /// Bytes of weights that `init` shares with others: the first update copies each.
+    shared: usize,
+    states: Vec<(Formats, States)>,
+    /// The most bytes in use between passes.
+    between: usize,
+    /// The fewest bytes in use where a pass was ended.
+    ended_at: Option<usize>,
+    /// Over more and more items.
+    pub(super) passes: Vec<Pass>,
+    /// The fewest items that did not fit with all blocks recomputed.
+    pub(super) too_many: Option<usize>,
+}
+
+impl Profile {
+    /// Returns the profile of `parameters`, for which `held` bytes were allocated.
+    pub(super) fn new(storage: WeightStorage, parameters: Vec<Entry>, held: usize) -> Self {
+        let bytes: usize = parameters.iter().map(Entry::bytes).sum();
+        let missing = bytes.saturating_sub(held);
+        // Weights on the host take no bytes of the device.
+        let are_shared = !storage.on_host && missing > bytes / 64;
+        Self {
+            storage,
+            parameters,
+            shared: if are_shared { missing } else { 0 },
+            ..Self::default()
+        }
+    }
+
+    /// Measures what `optimizer` holds in these formats, as far as it has them.
+    pub(super) fn measure_states<O: PlannedOptimizer>(
+        &mut self,
+        optimizer: &O,
+        formats: Formats,
+    ) -> Result<(), PlanError> {
+        let Some(optimizer) = optimizer.formatted(formats.0, formats.1) else {
+            return Ok(());
+        };
+        match estimate::measure(&optimizer.build(), &self.parameters, O::SHAPE_TELLS) {
+            Ok(held) => self.states.push((formats, held)),
+            Err(error) if formats == (None, None) => return Err(error.into()),
+            Err(error) => log::info!("{error}"),
+        }
+        Ok(())
+    }
+
+    pub(super) fn states_in(&self, formats: Formats) -> Option<&States> {
+        let known = self.states.iter().find(|(known, _)| *known == formats);
+        known.map(|(_, states)| states)
+    }
+
+    /// Bytes of the largest gradient.
+    pub(super) fn largest_gradient(&self) -> usize {
+        let trained = self.parameters.iter().filter(|it| it.is_trained());
+        trained.map(Entry::bytes).max().unwrap_or(0)
+    }
+
+    /// Bytes in use when a pass of a training begins, without states.
+    pub(super) fn before_pass(&self) -> usize {
+        self.between + self.shared
+    }
+
+    /// Bytes that a pass takes at least, with those before, if none has ended well.
+    pub(super) fn least(&self) -> usize {
+        let least = self.between + 2 * self.largest_gradient() + AT_FIRST;
+        least.max(self.ended_at.unwrap_or(0))
+    }
+
+    pub(super) fn pass_over(&self, items: usize) -> Option<&Pass> {
+        self.passes.iter().find(|pass| pass.items == items)
+    }
+
+    /// Returns what a pass over `items` with recomputed blocks is expected to hold.
+    pub(super) fn expected(&self, items: usize) -> Expected {
+        let fewer = self.passes.iter().filter(|pass| pass.items < items);
+        let known: Vec<_> = fewer.map(|pass| (pass.items, pass.run)).collect();
+        Expected::after(&known, items, self.largest_gradient())
+    }
+
+    /// Measures passes over one item, and over two, of a batch.
+    pub(super) fn measure_first<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
+        &mut self,
+        probe: &mut Probe<'_, M, F>,
+        batch: usize,
+    ) -> Result<(), PlanError> {
+        self.between = memory::live(probe.device)?;
+        // What the first pass takes in addition to gradients is unknown.
+        if self.least() > probe.room {
+            return Ok(());
+        }
+        self.measure(probe, 1)?;
+        if batch > 1 && self.too_many.is_none() {
+            self.measure(probe, 2)?;
+        }
+        Ok(())
+    }
+
+    /// Measures a pass with recomputed blocks over more items than before, and no more than `items`.
+    pub(super) fn measure_up_to<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
+        &mut self,
+        probe: &mut Probe<'_, M, F>,
+        items: usize,
+    ) -> Result<(), PlanError> {
+        let fewer = self.passes.iter().rev().find(|pass| pass.items < items);
+        let most = fewer.map_or(1, |pass| pass.items.saturating_mul(GROWTH));
+        self.measure(probe, items.min(most))
+    }
+
+    fn measure<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
+        &mut self,
+        probe: &mut Probe<'_, M, F>,
+        items: usize,
+    ) -> Result<(), PlanError> {
+        let keep = vec![false; MANY];
+        let recorded = probe.pass(items, &keep, self.expected(items))?;
+        self.update_between(probe)?;
+        let Some(recorded) = recorded else {
+            self.too_many = Some(items);
+            return Ok(());
+        };
+        self.between = self.between.max(recorded.run.start);
+        let mut pass = Pass::of(items, &recorded);
+        let fewer = self.passes.iter().rfind(|pass| pass.items < items);
+        let fewer = fewer.and_then(|pass| pass.curve.as_ref());
+        if let (Some(curve), Some(fewer)) = (&mut pass.curve, fewer) {
+            curve.take_over(fewer);
+        }
+        self.passes.push(pass);
+        self.passes.sort_by_key(|pass| pass.items);
+        Ok(())
+    }
+
+    /// Proves a pass over `items` with these blocks, and notes what it held.
+    pub(super) fn prove<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
+        &mut self,
+        probe: &mut Probe<'_, M, F>,
+        items: usize,
+        kept: &Kept,
+    ) -> Result<(), PlanError> {
+        let pass = self.passes.iter_mut().find(|pass| pass.items == items);
+        let pass = pass.expect("it was chosen from them");
+        let curve = pass.curve.as_ref();
+        let expected = Expected {
+            in_pass: kept.in_pass,
+            most: kept.in_pass,
+            stretch: pass.run.stretch,
+            rise: curve.map_or(pass.run.rise, |curve| curve.rise(&kept.keep)),
+        };
+        let in_pass = probe.prove(items, &kept.keep, expected)?;
+        let limit = probe.room.saturating_sub(pass.run.start);
+        pass.note(kept.keep.clone(), in_pass, limit);
+        self.update_between(probe)
+    }
+
+    fn update_between<M: Module, F>(&mut self, probe: &Probe<'_, M, F>) -> Result<(), PlanError> {
+        self.between = self.between.max(memory::live(probe.device)?);
+        self.ended_at = probe.ended_at;
+        Ok(())
+    }
+}
