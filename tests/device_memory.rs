@@ -185,7 +185,8 @@ fn a_dry_run_on_a_device_sees_what_there_is_when_gradients_come() {
     fused.dry_run(loss);
     let recorder = MemoryRecorder::start_on(&device).unwrap();
     fused.dry_run(loss);
-    let estimated = estimate.peaks(&recorder.finish().unwrap()).unwrap().fused;
+    let estimate = estimate.with_dry_run(&recorder.finish().unwrap());
+    let estimated = estimate.unwrap().fused;
     fused.step(1e-3, loss);
     let recorder = MemoryRecorder::start_on(&device).unwrap();
     fused.step(1e-3, loss);

@@ -102,7 +102,7 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
     let optimizer = SgdConfig::new().init();
     let estimate = MemoryEstimate::new(&LinearConfig::new(8, 8).init(&device()), &optimizer);
     let refused = |timeline: &MemoryTimeline, words: &str| {
-        let error = estimate.peaks(timeline).unwrap_err();
+        let error = estimate.with_dry_run(timeline).unwrap_err();
         assert!(
             matches!(error, FusedError::UnusableRecording { .. }),
             "{error}"
@@ -110,10 +110,10 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
         assert!(error.to_string().contains(words), "{error}");
     };
     let dry = recorded(|fused| drop(fused.dry_run(loss)));
-    estimate.peaks(&dry).unwrap();
+    estimate.with_dry_run(&dry).unwrap();
     // Several are as good as one.
     estimate
-        .peaks(&recorded(|fused| {
+        .with_dry_run(&recorded(|fused| {
             (0..3).for_each(|_| drop(fused.dry_run(loss)))
         }))
         .unwrap();

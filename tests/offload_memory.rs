@@ -206,7 +206,7 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
 fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
     use std::sync::Arc;
 
-    use backburn::{GradientFlow, GradientHook, HookedParameter, OffloadEstimate};
+    use backburn::{GradientFlow, GradientHook, HookedParameter, MemoryEstimate};
     use burn::module::ParamGroup;
 
     /// The most bytes in use at any gradient.
@@ -243,7 +243,7 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
         let model = stack(depth, width, &Device::flex().autodiff());
         let optimizer = AdamConfig::new().init();
         let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(mode)));
-        let estimate = OffloadEstimate::new(&model, &optimizer, &config);
+        let estimate = MemoryEstimate::new_with_config(&model, &optimizer, &config);
         let most = Most(device.clone(), Arc::default());
         let mut fused = FusedOptimizer::new(model, optimizer)
             .with_hook(ParamGroup::all(), most.clone())
@@ -262,7 +262,7 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
             Offload::Weights(_) => 2 * block,
             _ => 0,
         };
-        let expected = estimate.device + estimate.on_the_way + two_blocks;
+        let expected = estimate.device + estimate.transfer + two_blocks;
         // The activations, and what the device rounds up.
         assert!(most <= expected + block, "{mode:?}: {most} of {estimate}");
     }

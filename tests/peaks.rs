@@ -12,7 +12,7 @@ use backburn::memory::{MemoryRecorder, RecordingAllocator};
 use backburn::optim;
 use backburn::{
     Checkpoint, FusedOptimizer, GradientCheckpointingConfig, LinearCrossEntropyLossConfig,
-    MemoryEstimate, PeakEstimate, Progress,
+    MemoryEstimate, Progress,
 };
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -51,7 +51,7 @@ fn peak(train: impl FnOnce()) -> usize {
     BYTES.peak_usage() - before
 }
 
-fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> PeakEstimate {
+fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> MemoryEstimate {
     let model = config.init(&Device::flex().autodiff());
     let optimizer = AdamWConfig::new().init();
     let estimate = MemoryEstimate::new(&model, &optimizer);
@@ -60,7 +60,7 @@ fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> PeakEstimate
     fused.dry_run(|model| loss(model, text));
     let recorder = MemoryRecorder::start().unwrap();
     fused.dry_run(|model| loss(model, text));
-    estimate.peaks(&recorder.finish().unwrap()).unwrap()
+    estimate.with_dry_run(&recorder.finish().unwrap()).unwrap()
 }
 
 fn fused(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
@@ -124,9 +124,9 @@ fn a_recording_without_its_end_is_refused() {
     let recorder = MemoryRecorder::start().unwrap();
     fused.dry_run(|model| model.forward(Tensor::<2>::ones([2, 4], &device)).mean());
     let mut timeline = recorder.finish().unwrap();
-    assert!(estimate.peaks(&timeline).is_ok());
+    assert!(estimate.with_dry_run(&timeline).is_ok());
     timeline.lost = 7;
-    let error = estimate.peaks(&timeline).unwrap_err().to_string();
+    let error = estimate.with_dry_run(&timeline).unwrap_err().to_string();
     assert!(error.contains("7 events"), "{error}");
     let error = GradientCheckpointingConfig::for_budget(&timeline, usize::MAX).unwrap_err();
     assert!(error.to_string().contains("7 events"), "{error}");

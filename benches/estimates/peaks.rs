@@ -53,7 +53,9 @@ pub fn dry_run<K: Kind>() -> MemoryTimeline {
 
 pub fn of<K: Kind>(timeline: &MemoryTimeline, optimizer: Init) -> Peaks {
     let estimate = MemoryEstimate::new(&K::init(&device()), &optimizer());
-    let estimated = estimate.peaks(timeline).expect("one pass fits in the log");
+    let estimated = estimate
+        .with_dry_run(timeline)
+        .expect("one pass fits in the log");
     Peaks {
         estimated: [estimated.stock, estimated.fused, estimated.recomputed],
         measured: [

@@ -74,7 +74,9 @@ pub fn dry_run(way: &Way, config: &LanguageModelConfig) {
     let recorder = MemoryRecorder::start().expect("the allocator records");
     fused.dry_run(|model| model.losses(text.clone()).total);
     let timeline = recorder.finish().expect("a recording");
-    let peaks = estimate.peaks(&timeline).expect("one pass fits in the log");
+    let peaks = estimate
+        .with_dry_run(&timeline)
+        .expect("one pass fits in the log");
     println!("{} {} {}", peaks.stock, peaks.fused, peaks.recomputed);
 }
 

@@ -7,7 +7,7 @@ use burn::prelude::*;
 
 use crate::model::{LanguageModel, LanguageModelConfig};
 
-/// Plans a training of the model of `config`, on steps of the size of `batch`, that takes no more than `budget`, and prints the ladder.
+/// Plans a training of the model of `config`, on steps of the size of `batch`, that takes no more than `budget`, and prints it.
 pub fn plan(
     config: &LanguageModelConfig,
     budget: Budget,
@@ -20,9 +20,9 @@ pub fn plan(
     let planner = Planner::new(|| config.init(device), optimizer).with_batch(pieces);
     let planner = planner.with_progress(|tried| println!("trying: {tried}"));
     println!("planning for {budget}: passes over up to {pieces} pieces, none of them trained on");
-    let measured = planner.measure(loss, budget)?;
-    println!("{measured}");
-    Ok(measured.choose(budget)?)
+    let plan = planner.plan(loss, budget)?;
+    println!("{plan}");
+    Ok(plan)
 }
 
 /// The plan of a training that goes on: as it was saved, if that stays within `budget`.

@@ -10,7 +10,7 @@ use crate::data::{ImageBatcher, Split};
 use crate::model::{Vit, VitConfig};
 use crate::options::{Optimizer, Options};
 
-/// Plans a training that takes no more than `budget`, and prints the ladder.
+/// Plans a training that takes no more than `budget`, and prints it.
 pub fn plan(
     options: &Options,
     config: &VitConfig,
@@ -38,7 +38,7 @@ pub fn plan(
         .with_batch(options.batch_size.into())
         .with_config(FusedConfig::new().with_clipping(clipping))
         .with_progress(|tried| println!("trying: {tried}"));
-    let measured = planner.measure(loss, budget)?;
-    println!("{measured}");
-    Ok(measured.choose(budget)?)
+    let plan = planner.plan(loss, budget)?;
+    println!("{plan}");
+    Ok(plan)
 }

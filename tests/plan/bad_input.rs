@@ -11,16 +11,14 @@ use burn::optim::AdamConfig;
 use burn::tensor::Tensor;
 
 use crate::models::*;
-use crate::{ENOUGH, alone, device, init, measured, planner};
+use crate::{ENOUGH, alone, device, init, plan, planner};
 
 #[test]
 fn a_budget_or_a_batch_of_zero_is_refused() {
     let _alone = alone();
-    assert!(matches!(measured::<Mlp>(0), Err(PlanError::NoBudget)));
-    let measured = measured::<Bag>(ENOUGH).unwrap();
-    assert!(matches!(measured.choose(0), Err(PlanError::NoBudget)));
+    assert!(matches!(plan::<Mlp>(0), Err(PlanError::NoBudget)));
     let planner = planner::<Mlp>().with_batch(0);
-    let refused = planner.measure(Mlp::loss, ENOUGH);
+    let refused = planner.plan(Mlp::loss, ENOUGH);
     assert!(matches!(refused, Err(PlanError::NoBatch)));
 }
 
@@ -28,12 +26,12 @@ fn a_budget_or_a_batch_of_zero_is_refused() {
 fn a_loss_that_does_not_depend_on_the_model_is_refused() {
     let _alone = alone();
     let constant = |_: &Mlp, items: usize| Tensor::<1>::ones([items], &device()).mean();
-    let refused = planner::<Mlp>().measure(constant, ENOUGH);
+    let refused = planner::<Mlp>().plan(constant, ENOUGH);
     let is_refused = matches!(refused, Err(PlanError::Fused(FusedError::LossNotTracked)));
     assert!(is_refused, "{refused:?}");
 
     let leaf = |_: &Mlp, _| Tensor::<1>::ones([1], &device()).require_grad() * 2.0;
-    let refused = planner::<Mlp>().measure(leaf, ENOUGH);
+    let refused = planner::<Mlp>().plan(leaf, ENOUGH);
     let is_refused = matches!(
         refused,
         Err(PlanError::Fused(FusedError::LossWithoutParameters { .. }))
@@ -45,12 +43,9 @@ fn a_loss_that_does_not_depend_on_the_model_is_refused() {
 fn a_batch_of_one_that_does_not_fit_says_that_it_cannot_be_split() {
     let _alone = alone();
     let planner = planner::<Plain>().with_batch(1);
-    let whole = planner.measure(Plain::loss, ENOUGH).unwrap();
-    let least = whole.ladder(ENOUGH).rungs[0].device_bytes;
-    let budget = least / 4;
-    let refused = planner
-        .measure(Plain::loss, budget)
-        .and_then(|measured| measured.choose(budget));
+    let whole = planner.plan(Plain::loss, ENOUGH).unwrap();
+    let budget = whole.device_bytes / 4;
+    let refused = planner.plan(Plain::loss, budget);
     let error = refused.unwrap_err();
     let PlanError::NothingFits { least, .. } = &error else {
         panic!("{error}");
@@ -59,6 +54,9 @@ fn a_batch_of_one_that_does_not_fit_says_that_it_cannot_be_split() {
     let text = error.to_string();
     assert!(text.contains("can't be split"), "{text}");
     assert!(text.contains(&format!("{missing} more")), "{text}");
+    for words in ["about", "Freeze", "LoRA", "4 bits"] {
+        assert!(text.contains(words), "{text}");
+    }
 }
 
 #[test]
@@ -66,7 +64,7 @@ fn a_plan_for_another_model_is_refused_by_the_difference() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
-    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Bag>(ENOUGH).unwrap();
     plan.save(&file).unwrap();
     let plan = Plan::<AdamWConfig>::load(&file).unwrap();
     let error = plan.try_fuse(init::<Mlp>).unwrap_err();
@@ -86,8 +84,7 @@ fn a_plan_for_another_model_is_refused_by_the_difference() {
                 .mean()
         }
     };
-    let plan = planner(4, 6).measure(loss(4), ENOUGH).unwrap();
-    let plan = plan.choose(ENOUGH).unwrap();
+    let plan = planner(4, 6).plan(loss(4), ENOUGH).unwrap();
     let init = || LinearConfig::new(6, 4).with_bias(false).init(&device());
     let refused = plan.try_fuse(init).map(drop);
     assert!(matches!(refused, Err(PlanError::AnotherModel { .. })));
@@ -96,7 +93,7 @@ fn a_plan_for_another_model_is_refused_by_the_difference() {
 #[test]
 fn an_edited_plan_that_cannot_be_is_refused() {
     let _alone = alone();
-    let whole = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let whole = plan::<Bag>(ENOUGH).unwrap();
     let mut plan = whole.clone();
     plan.accumulation = 0;
     let error = plan.try_fuse(init::<Bag>).unwrap_err().to_string();
@@ -111,10 +108,10 @@ fn an_edited_plan_that_cannot_be_is_refused() {
 fn planning_beside_a_recording_is_refused() {
     let _alone = alone();
     let recorder = MemoryRecorder::start().unwrap();
-    let refused = measured::<Bag>(ENOUGH).map(drop);
+    let refused = plan::<Bag>(ENOUGH).map(drop);
     assert!(matches!(refused, Err(PlanError::Memory(_))), "{refused:?}");
     drop(recorder);
-    measured::<Bag>(ENOUGH).unwrap();
+    plan::<Bag>(ENOUGH).unwrap();
 }
 
 /// It is no more than a number that is too large.
@@ -122,8 +119,8 @@ fn planning_beside_a_recording_is_refused() {
 fn any_budget_is_planned_for() {
     let _alone = alone();
     for budget in [1, usize::MAX] {
-        let measured = measured::<Bag>(budget).unwrap();
-        assert_eq!(measured.choose(budget).is_ok(), budget > 1, "{measured}");
+        let planned = plan::<Bag>(budget);
+        assert_eq!(planned.is_ok(), budget > 1, "{planned:?}");
     }
 }
 
@@ -132,14 +129,14 @@ fn any_budget_is_planned_for() {
 fn a_loss_that_panics_leaves_nothing_under_way() {
     let _alone = alone();
     let panics = |model: &Bag, items: usize| match items {
-        4 => panic!("four items are too many"),
+        8 => panic!("eight items are too many"),
         _ => model.loss(items),
     };
-    let plan = || planner::<Bag>().measure(panics, ENOUGH).map(drop);
-    let panic = catch_unwind(AssertUnwindSafe(plan)).unwrap_err();
+    let planned = || planner::<Bag>().plan(panics, ENOUGH).map(drop);
+    let panic = catch_unwind(AssertUnwindSafe(planned)).unwrap_err();
     let text = panic.downcast_ref::<&str>().unwrap();
-    assert_eq!(*text, "four items are too many");
-    measured::<Bag>(ENOUGH).unwrap();
+    assert_eq!(*text, "eight items are too many");
+    plan::<Bag>(ENOUGH).unwrap();
 }
 
 #[test]
@@ -148,7 +145,7 @@ fn a_damaged_file_is_no_plan() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
     assert!(Plan::<AdamWConfig>::load(&file).is_err());
-    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Bag>(ENOUGH).unwrap();
     plan.save(&file).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     for damaged in [
@@ -167,7 +164,7 @@ fn a_model_without_autodiff_is_refused() {
     let _alone = alone();
     let init = || Mlp::init(&burn::tensor::Device::flex());
     let planner = Planner::new(init, AdamWConfig::new()).with_batch(2);
-    let refused = planner.measure(Mlp::loss, ENOUGH);
+    let refused = planner.plan(Mlp::loss, ENOUGH);
     let is_refused = matches!(
         refused,
         Err(PlanError::Fused(FusedError::NotAutodiff { .. }))
@@ -179,18 +176,13 @@ fn a_model_without_autodiff_is_refused() {
 fn an_optimizer_of_burns_is_planned_without_formats() {
     let _alone = alone();
     let planner = Planner::new(init::<Mlp>, AdamConfig::new().init()).with_batch(Mlp::BATCH);
-    let ladder = planner.measure(Mlp::loss, ENOUGH).unwrap().ladder(ENOUGH);
+    let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
     assert!(
-        ladder.rungs.iter().all(|rung| !rung.name.contains("Bits")),
-        "{ladder}"
+        whole.candidates.iter().all(|it| !it.name.contains("Bits")),
+        "{whole}"
     );
-    let top = ladder.rungs[0].device_bytes;
-    let budget = top - top / 8;
-    let plan = planner
-        .measure(Mlp::loss, budget)
-        .unwrap()
-        .choose(budget)
-        .unwrap();
+    let budget = whole.device_bytes - whole.device_bytes / 8;
+    let plan = planner.plan(Mlp::loss, budget).unwrap();
     let taken = crate::trained::<Mlp, _>(&plan);
     assert!(taken <= budget, "{taken} of {budget}\n{plan}");
 }
@@ -200,7 +192,7 @@ fn an_optimizer_of_burns_is_planned_without_formats() {
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {
     let planner = planner::<Mlp>().with_devices(&[burn::tensor::Device::cuda(99)]);
-    let refused = planner.measure(Mlp::loss, ENOUGH);
+    let refused = planner.plan(Mlp::loss, ENOUGH);
     let is_refused = matches!(
         refused,
         Err(PlanError::Fused(FusedError::DeviceNotThere { .. }))
@@ -217,9 +209,9 @@ fn an_optimizer_that_refuses_a_parameter_is_refused_by_its_path() {
             .forward(Tensor::<2>::ones([items, 64], &device()))
             .mean()
     };
-    let muon = Planner::new(init, MuonConfig::new()).measure(loss, ENOUGH);
+    let muon = Planner::new(init, MuonConfig::new()).plan(loss, ENOUGH);
     let in_bf16 = AdamWConfig::new().with_weight_format(WeightFormat::Split24);
-    let of_f32 = Planner::new(init, in_bf16).measure(loss, ENOUGH);
+    let of_f32 = Planner::new(init, in_bf16).plan(loss, ENOUGH);
     let refused = [(muon.map(drop), "bias"), (of_f32.map(drop), "weight")];
     for (refused, named) in refused {
         let Err(PlanError::Fused(FusedError::Unfit { path, .. })) = refused else {

@@ -4,122 +4,91 @@ use std::sync::Mutex;
 
 use backburn::optim::{AdamWConfig, LionConfig, MuonWithAdamWConfig};
 use backburn::{
-    Fidelity, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    Ownership, Plan, PlanError, Planner, Technique,
+    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, Ownership,
+    Plan, PlanError, Planner, Technique,
 };
 use burn::config::Config;
 use burn::tensor::Device;
 
 use crate::compare::assert_equal_weights;
 use crate::models::*;
-use crate::{ENOUGH, alone, init, measured, planner, trained};
+use crate::{ENOUGH, alone, bytes, init, plan, planner, trained};
 
 #[test]
-fn with_enough_memory_nothing_is_done_but_fusing() {
+fn plan_with_enough_memory_only_fuses() {
     let _alone = alone();
-    let plan = measured::<Mlp>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Mlp>(ENOUGH).unwrap();
     assert_eq!((plan.batch, plan.accumulation), (Mlp::BATCH, 1));
     assert_eq!(plan.weights, None);
-    assert!(
-        plan.config
-            .gradient_checkpointing
-            .keep_activations
-            .iter()
-            .all(|keep| *keep)
-    );
-    assert_eq!(plan.ladder.taken, Some(0));
-    assert_eq!(plan.ladder.rungs[0].name, "fused");
-    assert!(plan.to_string().contains("> fused"), "{plan}");
-    assert!(plan.to_string().contains("stock Burn"), "{plan}");
+    let keep = &plan.config.gradient_checkpointing.keep_activations;
+    assert!(keep.iter().all(|keep| *keep));
+    assert_eq!((plan.taken, &*plan.candidates[0].name), (0, "fused"));
+    assert!(plan.candidates[0].is_proved);
+    assert!(plan.to_string().contains("  fused"), "{plan}");
 }
 
-/// Tried at every byte where something changes: no rung before the one that was taken fits.
 #[test]
-fn the_first_rung_that_fits_is_taken() {
+fn plan_takes_first_candidate_that_fits() {
     let _alone = alone();
-    let measured = measured::<Mlp>(ENOUGH).unwrap();
-    let rungs = measured.ladder(ENOUGH).rungs;
-    let mut taken_before = 0;
-    for budget in (1..=20).rev().map(|part| rungs[0].device_bytes * part / 20) {
-        let ladder = measured.ladder(budget);
-        let Ok(plan) = measured.choose(budget) else {
-            assert_eq!(ladder.taken, None);
+    let whole = plan::<Mlp>(ENOUGH).unwrap();
+    let (mut taken_before, mut recomputed_before) = (0, 0);
+    for budget in [19, 17, 14, 11, 9, 7].map(|part| whole.device_bytes * part / 20) {
+        let Ok(plan) = plan::<Mlp>(budget) else {
             continue;
         };
-        let taken = ladder.taken.unwrap();
-        assert!(
-            ladder.rungs[..taken]
-                .iter()
-                .all(|rung| rung.device_bytes > budget),
-            "{ladder}"
-        );
-        assert_eq!(ladder.rungs[taken].device_bytes, plan.device_bytes);
-        assert!(plan.device_bytes <= budget);
-        assert!(taken >= taken_before, "{ladder}");
-        taken_before = taken;
-        assert_eq!(plan.ladder, ladder);
+        let before = &plan.candidates[..plan.taken];
+        assert!(before.iter().all(|it| it.device_bytes > budget), "{plan}");
+        let taken = &plan.candidates[plan.taken];
+        assert_eq!(taken.device_bytes, plan.device_bytes);
+        assert!(taken.is_proved && plan.device_bytes <= budget, "{plan}");
+        assert!(plan.taken >= taken_before, "{plan}");
+        let keep = &plan.config.gradient_checkpointing.keep_activations;
+        let recomputed = keep.iter().filter(|keep| !**keep).count();
+        if (plan.taken, plan.accumulation) == (1, 1) {
+            assert!(recomputed >= recomputed_before.max(1), "{plan}");
+            recomputed_before = recomputed;
+        }
+        taken_before = plan.taken;
     }
     assert!(taken_before >= 2, "more than blocks was needed at last");
+    assert!(recomputed_before > 0);
+}
+
+/// Two micro-batches fit where one does not.
+#[test]
+fn plan_takes_largest_micro_batches_that_fit() {
+    let _alone = alone();
+    let planner = planner::<Plain>().with_order(&[Technique::MicroBatches]);
+    let whole = planner.plan(Plain::loss, ENOUGH).unwrap();
+    let plan = planner.plan(Plain::loss, whole.device_bytes - 400_000);
+    let plan = plan.unwrap();
+    assert_eq!(plan.accumulation, 2, "{plan}");
 }
 
 #[test]
-fn blocks_run_twice_no_more_than_it_takes() {
+fn order_is_followed() {
     let _alone = alone();
-    let measured = measured::<Mlp>(ENOUGH).unwrap();
-    let ladder = measured.ladder(ENOUGH);
-    let (fused, all) = (ladder.rungs[0].device_bytes, ladder.rungs[1].device_bytes);
-    let mut counts = Vec::new();
-    for part in 0..=4 {
-        let budget = fused - (fused - all) * part / 4;
-        let plan = measured.choose(budget).unwrap();
-        assert_eq!(plan.accumulation, 1, "{plan}");
-        let keep = plan.config.gradient_checkpointing.keep_activations;
-        counts.push(keep.iter().filter(|keep| !**keep).count());
-    }
-    assert!(counts.is_sorted(), "{counts:?}");
-    assert_eq!(counts[0], 0);
-    assert!(counts[1] > 0 && counts[1] < counts[4], "{counts:?}");
-}
-
-#[test]
-fn the_order_is_the_users() {
-    let _alone = alone();
-    let measured = |order: &[Technique]| {
-        planner::<Mlp>()
-            .with_order(order)
-            .measure(Mlp::loss, ENOUGH)
-            .unwrap()
+    let plan = |order: &[Technique], budget| {
+        let planner = planner::<Mlp>().with_order(order);
+        planner.plan(Mlp::loss, budget).unwrap()
     };
-    let least_cost = measured(Technique::LEAST_COST);
-    let budget = least_cost.ladder(ENOUGH).rungs[0].device_bytes - 100_000;
-    let exact = least_cost.choose(budget).unwrap();
-    let taken = |plan: &Plan<AdamWConfig>| plan.ladder.rungs[plan.ladder.taken.unwrap()].clone();
-    assert_eq!(taken(&exact).fidelity, Fidelity::Exact);
+    let whole = plan(&[], ENOUGH).device_bytes;
+    let budget = whole - 100_000;
+    let name = |plan: &Plan<AdamWConfig>| plan.candidates[plan.taken].name.clone();
+    let least_cost = plan(Technique::LEAST_COST, budget);
+    assert_eq!(name(&least_cost), "1 of 6 blocks recomputed");
+    let fast = plan(Technique::FAST_FIRST, budget);
+    assert_eq!(name(&fast), "states in Bits8");
 
-    let fast = measured(Technique::FAST_FIRST);
-    let budget = fast.ladder(ENOUGH).rungs[0].device_bytes - 100_000;
-    let fast = fast.choose(budget).unwrap();
-    assert_eq!(taken(&fast).name, "states in Bits8");
-    assert_eq!(taken(&fast).fidelity, Fidelity::Precision);
-
-    // Whatever it takes, no bit is given up.
-    let same = measured(Technique::SAME_PRECISION);
-    let ladder = same.ladder(1);
+    // With SAME_PRECISION no bit is given up.
+    let planner = planner::<Mlp>().with_order(Technique::SAME_PRECISION);
+    let refused = planner.plan(Mlp::loss, whole / 4);
     assert!(
-        ladder
-            .rungs
-            .iter()
-            .all(|rung| rung.fidelity != Fidelity::Precision),
-        "{ladder}"
+        matches!(refused, Err(PlanError::NothingFits { .. })),
+        "{refused:?}"
     );
-    assert_eq!(ladder.taken, None);
-    let only = measured(&[Technique::States4]);
-    let names: Vec<_> = only
-        .ladder(1)
-        .rungs
-        .iter()
-        .map(|rung| rung.name.clone())
-        .collect();
+    let only = plan(&[Technique::States4], ENOUGH);
+    let names: Vec<_> = only.candidates.iter().map(|it| &*it.name).collect();
     assert_eq!(names, ["fused", "states in Bits4"]);
 }
 
@@ -127,21 +96,19 @@ fn the_order_is_the_users() {
 fn gradients_that_go_into_the_states_need_no_buffer() {
     let _alone = alone();
     let order = [Technique::MicroBatches, Technique::SumsInState];
-    let measured = planner::<Bag>().with_order(&order);
-    let measured = measured.measure(Bag::loss, ENOUGH).unwrap();
-    let rungs = measured.ladder(1).rungs;
-    let names: Vec<_> = rungs.iter().map(|rung| rung.name.as_str()).collect();
+    let planner = planner::<Bag>().with_order(&order);
+    let whole = planner.plan(Bag::loss, ENOUGH).unwrap();
+    let names: Vec<_> = whole.candidates.iter().map(|it| it.name.as_str()).collect();
     // A buffer would take more than smaller passes save.
     assert_eq!(names, ["fused", "32 micro-batches summed in states"]);
-    assert_eq!(rungs[1].fidelity, Fidelity::Approximation);
-    assert!(rungs[1].device_bytes < rungs[0].device_bytes, "{rungs:?}");
+    assert!(bytes(&whole)[1] < bytes(&whole)[0], "{whole}");
 
     // As the door for it trains by hand.
     let plan = Plan {
         accumulation: 2,
         batch: Bag::BATCH / 2,
         sums_in_state: true,
-        ..measured.choose(ENOUGH).unwrap()
+        ..whole
     };
     let model = init::<Bag>();
     let optimizer = AdamWConfig::new().build();
@@ -157,9 +124,8 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
 
     // An optimizer whose state can't take them is planned without.
     let lion = Planner::new(init::<Bag>, LionConfig::new()).with_batch(Bag::BATCH);
-    let lion = lion.with_order(&order).measure(Bag::loss, ENOUGH).unwrap();
-    assert_eq!(lion.ladder(1).rungs.len(), 1, "{lion}");
-    let mut plan = lion.choose(ENOUGH).unwrap();
+    let mut plan = lion.with_order(&order).plan(Bag::loss, ENOUGH).unwrap();
+    assert_eq!(plan.candidates.len(), 1, "{plan}");
     plan.sums_in_state = true;
     let refused = plan.try_fuse(init::<Bag>).map(drop);
     assert!(
@@ -171,19 +137,17 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     );
 }
 
-/// Those of the processor share its memory: there more of them save nothing, and are no rung.
+/// Ranks on the processor share its memory and save nothing: they are no candidate.
 #[test]
 fn a_plan_for_several_devices_is_followed_on_as_many() {
     let _alone = alone();
     let devices = vec![crate::device(); 2];
     let planner = planner::<Bag>().with_devices(&devices);
-    let measured = planner.measure(Bag::loss, ENOUGH).unwrap();
-    let rungs = measured.ladder(1).rungs;
+    let alone = planner.plan(Bag::loss, ENOUGH).unwrap();
     assert!(
-        rungs.iter().all(|rung| !rung.name.contains("ranks")),
-        "{rungs:?}"
+        alone.candidates.iter().all(|it| !it.name.contains("ranks")),
+        "{alone}"
     );
-    let alone = measured.choose(ENOUGH).unwrap();
     assert_eq!(alone.ranks, 1);
     let refused = |plan: &Plan<AdamWConfig>, devices: &[Device]| {
         let refused = plan.try_replicas(init::<Bag>, devices).map(drop);
@@ -223,12 +187,12 @@ fn a_planner_says_what_it_tries() {
     static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let _alone = alone();
     let planner = planner::<Mlp>().with_progress(|tried| TOLD.lock().unwrap().push(tried.into()));
-    planner.measure(Mlp::loss, ENOUGH).unwrap();
+    planner.plan(Mlp::loss, ENOUGH).unwrap();
     let told = TOLD.lock().unwrap();
     assert!(told[0].starts_with("making the model"), "{told:?}");
     for tried in [
-        "1 items, all blocks run twice",
-        "256 items, no block runs twice",
+        "1 items, all blocks recomputed",
+        "256 items, no block recomputed",
     ] {
         assert!(told.iter().any(|told| told == tried), "{told:?}");
     }
@@ -237,28 +201,14 @@ fn a_planner_says_what_it_tries() {
 #[test]
 fn weights_in_bf16_are_measured_where_nothing_else_fits() {
     let _alone = alone();
-    let whole = planner::<Mlp>().with_order(Technique::SAME_PRECISION);
-    let whole = whole.measure(Mlp::loss, ENOUGH).unwrap();
-    let least = whole
-        .ladder(1)
-        .rungs
-        .iter()
-        .map(|rung| rung.device_bytes)
-        .min()
-        .unwrap();
-    let order = [
-        Technique::Blocks,
-        Technique::MicroBatches,
-        Technique::Split24,
-    ];
+    let order = [Technique::Blocks, Technique::MicroBatches];
+    let whole = planner::<Mlp>().with_order(&order);
+    let whole = whole.plan(Mlp::loss, ENOUGH).unwrap();
+    let least = bytes(&whole).into_iter().min().unwrap();
+    let order = [order[0], order[1], Technique::Split24];
     let planner = planner::<Mlp>().with_order(&order);
-    // Less than what is not known of a way that steps have not shown.
-    let budget = least - 250_000;
-    let plan = planner
-        .measure(Mlp::loss, budget)
-        .unwrap()
-        .choose(budget)
-        .unwrap();
+    // More than the bytes that differ from run to run.
+    let plan = planner.plan(Mlp::loss, least - 250_000).unwrap();
     assert_eq!(plan.weights, Some(burn::tensor::FloatDType::BF16), "{plan}");
     let fused = plan.fuse(init::<Mlp>);
     assert!(fused.to_record().into_bytes().is_ok());
@@ -269,9 +219,9 @@ fn a_plan_is_saved_read_and_changed() {
     let _alone = alone();
     let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)));
     let planner = planner::<Mlp>().with_config(config.clone());
-    let measured = planner.measure(Mlp::loss, ENOUGH).unwrap();
-    let budget = measured.ladder(ENOUGH).rungs[1].device_bytes + 10_000;
-    let plan = measured.choose(budget).unwrap();
+    let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
+    let budget = bytes(&whole)[1] + 30_000;
+    let plan = planner.plan(Mlp::loss, budget).unwrap();
     assert_eq!(plan.config.clipping, config.clipping);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
@@ -290,11 +240,10 @@ fn a_plan_is_saved_read_and_changed() {
 #[test]
 fn the_same_is_planned_again() {
     let _alone = alone();
-    let whole = measured::<Mlp>(ENOUGH).unwrap();
-    let most = whole.ladder(ENOUGH).rungs[0].device_bytes;
+    let whole = plan::<Mlp>(ENOUGH).unwrap().device_bytes;
     // Not where a few bytes decide: a block has some 800,000.
-    let budget = whole.choose(most * 3 / 4).unwrap().device_bytes + 200_000;
-    let plan = || measured::<Mlp>(budget).unwrap().choose(budget).unwrap();
+    let budget = plan::<Mlp>(whole * 3 / 4).unwrap().device_bytes + 200_000;
+    let plan = || plan::<Mlp>(budget).unwrap();
     let (first, second) = (plan(), plan());
     assert_eq!(first.config, second.config);
     assert_eq!(
@@ -306,28 +255,6 @@ fn the_same_is_planned_again() {
     assert!(apart < first.device_bytes / 50, "{apart} bytes apart");
 }
 
-#[test]
-fn a_peak_that_was_seen_is_reckoned_with() {
-    let _alone = alone();
-    let mut measured = measured::<Mlp>(ENOUGH).unwrap();
-    let fused = measured.ladder(ENOUGH).rungs[0].device_bytes;
-    let plan = measured.choose(fused).unwrap();
-    assert_eq!(plan.ladder.taken, Some(0));
-    // After each step.
-    for _ in 0..3 {
-        measured.have_seen(&plan, plan.device_bytes * 11 / 10);
-    }
-    let again = measured.choose(fused).unwrap();
-    assert_ne!(again.ladder.taken, Some(0), "{again}");
-    // What the same way is said to take is what it took.
-    let seen = plan.device_bytes * 11 / 10;
-    let again = measured.choose(ENOUGH).unwrap().device_bytes;
-    assert!(again.abs_diff(seen) < seen / 100, "{again} for {seen}");
-    // Nobody needs less than what was measured.
-    measured.have_seen(&plan, 0);
-    assert_eq!(measured.choose(fused).unwrap().device_bytes, fused);
-}
-
 /// What the iteration takes for the largest matrix is in the plan.
 #[test]
 fn muon_is_planned_with_its_formats() {
@@ -335,15 +262,14 @@ fn muon_is_planned_with_its_formats() {
     let recipe = MuonWithAdamWConfig::new(Vec::new());
     let planner = Planner::new(init::<Mlp>, recipe).with_batch(Mlp::BATCH);
     let planner = planner.with_order(&[Technique::States8]);
-    let measured = planner.measure(Mlp::loss, ENOUGH).unwrap();
-    let rungs = measured.ladder(ENOUGH).rungs;
-    let formats = rungs.iter().find(|rung| rung.name.contains("Bits8"));
-    let formats = formats.unwrap_or_else(|| panic!("{}", measured.ladder(ENOUGH)));
-    for budget in [rungs[0].device_bytes, formats.device_bytes] {
-        let plan = measured.choose(budget).unwrap();
+    let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
+    let formats = whole.candidates.iter().find(|it| it.name.contains("Bits8"));
+    let formats = formats.unwrap_or_else(|| panic!("{whole}")).device_bytes;
+    for budget in [whole.device_bytes, formats].map(|bytes| bytes + 30_000) {
+        let plan = planner.plan(Mlp::loss, budget).unwrap();
         let taken = trained::<Mlp, _>(&plan);
         assert!(taken <= budget, "{taken} of {budget}\n{plan}");
         let has_formats = plan.optimizer.to_string().contains("Bits8");
-        assert_eq!(has_formats, budget == formats.device_bytes, "{plan}");
+        assert_eq!(has_formats, budget < whole.device_bytes, "{plan}");
     }
 }

@@ -7,7 +7,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 
 use crate::compare::assert_equal_weights;
 use crate::models::*;
-use crate::{ENOUGH, alone, device, init, measured};
+use crate::{ENOUGH, alone, bytes, device, init, plan};
 
 /// The model in `file`, with its ids, and with running statistics of its own.
 fn copy<K: Kind>(file: &Path) -> K {
@@ -30,12 +30,13 @@ fn stock<K: Kind>(mut model: K, mut optimizer: ModuleOptimizer, batch: usize, pa
     model
 }
 
-/// Trains `initial` in stock Burn, and as planned for a budget between those of fused training and of `part` below.
-fn equals_stock<K: Kind>(rung: usize) {
-    let measured = measured::<K>(ENOUGH).unwrap();
-    let ladder = measured.ladder(ENOUGH);
-    let budget = ladder.rungs[rung].device_bytes;
-    let plan = measured.choose(budget).unwrap();
+/// Trains in stock Burn, and as planned for the bytes of a candidate.
+fn equals_stock<K: Kind>(candidate: usize) {
+    let whole = plan::<K>(ENOUGH).unwrap();
+    let plan = match candidate {
+        0 => whole,
+        _ => plan::<K>(bytes(&whole)[candidate] + 30_000).unwrap(),
+    };
     assert_eq!(plan.weights, None, "{plan}");
     device().seed(7);
     let folder = tempfile::tempdir().unwrap();

@@ -27,12 +27,12 @@ fn a_batch_that_has_no_small_parts_is_planned_within_the_budget() {
     in_one_thread(|| {
         for (batch, part) in [(13, 1), (46, 2), (97, 1)] {
             let planner = Planner::new(init, AdamWConfig::new()).with_batch(batch);
-            let (measured, of_planning) = peak(|| planner.measure(loss, budget).unwrap());
+            let (plan, of_planning) = peak(|| planner.plan(loss, budget).unwrap());
             assert!(
                 of_planning <= budget,
                 "{batch} items: planning took {of_planning}"
             );
-            assert_eq!(measured.choose(budget).unwrap().batch, part);
+            assert_eq!(plan.batch, part);
         }
     });
 }
@@ -49,9 +49,7 @@ fn an_item_that_does_not_fit_says_what_it_takes_at_least() {
     let of_item = 4 * 64 * 40_000;
     let budget = of_item / 2;
     let planner = Planner::new(init, AdamWConfig::new());
-    let refused = planner
-        .measure(loss, budget)
-        .and_then(|it| it.choose(budget));
+    let refused = planner.plan(loss, budget);
     let Err(PlanError::NothingFits { least, .. }) = refused else {
         panic!("{refused:?}");
     };
@@ -69,11 +67,7 @@ fn mixed_precision_is_planned_for() {
     };
     let config = FusedConfig::new().with_compute_dtype(Some(FloatDType::BF16));
     let planner = Planner::new(init, AdamWConfig::new()).with_config(config);
-    let plan = planner
-        .measure(loss, ENOUGH)
-        .unwrap()
-        .choose(ENOUGH)
-        .unwrap();
+    let plan = planner.plan(loss, ENOUGH).unwrap();
     let mut fused = plan.fuse(init);
     fused.step(1e-3, |model| loss(model, plan.batch));
 }
@@ -90,14 +84,11 @@ fn weights_in_f64_are_planned_for_without_formats() {
         let x = Tensor::<2>::ones([items, 64], (&device(), DType::F64));
         model.forward(x).mean()
     };
-    let measured = Planner::new(init, AdamWConfig::new())
-        .measure(loss, ENOUGH)
-        .unwrap();
-    let rungs = measured.ladder(ENOUGH).rungs;
+    let plan = Planner::new(init, AdamWConfig::new()).plan(loss, ENOUGH);
+    let plan = plan.unwrap();
     assert!(
-        rungs.iter().all(|rung| !rung.name.contains("Bits8")),
-        "{rungs:?}"
+        plan.candidates.iter().all(|it| !it.name.contains("Bits8")),
+        "{plan}"
     );
-    let plan = measured.choose(ENOUGH).unwrap();
     plan.fuse(init).step(1e-3, |model| loss(model, plan.batch));
 }

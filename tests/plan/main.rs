@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use backburn::memory::RecordingAllocator;
 use backburn::optim::AdamWConfig;
-use backburn::{Measured, Plan, PlanError, PlannedOptimizer, Planner};
+use backburn::{Plan, PlanError, PlannedOptimizer, Planner};
 use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
 
@@ -70,8 +70,13 @@ fn planner<K: Kind>() -> Planner<fn() -> K, AdamWConfig> {
     Planner::new(init::<K> as fn() -> K, AdamWConfig::new()).with_batch(K::BATCH)
 }
 
-fn measured<K: Kind>(budget: usize) -> Result<Measured<AdamWConfig>, PlanError> {
-    planner::<K>().measure(K::loss, budget)
+fn plan<K: Kind>(budget: usize) -> Result<Plan<AdamWConfig>, PlanError> {
+    planner::<K>().plan(K::loss, budget)
+}
+
+/// About the bytes of each candidate.
+fn bytes<O>(plan: &Plan<O>) -> Vec<usize> {
+    plan.candidates.iter().map(|it| it.device_bytes).collect()
 }
 
 /// The most bytes allocated during `work`, with all that was before.

@@ -4,25 +4,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::optim::AdamWConfig;
 use backburn::{FusedConfig, PlanError, Planner, Technique, WeightAveragingConfig};
-use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 use crate::models::*;
-use crate::{BYTES, ENOUGH, alone, device, in_one_thread, init, measured, peak, planner, trained};
+use crate::{
+    BYTES, ENOUGH, alone, bytes, device, in_one_thread, init, peak, plan, planner, trained,
+};
 
-/// Plans for budgets from what fused training takes down to half of the smallest rung, and trains each: plans are from so many
-/// multiples of the peak to so many.
+/// Plans for budgets from what fused training takes down to half of the smallest candidate, and trains each. What is planned is from
+/// `least_ratio` to `most_ratio` of the peak.
 fn hold<K: Kind>(least_ratio: f64, most_ratio: f64) {
-    let most = measured::<K>(ENOUGH).unwrap();
-    let ladder = most.ladder(ENOUGH);
-    println!("{}\n{ladder}", K::NAME);
-    let peaks = ladder.rungs.iter().map(|rung| rung.device_bytes);
-    let (top, least) = (ladder.rungs[0].device_bytes, peaks.min().unwrap());
+    let whole = plan::<K>(ENOUGH).unwrap();
+    println!("{}\n{whole}", K::NAME);
+    let (top, least) = (whole.device_bytes, bytes(&whole).into_iter().min().unwrap());
     let mut fits = 0;
     for part in 0..6 {
         let budget = top - (top - least / 2) * part / 5;
-        let (measured, of_planning) = peak(|| measured::<K>(budget).unwrap());
-        match measured.choose(budget) {
+        let (planned, of_planning) = peak(|| plan::<K>(budget));
+        match planned {
             Ok(plan) => {
                 let bytes = trained::<K, _>(&plan);
                 let ratio = plan.device_bytes as f64 / bytes as f64;
@@ -88,31 +87,6 @@ fn plans_of_a_u_net_hold() {
     in_one_thread(|| hold::<UNet>(0.99, 1.05));
 }
 
-/// What no pass was run for is not taken to hold less than it does.
-fn hold_for_less<K: Kind>() {
-    let measured = measured::<K>(ENOUGH).unwrap();
-    let peaks = measured.ladder(1).rungs;
-    let least = peaks.iter().map(|rung| rung.device_bytes).min().unwrap();
-    let most = measured.ladder(ENOUGH).rungs[0].device_bytes;
-    for part in 0..12 {
-        let budget = most - (most - least) * part / 12;
-        let Ok(plan) = measured.choose(budget) else {
-            continue;
-        };
-        let bytes = trained::<K, _>(&plan);
-        assert!(bytes <= budget, "{}: {bytes} of {budget}\n{plan}", K::NAME);
-    }
-}
-
-#[test]
-fn plans_for_less_than_was_measured_within_hold() {
-    let _alone = alone();
-    hold_for_less::<Recurrent>();
-    hold_for_less::<Language>();
-    hold_for_less::<Mixture>();
-    hold_for_less::<Adversarial>();
-}
-
 /// Autodiff keeps notes of a graph whose backward pass does not come to its end, and a panic that says something is printed.
 #[test]
 fn passes_that_are_ended_leave_nothing_behind_and_say_nothing() {
@@ -124,12 +98,11 @@ fn passes_that_are_ended_leave_nothing_behind_and_say_nothing() {
     }));
     let planner = planner::<Recurrent>().with_order(Technique::SAME_PRECISION);
     let of = |budget| {
-        let measured = planner.measure(Recurrent::loss, budget).unwrap();
+        let planned = planner.plan(Recurrent::loss, budget);
         let leaf = Tensor::<1>::zeros([1], &device()).require_grad();
         drop(leaf.backward());
-        let most = measured.ladder(ENOUGH).rungs[0].device_bytes;
-        drop(measured);
-        (BYTES.current_usage(), most)
+        let bytes = planned.map_or(0, |plan| plan.device_bytes);
+        (BYTES.current_usage(), bytes)
     };
     // Threads of the backend keep something for themselves.
     of(ENOUGH);
@@ -147,10 +120,7 @@ fn plan_with_average_counts_its_bytes() {
     let _alone = alone();
     let config = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
     let planner = planner::<Mlp>().with_config(config);
-    let plan = planner
-        .measure(Mlp::loss, ENOUGH)
-        .and_then(|it| it.choose(ENOUGH));
-    let plan = plan.unwrap();
+    let plan = planner.plan(Mlp::loss, ENOUGH).unwrap();
     let bytes = trained::<Mlp, _>(&plan);
     let ratio = plan.device_bytes as f64 / bytes as f64;
     assert!((0.99..=1.1).contains(&ratio), "{ratio:.3}");
@@ -163,17 +133,17 @@ fn weights_that_the_maker_holds_are_counted_twice() {
     let model = init::<Bag>();
     let init = || model.clone();
     let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
-    let measure = |budget| {
-        let (measured, of_planning) = peak(|| planner.measure(Bag::loss, budget).unwrap());
+    let plan = |budget| {
+        let (plan, of_planning) = peak(|| planner.plan(Bag::loss, budget));
         assert!(
             of_planning <= budget,
             "planning took {of_planning} of {budget}"
         );
-        measured
+        plan
     };
-    let most = measure(ENOUGH).ladder(ENOUGH).rungs[0].device_bytes;
+    let most = plan(ENOUGH).unwrap().device_bytes;
     for budget in [most, most * 9 / 10, most * 85 / 100, most / 2] {
-        let Ok(plan) = measure(budget).choose(budget) else {
+        let Ok(plan) = plan(budget) else {
             assert_eq!(budget, most / 2, "nothing fits");
             continue;
         };
@@ -188,26 +158,4 @@ fn weights_that_the_maker_holds_are_counted_twice() {
         let bytes = peak(train).1;
         assert!(bytes <= budget, "{bytes} of {budget}\n{plan}");
     }
-}
-
-#[test]
-fn the_peak_of_stock_is_shown_beside() {
-    let _alone = alone();
-    let ladder = measured::<Mlp>(ENOUGH).unwrap().ladder(ENOUGH);
-    let shown = ladder.stock.unwrap().device_bytes;
-    let train = || {
-        let mut model = init::<Mlp>();
-        let mut optimizer = backburn::optim::AdamWConfig::new().init();
-        for _ in 0..2 {
-            let gradients = model.loss(Mlp::BATCH).backward();
-            let gradients = GradientsParams::from_grads(gradients, &model);
-            model = optimizer.step(1e-3, model, gradients);
-        }
-    };
-    let taken = peak(train).1;
-    let ratio = shown as f64 / taken as f64;
-    assert!(
-        (0.98..=1.1).contains(&ratio),
-        "{shown} shown, {taken} taken"
-    );
 }

@@ -7,7 +7,7 @@ use backburn::memory::MemoryError;
 use backburn::optim::{AdamWConfig, LionConfig, StateFormat, WeightFormat};
 use backburn::{
     FusedConfig, FusedError, GlobalNormClippingConfig, Offload, OffloadConfig, Plan, PlanError,
-    Planner, StepContext, cast,
+    Planner, StepContext, Technique, cast,
 };
 use burn::config::Config;
 use burn::module::Module;
@@ -15,17 +15,17 @@ use burn::nn::Linear;
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::models::*;
-use crate::{ENOUGH, alone, device, init, measured, peak, planner};
+use crate::{ENOUGH, alone, bytes, device, init, peak, plan, planner};
 
 #[test]
 fn a_model_in_which_nothing_is_trained_is_refused() {
     let _alone = alone();
     let is_refused = |refused| matches!(refused, Err(PlanError::Fused(FusedError::LossNotTracked)));
     let frozen = Planner::new(|| init::<Mlp>().no_grad(), AdamWConfig::new()).with_batch(8);
-    assert!(is_refused(frozen.measure(Mlp::loss, ENOUGH).map(drop)));
+    assert!(is_refused(frozen.plan(Mlp::loss, ENOUGH).map(drop)));
     let empty = Planner::new(Vec::<Linear>::new, AdamWConfig::new()).with_batch(8);
     let loss = |_: &Vec<Linear>, items: usize| Tensor::<1>::ones([items], &device()).mean();
-    assert!(is_refused(empty.measure(loss, ENOUGH).map(drop)));
+    assert!(is_refused(empty.plan(loss, ENOUGH).map(drop)));
 }
 
 /// Nothing is trained while it is planned, and no byte depends on a value.
@@ -37,12 +37,12 @@ fn a_loss_that_is_no_number_is_planned_for() {
         FusedConfig::new(),
         FusedConfig::new().with_clipping(clipping),
     ] {
-        let of_a_pass = |times: f32| {
+        let planned = |times: f32| {
             let planner = planner::<Mlp>().with_batch(8).with_config(config.clone());
-            let measured = planner.measure(|model, items| model.loss(items) * times, ENOUGH);
-            measured.unwrap().choose(ENOUGH).unwrap().pass_bytes
+            let plan = planner.plan(|model, items| model.loss(items) * times, ENOUGH);
+            plan.unwrap().device_bytes
         };
-        let (number, none) = (of_a_pass(1.0), of_a_pass(f32::NAN));
+        let (number, none) = (planned(1.0), planned(f32::NAN));
         assert!(number.abs_diff(none) < number / 50, "{number} and {none}");
     }
 }
@@ -52,9 +52,9 @@ fn weights_in_f16_are_planned_for() {
     let _alone = alone();
     let init = || cast(init::<Bag>(), FloatDType::F16);
     let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
-    let measured = planner.measure(Bag::loss, ENOUGH).unwrap();
-    for rung in measured.ladder(1).rungs {
-        let plan = measured.choose(rung.device_bytes).unwrap();
+    let whole = planner.plan(Bag::loss, ENOUGH).unwrap();
+    for budget in bytes(&whole) {
+        let plan = planner.plan(Bag::loss, budget + 30_000).unwrap();
         assert_eq!(plan.weights, None);
         let train = || {
             let mut fused = plan.fuse(init);
@@ -69,11 +69,11 @@ fn weights_in_f16_are_planned_for() {
 #[test]
 fn a_budget_below_the_weights_is_refused_before_they_are_made() {
     let _alone = alone();
-    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Bag>(ENOUGH).unwrap();
     let weights = 4 * plan.model.elements;
     let before = peak(|| ()).1;
     let budget = before + weights / 2;
-    let (refused, taken) = peak(|| measured::<Bag>(budget).and_then(|it| it.choose(budget)));
+    let (refused, taken) = peak(|| crate::plan::<Bag>(budget));
     let Err(PlanError::NothingFits { least, .. }) = refused else {
         panic!("{refused:?}");
     };
@@ -84,28 +84,20 @@ fn a_budget_below_the_weights_is_refused_before_they_are_made() {
 #[test]
 fn a_plan_is_made_on_another_thread_and_with_threads_in_the_loss() {
     let _alone = alone();
-    let of_a_pass = || {
-        let measured = measured::<Bag>(ENOUGH).unwrap();
-        measured.choose(ENOUGH).unwrap().pass_bytes
-    };
-    let here = of_a_pass();
-    let elsewhere = std::thread::spawn(of_a_pass).join().unwrap();
+    let planned = || plan::<Bag>(ENOUGH).unwrap().device_bytes;
+    let here = planned();
+    let elsewhere = std::thread::spawn(planned).join().unwrap();
     assert!(
         here.abs_diff(elsewhere) < here / 50,
         "{here} and {elsewhere}"
     );
 
     let on_a_thread = |model: &Bag, items: usize| {
-        // Stock Burn, which is measured too, has none.
-        let context = StepContext::current();
-        let loss = || match context {
-            Some(context) => context.enter(|| model.loss(items)),
-            None => model.loss(items),
-        };
+        let context = StepContext::current().expect("it is inside of a pass");
+        let loss = || context.enter(|| model.loss(items));
         std::thread::scope(|scope| scope.spawn(loss).join().unwrap())
     };
-    let measured = planner::<Bag>().measure(on_a_thread, ENOUGH).unwrap();
-    let plan = measured.choose(ENOUGH).unwrap();
+    let plan = planner::<Bag>().plan(on_a_thread, ENOUGH).unwrap();
     let train = || {
         let mut fused = plan.fuse(init::<Bag>);
         (0..2).for_each(|_| drop(fused.step(1e-3, |model| on_a_thread(model, plan.batch))));
@@ -120,50 +112,31 @@ fn two_planners_do_not_measure_each_other() {
     static REFUSED: Mutex<Option<bool>> = Mutex::new(None);
     let _alone = alone();
     let first = planner::<Bag>().with_progress(|_| {
-        let second = measured::<Bag>(ENOUGH).map(drop);
+        let second = plan::<Bag>(ENOUGH).map(drop);
         let is_refused = matches!(
             second,
             Err(PlanError::Memory(MemoryError::AlreadyRecording))
         );
         *REFUSED.lock().unwrap() = Some(is_refused);
     });
-    first.measure(Bag::loss, ENOUGH).unwrap();
+    first.plan(Bag::loss, ENOUGH).unwrap();
     assert_eq!(*REFUSED.lock().unwrap(), Some(true));
     // It is over with the first, or its panic.
     let panics = |_: &Bag, _| -> Tensor<1> { panic!("no loss") };
     let planner = planner::<Bag>();
-    let panic = catch_unwind(AssertUnwindSafe(|| {
-        planner.measure(panics, ENOUGH).map(drop)
-    }));
+    let panic = catch_unwind(AssertUnwindSafe(|| planner.plan(panics, ENOUGH).map(drop)));
     assert!(panic.is_err());
-    measured::<Bag>(ENOUGH).unwrap();
+    plan::<Bag>(ENOUGH).unwrap();
 }
 
 #[test]
 fn a_plan_of_a_model_without_blocks_names_none() {
     let _alone = alone();
-    let whole = measured::<Bag>(ENOUGH).unwrap();
-    for budget in [ENOUGH, whole.ladder(1).rungs[1].device_bytes] {
-        let plan = whole.choose(budget).unwrap();
+    let whole = plan::<Bag>(ENOUGH).unwrap();
+    for plan in [plan::<Bag>(bytes(&whole)[1] + 30_000).unwrap(), whole] {
         let keep = plan.config.gradient_checkpointing.keep_activations;
         assert!(keep.is_empty(), "{keep:?}");
     }
-}
-
-#[test]
-fn a_number_that_nobody_can_have_seen_does_no_harm() {
-    let _alone = alone();
-    let mut measured = measured::<Bag>(ENOUGH).unwrap();
-    let plan = measured.choose(ENOUGH).unwrap();
-    measured.have_seen(&plan, usize::MAX);
-    let refused = measured.choose(ENOUGH).map(drop);
-    assert!(
-        matches!(refused, Err(PlanError::NothingFits { .. })),
-        "{refused:?}"
-    );
-    measured.have_seen(&plan, 0);
-    let again = measured.choose(ENOUGH).unwrap();
-    assert_eq!(again.device_bytes, plan.device_bytes);
 }
 
 #[test]
@@ -171,7 +144,7 @@ fn a_plan_read_with_another_optimizer_is_refused_by_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
-    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Bag>(ENOUGH).unwrap();
     plan.save(&file).unwrap();
     let error = Plan::<LionConfig>::load(&file).unwrap_err().to_string();
     assert!(
@@ -188,7 +161,7 @@ fn numbers_that_are_none_in_a_plan_are_refused_by_where_they_are() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
-    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Bag>(ENOUGH).unwrap();
     plan.save(&file).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     for (from, to, words) in [
@@ -212,7 +185,7 @@ fn numbers_that_are_none_in_a_plan_are_refused_by_where_they_are() {
 #[test]
 fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     let _alone = alone();
-    let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
+    let plan = plan::<Bag>(ENOUGH).unwrap();
     let mut edited = plan.clone();
     edited.config.offload = Some(OffloadConfig::new(Offload::States));
     let error = edited.try_fuse(init::<Bag>).map(drop).unwrap_err();
@@ -237,43 +210,57 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     step(&edited);
     // More blocks than there are, and bytes that nobody has, only say what they say.
     edited.config.gradient_checkpointing.keep_activations = vec![false; 10_000];
-    (edited.device_bytes, edited.ladder.taken) = (usize::MAX, Some(99));
+    (edited.device_bytes, edited.taken) = (usize::MAX, 99);
     step(&edited);
     assert!(!edited.to_string().is_empty());
 }
 
-/// Where not even one item fits with blocks that run twice, only the others are measured.
+/// Where no pass ends well, it is unknown if the model has blocks.
 #[test]
 fn a_model_whose_blocks_were_not_measured_is_not_told_that_it_has_none() {
     let _alone = alone();
-    let fused = measured::<Recurrent>(ENOUGH).unwrap().ladder(1).rungs[0].device_bytes;
+    let fused = plan::<Recurrent>(ENOUGH).unwrap().device_bytes;
     let mut refused = 0;
-    for part in 40..70 {
-        let budget = fused * part / 100;
-        let measured = measured::<Recurrent>(budget).unwrap();
-        if let Err(error) = measured.choose(budget) {
+    for part in [5, 20, 30, 40, 45] {
+        if let Err(error) = plan::<Recurrent>(fused * part / 100) {
             let text = error.to_string();
             assert!(!text.contains("No block"), "{text}");
             refused += 1;
         }
     }
-    assert!(refused > 0);
-    let plain = planner::<Plain>().measure(Plain::loss, ENOUGH).unwrap();
-    let text = plain.choose(1).map(drop).unwrap_err().to_string();
+    assert!(refused > 1);
+    let whole = plan::<Plain>(ENOUGH).unwrap().device_bytes;
+    let text = plan::<Plain>(whole / 4).unwrap_err().to_string();
     assert!(text.contains("No block"), "{text}");
 }
 
-/// Where no pass fits there is no way back, which would take it along.
+/// Without a backward pass, nodes of the graph would stay.
 #[test]
 fn models_that_are_gone_are_not_planned_for() {
     let _alone = alone();
-    measured::<Recurrent>(ENOUGH).unwrap();
+    plan::<Recurrent>(ENOUGH).unwrap();
     let budget = peak(|| ()).1 + 1_200_000;
     let mut left = Vec::new();
     for _ in 0..4 {
-        let refused = measured::<Recurrent>(budget).unwrap().choose(budget);
+        let refused = plan::<Recurrent>(budget);
         assert!(refused.is_err(), "{refused:?}");
         left.push(peak(|| ()).1);
     }
     assert!(left[3] < left[0] + (1 << 15), "{left:?}");
+}
+
+#[test]
+fn plan_with_smaller_batches_names_batch_normalization() {
+    let _alone = alone();
+    let whole = plan::<Convolutional>(ENOUGH).unwrap();
+    assert!(whole.notes.is_empty(), "{whole}");
+    let planner = planner::<Convolutional>().with_order(&[Technique::MicroBatches]);
+    let plan = planner.plan(Convolutional::loss, whole.device_bytes * 9 / 10);
+    let plan = plan.unwrap();
+    assert!(plan.accumulation > 1, "{plan}");
+    assert!(plan.to_string().contains("batch normalization"), "{plan}");
+    let planner = crate::planner::<Plain>().with_order(&[Technique::MicroBatches]);
+    let whole = planner.plan(Plain::loss, ENOUGH).unwrap().device_bytes;
+    let plan = planner.plan(Plain::loss, whole * 9 / 10).unwrap();
+    assert!(plan.accumulation > 1 && plan.notes.is_empty(), "{plan}");
 }
