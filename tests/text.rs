@@ -242,7 +242,7 @@ fn a_training_within_a_budget_goes_on_as_it_was_planned() {
     for budget in [None, Some(enough), Some(Budget::Machine)] {
         let found = checkpoint::plan(&saved, budget).unwrap();
         let found = found.unwrap();
-        assert_eq!(found.ladder, plan.ladder);
+        assert_eq!(found.candidates, plan.candidates);
         let again = technique.start_planned(&config, &found, Place::default());
         let (mut again, done) = checkpoint::resume(&saved, again, &training).unwrap();
         let mut text = pages();

@@ -1,7 +1,6 @@
-use std::ops::Range;
-
 use super::MemoryEstimate;
 use super::bookkeeping::Bookkeeping;
+use super::side_by_side::{SideBySide, back};
 use crate::error::FusedError;
 use crate::memory::{MemoryTimeline, Phase, RecomputedBlock};
 
@@ -51,7 +50,7 @@ impl MemoryEstimate {
         let kept = |held: fn(&RecomputedBlock, f64) -> usize| {
             Curve::of(timeline, |seconds| {
                 let held = timeline.blocks.iter().map(|block| held(block, seconds));
-                held.fold(others.at(seconds), usize::saturating_add)
+                held.fold(others.at(seconds, |_| true), usize::saturating_add)
             })
         };
         let (stock, kept) = (
@@ -160,33 +159,6 @@ impl Curve {
     }
 }
 
-/// Bytes that other calls of the same block would take for their backward passes while one of them runs its own.
-struct SideBySide(Vec<(Range<f64>, usize)>);
-
-impl SideBySide {
-    fn of(timeline: &MemoryTimeline) -> Self {
-        // One call after the other, before any is recomputed.
-        let are_side_by_side = |a: &RecomputedBlock, b: &RecomputedBlock| {
-            a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
-        };
-        let mut others = Vec::new();
-        for calls in timeline.blocks.chunk_by(are_side_by_side) {
-            let passes: Vec<_> = calls
-                .iter()
-                .map(|call| backward_bytes(timeline, call))
-                .collect();
-            let all: usize = passes.iter().map(|(_, bytes)| bytes).sum();
-            others.extend(passes.into_iter().map(|(back, own)| (back, all - own)));
-        }
-        Self(others)
-    }
-
-    fn at(&self, seconds: f64) -> usize {
-        let back = self.0.iter().filter(|(back, _)| back.contains(&seconds));
-        back.map(|(_, bytes)| bytes).sum()
-    }
-}
-
 /// Number of parameters that are read, counted by their gradients.
 struct Reads {
     in_a_pass: usize,
@@ -210,26 +182,4 @@ impl Reads {
             in_one_graph: of_blocks.into_iter().fold(outside / passes, usize::max),
         }
     }
-}
-
-/// When this block is recomputed and runs its backward pass.
-fn back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
-    let begins = timeline.blocks.iter().map(|block| block.backward);
-    let end = begins.filter(|begin| *begin > block.backward);
-    block.backward..end.fold(f64::INFINITY, f64::min)
-}
-
-/// Returns when a block runs its backward pass, and the most bytes that this takes in addition to its activations.
-fn backward_bytes(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
-    let back = back(timeline, block);
-    let begin = timeline
-        .samples
-        .partition_point(|it| it.seconds <= back.start);
-    let samples = timeline.samples[begin.saturating_sub(1)..].iter();
-    let mut bytes = samples
-        .take_while(|sample| sample.seconds < back.end)
-        .map(|sample| sample.bytes.total());
-    let held = bytes.next().unwrap_or(0).saturating_add(block.activations);
-    let most = bytes.max().unwrap_or(0);
-    (back, most.saturating_sub(held))
 }

@@ -1,6 +1,7 @@
 mod bookkeeping;
 mod dry_run;
 mod resident;
+mod side_by_side;
 mod states;
 
 use std::fmt::{Display, Formatter};
@@ -17,6 +18,7 @@ use crate::weights::Entry;
 use bookkeeping::Bookkeeping;
 
 pub(crate) use resident::Resident;
+pub(crate) use side_by_side::SideBySide;
 pub(crate) use states::{States, measure, parameters};
 
 /// The bytes that a training will hold, before its first step.

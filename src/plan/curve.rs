@@ -1,5 +1,6 @@
 //! What a pass holds in which some blocks keep their activations, from the recording of one in which all were recomputed.
 
+use crate::estimate::SideBySide;
 use crate::memory::{Phase, RecomputedBlock};
 
 use super::probe::Recorded;
@@ -12,6 +13,7 @@ pub(super) struct Curve {
     /// Index of the first sample of the backward pass.
     backward: usize,
     blocks: Vec<RecomputedBlock>,
+    side_by_side: SideBySide,
     /// Bytes that a block holds if it keeps its activations, in multiples of what the recording says.
     share: f64,
 }
@@ -32,6 +34,7 @@ impl Curve {
             samples: samples.collect(),
             backward,
             blocks: timeline.blocks.clone(),
+            side_by_side: SideBySide::of(timeline),
             share: 1.0,
         })
     }
@@ -63,9 +66,10 @@ impl Curve {
     fn moments(&self, keep: &[bool]) -> impl Iterator<Item = (usize, usize)> {
         self.samples.iter().map(|(seconds, bytes)| {
             let blocks = self.blocks.iter();
-            let kept = blocks.filter(|block| keep.get(block.index) == Some(&true));
-            let held = kept.map(|block| block.held_at(*seconds)).sum();
-            (*bytes, held)
+            let is_kept = |index| keep.get(index) == Some(&true);
+            let kept = blocks.filter(|block| is_kept(block.index));
+            let held: usize = kept.map(|block| block.held_at(*seconds)).sum();
+            (*bytes, held + self.side_by_side.at(*seconds, is_kept))
         })
     }
 

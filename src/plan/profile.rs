@@ -114,7 +114,7 @@ impl Profile {
     ) -> Result<(), PlanError> {
         self.between = memory::live(probe.device)?;
         // What the first pass takes in addition to gradients is unknown.
-        if self.least() > probe.room {
+        if self.least() > probe.budget {
             return Ok(());
         }
         self.measure(probe, 1)?;
@@ -142,12 +142,19 @@ impl Profile {
     ) -> Result<(), PlanError> {
         let keep = vec![false; MANY];
         let recorded = probe.pass(items, &keep, self.expected(items))?;
-        self.update_between(probe)?;
+        self.ended_at = probe.ended_at;
         let Some(recorded) = recorded else {
             self.too_many = Some(items);
             return Ok(());
         };
-        self.between = self.between.max(recorded.run.start);
+        // Nodes of the graph were in use before the first pass, and are not between others.
+        let before = if self.passes.is_empty() {
+            0
+        } else {
+            self.between
+        };
+        let left = memory::live(probe.device)?;
+        self.between = before.max(recorded.run.start).max(left);
         let mut pass = Pass::of(items, &recorded);
         let fewer = self.passes.iter().rfind(|pass| pass.items < items);
         let fewer = fewer.and_then(|pass| pass.curve.as_ref());
@@ -178,12 +185,10 @@ impl Profile {
         let in_pass = probe.prove(items, &kept.keep, expected)?;
         let limit = probe.room.saturating_sub(pass.run.start);
         pass.note(kept.keep.clone(), in_pass, limit);
-        self.update_between(probe)
-    }
-
-    fn update_between<M: Module, F>(&mut self, probe: &Probe<'_, M, F>) -> Result<(), PlanError> {
-        self.between = self.between.max(memory::live(probe.device)?);
         self.ended_at = probe.ended_at;
+        if in_pass.is_some() {
+            self.between = self.between.max(memory::live(probe.device)?);
+        }
         Ok(())
     }
 }

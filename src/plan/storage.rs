@@ -28,10 +28,10 @@ impl WeightStorage {
     /// Returns the bytes that making the model allocates. `sizes` has the elements of each parameter, and `true` for one that exists already.
     pub(super) fn making(self, sizes: &[(usize, bool)]) -> usize {
         let made = sizes.iter().filter(|(_, exists)| !exists || self.in_bf16);
-        let made: usize = made.map(|(elements, _)| elements).sum();
-        let largest = sizes.iter().map(|(elements, _)| elements).max();
+        let made = made.map(|(elements, _)| *elements);
         // One parameter is drawn, and cast, while the others exist.
-        made * if self.in_bf16 { 2 } else { 4 } + 8 * largest.unwrap_or(&0)
+        let largest = made.clone().max().unwrap_or(0);
+        made.sum::<usize>() * if self.in_bf16 { 2 } else { 4 } + 8 * largest
     }
 }
 

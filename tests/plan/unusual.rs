@@ -11,11 +11,11 @@ use backburn::{
 };
 use burn::config::Config;
 use burn::module::Module;
-use burn::nn::Linear;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear};
 use burn::tensor::{FloatDType, Tensor};
 
 use crate::models::*;
-use crate::{ENOUGH, alone, bytes, device, init, peak, plan, planner};
+use crate::{ENOUGH, alone, bytes, device, init, peak, plan, planner, trained};
 
 #[test]
 fn a_model_in_which_nothing_is_trained_is_refused() {
@@ -84,13 +84,16 @@ fn a_budget_below_the_weights_is_refused_before_they_are_made() {
 #[test]
 fn a_plan_is_made_on_another_thread_and_with_threads_in_the_loss() {
     let _alone = alone();
-    let planned = || plan::<Bag>(ENOUGH).unwrap().device_bytes;
-    let here = planned();
-    let elsewhere = std::thread::spawn(planned).join().unwrap();
-    assert!(
-        here.abs_diff(elsewhere) < here / 50,
-        "{here} and {elsewhere}"
-    );
+    let planned = || plan::<Bag>(ENOUGH).unwrap();
+    let (plan, taken) = std::thread::spawn(move || {
+        let plan = planned();
+        let taken = trained::<Bag, _>(&plan);
+        (plan, taken)
+    })
+    .join()
+    .unwrap();
+    assert_eq!(plan.config, planned().config);
+    assert!(taken <= plan.device_bytes, "{taken} taken\n{plan}");
 
     let on_a_thread = |model: &Bag, items: usize| {
         let context = StepContext::current().expect("it is inside of a pass");
@@ -229,8 +232,10 @@ fn a_model_whose_blocks_were_not_measured_is_not_told_that_it_has_none() {
         }
     }
     assert!(refused > 1);
-    let whole = plan::<Plain>(ENOUGH).unwrap().device_bytes;
-    let text = plan::<Plain>(whole / 4).unwrap_err().to_string();
+    let planner = planner::<Plain>().with_order(&[Technique::Blocks]);
+    let whole = planner.plan(Plain::loss, ENOUGH).unwrap().device_bytes;
+    let refused = planner.plan(Plain::loss, whole * 9 / 10);
+    let text = refused.unwrap_err().to_string();
     assert!(text.contains("No block"), "{text}");
 }
 
@@ -252,12 +257,20 @@ fn models_that_are_gone_are_not_planned_for() {
 #[test]
 fn plan_with_smaller_batches_names_batch_normalization() {
     let _alone = alone();
-    let whole = plan::<Convolutional>(ENOUGH).unwrap();
+    let norm = |_| BatchNormConfig::new(16).init(&device());
+    let init = || (0..2).map(norm).collect();
+    let loss = |model: &Vec<BatchNorm>, items: usize| {
+        let x = Tensor::<4>::ones([items, 16, 32, 32], &device());
+        model
+            .iter()
+            .fold(x, |x, norm| norm.forward(x).tanh())
+            .mean()
+    };
+    let planner = Planner::new(init, AdamWConfig::new()).with_batch(16);
+    let whole = planner.plan(loss, ENOUGH).unwrap();
     assert!(whole.notes.is_empty(), "{whole}");
-    let planner = planner::<Convolutional>().with_order(&[Technique::MicroBatches]);
-    let plan = planner.plan(Convolutional::loss, whole.device_bytes * 9 / 10);
-    let plan = plan.unwrap();
-    assert!(plan.accumulation > 1, "{plan}");
+    let plan = planner.plan(loss, whole.device_bytes * 3 / 4).unwrap();
+    assert_eq!(plan.accumulation, 2, "{plan}");
     assert!(plan.to_string().contains("batch normalization"), "{plan}");
     let planner = crate::planner::<Plain>().with_order(&[Technique::MicroBatches]);
     let whole = planner.plan(Plain::loss, ENOUGH).unwrap().device_bytes;

@@ -1,0 +1,75 @@
+//! Calls of one block after the other, like the chunks of a loss. If they keep their activations, autodiff runs their backward passes at once.
+
+use std::ops::Range;
+
+use crate::memory::{MemoryTimeline, RecomputedBlock};
+
+/// The backward passes of recomputed blocks.
+#[derive(Clone, Debug)]
+pub(crate) struct SideBySide(Vec<Call>);
+
+#[derive(Clone, Debug)]
+struct Call {
+    /// Number of the row of calls.
+    row: usize,
+    /// Index of the block.
+    index: usize,
+    backward: Range<f64>,
+    /// The most bytes of its backward pass in addition to its activations.
+    bytes: usize,
+}
+
+impl SideBySide {
+    pub(crate) fn of(timeline: &MemoryTimeline) -> Self {
+        // One call after the other, before any is recomputed.
+        let are_side_by_side = |a: &RecomputedBlock, b: &RecomputedBlock| {
+            a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
+        };
+        let rows = timeline.blocks.chunk_by(are_side_by_side).enumerate();
+        let calls = rows.flat_map(|(row, blocks)| {
+            blocks.iter().map(move |block| {
+                let (backward, bytes) = backward_bytes(timeline, block);
+                Call {
+                    row,
+                    index: block.index,
+                    backward,
+                    bytes,
+                }
+            })
+        });
+        Self(calls.collect())
+    }
+
+    /// Returns the bytes of the backward passes of other calls at this moment, of blocks that are `kept`.
+    pub(crate) fn at(&self, seconds: f64, kept: impl Fn(usize) -> bool) -> usize {
+        let mut calls = self.0.iter().filter(|call| kept(call.index));
+        let now = calls.find(|call| call.backward.contains(&seconds));
+        now.map_or(0, |now| {
+            let calls = self.0.iter().filter(|call| kept(call.index));
+            let others = calls.filter(|call| call.row == now.row && call.index != now.index);
+            others.map(|call| call.bytes).sum()
+        })
+    }
+}
+
+/// When this block is recomputed and runs its backward pass.
+pub(super) fn back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
+    let begins = timeline.blocks.iter().map(|block| block.backward);
+    let end = begins.filter(|begin| *begin > block.backward);
+    block.backward..end.fold(f64::INFINITY, f64::min)
+}
+
+/// Returns when a block runs its backward pass, and the most bytes that this takes in addition to its activations.
+fn backward_bytes(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
+    let back = back(timeline, block);
+    let begin = timeline
+        .samples
+        .partition_point(|it| it.seconds <= back.start);
+    let samples = timeline.samples[begin.saturating_sub(1)..].iter();
+    let mut bytes = samples
+        .take_while(|sample| sample.seconds < back.end)
+        .map(|sample| sample.bytes.total());
+    let held = bytes.next().unwrap_or(0).saturating_add(block.activations);
+    let most = bytes.max().unwrap_or(0);
+    (back, most.saturating_sub(held))
+}
