@@ -275,7 +275,7 @@ where
             let (items, kept) = (choice.items, choice.kept);
             let profile = &mut search.profiles[place];
             match kept {
-                None => profile.measure_up_to(&mut probe, items)?,
+                None => profile.measure(&mut probe, profile.next(items))?,
                 Some(kept) if !kept.is_proved => profile.prove(&mut probe, items, &kept)?,
                 Some(_) => break,
             }

@@ -124,18 +124,14 @@ impl Profile {
         Ok(())
     }
 
-    /// Measures a pass with recomputed blocks over more items than before, and no more than `items`.
-    pub(super) fn measure_up_to<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
-        &mut self,
-        probe: &mut Probe<'_, M, F>,
-        items: usize,
-    ) -> Result<(), PlanError> {
-        let fewer = self.passes.iter().rev().find(|pass| pass.items < items);
-        let most = fewer.map_or(1, |pass| pass.items.saturating_mul(GROWTH));
-        self.measure(probe, items.min(most))
+    /// Returns the number of items to measure next on the way to a pass over `items`.
+    pub(super) fn next(&self, items: usize) -> usize {
+        let fewer = self.passes.iter().rfind(|pass| pass.items < items);
+        items.min(fewer.map_or(1, |pass| pass.items.saturating_mul(GROWTH)))
     }
 
-    fn measure<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
+    /// Measures a pass over `items` with all blocks recomputed.
+    pub(super) fn measure<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
         &mut self,
         probe: &mut Probe<'_, M, F>,
         items: usize,

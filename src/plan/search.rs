@@ -227,7 +227,8 @@ impl<'a> Known<'a> {
         }
         let is_open = !self.profile.passes.is_empty()
             && self.profile.too_many.is_none_or(|many| items < many);
-        let in_pass = self.profile.expected(items).in_pass;
+        // More than a few items are expected once fewer were measured.
+        let in_pass = self.profile.expected(self.profile.next(items)).in_pass;
         (is_open && fits(in_pass)).then(|| self.choice(items, split, in_pass, None))
     }
 
