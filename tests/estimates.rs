@@ -11,10 +11,13 @@ mod peaks;
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
-use backburn::{FusedError, FusedOptimizer, MemoryEstimate};
+use backburn::{
+    FusedConfig, FusedError, FusedOptimizer, MemoryEstimate, Offload, OffloadConfig,
+    WeightAveragingConfig, cast,
+};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdafactorConfig, AdamConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use peak_alloc::PeakAlloc;
 
 use models::*;
@@ -128,7 +131,7 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
     refused(&forward, "no dry run");
 
     let larger = MemoryEstimate::new(&LinearConfig::new(8, 9).init(&device()), &optimizer);
-    let error = larger.peaks(&dry).unwrap_err().to_string();
+    let error = larger.with_dry_run(&dry).unwrap_err().to_string();
     assert!(error.contains("another model"), "{error}");
 
     // What a file may hold.
@@ -176,4 +179,34 @@ fn states_of_large_parameters_are_those_that_training_has() {
         let factored = of(AdafactorConfig::new().init()).optimizer_state;
         assert_eq!(factored, rows_and_columns);
     }
+}
+
+#[test]
+fn estimate_with_config_counts_averages_and_host() {
+    let _alone = ALONE.lock();
+    let model: Linear = LinearConfig::new(64, 64).init(&device());
+    let optimizer = AdamConfig::new().init();
+    let plain = MemoryEstimate::new(&model, &optimizer);
+    assert_eq!((plain.averages, plain.host), (0, 0));
+    assert_eq!(plain.device, plain.parameters + plain.optimizer_state);
+    let averaged = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let with_average = MemoryEstimate::new_with_config(&model, &optimizer, &averaged);
+    assert_eq!(with_average.averages, plain.parameters);
+    assert_eq!(with_average.device, plain.device + plain.parameters);
+    for (more, less) in [
+        (with_average.fused, plain.fused),
+        (with_average.recomputed, plain.recomputed),
+        (with_average.stock, plain.stock),
+    ] {
+        assert_eq!(more, less + plain.parameters);
+    }
+    let in_bf16 = cast(model.clone(), FloatDType::BF16);
+    let in_bf16 = MemoryEstimate::new_with_config(&in_bf16, &optimizer, &averaged);
+    assert_eq!(in_bf16.averages, plain.parameters);
+
+    let offload = OffloadConfig::new(Offload::Updates).with_min_elements(0);
+    let config = averaged.with_offload(Some(offload));
+    let offloaded = MemoryEstimate::new_with_config(&model, &optimizer, &config);
+    assert_eq!(offloaded.host, with_average.device);
+    assert_eq!(offloaded.device, plain.parameters);
 }

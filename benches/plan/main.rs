@@ -5,11 +5,11 @@
 //! cargo bench --bench plan -- LSTM # models whose name has it
 //! ```
 //!
-//! For every model budgets from the peak of stock Burn down to half of the smallest rung, in equal steps. Each is measured and planned for
-//! anew, and trained for three steps as planned. `peak` is the most bytes that the process has allocated meanwhile, `of planning` the same
-//! while it was planned; neither may be above the budget. `time` is that of a step in multiples of one of stock Burn, the shortest of three each.
-//! `cheaper` is what the next cheaper way has allocated when it was trained nevertheless: if that is below the budget, it would have
-//! fitted. Bytes are in MB, and those of the benchmark itself are among them.
+//! For every model budgets from the peak of stock Burn down to half of the smallest candidate, in equal steps. For each a training is
+//! planned, and trained for three steps. `peak` is the most bytes that the process has allocated meanwhile, `of planning` the same
+//! during planning; neither may be above the budget. `time` is that of a step in multiples of one of stock Burn, the shortest of three each.
+//! `cheaper` is what the next cheaper way allocates when it is trained: one more block that keeps its activations, larger micro-batches, or
+//! else more bits. If that is below the budget, it would have fitted. Bytes are in MB, and those of the benchmark itself are among them.
 
 mod models;
 
@@ -18,9 +18,10 @@ use std::time::Instant;
 
 use backburn::memory::{RecordingAllocator, keep_pages};
 use backburn::optim::AdamWConfig;
-use backburn::{Measured, Plan, PlanError, Planner};
+use backburn::optim::{StateFormat, WeightFormat};
+use backburn::{Plan, PlanError, Planner};
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use peak_alloc::PeakAlloc;
 
 use models::*;
@@ -42,35 +43,50 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{:<26}{:>9}{:>9}{:>9}{:>13}{:>7}{:>9}  taken",
         "", "budget", "planned", "peak", "of planning", "time", "cheaper"
     );
-    rows::<Mlp>()?;
-    rows::<Plain>()?;
-    rows::<Recurrent>()?;
-    rows::<Convolutional>()?;
-    rows::<UNet>()?;
-    rows::<Tied>()?;
-    rows::<Variational>()?;
-    rows::<Mixture>()?;
-    rows::<Bag>()?;
-    rows::<Language>()?;
-    rows::<Adapted>()?;
-    rows::<InCodes>()?;
-    rows::<Adversarial>()?;
-    rows::<Attentive>()?;
-    rows::<Normed>()?;
-    rows::<Deep>()?;
+    let mut sums = Sums::default();
+    rows::<Mlp>(&mut sums)?;
+    rows::<Plain>(&mut sums)?;
+    rows::<Recurrent>(&mut sums)?;
+    rows::<Convolutional>(&mut sums)?;
+    rows::<UNet>(&mut sums)?;
+    rows::<Tied>(&mut sums)?;
+    rows::<Variational>(&mut sums)?;
+    rows::<Mixture>(&mut sums)?;
+    rows::<Bag>(&mut sums)?;
+    rows::<Language>(&mut sums)?;
+    rows::<Adapted>(&mut sums)?;
+    rows::<InCodes>(&mut sums)?;
+    rows::<Adversarial>(&mut sums)?;
+    rows::<Attentive>(&mut sums)?;
+    rows::<Normed>(&mut sums)?;
+    rows::<Deep>(&mut sums)?;
+    println!("{sums:?}");
     Ok(())
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    rows: usize,
+    planned: usize,
+    /// Trainings above the budget.
+    above: usize,
+    /// Plannings above the budget, with a plan and without.
+    planning_above: [usize; 2],
+    /// Rows in which a cheaper way would have fitted, by more than a part of the budget.
+    cheaper_fits: usize,
+    cheaper_fits_by_5_percent: usize,
 }
 
 fn init<K: Kind>() -> K {
     K::init(&Device::flex().autodiff())
 }
 
-fn measured<K: Kind>(budget: usize) -> Result<Measured<AdamWConfig>, PlanError> {
+fn plan<K: Kind>(budget: usize) -> Result<Plan<AdamWConfig>, PlanError> {
     let planner = Planner::new(init::<K>, AdamWConfig::new()).with_batch(K::BATCH);
-    planner.measure(K::loss, budget)
+    planner.plan(K::loss, budget)
 }
 
-fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
+fn rows<K: Kind>(sums: &mut Sums) -> Result<(), Box<dyn Error>> {
     // As cargo calls it, there are flags, too.
     let names: Vec<_> = std::env::args()
         .skip(1)
@@ -80,16 +96,16 @@ fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
         return Ok(());
     }
     let (of_stock, time_of_stock) = stock::<K>();
-    let all = measured::<K>(ENOUGH)?;
-    let ladder = all.ladder(ENOUGH);
-    let least = ladder.rungs.iter().map(|rung| rung.device_bytes).min();
+    let candidates = plan::<K>(ENOUGH)?.candidates;
+    let least = candidates.iter().map(|it| it.device_bytes).min();
     let half = least.unwrap_or(of_stock) / 2;
     for part in 0..BUDGETS {
         let budget = of_stock - of_stock.saturating_sub(half) * part / (BUDGETS - 1);
-        let (measured, of_planning) = peak(|| measured::<K>(budget));
-        let measured = measured?;
+        let (planned, of_planning) = peak(|| plan::<K>(budget));
+        sums.rows += 1;
+        sums.planning_above[usize::from(planned.is_err())] += usize::from(of_planning > budget);
         print!("{:<26}{:>9.2}", K::NAME, mega(budget));
-        match measured.choose(budget) {
+        match planned {
             Err(PlanError::NothingFits { least, .. }) => {
                 println!(
                     "{:>40.2}  nothing: {:.2} needed",
@@ -100,21 +116,22 @@ fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
             Err(error) => return Err(error.into()),
             Ok(plan) => {
                 let (time, taken) = peak(|| train::<K>(&plan));
-                let cheaper = match cheaper(&all, &plan) {
-                    Some(plan) => format!("{:.2}", mega(peak(|| train::<K>(&plan)).1)),
-                    None => String::new(),
-                };
-                let rung = plan
-                    .ladder
-                    .taken
-                    .map(|taken| &plan.ladder.rungs[taken].name);
+                let ways = cheaper(&plan).into_iter();
+                let cheaper = ways.map(|plan| peak(|| train::<K>(&plan)).1).min();
+                sums.planned += 1;
+                sums.above += usize::from(taken > budget);
+                if let Some(bytes) = cheaper {
+                    sums.cheaper_fits += usize::from(bytes <= budget);
+                    sums.cheaper_fits_by_5_percent += usize::from(bytes * 100 < budget * 95);
+                }
+                let cheaper = cheaper.map_or(String::new(), |it| format!("{:.2}", mega(it)));
                 println!(
                     "{:>9.2}{:>9.2}{:>13.2}{:>7.2}{cheaper:>9}  {}",
                     mega(plan.device_bytes),
                     mega(taken),
                     mega(of_planning),
                     time / time_of_stock,
-                    rung.map_or("", String::as_str)
+                    plan.candidates[plan.taken].name
                 );
             }
         }
@@ -122,35 +139,50 @@ fn rows<K: Kind>() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The next cheaper way, whatever the planner has tried and thinks of it: of those that are chosen with a tenth less up to half as much again,
-/// where all passes could be measured.
-fn cheaper(all: &Measured<AdamWConfig>, plan: &Plan<AdamWConfig>) -> Option<Plan<AdamWConfig>> {
-    let budget = plan.ladder.budget as f64;
-    let budgets = (0..=300).map(|step| budget * (0.9 + 0.002 * f64::from(step)));
-    let mut plans = budgets.filter_map(|budget| all.choose(budget as usize).ok());
-    plans.find(|other| cost(other) < cost(plan))
-}
+/// Formats in the order in which they are tried.
+const FORMATS: [(StateFormat, WeightFormat); 5] = [
+    (StateFormat::Full, WeightFormat::Plain),
+    (StateFormat::Bits8, WeightFormat::Plain),
+    (StateFormat::Bits8, WeightFormat::Split24),
+    (StateFormat::Bits4, WeightFormat::Split24),
+    (StateFormat::Bits4, WeightFormat::Stochastic),
+];
 
-/// What comes first in the order of techniques is less.
-fn cost(plan: &Plan<AdamWConfig>) -> (usize, usize, usize) {
-    let order = [
-        ("Full", "Plain"),
-        ("Bits8", "Plain"),
-        ("Bits8", "Split24"),
-        ("Bits4", "Split24"),
-        ("Bits4", "Stochastic"),
-    ];
+/// The next cheaper ways to train, whatever the planner has measured of them.
+fn cheaper(plan: &Plan<AdamWConfig>) -> Vec<Plan<AdamWConfig>> {
+    let batch = plan.batch * plan.accumulation;
+    let keep = &plan.config.gradient_checkpointing.keep_activations;
+    let with = |items: usize, keep: Vec<bool>| {
+        let mut plan = plan.clone();
+        (plan.batch, plan.accumulation) = (items, batch / items);
+        plan.config.gradient_checkpointing.keep_activations = keep;
+        plan
+    };
+    if let Some(last) = keep.iter().rposition(|keep| !keep) {
+        let mut keep = keep.clone();
+        keep[last] = true;
+        return vec![with(plan.batch, keep)];
+    }
+    if plan.accumulation > 1 {
+        let mut larger = plan.batch + 1..=batch;
+        let larger = larger.find(|items| batch.is_multiple_of(*items));
+        return vec![with(larger.expect("the batch itself"), Vec::new())];
+    }
     let optimizer = plan.optimizer.to_string();
-    let has =
-        |(state, weight): &(&str, &str)| optimizer.contains(state) && optimizer.contains(weight);
-    let formats = order.iter().position(has);
-    let blocks = &plan.config.gradient_checkpointing.keep_activations;
-    let twice = blocks.iter().filter(|keep| !**keep).count();
-    (
-        formats.expect("a rung of the ladder"),
-        plan.accumulation,
-        twice,
-    )
+    let formats = FORMATS.iter().rposition(|(states, weights)| {
+        optimizer.contains(&format!("{states:?}")) && optimizer.contains(&format!("{weights:?}"))
+    });
+    let Some(before) = formats.expect("formats of the order").checked_sub(1) else {
+        return Vec::new();
+    };
+    let (states, weights) = FORMATS[before];
+    let optimizer = AdamWConfig::new().with_state_format(states);
+    let ways = [1, batch].map(|items| Plan {
+        optimizer: optimizer.clone().with_weight_format(weights),
+        weights: (weights != WeightFormat::Plain).then_some(FloatDType::BF16),
+        ..with(items, Vec::new())
+    });
+    ways.to_vec()
 }
 
 /// Peak and seconds of stock Burn.
