@@ -5,14 +5,16 @@
 //!   ([`pass`]). What a pass holds whose blocks keep their activations is computed from the [`curve`] of its recording, what a pass over more items
 //!   holds from the [`line`] through those over fewer.
 //! - *Reckoned*: a [`profile`] has what was measured of the model in one [`storage`] of its weights. The [`search`] takes the first [`set`] of
-//!   techniques, and the largest part of the batch with the fewest recomputed blocks, that fits.
+//!   techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`known`]).
 //! - *Proved*: one dry run of exactly that. If it does not fit, the search goes on.
-//! - *Output*: a [`plan`] to train by, with its [`candidate`]s, or an [`error`].
+//! - *Output*: a [`plan`] to [`follow`], with its [`candidate`]s, or an [`error`].
 
 mod budget;
 mod candidate;
 mod curve;
 mod error;
+mod follow;
+mod known;
 mod line;
 mod named;
 mod optimizer;

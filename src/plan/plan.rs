@@ -1,23 +1,19 @@
 use std::fmt::{Display, Formatter};
 
 use burn::config::Config;
-use burn::module::Module;
-use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 
-use crate::cast::try_cast;
 use crate::config::FusedConfig;
-use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::parameters::ModelKey;
 use crate::pass::GradientCheckpointingConfig;
 use crate::replica::Ownership;
 
 use super::candidate::Candidate;
-use super::error::PlanError;
+use super::known::Choice;
 use super::named;
 use super::optimizer::PlannedOptimizer;
-use super::search::{Choice, Search};
+use super::search::Search;
 
 /// How to train a model within a number of bytes, as [`Planner::plan`](crate::Planner::plan) returns it.
 ///
@@ -65,7 +61,7 @@ pub struct Plan<O> {
     /// Micro-batches in a step, on each device. Their gradients are accumulated, so a loss that is a mean is divided by their number, and that
     /// of the devices.
     pub accumulation: usize,
-    /// `true` if the gradients of micro-batches go [straight into the states](FusedOptimizer::accumulating_in_state) of the optimizer.
+    /// `true` if the gradients of micro-batches go [straight into the states](crate::FusedOptimizer::accumulating_in_state) of the optimizer.
     #[serde(default)]
     pub sums_in_state: bool,
     /// Bytes that the training may take.
@@ -132,175 +128,6 @@ impl<O: PlannedOptimizer> Plan<O> {
             taken: taken.unwrap_or(0),
             notes,
         }
-    }
-
-    /// The model that `init` makes, fused as planned.
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_fuse`](Self::try_fuse) returns.
-    pub fn fuse<M: Module>(&self, init: impl FnOnce() -> M) -> FusedOptimizer<M> {
-        self.try_fuse(init)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`fuse`](Self::fuse).
-    ///
-    /// # Errors
-    ///
-    /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the model can't be
-    /// [fused](FusedOptimizer::try_new) or [trained so](FusedOptimizer::try_with_config).
-    pub fn try_fuse<M: Module>(
-        &self,
-        init: impl FnOnce() -> M,
-    ) -> Result<FusedOptimizer<M>, PlanError> {
-        Ok(self.fused(init)?.try_with_config(self.config.clone())?)
-    }
-
-    /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_devices).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_fuse`](Self::try_fuse).
-    pub fn try_fuse_on<M: Module>(
-        &self,
-        init: impl FnOnce() -> M,
-        device: &Device,
-    ) -> Result<FusedOptimizer<M>, PlanError> {
-        let fused = self.fused(init)?;
-        Ok(fused.try_with_config_on(self.config.clone(), device)?)
-    }
-
-    /// The model that `init` makes, on as many devices as planned.
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_replicas`](Self::try_replicas) returns.
-    pub fn replicas<M: Module + 'static>(
-        &self,
-        init: impl FnOnce() -> M,
-        devices: &[Device],
-    ) -> FusedReplicas<M> {
-        self.try_replicas(init, devices)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`replicas`](Self::replicas).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_fuse`](Self::try_fuse); if there are more or fewer devices than planned.
-    pub fn try_replicas<M: Module + 'static>(
-        &self,
-        init: impl FnOnce() -> M,
-        devices: &[Device],
-    ) -> Result<FusedReplicas<M>, PlanError> {
-        self.check_ranks(devices.len())?;
-        let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
-        let (policies, optimizer) = policies.with_config(self.config.clone(), optimizer)?;
-        let fused = FusedReplicas::with_policies(model, optimizer, policies, devices.to_vec());
-        Ok(fused?)
-    }
-
-    /// A learner of the model that `init` makes, as planned. With several [`ranks`](Self::ranks) it gets their devices by its
-    /// `with_training_strategy`. The batches of its data loader have [`batch`](Self::batch) items, and
-    /// the builder's `grads_accumulation` is [`accumulation`](Self::accumulation).
-    ///
-    /// The bytes of the plan do not include what the data loader holds (the batches that its workers prepare), nor what metrics, the
-    /// validation and the display take: leave room for them.
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_learner`](Self::try_learner) returns.
-    #[cfg(feature = "train")]
-    pub fn learner<M>(
-        &self,
-        init: impl FnOnce() -> M,
-        lr_scheduler: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler>,
-    ) -> crate::train::FusedLearner<M>
-    where
-        M: burn::train::LearnerModel,
-        <M as burn::train::TrainStep>::Input: Clone,
-    {
-        self.try_learner(init, lr_scheduler)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`learner`](Self::learner).
-    ///
-    /// # Errors
-    ///
-    /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the options make no
-    /// sense.
-    #[cfg(feature = "train")]
-    pub fn try_learner<M>(
-        &self,
-        init: impl FnOnce() -> M,
-        lr_scheduler: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler>,
-    ) -> Result<crate::train::FusedLearner<M>, PlanError>
-    where
-        M: burn::train::LearnerModel,
-        <M as burn::train::TrainStep>::Input: Clone,
-    {
-        let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
-        let learner =
-            crate::train::FusedLearner::with_policies(model, optimizer, lr_scheduler, policies);
-        Ok(learner.try_with_config(self.config.clone())?)
-    }
-
-    fn fused<M: Module>(&self, init: impl FnOnce() -> M) -> Result<FusedOptimizer<M>, PlanError> {
-        self.check_ranks(1)?;
-        let (optimizer, policies) = self.optimizer()?;
-        let fused = FusedOptimizer::with_policies(self.model(init)?, optimizer, policies, None);
-        Ok(fused?)
-    }
-
-    fn check_ranks(&self, devices: usize) -> Result<(), PlanError> {
-        if devices == self.ranks {
-            return Ok(());
-        }
-        let ranks = self.ranks;
-        Err(PlanError::Unusable {
-            reason: format!(
-                "it is for {ranks} devices, not {devices}: `replicas` takes several, `fuse` one"
-            ),
-        })
-    }
-
-    /// The optimizer, and what is done with gradients for its sake.
-    fn optimizer(&self) -> Result<(ModuleOptimizer, Policies), PlanError> {
-        if self.sums_in_state {
-            Ok(self.optimizer.in_state()?)
-        } else {
-            Ok((self.optimizer.build(), Policies::default()))
-        }
-    }
-
-    /// The model in the type of its weights, if it is the one that was planned for.
-    fn model<M: Module>(&self, init: impl FnOnce() -> M) -> Result<M, PlanError> {
-        for (name, number) in [
-            ("ranks", self.ranks),
-            ("batch", self.batch),
-            ("accumulation", self.accumulation),
-        ] {
-            if number == 0 {
-                return Err(PlanError::Unusable {
-                    reason: format!("its `{name}` is 0: set it to 1 or more, or plan again"),
-                });
-            }
-        }
-        let model = init();
-        let found = ModelKey::of(&model);
-        if found != self.model {
-            return Err(PlanError::AnotherModel {
-                planned: self.model,
-                found,
-            });
-        }
-        Ok(match self.weights {
-            Some(dtype) => try_cast(model, dtype)?,
-            None => model,
-        })
     }
 }
 

@@ -19,6 +19,14 @@ pub(super) struct Split {
     pub(super) accumulation: usize,
 }
 
+impl Split {
+    /// The batch as it is.
+    pub(super) const WHOLE: Self = Self {
+        ranks: 1,
+        accumulation: 1,
+    };
+}
+
 /// Techniques that may be used together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TechniqueSet {
