@@ -207,24 +207,17 @@ impl Display for MemoryEstimate {
                 mega(self.host)
             )?;
         }
-        if self.has_dry_run {
-            return write!(
-                f,
-                "\nat the peak: stock {:.1} MB, fused {:.1} MB, fused with recomputed blocks {:.1} MB",
-                mega(self.stock),
-                mega(self.fused),
-                mega(self.recomputed)
-            );
-        }
-        let stock = self.parameters + self.optimizer_state + self.gradients;
-        let saved = self.saved(0);
+        let activations = if self.has_dry_run {
+            ""
+        } else {
+            ", without activations"
+        };
         write!(
             f,
-            "\nfusing saves up to {:.1} MB ({:.0} %), less the activations; it is worth it if these \
-             are well below {:.1} MB when the backward pass starts",
-            mega(saved),
-            100.0 * saved as f64 / stock.max(1) as f64,
-            mega(saved)
+            "\nat the peak{activations}: stock {:.1} MB, fused {:.1} MB, fused with recomputed blocks {:.1} MB",
+            mega(self.stock),
+            mega(self.fused),
+            mega(self.recomputed)
         )
     }
 }

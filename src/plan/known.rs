@@ -70,17 +70,17 @@ impl<'a> Known<'a> {
     }
 
     fn fitting(&self, items: usize, split: Split, recompute: bool) -> Option<Choice<'a>> {
-        let budget = self.search.budget;
-        let fits = |in_pass| self.choice(items, split, in_pass, None).device <= budget;
+        let part = self.part(items, split);
+        let fits = |in_pass| part.with(in_pass, None).device <= self.search.budget;
         if let Some(pass) = self.profile.pass_over(items) {
             let kept = pass.choose(recompute, fits)?;
-            return Some(self.choice(items, split, kept.in_pass, Some(kept)));
+            return Some(part.with(kept.in_pass, Some(kept)));
         }
         let is_open = !self.profile.passes.is_empty()
             && self.profile.too_many.is_none_or(|many| items < many);
-        // More than a few items are expected once fewer were measured.
+        // What many items hold is only known once a few were measured.
         let in_pass = self.profile.expected(self.profile.next(items)).in_pass;
-        (is_open && fits(in_pass)).then(|| self.choice(items, split, in_pass, None))
+        (is_open && fits(in_pass)).then(|| part.with(in_pass, None))
     }
 
     /// Returns the part of the batch that takes least, with all blocks recomputed if this set may.
@@ -89,59 +89,67 @@ impl<'a> Known<'a> {
             true => pass.all_recomputed(),
             false => pass.none_recomputed(),
         };
-        let all = self.parts().filter_map(|(items, split)| {
+        let first = self.profile.passes.first()?.run.in_pass();
+        let all = self.parts().map(|(items, split)| {
+            let part = self.part(items, split);
             if let Some(kept) = self.profile.pass_over(items).and_then(of_pass) {
-                return Some(self.choice(items, split, kept.in_pass, Some(kept)));
+                return part.with(kept.in_pass, Some(kept));
             }
-            let first = self.profile.passes.first()?;
-            let in_pass = self.profile.expected(items).in_pass;
-            let mut choice = self.choice(items, split, in_pass.max(first.run.in_pass()), None);
+            let mut choice = part.with(self.profile.expected(items).in_pass.max(first), None);
             if self.profile.too_many.is_some_and(|many| items >= many) {
                 choice.device = choice.device.max(self.search.budget.saturating_add(1));
             }
-            Some(choice)
+            choice
         });
         all.min_by_key(|choice| choice.device)
     }
 
-    fn choice(&self, items: usize, split: Split, in_pass: usize, kept: Option<Kept>) -> Choice<'a> {
+    /// Returns the way to train without its passes.
+    fn part(&self, items: usize, split: Split) -> Part<'a> {
         let (resident, host) = self.resident(split);
-        let in_pass = (in_pass as f64 * self.search.margin).ceil() as usize;
-        let before = self.profile.before_pass() + SLACK + resident;
-        Choice {
-            set: self.set,
-            storage: self.profile.storage,
-            split,
-            items,
-            kept,
-            device: before.saturating_add(in_pass),
-            host,
-        }
+        Part(
+            Choice {
+                set: self.set,
+                storage: self.profile.storage,
+                split,
+                items,
+                kept: None,
+                device: self.profile.before_pass() + SLACK + resident,
+                host,
+            },
+            self.search.margin,
+        )
     }
 
     /// Returns the bytes that a training holds outside of its passes, on the device and on the host.
     pub(super) fn resident(&self, split: Split) -> (usize, usize) {
         let accumulates = split.accumulation > 1 && !self.set.sums_in_state(split);
-        let (parameters, states) = (&self.profile.parameters, self.states);
-        let resident = Resident::of(
-            parameters,
-            &states.bytes,
-            &self.config,
-            accumulates,
-            split.ranks,
-        );
-        let in_flight = match resident.states_in_flight {
-            0 => states.update,
-            bytes => states.update + bytes,
-        };
+        let (profile, states) = (self.profile, self.states);
+        let (parameters, bytes) = (&profile.parameters, &states.bytes);
+        let resident = Resident::of(parameters, bytes, &self.config, accumulates, split.ranks);
+        let in_flight = states.update + resident.states_in_flight;
         let mut device = resident.states + in_flight.max(resident.gradients_in_flight);
         if split.ranks > 1 {
             // Gradients of the other ranks wait for the slowest rank, and the new weight arrives.
-            let largest = self.profile.largest_gradient();
+            let largest = profile.largest_gradient();
             let each = self.config.max_bytes_under_way.unwrap_or(largest / 4 * 5);
             device += (split.ranks - 1) * each + 2 * largest;
         }
         (device, resident.host_weights + resident.host_states)
+    }
+}
+
+/// A way to train without its passes, and the margin of these.
+struct Part<'a>(Choice<'a>, f64);
+
+impl<'a> Part<'a> {
+    fn with(&self, in_pass: usize, kept: Option<Kept>) -> Choice<'a> {
+        let in_pass = (in_pass as f64 * self.1).ceil() as usize;
+        Choice {
+            kept,
+            device: self.0.device.saturating_add(in_pass),
+            ..self.0.clone()
+        }
     }
 }
 

@@ -238,7 +238,8 @@ where
         loss: &impl Fn(&M, usize) -> L,
     ) -> Result<(), PlanError> {
         let before = held(device)?;
-        (self.progress)(&format!("making the model, weights {storage}"));
+        let weights = if storage.in_bf16 { " in bf16" } else { "" };
+        (self.progress)(&format!("making the model{weights}"));
         let mut model = (self.init)();
         if let Some(dtype) = storage.dtype() {
             model = try_cast(model, dtype)?;

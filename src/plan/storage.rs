@@ -1,5 +1,3 @@
-use std::fmt::{Display, Formatter};
-
 use burn::tensor::FloatDType;
 
 use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
@@ -32,17 +30,5 @@ impl WeightStorage {
         // One parameter is drawn, and cast, while the others exist.
         let largest = made.clone().max().unwrap_or(0);
         made.sum::<usize>() * if self.in_bf16 { 2 } else { 4 } + 8 * largest
-    }
-}
-
-impl Display for WeightStorage {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let dtype = if self.in_bf16 {
-            "in bf16"
-        } else {
-            "in their type"
-        };
-        let place = if self.on_host { ", on the host" } else { "" };
-        write!(f, "{dtype}{place}")
     }
 }
