@@ -39,7 +39,7 @@ impl Expected {
         let times = items as f64 / many as f64;
         let scaled = |bytes: usize, gradients: usize, more: f64| {
             let gradients = bytes.min(gradients);
-            gradients + ((bytes - gradients) as f64 * times * more) as usize
+            gradients + ((bytes - gradients) as f64 * (1.0 + (times - 1.0) * more)) as usize
         };
         Self {
             in_pass: at(on_line),

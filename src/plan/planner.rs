@@ -269,6 +269,7 @@ where
             unseen: search.margin.max(1.0),
             spread: 0.0,
             ended_at: None,
+            is_beyond: false,
             progress: self.progress,
         };
         search.profiles[place].measure_first(&mut probe, self.batch)?;

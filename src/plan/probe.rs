@@ -99,6 +99,8 @@ pub(super) struct Probe<'a, M: Module, F> {
     pub(super) spread: f64,
     /// The fewest bytes in use where a pass was ended.
     pub(super) ended_at: Option<usize>,
+    /// `true` if the last pass that was ended had taken too much, `false` if it was only expected to.
+    pub(super) is_beyond: bool,
     pub(super) progress: fn(&str),
 }
 
@@ -181,6 +183,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
             // Autodiff holds what the pass had kept until then.
             sweep(self.device);
             let bytes = timeline.peak().bytes.total();
+            self.is_beyond = bytes > limit.worth;
             self.ended_at = Some(self.ended_at.map_or(bytes, |fewest| fewest.min(bytes)));
             return Ok(None);
         };

@@ -39,6 +39,8 @@ pub(super) struct Profile {
     pub(super) passes: Vec<Pass>,
     /// The fewest items that did not fit with all blocks recomputed.
     pub(super) too_many: Option<usize>,
+    /// Items of the last pass, if it was ended because it was expected not to fit: fewer are measured to expect better.
+    unsure: Option<usize>,
 }
 
 impl Profile {
@@ -127,7 +129,10 @@ impl Profile {
     /// Returns the number of items to measure next on the way to a pass over `items`.
     pub(super) fn next(&self, items: usize) -> usize {
         let fewer = self.passes.iter().rfind(|pass| pass.items < items);
-        items.min(fewer.map_or(1, |pass| pass.items.saturating_mul(GROWTH)))
+        let fewer = fewer.map_or(0, |pass| pass.items);
+        let unsure = self.unsure.filter(|unsure| *unsure > fewer);
+        let most = unsure.map_or(fewer.saturating_mul(GROWTH), |it| fewer.midpoint(it));
+        items.min(most.max(1))
     }
 
     /// Measures a pass over `items` with all blocks recomputed.
@@ -140,9 +145,15 @@ impl Profile {
         let recorded = probe.pass(items, &keep, self.expected(items))?;
         self.ended_at = probe.ended_at;
         let Some(recorded) = recorded else {
-            self.too_many = Some(items);
+            let last = self.passes.last().map_or(0, |pass| pass.items);
+            let is_near = items <= last + last / 4 + 1;
+            match probe.is_beyond || is_near {
+                true => self.too_many = Some(items),
+                false => self.unsure = Some(items),
+            }
             return Ok(());
         };
+        self.unsure = None;
         // Nodes of the graph were in use before the first pass, and are not between others.
         let before = if self.passes.is_empty() {
             0
