@@ -69,7 +69,6 @@ hold! {
     estimates_without_blocks_hold: Plain, 0.98, 1.05;
     estimates_of_a_recurrent_network_hold: Recurrent, 0.98, 1.05;
     estimates_of_a_convolutional_network_hold: Convolutional, 0.98, 1.1;
-    estimates_of_a_u_net_hold: UNet, 0.98, 1.1;
     estimates_of_tied_weights_hold: Tied, 0.98, 1.05;
     estimates_of_a_network_that_draws_hold: Variational, 0.98, 1.05;
     estimates_of_a_mixture_of_experts_hold: Mixture, 0.98, 1.05;
@@ -81,6 +80,13 @@ hold! {
     estimates_of_attention_over_a_recurrent_network_hold: Attentive, 0.98, 1.05;
     estimates_of_tied_weights_with_batch_normalization_hold: Normed, 0.98, 1.05;
     estimates_of_a_deep_network_with_dropout_hold: Deep, 0.98, 1.05;
+}
+
+/// How many parts of images several threads hold at once differs from pass to pass.
+#[test]
+fn estimates_of_a_u_net_hold() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    pool.unwrap().install(|| hold::<UNet>(0.98, 1.1));
 }
 
 fn device() -> Device {

@@ -48,6 +48,16 @@ impl Expected {
             rise: scaled(last.rise, 2 * largest_gradient, 1.0),
         }
     }
+
+    /// Limits this to a pass over more items.
+    pub(super) fn at_most(self, more: &Run) -> Self {
+        Self {
+            in_pass: self.in_pass.min(more.in_pass()),
+            most: self.most.min(more.in_pass()),
+            stretch: self.stretch.min(more.stretch),
+            rise: self.rise.min(more.rise),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -105,7 +105,9 @@ impl Profile {
     pub(super) fn expected(&self, items: usize) -> Expected {
         let fewer = self.passes.iter().filter(|pass| pass.items < items);
         let known: Vec<_> = fewer.map(|pass| (pass.items, pass.run)).collect();
-        Expected::after(&known, items, self.largest_gradient())
+        let expected = Expected::after(&known, items, self.largest_gradient());
+        let more = self.passes.iter().find(|pass| pass.items > items);
+        more.map_or(expected, |pass| expected.at_most(&pass.run))
     }
 
     /// Measures passes over one item, and over two, of a batch.
@@ -145,8 +147,9 @@ impl Profile {
         let recorded = probe.pass(items, &keep, self.expected(items))?;
         self.ended_at = probe.ended_at;
         let Some(recorded) = recorded else {
-            let last = self.passes.last().map_or(0, |pass| pass.items);
-            let is_near = items <= last + last / 4 + 1;
+            let fewer = self.passes.iter().rfind(|pass| pass.items < items);
+            let fewer = fewer.map_or(0, |pass| pass.items);
+            let is_near = items <= fewer + fewer / 4 + 1;
             match probe.is_beyond || is_near {
                 true => self.too_many = Some(items),
                 false => self.unsure = Some(items),
