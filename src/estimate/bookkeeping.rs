@@ -6,7 +6,7 @@ use crate::fused::FusedOptimizer;
 use crate::memory;
 use crate::weights::Entry;
 
-/// Bytes that the process holds for all parameters beside their tensors; none where they are not counted.
+/// Bytes that the process holds for all parameters in addition to their tensors; 0 where they are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bookkeeping {
     /// In a training with stock Burn.
@@ -20,7 +20,7 @@ pub(super) struct Bookkeeping {
 }
 
 impl Bookkeeping {
-    /// That of a model with these parameters, whose states take so many bytes beside their tensors.
+    /// Returns the bookkeeping of a model with these parameters, whose states take `states` bytes in addition to their tensors.
     pub(super) fn of(parameters: &[Entry], states: usize) -> Self {
         let trained = parameters.iter().filter(|it| it.is_trained()).count();
         let device = parameters.first().map(|parameter| &parameter.device);

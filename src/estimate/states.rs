@@ -86,7 +86,7 @@ pub(crate) fn measure(
             hash_map::Entry::Occupied(known) => *known.get(),
             hash_map::Entry::Vacant(unknown) => *unknown.insert(step_slices(optimizer, parameter)?),
         };
-        // Where nobody counts, an update is taken to make one tensor.
+        // Where bytes are not counted, an update is taken to allocate one tensor.
         let update = stepped.update.unwrap_or(parameter.bytes());
         states.bytes.push(stepped.state + overhead);
         states.updates.push(update);
@@ -133,14 +133,14 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped
     })
 }
 
-/// Bytes that the process holds for the state of a parameter beside its tensors, if they are counted.
+/// Bytes that the process holds for the state of a parameter in addition to its tensors, if they are counted.
 fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     const PARAMETERS: usize = 64;
     let mut update = Update::new(optimizer.clone(), None);
     let zeros = || AnyTensor::from(Tensor::<2>::zeros([8, 8], device));
     let held = memory::left_by(device, || {
         for _ in 0..PARAMETERS {
-            // One that it refuses is told of where it is measured.
+            // A parameter that it refuses is reported where it is measured.
             drop(update.step("", ParamId::new(), zeros(), zeros(), false));
         }
     });

@@ -6,28 +6,26 @@ use crate::parameters::ModelKey;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Nothing can be trained in no memory.
-    #[error("a budget of 0 bytes holds no training: say how many bytes there are")]
+    /// The budget is zero.
+    #[error("the budget is 0 bytes: pass the number of bytes that the training may take")]
     NoBudget,
 
-    /// A text that is no number of bytes.
-    #[error("`{text}` is no number of bytes: write it as 6GB, 500MB, 1.5GiB or 6000000000")]
+    /// The text of a budget can't be parsed.
+    #[error("`{text}` is not a number of bytes: write it as 6GB, 500MB, 1.5GiB or 6000000000")]
     UnreadableBudget {
         /// The text.
         text: String,
     },
 
-    /// The memory of the machine, or of a device, is not known.
-    #[error(
-        "it is not known how much memory there is: {reason}. Give the number with `Budget::Bytes`"
-    )]
+    /// The memory of the machine, or of a device, is unknown.
+    #[error("the size of the memory is unknown: {reason}. Pass the number with `Budget::Bytes`")]
     UnknownMachine {
         /// Why.
         reason: String,
     },
 
-    /// A batch of no items.
-    #[error("a batch of 0 items trains nothing: say with `with_batch` how many there are")]
+    /// The batch is zero.
+    #[error("the batch has 0 items: set their number with `with_batch`")]
     NoBatch,
 
     /// No candidate fits the budget.

@@ -33,19 +33,19 @@ pub enum Technique {
     /// Weights in bf16, [rounded at random](WeightFormat::Stochastic).
     Stochastic,
     /// The gradients of micro-batches go [straight into the states](crate::FusedOptimizer::accumulating_in_state), without a buffer. For
-    /// optimizers whose states can take them, in full, and where nothing waits on the host. In no order by default: Adam's second
-    /// moment is another then.
+    /// optimizers whose states can accumulate, in full precision and without offload. It is in none of the orders here: Adam's second
+    /// moment is then an approximation.
     SumsInState,
-    /// Optimizer states [wait on the host](crate::Offload::States). For a device with memory of its own.
+    /// Optimizer states are [on the host](crate::Offload::States). For a device with memory of its own.
     HostStates,
     /// Updates are made [on the host](crate::Offload::Updates). For a device with memory of its own.
     HostUpdates,
-    /// The weights of blocks [wait on the host](crate::Offload::Weights), too. For a device with memory of its own.
+    /// The weights of blocks are [on the host](crate::Offload::Weights), too. For a device with memory of its own.
     HostWeights,
 }
 
 impl Technique {
-    /// What costs least comes first. The default.
+    /// The default order: the techniques that cost least come first.
     pub const LEAST_COST: &'static [Self] = &[
         Self::Blocks,
         Self::Ranks,
@@ -59,7 +59,7 @@ impl Technique {
         Self::HostWeights,
     ];
 
-    /// What takes least time comes first, whether it changes the result or not.
+    /// The techniques that take least time come first, also if they change the result.
     pub const FAST_FIRST: &'static [Self] = &[
         Self::Ranks,
         Self::States8,
@@ -73,7 +73,7 @@ impl Technique {
         Self::HostWeights,
     ];
 
-    /// Weights and states stay as they are.
+    /// An order without formats: weights and states keep their precision.
     pub const SAME_PRECISION: &'static [Self] = &[
         Self::Blocks,
         Self::Ranks,

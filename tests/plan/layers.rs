@@ -56,7 +56,6 @@ fn an_item_that_does_not_fit_says_what_it_takes_at_least() {
     assert!(least > of_item, "{least}");
 }
 
-/// The closure is for the type in which the model computes: stock Burn is not beside it.
 #[test]
 fn mixed_precision_is_planned_for() {
     let _alone = alone();

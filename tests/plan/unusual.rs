@@ -1,4 +1,4 @@
-//! Models, losses and plans that nobody expects.
+//! Unusual models, losses and plans.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -211,7 +211,7 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     }
     edited.weights = Some(FloatDType::BF16);
     step(&edited);
-    // More blocks than there are, and bytes that nobody has, only say what they say.
+    // More blocks than there are, and bytes that do not exist, do no harm.
     edited.config.gradient_checkpointing.keep_activations = vec![false; 10_000];
     (edited.device_bytes, edited.taken) = (usize::MAX, 99);
     step(&edited);
