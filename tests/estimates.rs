@@ -99,7 +99,7 @@ fn loss(model: &Linear) -> Tensor<1> {
 
 fn recorded(work: impl FnOnce(&mut FusedOptimizer<Linear>)) -> MemoryTimeline {
     let model = LinearConfig::new(8, 8).init(&device());
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
     work(&mut fused);
     recorder.finish().unwrap()
@@ -118,19 +118,19 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
         );
         assert!(error.to_string().contains(words), "{error}");
     };
-    let dry = recorded(|fused| drop(fused.dry_run(loss)));
+    let dry = recorded(|fused| drop(fused.dry_run(loss).unwrap()));
     estimate.with_dry_run(&dry).unwrap();
     // Several are as good as one.
     estimate
         .with_dry_run(&recorded(|fused| {
-            (0..3).for_each(|_| drop(fused.dry_run(loss)))
+            (0..3).for_each(|_| drop(fused.dry_run(loss).unwrap()))
         }))
         .unwrap();
-    let step = recorded(|fused| drop(fused.step(1e-3, loss)));
+    let step = recorded(|fused| drop(fused.step(1e-3, loss).unwrap()));
     refused(&step, "no dry run");
     let both = recorded(|fused| {
-        fused.dry_run(loss);
-        fused.step(1e-3, loss);
+        fused.dry_run(loss).unwrap();
+        fused.step(1e-3, loss).unwrap();
     });
     refused(&both, "no dry run");
     let forward = recorded(|fused| drop(loss(&fused.model())));
@@ -207,7 +207,7 @@ fn estimate_with_config_counts_averages_and_host() {
         // Bookkeeping of the process is measured each time.
         assert!((more - less).abs_diff(plain.parameters) < 512);
     }
-    let in_bf16 = cast(model.clone(), FloatDType::BF16);
+    let in_bf16 = cast(model.clone(), FloatDType::BF16).unwrap();
     let in_bf16 = MemoryEstimate::new_with_config(&in_bf16, &optimizer, &averaged);
     assert_eq!(in_bf16.averages, plain.parameters);
 

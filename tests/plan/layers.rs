@@ -67,8 +67,8 @@ fn mixed_precision_is_planned_for() {
     let config = FusedConfig::new().with_compute_dtype(Some(FloatDType::BF16));
     let planner = Planner::new(init, AdamWConfig::new()).with_config(config);
     let plan = planner.plan(loss, ENOUGH).unwrap();
-    let mut fused = plan.fuse(init);
-    fused.step(1e-3, |model| loss(model, plan.batch));
+    let mut fused = plan.fuse(init).unwrap();
+    fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
 }
 
 /// There are no codes for states in f64.
@@ -77,7 +77,7 @@ fn weights_in_f64_are_planned_for_without_formats() {
     let _alone = alone();
     let init = || -> Linear {
         let layer: Linear = LinearConfig::new(64, 64).init(&device());
-        cast(layer, FloatDType::F64)
+        cast(layer, FloatDType::F64).unwrap()
     };
     let loss = |model: &Linear, items: usize| {
         let x = Tensor::<2>::ones([items, 64], (&device(), DType::F64));
@@ -89,5 +89,8 @@ fn weights_in_f64_are_planned_for_without_formats() {
         plan.candidates.iter().all(|it| !it.name.contains("Bits8")),
         "{plan}"
     );
-    plan.fuse(init).step(1e-3, |model| loss(model, plan.batch));
+    plan.fuse(init)
+        .unwrap()
+        .step(1e-3, |model| loss(model, plan.batch))
+        .unwrap();
 }
