@@ -55,20 +55,12 @@ pub enum FusedError {
     /// A device whose server does not answer any more.
     #[error(
         "{device} does not answer: {reason}. What is on it is lost, with the parameters of this step; go on from the \
-         last checkpoint. The output of the server may tell more. It must be made by `backburn::remote_server`, of the same version"
+         last checkpoint. The output of the server may say more"
     )]
     DeviceLost {
         /// The device.
         device: String,
         /// What Burn says.
-        reason: String,
-    },
-
-    /// Devices that [`remote_server`](crate::remote_server) can't host.
-    #[cfg(feature = "remote")]
-    #[error("the devices can't be served: {reason}")]
-    Serve {
-        /// Why, and what to do.
         reason: String,
     },
 

@@ -46,7 +46,7 @@
 //! - `fusion`, `autotune`, `train` and `tui` are as in Burn.
 //! - `plot` draws recorded memory.
 //! - `store` loads files of safetensors and of PyTorch.
-//! - `remote` trains on devices that a server hosts, and makes such a server.
+//! - `remote` trains on devices that a server of Burn's hosts.
 //!
 //! # The rooms
 //!
@@ -109,8 +109,6 @@ mod policy;
 mod quantized;
 mod random;
 mod record;
-#[cfg(feature = "remote")]
-mod remote_server;
 mod replica;
 mod report;
 #[cfg(test)]
@@ -155,8 +153,6 @@ pub use policy::{
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
 pub use quantized::{BaseFormat, QuantizedAdapter, QuantizedLora};
-#[cfg(feature = "remote")]
-pub use remote_server::remote_server;
 pub use replica::{Ownership, Sharding};
 pub use report::StepReport;
 

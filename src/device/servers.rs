@@ -1,11 +1,69 @@
 //! Devices of Burn's remote servers.
 
+use std::sync::LazyLock;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use burn::module::Module;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Tensor};
+use burn_std::id::StreamId;
+use parking_lot::Mutex;
 
 use super::{caught, host};
 use crate::error::FusedError;
+
+/// The environment variable with the seconds within which a server must answer.
+const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
+
+static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds = std::env::var(VARIABLE).ok().and_then(|it| it.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(300))
+});
+
+/// The devices whose servers have not answered in time. A process has one session for each device, which Burn does not open again.
+static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+
+/// Returns what `work` reads from `device`, which has no autodiff.
+///
+/// # Panics
+///
+/// If `device` is on a server that does not answer in time.
+pub(crate) fn answered<R: Send + 'static>(
+    device: &Device,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> R {
+    match is_remote(device) {
+        true => in_time(device, work).unwrap_or_else(|reason| panic!("{reason}")),
+        false => work(),
+    }
+}
+
+/// Does `work`, which waits for an answer, on another thread: Burn's client itself waits until the connection breaks, and the
+/// connection to a server that hangs never does. `work` must not wait on the thread of the device, which others need.
+fn in_time<R: Send + 'static>(
+    device: &Device,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, String> {
+    let silent = || {
+        let seconds = TIMEOUT.as_secs();
+        format!("its server has not answered within {seconds} s, the time that `{VARIABLE}` says")
+    };
+    if LOST.lock().contains(device) {
+        return Err(silent());
+    }
+    let (sender, answer) = channel();
+    let stream = StreamId::current();
+    std::thread::spawn(move || {
+        let answer = stream.executes(|| caught(work));
+        // If it is too late, nobody listens.
+        let _ = sender.send(answer);
+    });
+    answer.recv_timeout(*TIMEOUT).unwrap_or_else(|_| {
+        LOST.lock().push(device.clone());
+        Err(silent())
+    })
+}
 
 /// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
 /// says that it has not arrived; so it is waited for. Other devices are not.
@@ -16,13 +74,22 @@ pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(
     let devices = devices();
     let mut remote = devices.iter().filter(|device| is_remote(device));
     remote.try_for_each(|device| {
-        let answer = caught(|| device.clone().inner().sync());
-        let answer = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
-        answer.map_err(|reason| FusedError::DeviceLost {
+        answers(&device.clone().inner()).map_err(|reason| FusedError::DeviceLost {
             device: format!("{device:?}"),
             reason,
         })
     })
+}
+
+/// Waits until the server of `device`, which has no autodiff, has done all that it was asked for.
+pub(super) fn answers(device: &Device) -> Result<(), String> {
+    let asked = device.clone();
+    let answer = in_time(device, move || {
+        // A read waits on this thread, `sync` on that of the device.
+        Tensor::<1>::zeros([1], &asked).try_into_data()?;
+        asked.sync()
+    });
+    answer?.map_err(|error| error.to_string())
 }
 
 /// Whether `device` is one of a server's.
@@ -53,9 +120,18 @@ pub(crate) fn sent<const D: usize, K: Basic>(
     if from == *device {
         return tensor;
     }
-    match between_servers(&from, device) {
-        true => tensor.to_device(&host(device)).to_device(device),
-        false => tensor.to_device(device),
+    let between = match between_servers(&from, device) {
+        true => host(device),
+        false => device.clone(),
+    };
+    let read = match is_remote(&from) && !from.is_autodiff() {
+        true => answered(&from, move || tensor.to_device(&between)),
+        // Another thread would wait for the graph of a tracked one.
+        false => tensor.to_device(&between),
+    };
+    match read.device() == *device {
+        true => read,
+        false => read.to_device(device),
     }
 }
 

@@ -1,13 +1,17 @@
 //! Servers that are gone.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use backburn::{
     FusedConfig, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
+    LossScalingConfig, check_device,
 };
 use burn::module::ParamGroup;
 use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::tensor::FloatDType;
 
+use super::resumed::{TIMEOUT, with_timeout};
 use super::*;
 
 #[test]
@@ -53,6 +57,85 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
             fused.step(RATE, batches(devices), Net::loss);
         });
     }
+}
+
+#[test]
+fn killed_server_before_training_is_an_error() {
+    in_time(|| {
+        let mut server = Server::start();
+        server.kill();
+        let error = check_device(&server.device, FloatDType::F32).unwrap_err();
+        assert!(
+            matches!(error, FusedError::DeviceNotThere { .. }),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn stopped_server_before_training_is_an_error() {
+    with_timeout("lost::stopped_server_before_training_is_an_error", || {
+        let server = Server::start();
+        server.stop();
+        let start = Instant::now();
+        let error = check_device(&server.device, FloatDType::F32).unwrap_err();
+        assert!(
+            matches!(error, FusedError::DeviceNotThere { .. }),
+            "{error}"
+        );
+        assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+    });
+}
+
+/// What is read in a step is waited for as long as its end.
+#[test]
+fn stopped_server_is_an_error_with_every_policy() {
+    with_timeout("lost::stopped_server_is_an_error_with_every_policy", || {
+        let exact = GlobalNormClippingConfig::Exact(1.0);
+        let scaling = LossScalingConfig::new();
+        for config in [
+            FusedConfig::new().with_clipping(Some(exact)),
+            FusedConfig::new().with_loss_scaling(Some(scaling)),
+        ] {
+            let server = Server::start();
+            let model = Net::init(&server.device);
+            let mut fused = FusedOptimizer::new(model, adamw()).with_config(config);
+            let x = Tensor::<2>::ones([5, 6], &server.device);
+            let mut step = || fused.try_step_repeatable(RATE, |model| model.loss(x.clone()));
+            step().unwrap();
+            server.stop();
+            let start = Instant::now();
+            let error = step().map(drop).unwrap_err();
+            println!("{:?}, {error}", start.elapsed());
+            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+            assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+        }
+    });
+}
+
+#[test]
+fn stopped_server_of_a_rank_ends_the_step_on_all() {
+    with_timeout(
+        "lost::stopped_server_of_a_rank_ends_the_step_on_all",
+        || {
+            for sharding in [Sharding::State, Sharding::Full] {
+                let server = Server::start();
+                let devices = [flex(), server.device.clone()];
+                let batches = devices
+                    .each_ref()
+                    .map(|device| Tensor::ones([5, 6], device));
+                let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices)
+                    .with_config(FusedConfig::new().with_sharding(sharding));
+                fused.step(RATE, batches.clone(), Net::loss);
+                server.stop();
+                let start = Instant::now();
+                let error = fused.try_step(RATE, batches, Net::loss).unwrap_err();
+                println!("{:?}, {error}", start.elapsed());
+                assert_clean(&error);
+                assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+            }
+        },
+    );
 }
 
 #[test]

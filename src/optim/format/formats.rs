@@ -1,12 +1,13 @@
 use std::fmt::Debug;
 
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
+use super::super::call;
 use super::low_bits::LowBits;
 use super::root::Root;
 use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
 use super::weight::WeightFormat;
-use crate::device::in_type;
+use crate::device::{in_type, is_remote};
 
 /// The formats of an optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,7 @@ impl Formats {
         states: &[Option<StateTensor<D>>],
         low_bits: Option<&LowBits>,
     ) -> Result<Fitted, String> {
+        self.check_has_kernels(&call::device(parameter.device()))?;
         let dtype = parameter.dtype();
         let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
         let is_whole = is_small && dtype == DType::F32;
@@ -82,6 +84,29 @@ impl Formats {
             is_whole,
             is_plain,
         })
+    }
+
+    /// Refuses formats on the device of a server, which has tensor operations alone.
+    fn check_has_kernels(self, device: &Device) -> Result<(), String> {
+        if !is_remote(device) {
+            return Ok(());
+        }
+        let (format, instead) = if self.state != StateFormat::Full {
+            (
+                format!("StateFormat::{:?}", self.state),
+                "StateFormat::Full",
+            )
+        } else if self.weight != WeightFormat::Plain {
+            (
+                format!("WeightFormat::{:?}", self.weight),
+                "WeightFormat::Plain",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(format!(
+            "`{format}` needs a kernel of backburn, and {device:?} is on a server, which has none: use `{instead}` there"
+        ))
     }
 
     /// Refuses a parameter that is not in bf16.
@@ -222,7 +247,7 @@ fn check_low_bits<const D: usize>(
 type Form<D> = (Shape, DType, D);
 
 /// Refuses a gradient or a state of another form than that of its parameter.
-pub(crate) fn check_forms<D: PartialEq + Debug>(
+fn check_forms<D: PartialEq + Debug>(
     parameter: Form<D>,
     gradient: Form<D>,
     states: impl Iterator<Item = Form<D>>,
