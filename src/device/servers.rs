@@ -112,7 +112,7 @@ fn between_servers(from: &Device, to: &Device) -> bool {
 }
 
 /// [`Tensor::to_device`], but from one server to another through this process. What is there is the same tensor.
-pub(crate) fn sent<const D: usize, K: Basic>(
+pub(crate) fn sent<const D: usize, K: Basic + 'static>(
     tensor: Tensor<D, K>,
     device: &Device,
 ) -> Tensor<D, K> {

@@ -83,7 +83,7 @@ impl Update {
         }
         let host = host(device);
         let one =
-            || with_rank!(rank, D => Tensor::<D>::ones([1; D], (&host, dtype)).into()) as AnyTensor;
+            || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
         let call = Call {
             asked_for: Some(device.clone()),
             ..Call::default()

@@ -31,7 +31,7 @@ fn formats_on_servers_are_refused_by_name() {
         };
         let muon = |format| {
             let adamw = adamw().with_state_format(format);
-            MuonWithAdamWConfig::new().with_adamw(adamw).init()
+            MuonWithAdamWConfig::new(vec![]).with_adamw(adamw).init()
         };
         let refused: [(ModuleOptimizer, FloatDType, &str); 8] = [
             (bits8(), FloatDType::F32, "`StateFormat::Bits8`"),

@@ -5,7 +5,6 @@ use std::process::Command;
 
 use super::resumed::{TIMEOUT, assert_resumed, with_timeout};
 use super::server::{connect, start};
-use super::*;
 
 const TEST: &str = "hosts::link_between_hosts_cut_in_step_resumes_from_checkpoint";
 /// In the process of the client, the names of the hosts without their last letter.

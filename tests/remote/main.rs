@@ -116,7 +116,7 @@ fn optimizers() -> Vec<ModuleOptimizer> {
         backburn::optim::AdamConfig::new().init(),
         backburn::optim::LionConfig::new().init(),
         backburn::optim::SgdConfig::new().init(),
-        backburn::optim::MuonWithAdamWConfig::new().init(),
+        backburn::optim::MuonWithAdamWConfig::new(vec![]).init(),
     ]
 }
 
