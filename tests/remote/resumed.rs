@@ -8,9 +8,11 @@ use burn::module::ParamGroup;
 
 use super::*;
 
+type Lose = Box<dyn FnOnce() + Send>;
+
 /// Loses the server when the gradient of the last layer is there.
 #[derive(Clone, Default)]
-struct LoseAt(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+struct LoseAt(Arc<Mutex<Option<Lose>>>);
 
 impl GradientHook for LoseAt {
     fn call<const D: usize>(
