@@ -1,4 +1,11 @@
 //! Devices of Burn's remote servers.
+//!
+//! # Timeouts
+//!
+//! Burn's client waits for an answer until its connection breaks: never, if a server hangs, and for about 15 minutes, if a link
+//! is cut while data are in flight. So what this crate waits for is waited for on a thread of its own, with a timeout
+//! ([`answered`], [`check_connected`]). The thread of the device, which all operations pass, must not wait: it takes no more than
+//! 32 operations meanwhile, and dropping a tensor is one. So a read is used and not `sync`.
 
 use std::sync::LazyLock;
 use std::sync::mpsc::channel;
@@ -21,7 +28,7 @@ static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
     Duration::from_secs(seconds.unwrap_or(300))
 });
 
-/// The devices whose servers have not answered in time. A process has one session for each device, which Burn does not open again.
+/// Devices whose servers have not answered in time. A process has one session for each, which Burn does not open again.
 static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
 /// Returns what `work` reads from `device`, which has no autodiff.
@@ -39,15 +46,14 @@ pub(crate) fn answered<R: Send + 'static>(
     }
 }
 
-/// Does `work`, which waits for an answer, on another thread: Burn's client itself waits until the connection breaks, and the
-/// connection to a server that hangs never does. `work` must not wait on the thread of the device, which others need.
+/// Does `work`, which waits for an answer of the server of `device`. If it is late, its thread waits on.
 fn in_time<R: Send + 'static>(
     device: &Device,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, String> {
     let silent = || {
         let seconds = TIMEOUT.as_secs();
-        format!("its server has not answered within {seconds} s, the time that `{VARIABLE}` says")
+        format!("its server has not answered within {seconds} s, the limit that `{VARIABLE}` sets")
     };
     if LOST.lock().contains(device) {
         return Err(silent());
@@ -56,7 +62,7 @@ fn in_time<R: Send + 'static>(
     let stream = StreamId::current();
     std::thread::spawn(move || {
         let answer = stream.executes(|| caught(work));
-        // If it is too late, nobody listens.
+        // Fails if it is too late.
         let _ = sender.send(answer);
     });
     answer.recv_timeout(*TIMEOUT).unwrap_or_else(|_| {
@@ -65,8 +71,8 @@ fn in_time<R: Send + 'static>(
     })
 }
 
-/// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
-/// says that it has not arrived; so it is waited for. Other devices are not.
+/// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time. Nothing else
+/// reports an operation that got lost on its way.
 pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
     if cfg!(not(feature = "remote")) {
         return Ok(());
@@ -81,18 +87,18 @@ pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(
     })
 }
 
-/// Waits until the server of `device`, which has no autodiff, has done all that it was asked for.
+/// Waits until the server of `device`, which has no autodiff, has done all operations.
 pub(super) fn answers(device: &Device) -> Result<(), String> {
     let asked = device.clone();
     let answer = in_time(device, move || {
-        // A read waits on this thread, `sync` on that of the device.
+        // After the read, `sync` only reports errors.
         Tensor::<1>::zeros([1], &asked).try_into_data()?;
         asked.sync()
     });
     answer?.map_err(|error| error.to_string())
 }
 
-/// Whether `device` is one of a server's.
+/// Returns `true` if `device` is on a server.
 pub(crate) fn is_remote(device: &Device) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     match device.clone().inner().as_dispatch() {

@@ -13,7 +13,7 @@ use crate::parameters::AnyTensor;
 pub(crate) struct Call {
     /// Whether the gradient is not the last of its group of micro-batches.
     pub(crate) more_to_come: bool,
-    /// The device whose steps are asked for, if the call only asks whether the optimizer can step there.
+    /// Set if the call only asks whether the optimizer can step on this device.
     pub(crate) asked_for: Option<Device>,
     /// A handle to the parameter: of before, or as a step has written it. There is none while one writes in place.
     pub(crate) parameter: Option<AnyTensor>,
@@ -49,7 +49,7 @@ pub(super) fn more_to_come() -> bool {
     CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.more_to_come))
 }
 
-/// Returns the device that the step is for: that of the parameter, unless the caller asks about another.
+/// Returns the device of the step: that of the parameter, unless the caller asks about another one.
 pub(super) fn device(parameter: Device) -> Device {
     let asked_for = CALL.with_borrow(|call| call.as_ref()?.asked_for.clone());
     asked_for.unwrap_or(parameter)

@@ -60,7 +60,7 @@ impl Sum {
     }
 }
 
-/// Reads the sum.
+/// Reads the sum of the squares from the device.
 fn sum_of_squares<const D: usize>(elements: Tensor<D>) -> f64 {
     // Most gradients need neither a second look nor a copy.
     let count = elements.shape().num_elements() as f64;

@@ -68,8 +68,8 @@ impl Update {
         call.refusal
     }
 
-    /// Returns why a parameter of this path, rank and type can't be stepped on `device`, if its optimizer says so. Only devices
-    /// of servers lack what an optimizer needs. The optimizer steps a single element of this process to answer.
+    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. It steps a single element in
+    /// this process to answer. Only devices of servers lack what an optimizer needs.
     pub(crate) fn unfit_on(
         &self,
         device: &Device,
@@ -88,7 +88,7 @@ impl Update {
             asked_for: Some(device.clone()),
             ..Call::default()
         };
-        // An optimizer may panic for such a small parameter: that is no answer.
+        // An optimizer that panics for such a small parameter has refused nothing.
         let step = || step_one(&mut self.anew(), 0.0.into(), path, id, one(), one());
         call.make(step).1.refusal
     }

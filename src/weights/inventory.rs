@@ -76,7 +76,7 @@ impl Inventory {
         Ok(Self { entries, leaving })
     }
 
-    /// Refuses a parameter in training that `update` does not step where it is under `layout`.
+    /// Refuses a trained parameter that `update` can't step where `layout` puts it.
     pub(super) fn check_stepped(&self, update: &Update, layout: &Layout) -> Result<(), FusedError> {
         let mut trained: Vec<_> = self.entries.values().filter(|it| it.is_trained()).collect();
         trained.sort_unstable_by_key(|entry| &entry.path);
@@ -214,7 +214,7 @@ impl Entry {
         [computed, rests, ordinary].into_iter().flatten()
     }
 
-    /// The device that steps it.
+    /// Returns the device that steps it.
     fn stepped_on(&self, layout: &Layout) -> Device {
         let device = layout.device().unwrap_or(&self.device);
         let site = match self.role {

@@ -86,7 +86,7 @@ impl Formats {
         })
     }
 
-    /// Refuses formats on the device of a server, which has tensor operations alone.
+    /// Refuses formats on a server, which has tensor operations only.
     fn check_has_kernels(self, device: &Device) -> Result<(), String> {
         if !is_remote(device) {
             return Ok(());
