@@ -72,7 +72,10 @@ fn formats_on_servers_are_refused_by_name() {
             assert_refused(FusedOptimizer::try_new(model, optimizer.clone()), format);
             let model = cast(Net::init(&flex()), dtype);
             let devices = [flex(), server.device.clone()];
-            assert_refused(FusedReplicas::try_new(model, optimizer, devices), format);
+            // The second rank owns the second largest parameter.
+            let config = FusedConfig::new().with_ownership(Ownership::BySize);
+            let replicas = FusedReplicas::try_new_with_config(model, optimizer, devices, config);
+            assert_refused(replicas, format);
         }
     });
 }
