@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::device::caught;
+use crate::error::FusedError;
 use crate::fused::{Door, FusedOptimizer, FusedReplicas, Unfit};
 pub use error::CheckpointError;
 use lock::Lock;
@@ -193,6 +194,10 @@ impl Checkpoint {
         if training.core().has_accumulated() {
             return Err(CheckpointError::Accumulated);
         }
+        let lost = |error: FusedError| CheckpointError::Devices {
+            reason: error.to_string(),
+        };
+        training.core().check_connected().map_err(lost)?;
         let step = progress.step;
         let progress = progress.to_bytes()?;
         folder::create(&self.folder)?;

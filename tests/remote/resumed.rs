@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use backburn::{Checkpoint, GradientFlow, GradientHook, HookedParameter, Progress};
+use backburn::{
+    Checkpoint, CheckpointError, GradientFlow, GradientHook, HookedParameter, Progress,
+};
 use burn::module::ParamGroup;
 
 use super::*;
@@ -74,6 +76,8 @@ pub fn assert_resumed(
     assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
     assert!(least <= time && time <= most, "{what}: {time:?}");
     // It is not waited for again.
+    let saved = checkpoint.save(&fused, &Progress::new(4)).unwrap_err();
+    assert!(matches!(saved, CheckpointError::Devices { .. }), "{saved}");
     let error = step(&mut fused, &batches[3], &device).unwrap_err();
     assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
     drop(fused);
