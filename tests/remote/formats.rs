@@ -68,13 +68,13 @@ fn formats_on_servers_are_refused_by_name() {
             ),
         ];
         for (optimizer, dtype, format) in refused {
-            let model = cast(Net::init(&server.device), dtype);
-            assert_refused(FusedOptimizer::try_new(model, optimizer.clone()), format);
-            let model = cast(Net::init(&flex()), dtype);
+            let model = cast(Net::init(&server.device), dtype).unwrap();
+            assert_refused(FusedOptimizer::new(model, optimizer.clone()), format);
+            let model = cast(Net::init(&flex()), dtype).unwrap();
             let devices = [flex(), server.device.clone()];
             // The second rank owns the second largest parameter.
             let config = FusedConfig::new().with_ownership(Ownership::BySize);
-            let replicas = FusedReplicas::try_new_with_config(model, optimizer, devices, config);
+            let replicas = FusedReplicas::new_with_config(model, optimizer, devices, config);
             assert_refused(replicas, format);
         }
     });
@@ -84,8 +84,8 @@ fn formats_on_servers_are_refused_by_name() {
 fn format_on_local_device_moved_to_server_is_refused() {
     in_time(|| {
         let server = Server::start();
-        let fused = FusedOptimizer::new(Net::init(&flex()), bits8());
-        let moved = fused.try_with_config_on(FusedConfig::new(), &server.device);
+        let fused = FusedOptimizer::new(Net::init(&flex()), bits8()).unwrap();
+        let moved = fused.with_config_on(FusedConfig::new(), &server.device);
         assert_refused(moved, "`StateFormat::Bits8`");
     });
 }
@@ -98,10 +98,12 @@ fn formats_stepped_beside_the_server_are_trained() {
         let config = FusedConfig::new().with_offload(Some(
             OffloadConfig::new(Offload::Updates).with_min_elements(0),
         ));
-        let mut fused =
-            FusedOptimizer::new(Net::init(&flex()), bits8()).with_config_on(config, &server.device);
+        let mut fused = FusedOptimizer::new(Net::init(&flex()), bits8())
+            .unwrap()
+            .with_config_on(config, &server.device)
+            .unwrap();
         let x = Tensor::<2>::ones([5, 6], &server.device);
-        fused.step(RATE, |model| model.loss(x));
+        fused.step(RATE, |model| model.loss(x)).unwrap();
         // On the main device.
         let devices = [flex(), server.device.clone()];
         let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
@@ -109,8 +111,8 @@ fn formats_stepped_beside_the_server_are_trained() {
             .each_ref()
             .map(|device| Tensor::ones([5, 6], device));
         let model = Net::init(&flex());
-        let mut fused = FusedReplicas::new_with_config(model, bits8(), devices, config);
-        fused.step(RATE, batches, Net::loss);
+        let mut fused = FusedReplicas::new_with_config(model, bits8(), devices, config).unwrap();
+        fused.step(RATE, batches, Net::loss).unwrap();
     });
 }
 
@@ -124,8 +126,8 @@ fn float_type_of_hosted_device_missing_is_an_error() {
             matches!(error, FusedError::FloatTypeNotSupported { .. }),
             "{error}"
         );
-        let model = cast(Net::init(&flex()), FloatDType::BF16);
-        let replicas = FusedReplicas::try_new(model, adamw(), [server.device.clone()]);
+        let model = cast(Net::init(&flex()), FloatDType::BF16).unwrap();
+        let replicas = FusedReplicas::new(model, adamw(), [server.device.clone()]);
         let error = replicas.map(drop).unwrap_err();
         assert!(
             matches!(error, FusedError::FloatTypeNotSupported { .. }),

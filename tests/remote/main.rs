@@ -137,10 +137,10 @@ fn a_remote_device_is_trained_on_as_one_of_this_process() {
                 stock = optimizer.step(RATE, stock, gradients);
             }
             let model = copy(&initial, || Net::init(&server.device));
-            let mut fused = FusedOptimizer::new(model, optimizers().remove(index));
+            let mut fused = FusedOptimizer::new(model, optimizers().remove(index)).unwrap();
             for x in &batches {
                 let x = x.clone().to_device(&server.device);
-                fused.step(RATE, |model| model.loss(x));
+                fused.step(RATE, |model| model.loss(x)).unwrap();
             }
             assert_equal_weights(&stock, &fused.model().fork(&flex()));
         }
@@ -158,20 +158,22 @@ fn replicas_train_on_two_servers() {
             .collect();
         let expected = {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new(model, adamw(), [flex(), flex()]);
+            let mut fused = FusedReplicas::new(model, adamw(), [flex(), flex()]).unwrap();
             for batches in &steps {
-                fused.step(RATE, batches.clone(), Net::loss);
+                fused.step(RATE, batches.clone(), Net::loss).unwrap();
             }
             fused.model()
         };
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Net::init(&flex()));
             let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .with_config(FusedConfig::new().with_sharding(sharding));
+                .unwrap()
+                .with_config(FusedConfig::new().with_sharding(sharding))
+                .unwrap();
             for batches in &steps {
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step(RATE, batches, Net::loss);
+                fused.step(RATE, batches, Net::loss).unwrap();
             }
             assert_equal_weights(&expected, &fused.model().fork(&flex()));
         }
