@@ -2,7 +2,7 @@ use burn::module::ParamId;
 
 /// What a user can do wrong, in a sentence that names the parameter and the way out.
 ///
-/// The fallible methods (`try_new`, `try_step`, ..) return it; their plain counterparts panic with
+/// The fallible methods (`new`, `step`, ..) return it; their plain counterparts panic with
 /// its message.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]

@@ -62,15 +62,6 @@ impl<M: Module> FusedOptimizer<M> {
     /// Lazy parameters are initialized, in module order. The state `optimizer` already holds is
     /// kept.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_new`](Self::try_new) returns.
-    pub fn new(model: M, optimizer: ModuleOptimizer) -> Self {
-        Self::try_new(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`new`](Self::new).
-    ///
     /// # Errors
     ///
     /// If the model is not on an autodiff device, is on a backend that this build does not cover,
@@ -78,7 +69,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// computed from other tracked tensors; or if it was cloned out of a fused step. If one of its devices
     /// is not there, or does not compute what it should in the float type of a parameter
     /// ([`check_device`](crate::check_device)).
-    pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
+    pub fn new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
         Self::with_policies(model, optimizer, Policies::default(), None)
     }
 
@@ -115,21 +106,11 @@ impl<M: Module> FusedOptimizer<M> {
     /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build());
     /// ```
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that
-    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
-    pub fn accumulating_in_state(model: M, optimizer: Ruled<impl AccumulateInState>) -> Self {
-        Self::try_accumulating_in_state(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
-    ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new); if the options of the optimizer don't allow it (an L2 penalty in
+    /// As [`new`](Self::new); if the options of the optimizer don't allow it (an L2 penalty in
     /// `Adam`, no momentum in `Sgd`).
-    pub fn try_accumulating_in_state(
+    pub fn accumulating_in_state(
         model: M,
         optimizer: Ruled<impl AccumulateInState>,
     ) -> Result<Self, FusedError> {
