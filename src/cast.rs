@@ -20,8 +20,9 @@ use crate::tap::lift;
 /// use burn::tensor::{DType, Device, FloatDType};
 ///
 /// let device = Device::flex().autodiff();
-/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16);
+/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16)?;
 /// assert_eq!(model.weight.val().dtype(), DType::BF16);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// # Errors

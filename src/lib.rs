@@ -14,8 +14,9 @@
 //! let model: Linear = LinearConfig::new(8, 1).init(&device);
 //! let batch = Tensor::<2>::ones([16, 8], &device);
 //!
-//! let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
-//! let loss = fused.step(1e-3, |model| model.forward(batch).mean()); // forward, backward, update
+//! let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?;
+//! let loss = fused.step(1e-3, |model| model.forward(batch).mean())?; // forward, backward, update
+//! # Ok::<(), backburn::FusedError>(())
 //! ```
 //!
 //! | to | use |
@@ -125,7 +126,7 @@ mod worker;
 
 #[doc(inline)]
 pub use backburn_derive::Activations;
-pub use cast::{cast, cast};
+pub use cast::cast;
 pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
 pub use device::check_device;

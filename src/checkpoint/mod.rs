@@ -45,7 +45,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// # for _ in 0..2 {
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(8, 1).init(&device);
-/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?;
 /// let mut scheduler = CosineAnnealingLrSchedulerConfig::new(1e-3, 100).init()?;
 ///
 /// let checkpoint = Checkpoint::at(run).keep_last(2); // `Checkpoint::at("run")`, say
@@ -57,7 +57,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// }
 /// for step in done..100 {
 ///     let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
-///     fused.step(scheduler.step(), |model| model.forward(x).powi_scalar(2).mean());
+///     fused.step(scheduler.step(), |model| model.forward(x).powi_scalar(2).mean())?;
 ///     if (step + 1) % 50 == 0 {
 ///         let progress = Progress::new(step + 1).with_scheduler(scheduler.to_record());
 ///         checkpoint.save(&fused, &progress)?;

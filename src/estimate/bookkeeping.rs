@@ -55,7 +55,7 @@ impl Bookkeeping {
         let of_stock = loss(&model).1.ok()?.saturating_sub(before);
         let mut made = None;
         let fused = memory::left_by(&device, || {
-            made = Some(FusedOptimizer::new(model, SgdConfig::new().init()));
+            made = Some(FusedOptimizer::new(model, SgdConfig::new().init()).unwrap());
         })?;
         let mut form = made?;
         let ticks = memory::left_by(&device, || drop(form.dry_run(loss)))?;

@@ -51,8 +51,9 @@ macro_rules! door {
             /// # use backburn::FusedOptimizer;
             /// # use burn::{module::Module, module::ParamGroup, nn::LinearConfig, optim::SgdConfig, tensor::Device};
             /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-            /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-            /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
+            /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
+            /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")))?;
+            /// # Ok::<(), backburn::FusedError>(())
             /// ```
             ///
             /// The optimizer keeps the state of every parameter, frozen ones too; the states of those that are gone from the

@@ -41,7 +41,7 @@ use super::optimizer::PlannedOptimizer;
 /// plan.save(&file).unwrap();
 /// let mut plan = Plan::<AdamWConfig>::load(&file).unwrap();
 /// plan.config.loss_scaling = Some(LossScalingConfig::new());
-/// let fused = plan.fuse(init);
+/// let fused = plan.fuse(init)?;
 /// # Ok::<(), backburn::PlanError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -57,11 +57,11 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// println!("{measured}"); // the ladder
 /// let plan = measured.choose(16_000_000)?;
 ///
-/// let mut fused = plan.fuse(init);
+/// let mut fused = plan.fuse(init)?;
 /// for _ in 1..plan.accumulation {
-///     fused.accumulate(|model| loss(model, plan.batch) / plan.accumulation as f32);
+///     fused.accumulate(|model| loss(model, plan.batch) / plan.accumulation as f32)?;
 /// }
-/// fused.step(1e-3, |model| loss(model, plan.batch) / plan.accumulation as f32);
+/// fused.step(1e-3, |model| loss(model, plan.batch) / plan.accumulation as f32)?;
 /// # Ok::<(), backburn::PlanError>(())
 /// ```
 #[derive(Clone, Debug)]

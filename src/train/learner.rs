@@ -36,9 +36,10 @@ use crate::record;
 /// # where <M as TrainStep>::Input: Clone {
 ///
 /// let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)));
-/// let learner = FusedLearner::new(model, optimizer, lr_scheduler).with_config(config);
+/// let learner = FusedLearner::new(model, optimizer, lr_scheduler).with_config(config)?;
 /// let norm = learner.gradient_norm(); // for `SupervisedTraining::metric_train_numeric`
 /// # }
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
@@ -68,7 +69,12 @@ impl<M: LearnerModel> FusedLearner<M> {
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = Policies::in_state_of(optimizer)?;
-        Ok(Self::with_policies(model, optimizer, lr_scheduler, policies))
+        Ok(Self::with_policies(
+            model,
+            optimizer,
+            lr_scheduler,
+            policies,
+        ))
     }
 
     /// A learner with policies that were put together elsewhere.

@@ -50,6 +50,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
     let seen = Gradient::default();
     let mut fused = FusedOptimizer::new((weight, dropout), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), seen.clone());
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
@@ -57,7 +58,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
             let noise = Tensor::<1>::random([50_000], Distribution::Default, &x.device());
             dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
         };
-        let step = fused.try_step(0.0, |model| {
+        let step = fused.step(0.0, |model| {
             let x = Tensor::ones([64], device);
             let dropped = gradient_checkpointing(model, x, drop);
             (dropped.clone().sum(), dropped.detach())
@@ -106,24 +107,30 @@ fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let model = LinearConfig::new(8, 8).init(device);
-            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
             let x = Tensor::<2>::ones([4, 8], device);
             start.wait();
             for _ in 0..50 {
                 let run = |linear: &Linear, x| linear.forward(x);
-                fused.step(1e-2, |model| {
-                    gradient_checkpointing(model, x.clone(), run).mean()
-                });
+                fused
+                    .step(1e-2, |model| {
+                        gradient_checkpointing(model, x.clone(), run).mean()
+                    })
+                    .unwrap();
             }
         });
         scope.spawn(|| {
             let config =
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
             let mut fused = FusedOptimizer::new(Model::init(device), SgdConfig::new().init())
-                .with_config(config);
+                .unwrap()
+                .with_config(config)
+                .unwrap();
             start.wait();
             for _ in 0..25 {
-                fused.step_repeatable(1e-2, |model| model.loss(x.clone()));
+                fused
+                    .step_repeatable(1e-2, |model| model.loss(x.clone()))
+                    .unwrap();
             }
         });
     });
@@ -157,18 +164,23 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
-        );
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
+            )
+            .unwrap();
         for _ in 0..20 {
-            fused.step_repeatable(1e-2, |model| {
-                let run = |linear: &Linear, x| linear.forward(x).tanh();
-                let forward = |x, linear| match recompute {
-                    true => gradient_checkpointing(linear, x, run),
-                    false => run(linear, x),
-                };
-                model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
-            });
+            fused
+                .step_repeatable(1e-2, |model| {
+                    let run = |linear: &Linear, x| linear.forward(x).tanh();
+                    let forward = |x, linear| match recompute {
+                        true => gradient_checkpointing(linear, x, run),
+                        false => run(linear, x),
+                    };
+                    model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
+                })
+                .unwrap();
         }
         fused.model()
     };
@@ -185,12 +197,14 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
         for _ in 0..10 {
             let before = Model::init(device);
             let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+                .unwrap()
                 .with_config(
                     FusedConfig::new()
                         .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-                );
+                )
+                .unwrap();
             let step = disturbed(device, Duration::from_micros(pause), || {
-                fused.try_step_repeatable(1.0, |model| model.loss(x.clone()))
+                fused.step_repeatable(1.0, |model| model.loss(x.clone()))
             });
             let moved = distance(&before, &fused.model()) / max_norm;
             match step {
@@ -214,13 +228,15 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
         .map(|_| LinearConfig::new(8, 8).init(device))
         .collect();
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
         .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))))
+        .unwrap()
         .with_hook(ParamGroup::all(), Noting(updates.clone()));
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();
     let second_runs = Arc::new(AtomicUsize::new(0));
     let before = fused.model();
-    let result = fused.try_step_repeatable(1e-2, |model| {
+    let result = fused.step_repeatable(1e-2, |model| {
         let block = (model[0].clone(), DropoutConfig::new(0.5).init());
         type Constants = Constant<(Device, Arc<AtomicUsize>)>;
         let drop =

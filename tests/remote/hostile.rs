@@ -194,7 +194,7 @@ fn a_type_that_a_hosted_device_lacks_is_refused() {
             "{error}"
         );
         let model = backburn::cast(Net::init(&flex()), FloatDType::BF16);
-        let replicas = FusedReplicas::try_new(model, adamw(), [server.device.clone()]);
+        let replicas = FusedReplicas::new(model, adamw(), [server.device.clone()]);
         let error = replicas.map(drop).unwrap_err();
         assert!(
             matches!(error, FusedError::FloatTypeNotSupported { .. }),

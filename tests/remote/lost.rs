@@ -36,7 +36,7 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
             });
             let error = loop {
                 // Making a batch may be what fails first.
-                let step = || fused.try_step(RATE, batches(&devices), Net::loss);
+                let step = || fused.step(RATE, batches(&devices), Net::loss);
                 match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
                     Ok(Ok(_)) => {}
                     Ok(Err(error)) => break Some(error),
@@ -77,7 +77,7 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
             let device = server.device.clone();
             let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()));
             let x = Tensor::<2>::ones([5, 6], &device);
-            let mut step = || fused.try_step_repeatable(RATE, |model| model.loss(x.clone()));
+            let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
             step().unwrap();
             server.kill();
             let Err(error) = step() else {
@@ -130,7 +130,7 @@ fn a_lost_server_takes_states_and_no_weights() {
         fused.step(RATE, batches.clone(), Net::loss);
         let before = fused.model().output.weight.val().into_data();
         *doomed.lock().unwrap() = Some(server);
-        assert_clean(&fused.try_step(RATE, batches, Net::loss).unwrap_err());
+        assert_clean(&fused.step(RATE, batches, Net::loss).unwrap_err());
         let weights = weights(&fused.model());
         assert_eq!(weights.len(), 4);
         for (path, values) in weights {
@@ -165,7 +165,7 @@ fn a_lost_server_is_an_error_where_there_are_running_statistics() {
         let mut fused = FusedReplicas::new(model, adamw(), devices);
         fused.step(RATE, batches.clone(), loss);
         server.kill();
-        assert_clean(&fused.try_step(RATE, batches, loss).unwrap_err());
+        assert_clean(&fused.step(RATE, batches, loss).unwrap_err());
         assert_eq!(weights(&fused.model()).len(), 6);
     });
 }

@@ -191,14 +191,14 @@ fn a_server_without_backburn_is_an_error() {
                 false => {
                     let mut fused = FusedOptimizer::new(Net::init(&devices[0]), optimizer);
                     let x = batches[0].clone();
-                    fused.try_step(RATE, |model| model.loss(x)).map(|_| ())
+                    fused.step(RATE, |model| model.loss(x)).map(|_| ())
                 }
                 true => {
                     let model = Net::init(&flex());
                     // The first, which is the stock server, steps all.
                     let mut fused = FusedReplicas::new(model, optimizer, devices)
                         .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice));
-                    fused.try_step(RATE, batches, Net::loss).map(|_| ())
+                    fused.step(RATE, batches, Net::loss).map(|_| ())
                 }
             };
             let error = error.unwrap_err();

@@ -22,12 +22,13 @@ impl<M: Module> FusedOptimizer<M> {
     /// let device = Device::ndarray(); // a GPU, in earnest
     /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
     /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
-    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-    ///     .with_config_on(config, &device);
+    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?
+    ///     .with_config_on(config, &device)?;
     ///
     /// let x = Tensor::<2>::ones([8, 64], &device.autodiff());
-    /// fused.step(1e-3, |model| model.forward(x).mean());
+    /// fused.step(1e-3, |model| model.forward(x).mean())?;
     /// # }
+    /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
     /// The result is that of the same optimizer without: to the bit where the device computes the update as the

@@ -35,15 +35,16 @@ use crate::weights::Role;
 ///
 /// let device = Device::flex().autodiff();
 /// let model: Linear = LinearConfig::new(8, 1).init(&device);
-/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?;
 ///
 /// for _ in 0..3 {
 ///     let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
-///     let loss = fused.step(1e-3, |model| model.forward(x).powi_scalar(2).mean());
+///     let loss = fused.step(1e-3, |model| model.forward(x).powi_scalar(2).mean())?;
 ///     println!("{}", loss.into_scalar::<f32>());
 /// }
 /// let model = fused.model(); // an ordinary Burn model
 /// # let _: Linear = model;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// Inside the closure the model is in *fused form*: its parameters are read through
@@ -90,9 +91,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// # let model = LinearConfig::new(2, 1).init(&device);
     /// # let [x, y] = [Tensor::<2>::ones([3, 2], &device), Tensor::<2>::ones([3, 2], &device)];
     ///
-    /// let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
-    /// fused.accumulate(|model| model.forward(x).mean() / 2.0);
-    /// fused.step(1e-3, |model| model.forward(y).mean() / 2.0);
+    /// let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build())?;
+    /// fused.accumulate(|model| model.forward(x).mean() / 2.0)?;
+    /// fused.step(1e-3, |model| model.forward(y).mean() / 2.0)?;
+    /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
     /// Optimizers without a fitting state are refused by the compiler:
@@ -103,7 +105,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
     /// use backburn::optim::LionConfig;
     ///
-    /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build());
+    /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build())?;
     /// ```
     ///
     /// # Errors

@@ -90,10 +90,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Panics
     ///
     /// As [`step`](Self::step).
-    pub fn accumulate<L: Loss>(
-        &mut self,
-        forward: impl FnOnce(&M) -> L,
-    ) -> Result<L, FusedError> {
+    pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         self.with_loss(None, once(forward))
     }
 
@@ -108,14 +105,15 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # let device = Device::flex().autodiff();
     /// # let model = LinearConfig::new(2, 1).init(&device);
-    /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
     /// let x = Tensor::<2>::ones([3, 2], &device).require_grad();
     /// let gradient = fused.step_with_backward(1e-3, |model| {
     ///     let gradients = model.forward(x.clone()).mean().backward();
     ///     let of_input = x.grad(&gradients).unwrap();
     ///     (of_input, GradientsParams::from_grads(gradients, model))
-    /// });
+    /// })?;
     /// assert_eq!(gradient.dims(), [3, 2]);
+    /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
     /// `train` returns anything, and the gradients of the model as Burn's optimizers take them: those of

@@ -38,14 +38,15 @@ use crew::Crew;
 ///
 /// let devices = [Device::flex(), Device::flex()]; // `Device::cuda(0)` and `Device::cuda(1)`, say
 /// let model: Linear = LinearConfig::new(8, 1).init(&devices[0].clone().autodiff());
-/// let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices.clone())
-///     .with_config(FusedConfig::new().with_sharding(Sharding::Full));
+/// let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices.clone())?
+///     .with_config(FusedConfig::new().with_sharding(Sharding::Full))?;
 ///
 /// let batches = devices.map(|device| {
 ///     Tensor::<2>::random([16, 8], Distribution::Default, &device.autodiff())
 /// });
-/// let losses = fused.step(1e-3, batches, |model, x| model.forward(x).powi_scalar(2).mean() / 2.0);
+/// let losses = fused.step(1e-3, batches, |model, x| model.forward(x).powi_scalar(2).mean() / 2.0)?;
 /// assert_eq!(losses.len(), 2);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// Every rank works on a thread of its own, so what the closure captures is moved into it. A batch is on the
