@@ -33,13 +33,13 @@ use crate::record;
 /// # use burn::{lr_scheduler::constant::ConstantLr, optim::ModuleOptimizer};
 /// # use burn::train::{LearnerModel, TrainStep};
 /// # fn learner<M: LearnerModel>(model: M, optimizer: ModuleOptimizer, lr_scheduler: ConstantLr)
-/// # where <M as TrainStep>::Input: Clone {
+/// # -> Result<(), backburn::FusedError> where <M as TrainStep>::Input: Clone {
 ///
 /// let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)));
 /// let learner = FusedLearner::new(model, optimizer, lr_scheduler).with_config(config)?;
 /// let norm = learner.gradient_norm(); // for `SupervisedTraining::metric_train_numeric`
+/// # Ok(())
 /// # }
-/// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
