@@ -28,7 +28,12 @@ impl Pass {
         &self,
         devices: &[Device],
     ) -> Result<Option<RngLock>, FusedError> {
-        RngLock::take(self, devices, self.blocks.learned.may_draw())
+        let learned = &self.blocks.learned;
+        let lock = RngLock::take(self, devices, learned.may_draw())?;
+        if lock.is_none() {
+            learned.runs_unlocked();
+        }
+        Ok(lock)
     }
 
     /// Takes the lock for the forward pass, which begins with `numbers`, if it has numbers of its own or may draw.
@@ -102,6 +107,14 @@ impl Pass {
     }
 }
 
+/// What the first run of a block drew.
+pub(crate) enum Drawn {
+    Nothing,
+    Numbers(Stream),
+    /// Another pass held the generators.
+    Unknown,
+}
+
 /// The first run of a block, with random numbers of its own.
 pub(crate) struct RandomRun {
     pass: Arc<Pass>,
@@ -164,13 +177,18 @@ impl Scope {
 }
 
 impl RandomRun {
-    /// The run is over. Returns the numbers if it has drawn any, for another run to draw them again.
-    pub(crate) fn end(self) -> Option<Stream> {
-        self.lock.as_ref()?;
+    /// Ends the run.
+    pub(crate) fn end(self) -> Drawn {
+        if self.lock.is_none() {
+            return Drawn::Unknown;
+        }
         let drawn = self.pass.has_drawn(&self.numbers);
         let mut next = self.numbers.clone();
         next.follow(1);
         self.pass.continue_with(next);
-        drawn.then_some(self.numbers)
+        match drawn {
+            true => Drawn::Numbers(self.numbers),
+            false => Drawn::Nothing,
+        }
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -8,6 +9,8 @@ pub(crate) struct Learned {
     told: Mutex<HashSet<String>>,
     /// Whether the model draws random numbers, once a pass has shown it.
     draws: Mutex<Option<bool>>,
+    /// Another pass held the generators when a run began, so whether it drew is unknown.
+    unlocked: AtomicBool,
 }
 
 impl Learned {
@@ -31,8 +34,18 @@ impl Learned {
         self.draws.lock().is_some()
     }
 
+    /// A run has begun without the lock of the generators.
+    pub(super) fn runs_unlocked(&self) {
+        self.unlocked.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a run has begun without the lock since the last call.
+    pub(crate) fn ran_unlocked(&self) -> bool {
+        self.unlocked.swap(false, Ordering::Relaxed)
+    }
+
     /// A run has drawn random numbers.
-    pub(super) fn has_drawn(&self) {
+    pub(crate) fn has_drawn(&self) {
         *self.draws.lock() = Some(true);
     }
 

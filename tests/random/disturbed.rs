@@ -136,6 +136,78 @@ fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
     });
 }
 
+/// Runs `work` while the forward pass of another training, which draws, holds the generators.
+fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
+    let model = || {
+        (
+            Param::from_tensor(Tensor::<1>::ones([64], device)),
+            DropoutConfig::new(0.5).init(),
+        )
+    };
+    let mut other = FusedOptimizer::new(model(), SgdConfig::new().init()).unwrap();
+    let block = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
+    let [locked, done] = [(); 2].map(|()| Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let step = other.step(0.0, |model| {
+                locked.wait();
+                done.wait();
+                gradient_checkpointing(model, Tensor::ones([64], device), block).sum()
+            });
+            step.unwrap();
+        });
+        locked.wait();
+        let result = work();
+        done.wait();
+        result
+    })
+}
+
+fn block_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    let mut fused = FusedOptimizer::new(
+        (weight, DropoutConfig::new(0.5).init()),
+        SgdConfig::new().init(),
+    )
+    .unwrap();
+    let x = Tensor::<1>::ones([64], device);
+    let quiet = |(weight, _): &Dropping, x: Tensor<1>| weight.val() * x;
+    let draws = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
+    fused
+        .step(0.1, |model| {
+            gradient_checkpointing(model, x.clone(), quiet).sum()
+        })
+        .unwrap();
+    let mut step = || {
+        fused.step(0.1, |model| {
+            gradient_checkpointing(model, x.clone(), draws).sum()
+        })
+    };
+    let error = while_locked(device, &mut step).unwrap_err();
+    assert!(matches!(error, FusedError::RandomNumbers { .. }), "{error}");
+    step().unwrap();
+}
+
+fn clipping_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
+    let mut fused = FusedOptimizer::new(
+        (weight, DropoutConfig::new(0.5).init()),
+        SgdConfig::new().init(),
+    )
+    .unwrap()
+    .with_config(config)
+    .unwrap();
+    fused
+        .step_repeatable(0.1, |(weight, _): &Dropping| weight.val().sum())
+        .unwrap();
+    let mut step =
+        || fused.step_repeatable(0.1, |(weight, dropout)| dropout.forward(weight.val()).sum());
+    let error = while_locked(device, &mut step).unwrap_err();
+    assert!(matches!(error, FusedError::RandomNumbers { .. }), "{error}");
+    step().unwrap();
+}
+
 /// Keeps the last gradient.
 #[derive(Clone, Default)]
 struct Gradient(Arc<Mutex<Vec<f32>>>);
@@ -313,4 +385,14 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_
 #[test]
 fn a_step_that_another_thread_disturbs_updates_once_on_the_cpu() {
     on_the_cpu(a_step_that_another_thread_disturbs_updates_once);
+}
+
+#[test]
+fn block_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
+    on_the_cpu(block_that_begins_to_draw_without_the_lock_ends_the_step);
+}
+
+#[test]
+fn clipping_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
+    on_the_cpu(clipping_that_begins_to_draw_without_the_lock_ends_the_step);
 }
