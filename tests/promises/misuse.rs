@@ -52,8 +52,9 @@ fn a_model_without_autodiff(device: &Device) {
     let error = FusedOptimizer::new(model.clone(), AdamWConfig::new().init()).unwrap_err();
     assert!(matches!(&error, FusedError::NotAutodiff { path, .. } if path == "input.weight"));
 
+    // `unwrap` and a `main` that returns the error print its message.
     let message = panic_of(|| FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap());
-    assert_eq!(message, error.to_string());
+    assert!(message.ends_with(&error.to_string()), "{message}");
     assert!(message.contains("device.autodiff()"), "{message}");
 }
 
