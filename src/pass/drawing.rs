@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
+use super::learned::Draws;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -36,16 +37,31 @@ impl Pass {
         Ok(lock)
     }
 
-    /// Takes the lock for the forward pass, which begins with `numbers`, if it has numbers of its own or may draw.
+    /// Takes the lock for the forward pass, which begins with `numbers`, if it has some of its own or may draw.
+    ///
+    /// If another pass holds the lock, the numbers of the program are out of order already. So this one is seeded, which
+    /// shows if it draws: a model that draws nothing waits once.
     pub(crate) fn begin_forward(
         &self,
         numbers: Option<Stream>,
         devices: &[Device],
     ) -> Result<(), FusedError> {
-        if numbers.is_none() && !self.blocks.learned.may_draw() {
-            return Ok(());
-        }
-        if let Some(lock) = self.lock_generators(devices)? {
+        let learned = &self.blocks.learned;
+        learned.begin_forward(numbers.is_some());
+        let (lock, numbers) = match (numbers, learned.draws()) {
+            (None, Draws::Never) => return Ok(()),
+            (None, Draws::OutsideOfBlocks) => match RngLock::take(self, devices, false)? {
+                Some(lock) => (Some(lock), None),
+                None => {
+                    let lock = RngLock::take(self, devices, true)?;
+                    learned.begin_forward(true);
+                    let seed = |device: &Device| self.blocks.seeds.next(device);
+                    (lock, Some(Stream::new(devices.to_vec(), seed)))
+                }
+            },
+            (numbers, _) => (self.lock_generators(devices)?, numbers),
+        };
+        if let Some(lock) = lock {
             numbers.iter().for_each(Stream::start);
             *self.forward.lock() = Some(Forward {
                 _lock: lock,
@@ -78,7 +94,7 @@ impl Pass {
         let mut forward = self.forward.lock();
         let numbers = forward.as_mut().and_then(|forward| forward.numbers.take());
         if let Some(mut numbers) = numbers {
-            if !self.blocks.learned.has_been_drawn() {
+            if self.blocks.learned.draws() != Draws::Always {
                 self.has_drawn(&numbers);
             }
             numbers.follow(3);

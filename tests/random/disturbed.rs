@@ -12,7 +12,7 @@ use backburn::{
 use burn::module::{Param, ParamGroup};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use crate::compare::{assert_changed, assert_equal_weights, copy};
 use crate::{Model, distance, on_the_cpu};
@@ -100,6 +100,27 @@ fn trainings_with_dropout_side_by_side_wait_for_each_other(device: &Device) {
     });
 }
 
+/// One draws in blocks, which are checked, and the other outside of blocks in a single pass.
+fn training_that_draws_outside_of_blocks_waits_for_blocks(device: &Device) {
+    let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
+    let start = Barrier::new(2);
+    thread::scope(|scope| {
+        let blocks = scope.spawn(|| {
+            start.wait();
+            steps_with_the_mask_of_their_loss(device, 50)
+        });
+        scope.spawn(|| {
+            let mut fused =
+                FusedOptimizer::new(Model::init(device), SgdConfig::new().init()).unwrap();
+            start.wait();
+            for _ in 0..25 {
+                fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+            }
+        });
+        assert_eq!(blocks.join().unwrap(), 50);
+    });
+}
+
 /// The blocks of one draw nothing, and the other clips.
 fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
     let start = Barrier::new(2);
@@ -163,49 +184,37 @@ fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
     })
 }
 
-fn block_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
+/// Steps a model that drew nothing in its first step and draws now, as `loss` says, first without the lock and then with it.
+fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) {
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
-    let mut fused = FusedOptimizer::new(
-        (weight, DropoutConfig::new(0.5).init()),
-        SgdConfig::new().init(),
-    )
-    .unwrap();
-    let x = Tensor::<1>::ones([64], device);
-    let quiet = |(weight, _): &Dropping, x: Tensor<1>| weight.val() * x;
-    let draws = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
-    fused
-        .step(0.1, |model| {
-            gradient_checkpointing(model, x.clone(), quiet).sum()
-        })
+    let model = (weight, DropoutConfig::new(0.5).init());
+    // A step in two passes begins with a seed, which shows that it draws nothing.
+    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
+        .with_config(config)
         .unwrap();
-    let mut step = || {
-        fused.step(0.1, |model| {
-            gradient_checkpointing(model, x.clone(), draws).sum()
-        })
-    };
-    let error = while_locked(device, &mut step).unwrap_err();
+    let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
+    step(false).unwrap();
+    let error = while_locked(device, || step(true)).unwrap_err();
     assert!(matches!(error, FusedError::RandomNumbers { .. }), "{error}");
-    step().unwrap();
+    step(true).unwrap();
 }
 
-fn clipping_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
-    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
-    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
-    let mut fused = FusedOptimizer::new(
-        (weight, DropoutConfig::new(0.5).init()),
-        SgdConfig::new().init(),
-    )
-    .unwrap()
-    .with_config(config)
-    .unwrap();
-    fused
-        .step_repeatable(0.1, |(weight, _): &Dropping| weight.val().sum())
-        .unwrap();
-    let mut step =
-        || fused.step_repeatable(0.1, |(weight, dropout)| dropout.forward(weight.val()).sum());
-    let error = while_locked(device, &mut step).unwrap_err();
-    assert!(matches!(error, FusedError::RandomNumbers { .. }), "{error}");
-    step().unwrap();
+fn model_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
+    // Other elements that are dropped make another norm.
+    let x = Tensor::<1, Int>::arange(0..64, device).float();
+    begins_to_draw(device, |(weight, dropout), draws| match draws {
+        true => (dropout.forward(weight.val()) * x.clone()).sum(),
+        false => (weight.val() * x.clone()).sum(),
+    });
+    let quiet = |(weight, _): &Dropping, x: Tensor<1>| weight.val() * x;
+    let draws_in_block =
+        |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
+    begins_to_draw(device, |model, draws| match draws {
+        true => gradient_checkpointing(model, x.clone(), draws_in_block).sum(),
+        false => gradient_checkpointing(model, x.clone(), quiet).sum(),
+    });
 }
 
 /// Keeps the last gradient.
@@ -388,11 +397,11 @@ fn a_step_that_another_thread_disturbs_updates_once_on_the_cpu() {
 }
 
 #[test]
-fn block_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
-    on_the_cpu(block_that_begins_to_draw_without_the_lock_ends_the_step);
+fn model_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
+    on_the_cpu(model_that_begins_to_draw_without_the_lock_ends_the_step);
 }
 
 #[test]
-fn clipping_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
-    on_the_cpu(clipping_that_begins_to_draw_without_the_lock_ends_the_step);
+fn training_that_draws_outside_of_blocks_waits_for_blocks_on_the_cpu() {
+    on_the_cpu(training_that_draws_outside_of_blocks_waits_for_blocks);
 }
