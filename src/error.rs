@@ -1,10 +1,9 @@
 use burn::module::ParamId;
 
-/// What a user can do wrong, in a sentence that names the parameter and the way out.
+/// A training that can't be made, or a step that can't be taken: the message names the parameter or option, and what to do.
 ///
-/// The fallible methods (`try_new`, `try_step`, ..) return it; their plain counterparts panic with
-/// its message.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+/// `Debug` prints the message, too, so that `unwrap` and a `main` that returns the error show it.
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FusedError {
     /// The model was created on a device without autodiff.
@@ -541,3 +540,17 @@ pub(crate) fn listed(names: impl ExactSizeIterator<Item: std::fmt::Display>) -> 
         _ => format!("{shown} and {more} more"),
     }
 }
+
+/// Implements `Debug` by `Display`: `unwrap` and a `main` that returns the error then print the message.
+macro_rules! debug_prints_message {
+    ($error:ty) => {
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+debug_prints_message!(FusedError);
+pub(crate) use debug_prints_message;

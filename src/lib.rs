@@ -124,7 +124,7 @@ mod worker;
 
 #[doc(inline)]
 pub use backburn_derive::Activations;
-pub use cast::{cast, try_cast};
+pub use cast::cast;
 pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
 pub use device::check_device;

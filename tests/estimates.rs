@@ -90,7 +90,7 @@ fn loss(model: &Linear) -> Tensor<1> {
 
 fn recorded(work: impl FnOnce(&mut FusedOptimizer<Linear>)) -> MemoryTimeline {
     let model = LinearConfig::new(8, 8).init(&device());
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
     work(&mut fused);
     recorder.finish().unwrap()
@@ -109,19 +109,19 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
         );
         assert!(error.to_string().contains(words), "{error}");
     };
-    let dry = recorded(|fused| drop(fused.dry_run(loss)));
+    let dry = recorded(|fused| drop(fused.dry_run(loss).unwrap()));
     estimate.peaks(&dry).unwrap();
     // Several are as good as one.
     estimate
         .peaks(&recorded(|fused| {
-            (0..3).for_each(|_| drop(fused.dry_run(loss)))
+            (0..3).for_each(|_| drop(fused.dry_run(loss).unwrap()))
         }))
         .unwrap();
-    let step = recorded(|fused| drop(fused.step(1e-3, loss)));
+    let step = recorded(|fused| drop(fused.step(1e-3, loss).unwrap()));
     refused(&step, "no dry run");
     let both = recorded(|fused| {
-        fused.dry_run(loss);
-        fused.step(1e-3, loss);
+        fused.dry_run(loss).unwrap();
+        fused.step(1e-3, loss).unwrap();
     });
     refused(&both, "no dry run");
     let forward = recorded(|fused| drop(loss(&fused.model())));

@@ -50,11 +50,13 @@ fn allocated_bytes_do_not_grow_over_500_steps() {
         let config = OffloadConfig::new(mode).with_min_elements(5);
         let model = stack(4, 4, &Device::flex().autodiff());
         let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device);
+            .unwrap()
+            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device)
+            .unwrap();
         let x = Tensor::<2>::random([3, 4], Distribution::Default, &device.clone().autodiff());
         let mut after = |steps: usize| {
             for _ in 0..steps {
-                fused.step(1e-3, |model| loss(model, x.clone()));
+                fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
             }
             BYTES.current_usage()
         };
@@ -82,10 +84,10 @@ fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
         let mut model = LinearConfig::new(2, 2).with_bias(false).init(&device);
         let long = Tensor::<2>::ones([1, 1], &device).expand([elements as i64, 1]);
         model.weight = Param::initialized(model.weight.id, long.require_grad());
-        let fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
         let offload = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
         let config = FusedConfig::new().with_offload(Some(offload));
-        let error = fused.try_with_config_on(config, &device).unwrap_err();
+        let error = fused.with_config_on(config, &device).unwrap_err();
         let text = error.to_string();
         let needs = text.split("`FusedConfig::offload` needs ").nth(1);
         let needs = needs.and_then(|rest| rest.split(' ').next());
@@ -177,19 +179,21 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
             .with_offload(Some(config))
             .with_max_bytes_under_way(limit);
         let model = stack(4, 4, &Device::flex().autodiff());
-        let mut fused = FusedOptimizer::new(model, CountedSgd.into());
-        fused = fused.with_config_on(config, &device);
+        let mut fused = FusedOptimizer::new(model, CountedSgd.into()).unwrap();
+        fused = fused.with_config_on(config, &device).unwrap();
         MOST.store(0, Ordering::SeqCst);
         for step in 0..60 {
             let fails = step % 10 == 9;
             PANICS.store(fails, Ordering::SeqCst);
             let ended = catch_unwind(AssertUnwindSafe(|| {
-                fused.step(1e-3, |model| {
-                    let mut model = model.clone();
-                    model.rotate_left(step % 3);
-                    model.truncate(4 - step % 2);
-                    loss(&model, x.clone())
-                });
+                fused
+                    .step(1e-3, |model| {
+                        let mut model = model.clone();
+                        model.rotate_left(step % 3);
+                        model.truncate(4 - step % 2);
+                        loss(&model, x.clone())
+                    })
+                    .unwrap();
             }));
             assert_eq!(ended.is_err(), fails);
             assert_eq!(STATES.load(Ordering::SeqCst), 0, "after step {step}");

@@ -43,11 +43,11 @@ pub struct Peaks {
 /// The recording of a dry run.
 pub fn dry_run<K: Kind>() -> MemoryTimeline {
     let model = K::init(&device());
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     // The first pass starts the threads of the backend.
-    fused.dry_run(|model| model.loss(K::BATCH));
+    fused.dry_run(|model| model.loss(K::BATCH)).unwrap();
     let recorder = MemoryRecorder::start().expect("the allocator records");
-    fused.dry_run(|model| model.loss(K::BATCH));
+    fused.dry_run(|model| model.loss(K::BATCH)).unwrap();
     recorder.finish().expect("a recording")
 }
 
@@ -82,9 +82,12 @@ fn fused<K: Kind>(optimizer: Init, keep: bool) {
     // More blocks than there are in a step.
     let blocks = GradientCheckpointingConfig::new().with_keep_activations(vec![keep; 1000]);
     let config = FusedConfig::new().with_gradient_checkpointing(blocks);
-    let mut fused = FusedOptimizer::new(K::init(&device()), optimizer()).with_config(config);
+    let mut fused = FusedOptimizer::new(K::init(&device()), optimizer())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
     for _ in 0..2 {
-        fused.step(1e-3, |model| model.loss(K::BATCH));
+        fused.step(1e-3, |model| model.loss(K::BATCH)).unwrap();
     }
 }
 

@@ -53,13 +53,13 @@ pub fn steps(
             losses.cross_entropy
         });
     }
-    let mut fused = FusedOptimizer::new(model, optimizer);
+    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
     Box::new(move || {
         let losses = |model: &LanguageModel| {
             let losses = model.losses(text.clone());
             (losses.total, losses.cross_entropy)
         };
-        fused.step(LEARNING_RATE, losses).1
+        fused.step(LEARNING_RATE, losses).unwrap().1
     })
 }
 
@@ -70,9 +70,11 @@ pub fn dry_run(way: &Way, config: &LanguageModelConfig) {
     let model = way.model(config, &device);
     let optimizer = way.optimizer();
     let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new(model, optimizer);
+    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
     let recorder = MemoryRecorder::start().expect("the allocator records");
-    fused.dry_run(|model| model.losses(text.clone()).total);
+    fused
+        .dry_run(|model| model.losses(text.clone()).total)
+        .unwrap();
     let timeline = recorder.finish().expect("a recording");
     let peaks = estimate.peaks(&timeline).expect("one pass fits in the log");
     println!("{} {} {}", peaks.stock, peaks.fused, peaks.recomputed);

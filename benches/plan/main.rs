@@ -173,15 +173,19 @@ fn stock<K: Kind>() -> (usize, f64) {
 
 /// Seconds of a step.
 fn train<K: Kind>(plan: &Plan<AdamWConfig>) -> f64 {
-    let mut fused = plan.fuse(init::<K>);
+    let mut fused = plan.fuse(init::<K>).unwrap();
     let parts = plan.accumulation as f32;
     let mut shortest = f64::INFINITY;
     for _ in 0..3 {
         let begun = Instant::now();
         for _ in 1..plan.accumulation {
-            fused.accumulate(|model| model.loss(plan.batch) / parts);
+            fused
+                .accumulate(|model| model.loss(plan.batch) / parts)
+                .unwrap();
         }
-        fused.step(1e-3, |model| model.loss(plan.batch) / parts);
+        fused
+            .step(1e-3, |model| model.loss(plan.batch) / parts)
+            .unwrap();
         shortest = shortest.min(begun.elapsed().as_secs_f64());
     }
     shortest

@@ -71,7 +71,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// A resumed training equals one that was not interrupted, to the bit where steps do, if it sees the same batches and random
 /// numbers: Burn's generators can be seeded, not read, so seed them by the step ([`Device::seed`](burn::tensor::Device::seed)).
 /// Optimizer states of f64 parameters pass through the default float type, as in
-/// [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
+/// [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
 ///
 /// # Layout
 ///

@@ -55,12 +55,12 @@ impl Bookkeeping {
         let of_stock = loss(&model).1.ok()?.saturating_sub(before);
         let mut made = None;
         let fused = memory::left_by(&device, || {
-            made = Some(FusedOptimizer::new(model, SgdConfig::new().init()));
+            made = Some(FusedOptimizer::new(model, SgdConfig::new().init()).unwrap());
         })?;
         let mut form = made?;
-        let ticks = memory::left_by(&device, || drop(form.try_dry_run(loss)))?;
+        let ticks = memory::left_by(&device, || drop(form.dry_run(loss)))?;
         let before = memory::live(&device).ok()?;
-        let of_fused = form.try_dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
+        let of_fused = form.dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
         let tensor = size_of::<f32>() * SHAPE.iter().product::<usize>();
         Some(Self {
             stock: (ordinary / PARAMETERS).saturating_sub(tensor),

@@ -50,10 +50,10 @@ impl MemoryEstimate {
     /// # };
     /// let optimizer = AdamConfig::new().init();
     /// let estimate = MemoryEstimate::new(&model, &optimizer);
-    /// let mut fused = FusedOptimizer::new(model, optimizer);
-    /// fused.dry_run(loss); // The first pass of a program starts the threads of the backend.
+    /// let mut fused = FusedOptimizer::new(model, optimizer)?;
+    /// fused.dry_run(loss)?; // The first pass of a program starts the threads of the backend.
     /// let recorder = MemoryRecorder::start()?;
-    /// fused.dry_run(loss);
+    /// fused.dry_run(loss)?;
     /// println!("{}", estimate.peaks(&recorder.finish()?)?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

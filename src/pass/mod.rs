@@ -33,7 +33,7 @@ pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use course::{Course, Foresight};
 use drawing::Forward;
-pub(crate) use drawing::RandomRun;
+pub(crate) use drawing::{Drawn, RandomRun};
 pub(crate) use learned::Learned;
 pub(crate) use owed::{Debt, Graph, Owed, Readers};
 pub(crate) use scope::{Place, Scope};

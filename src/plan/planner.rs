@@ -2,7 +2,7 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
 use parking_lot::Mutex;
 
-use crate::cast::try_cast;
+use crate::cast::cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
@@ -57,11 +57,11 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// println!("{measured}"); // the ladder
 /// let plan = measured.choose(16_000_000)?;
 ///
-/// let mut fused = plan.fuse(init);
+/// let mut fused = plan.fuse(init)?;
 /// for _ in 1..plan.accumulation {
-///     fused.accumulate(|model| loss(model, plan.batch) / plan.accumulation as f32);
+///     fused.accumulate(|model| loss(model, plan.batch) / plan.accumulation as f32)?;
 /// }
-/// fused.step(1e-3, |model| loss(model, plan.batch) / plan.accumulation as f32);
+/// fused.step(1e-3, |model| loss(model, plan.batch) / plan.accumulation as f32)?;
 /// # Ok::<(), backburn::PlanError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -238,17 +238,17 @@ where
         (self.progress)(&format!("making the model, weights {footing}"));
         let mut model = (self.init)();
         if let Some(dtype) = footing.dtype() {
-            model = try_cast(model, dtype)?;
+            model = cast(model, dtype)?;
         }
         // What the optimizer holds is reckoned.
         let stateless = SgdConfig::new().init();
-        let fused = FusedOptimizer::try_new(model, stateless.clone())?;
+        let fused = FusedOptimizer::new(model, stateless.clone())?;
         // Averages are computed, too: the passes do not hold them.
         let config = facts.config.clone().with_averaging(None);
         let config = config.with_offload(footing.offload());
         let mut fused = match self.devices.first() {
-            Some(device) => fused.try_with_config_on(config, device)?,
-            None => fused.try_with_config(config)?,
+            Some(device) => fused.with_config_on(config, device)?,
+            None => fused.with_config(config)?,
         };
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);

@@ -108,7 +108,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         let mut once = || {
             recorded(self.device, Some(limit), || {
                 let pass = |model: &M| (self.loss)(model, items);
-                self.fused.try_dry_run(pass).map(drop)
+                self.fused.dry_run(pass).map(drop)
             })
         };
         let mut ended = once()?;
@@ -139,9 +139,9 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         let steps = recorded(self.device, None, || {
             for _ in 0..2 {
                 for _ in 1..accumulation {
-                    self.fused.try_accumulate(loss)?;
+                    self.fused.accumulate(loss)?;
                 }
-                self.fused.try_step_repeatable(0.0, loss)?;
+                self.fused.step_repeatable(0.0, loss)?;
             }
             Ok(())
         });

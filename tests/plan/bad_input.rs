@@ -69,7 +69,7 @@ fn a_plan_for_another_model_is_refused_by_the_difference() {
     let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
     plan.save(&file).unwrap();
     let plan = Plan::<AdamWConfig>::load(&file).unwrap();
-    let error = plan.try_fuse(init::<Mlp>).unwrap_err();
+    let error = plan.fuse(init::<Mlp>).unwrap_err();
     assert!(matches!(error, PlanError::AnotherModel { .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("320264 elements"), "{text}");
@@ -89,7 +89,7 @@ fn a_plan_for_another_model_is_refused_by_the_difference() {
     let plan = planner(4, 6).measure(loss(4), ENOUGH).unwrap();
     let plan = plan.choose(ENOUGH).unwrap();
     let init = || LinearConfig::new(6, 4).with_bias(false).init(&device());
-    let refused = plan.try_fuse(init).map(drop);
+    let refused = plan.fuse(init).map(drop);
     assert!(matches!(refused, Err(PlanError::AnotherModel { .. })));
 }
 
@@ -99,11 +99,11 @@ fn an_edited_plan_that_cannot_be_is_refused() {
     let whole = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
     let mut plan = whole.clone();
     plan.accumulation = 0;
-    let error = plan.try_fuse(init::<Bag>).unwrap_err().to_string();
+    let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
     assert!(error.contains("`accumulation` is 0"), "{error}");
     let mut plan = whole;
     plan.config.loss_scaling = Some(backburn::LossScalingConfig::new().with_initial_scale(-1.0));
-    let error = plan.try_fuse(init::<Bag>).unwrap_err();
+    let error = plan.fuse(init::<Bag>).unwrap_err();
     assert!(matches!(error, PlanError::Fused(_)), "{error}");
 }
 

@@ -145,12 +145,16 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     };
     let model = init::<Bag>();
     let optimizer = AdamWConfig::new().build();
-    let mut by_hand = FusedOptimizer::accumulating_in_state(model.clone(), optimizer);
-    let mut fused = plan.fuse(|| model);
+    let mut by_hand = FusedOptimizer::accumulating_in_state(model.clone(), optimizer).unwrap();
+    let mut fused = plan.fuse(|| model).unwrap();
     for training in [&mut by_hand, &mut fused] {
         for _ in 0..2 {
-            training.accumulate(|model| model.loss(plan.batch) / 2.0);
-            training.step(1e-3, |model| model.loss(plan.batch) / 2.0);
+            training
+                .accumulate(|model| model.loss(plan.batch) / 2.0)
+                .unwrap();
+            training
+                .step(1e-3, |model| model.loss(plan.batch) / 2.0)
+                .unwrap();
         }
     }
     assert_equal_weights(&by_hand.model(), &fused.model());
@@ -161,7 +165,7 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     assert_eq!(lion.ladder(1).rungs.len(), 1, "{lion}");
     let mut plan = lion.choose(ENOUGH).unwrap();
     plan.sums_in_state = true;
-    let refused = plan.try_fuse(init::<Bag>).map(drop);
+    let refused = plan.fuse(init::<Bag>).map(drop);
     assert!(
         matches!(
             refused,
@@ -186,7 +190,7 @@ fn a_plan_for_several_devices_is_followed_on_as_many() {
     let alone = measured.choose(ENOUGH).unwrap();
     assert_eq!(alone.ranks, 1);
     let refused = |plan: &Plan<AdamWConfig>, devices: &[Device]| {
-        let refused = plan.try_replicas(init::<Bag>, devices).map(drop);
+        let refused = plan.replicas(init::<Bag>, devices).map(drop);
         assert!(
             matches!(refused, Err(PlanError::Unusable { .. })),
             "{refused:?}"
@@ -202,7 +206,7 @@ fn a_plan_for_several_devices_is_followed_on_as_many() {
         ..alone
     };
     refused(&plan, &devices[..1]);
-    let refused = plan.try_fuse(init::<Bag>).map(drop);
+    let refused = plan.fuse(init::<Bag>).map(drop);
     assert!(
         matches!(refused, Err(PlanError::Unusable { .. })),
         "{refused:?}"
@@ -210,10 +214,12 @@ fn a_plan_for_several_devices_is_followed_on_as_many() {
     let model = init::<Bag>();
     let optimizer = AdamWConfig::new().init();
     let mut by_hand =
-        FusedReplicas::new_with_config(model.clone(), optimizer, devices.clone(), config);
-    let mut fused = plan.replicas(|| model, &devices);
+        FusedReplicas::new_with_config(model.clone(), optimizer, devices.clone(), config).unwrap();
+    let mut fused = plan.replicas(|| model, &devices).unwrap();
     for training in [&mut by_hand, &mut fused] {
-        training.step(1e-3, [16, 16], |model: &Bag, items| model.loss(items) / 2.0);
+        training
+            .step(1e-3, [16, 16], |model: &Bag, items| model.loss(items) / 2.0)
+            .unwrap();
     }
     assert_equal_weights(&by_hand.model(), &fused.model());
 }
@@ -260,7 +266,7 @@ fn weights_in_bf16_are_measured_where_nothing_else_fits() {
         .choose(budget)
         .unwrap();
     assert_eq!(plan.weights, Some(burn::tensor::FloatDType::BF16), "{plan}");
-    let fused = plan.fuse(init::<Mlp>);
+    let fused = plan.fuse(init::<Mlp>).unwrap();
     assert!(fused.to_record().into_bytes().is_ok());
 }
 
@@ -283,7 +289,7 @@ fn a_plan_is_saved_read_and_changed() {
 
     read.config.clipping = None;
     read.config.gradient_checkpointing.keep_activations.clear();
-    let fused = read.fuse(init::<Mlp>);
+    let fused = read.fuse(init::<Mlp>).unwrap();
     assert_eq!(*fused.config(), read.config);
 }
 

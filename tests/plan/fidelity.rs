@@ -48,15 +48,15 @@ fn equals_stock<K: Kind>(rung: usize) {
         plan.batch,
         plan.accumulation,
     );
-    let mut fused: FusedOptimizer<K> = plan.fuse(|| copy(&initial));
+    let mut fused: FusedOptimizer<K> = plan.fuse(|| copy(&initial)).unwrap();
     let parts = plan.accumulation as f32;
     let loss = |model: &K| match plan.accumulation {
         1 => model.loss(plan.batch),
         _ => model.loss(plan.batch) / parts,
     };
     for _ in 0..3 {
-        (1..plan.accumulation).for_each(|_| drop(fused.accumulate(loss)));
-        fused.step(1e-3, loss);
+        (1..plan.accumulation).for_each(|_| drop(fused.accumulate(loss).unwrap()));
+        fused.step(1e-3, loss).unwrap();
     }
     // Burn merges the running statistics of the last pass where a model is taken for validation.
     assert_equal_weights(&expected.valid(), &fused.valid());

@@ -74,8 +74,8 @@ fn mixed_precision_is_planned_for() {
         .unwrap()
         .choose(ENOUGH)
         .unwrap();
-    let mut fused = plan.fuse(init);
-    fused.step(1e-3, |model| loss(model, plan.batch));
+    let mut fused = plan.fuse(init).unwrap();
+    fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
 }
 
 /// There are no codes for states in f64.
@@ -84,7 +84,7 @@ fn weights_in_f64_are_planned_for_without_formats() {
     let _alone = alone();
     let init = || -> Linear {
         let layer: Linear = LinearConfig::new(64, 64).init(&device());
-        cast(layer, FloatDType::F64)
+        cast(layer, FloatDType::F64).unwrap()
     };
     let loss = |model: &Linear, items: usize| {
         let x = Tensor::<2>::ones([items, 64], (&device(), DType::F64));
@@ -99,5 +99,8 @@ fn weights_in_f64_are_planned_for_without_formats() {
         "{rungs:?}"
     );
     let plan = measured.choose(ENOUGH).unwrap();
-    plan.fuse(init).step(1e-3, |model| loss(model, plan.batch));
+    plan.fuse(init)
+        .unwrap()
+        .step(1e-3, |model| loss(model, plan.batch))
+        .unwrap();
 }

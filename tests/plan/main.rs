@@ -84,13 +84,17 @@ fn peak<R>(work: impl FnOnce() -> R) -> (R, usize) {
 /// The peak of two steps that follow `plan`.
 fn trained<K: Kind, O: PlannedOptimizer>(plan: &Plan<O>) -> usize {
     let train = || {
-        let mut fused = plan.fuse(init::<K>);
+        let mut fused = plan.fuse(init::<K>).unwrap();
         let parts = plan.accumulation as f32;
         for _ in 0..2 {
             for _ in 1..plan.accumulation {
-                fused.accumulate(|model| model.loss(plan.batch) / parts);
+                fused
+                    .accumulate(|model| model.loss(plan.batch) / parts)
+                    .unwrap();
             }
-            fused.step(1e-3, |model| model.loss(plan.batch) / parts);
+            fused
+                .step(1e-3, |model| model.loss(plan.batch) / parts)
+                .unwrap();
         }
     };
     peak(train).1

@@ -50,15 +50,15 @@ fn a_loss_that_is_no_number_is_planned_for() {
 #[test]
 fn weights_in_f16_are_planned_for() {
     let _alone = alone();
-    let init = || cast(init::<Bag>(), FloatDType::F16);
+    let init = || cast(init::<Bag>(), FloatDType::F16).unwrap();
     let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
     let measured = planner.measure(Bag::loss, ENOUGH).unwrap();
     for rung in measured.ladder(1).rungs {
         let plan = measured.choose(rung.device_bytes).unwrap();
         assert_eq!(plan.weights, None);
         let train = || {
-            let mut fused = plan.fuse(init);
-            (0..2).for_each(|_| drop(fused.step(1e-3, |model| model.loss(plan.batch))));
+            let mut fused = plan.fuse(init).unwrap();
+            (0..2).for_each(|_| drop(fused.step(1e-3, |model| model.loss(plan.batch)).unwrap()));
         };
         let taken = peak(train).1;
         let ratio = plan.device_bytes as f64 / taken as f64;
@@ -107,8 +107,14 @@ fn a_plan_is_made_on_another_thread_and_with_threads_in_the_loss() {
     let measured = planner::<Bag>().measure(on_a_thread, ENOUGH).unwrap();
     let plan = measured.choose(ENOUGH).unwrap();
     let train = || {
-        let mut fused = plan.fuse(init::<Bag>);
-        (0..2).for_each(|_| drop(fused.step(1e-3, |model| on_a_thread(model, plan.batch))));
+        let mut fused = plan.fuse(init::<Bag>).unwrap();
+        (0..2).for_each(|_| {
+            drop(
+                fused
+                    .step(1e-3, |model| on_a_thread(model, plan.batch))
+                    .unwrap(),
+            )
+        });
     };
     let taken = peak(train).1;
     assert!(taken <= plan.device_bytes, "{taken} taken\n{plan}");
@@ -215,7 +221,7 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     let plan = measured::<Bag>(ENOUGH).unwrap().choose(ENOUGH).unwrap();
     let mut edited = plan.clone();
     edited.config.offload = Some(OffloadConfig::new(Offload::States));
-    let error = edited.try_fuse(init::<Bag>).map(drop).unwrap_err();
+    let error = edited.fuse(init::<Bag>).map(drop).unwrap_err();
     assert!(error.to_string().contains("is the host itself"), "{error}");
 
     let formats = AdamWConfig::new().with_state_format(StateFormat::Bits8);
@@ -225,8 +231,8 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
         ..plan
     };
     let step = |plan: &Plan<AdamWConfig>| {
-        let mut fused = plan.fuse(init::<Bag>);
-        fused.step(1e-3, |model| model.loss(plan.batch));
+        let mut fused = plan.fuse(init::<Bag>).unwrap();
+        fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
     };
     let panic = catch_unwind(AssertUnwindSafe(|| step(&edited))).unwrap_err();
     let text = panic.downcast_ref::<String>().unwrap();
