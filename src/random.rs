@@ -14,7 +14,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::device::{answered, is_cubecl};
 
-pub(crate) use lock::{Lock, RngLock, ThreadLock};
+pub(crate) use lock::{RngLock, ThreadLock};
 
 /// Seeds that all come from one.
 #[derive(Debug)]

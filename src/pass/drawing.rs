@@ -47,8 +47,8 @@ impl Pass {
         devices: &[Device],
     ) -> Result<(), FusedError> {
         let learned = &self.blocks.learned;
-        learned.begin_forward(numbers.is_some());
-        let (lock, numbers) = match (numbers, learned.draws()) {
+        let draws = learned.begin_forward(numbers.is_some());
+        let (lock, numbers) = match (numbers, draws) {
             (None, Draws::Never) => return Ok(()),
             (None, Draws::OutsideOfBlocks) => match RngLock::take(self, devices, false)? {
                 Some(lock) => (Some(lock), None),
@@ -184,7 +184,7 @@ impl Scope {
     /// Waits for blocks on other threads of the closure; a block within another has its lock.
     fn among_threads(&self, lock: RngLock) -> Result<BlockLock, FusedError> {
         let is_outer = !self.is_in_block();
-        let among_threads = is_outer.then(|| ThreadLock::take(&self.pass.threads));
+        let among_threads = is_outer.then(ThreadLock::take);
         Ok(BlockLock {
             _among_threads: among_threads.transpose()?,
             _lock: lock,

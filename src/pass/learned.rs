@@ -32,9 +32,10 @@ impl Learned {
         self.told.lock().insert(told)
     }
 
-    /// A forward pass begins, whose numbers are `seeded` or continue those of the program.
-    pub(super) fn begin_forward(&self, seeded: bool) {
+    /// A forward pass begins, whose numbers are `seeded` or continue those of the program. Returns what is known of them.
+    pub(super) fn begin_forward(&self, seeded: bool) -> Draws {
         self.seeded.store(seeded, Ordering::Relaxed);
+        *self.draws.lock()
     }
 
     /// Returns what is known of the random numbers of the model.

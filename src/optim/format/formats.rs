@@ -47,7 +47,9 @@ impl Formats {
         states: &[Option<StateTensor<D>>],
         low_bits: Option<&LowBits>,
     ) -> Result<Fitted, String> {
-        self.check_has_kernels(&call::device(parameter.device()))?;
+        if self.state != StateFormat::Full || self.weight != WeightFormat::Plain {
+            self.check_has_kernels(&call::device(parameter.device()))?;
+        }
         let dtype = parameter.dtype();
         let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
         let is_whole = is_small && dtype == DType::F32;
@@ -91,18 +93,12 @@ impl Formats {
         if !is_remote(device) {
             return Ok(());
         }
-        let (format, instead) = if self.state != StateFormat::Full {
-            (
-                format!("StateFormat::{:?}", self.state),
-                "StateFormat::Full",
-            )
-        } else if self.weight != WeightFormat::Plain {
-            (
+        let (format, instead) = match self.state {
+            StateFormat::Full => (
                 format!("WeightFormat::{:?}", self.weight),
                 "WeightFormat::Plain",
-            )
-        } else {
-            return Ok(());
+            ),
+            state => (format!("StateFormat::{state:?}"), "StateFormat::Full"),
         };
         Err(format!(
             "`{format}` needs a kernel of backburn, and {device:?} is on a server, which has none: use `{instead}` there"
