@@ -126,9 +126,12 @@ fn training(way: &str) -> Box<dyn FnMut() -> usize> {
     };
     let config = FusedConfig::new().with_averaging(averaging);
     let averages = way.ends_with("by hand");
-    let mut fused = FusedOptimizer::new(model, optimizer).with_config(config);
+    let mut fused = FusedOptimizer::new(model, optimizer)
+        .unwrap()
+        .with_config(config)
+        .unwrap();
     Box::new(move || {
-        fused.step(RATE, |model| model.loss(input.clone()));
+        fused.step(RATE, |model| model.loss(input.clone())).unwrap();
         if averages {
             mean = Some(moved(mean.take(), &fused.model()));
         }

@@ -73,6 +73,6 @@ fn stock(blocks: usize) -> Step {
 }
 
 fn fused(blocks: usize, in_blocks: bool) -> Step {
-    let mut fused = FusedOptimizer::new(model(blocks), SgdConfig::new().init());
-    Box::new(move || drop(fused.step(RATE, |model| loss(model, in_blocks))))
+    let mut fused = FusedOptimizer::new(model(blocks), SgdConfig::new().init()).unwrap();
+    Box::new(move || drop(fused.step(RATE, |model| loss(model, in_blocks)).unwrap()))
 }

@@ -42,7 +42,7 @@ impl Training {
     fn step(&mut self) -> f64 {
         let start = Instant::now();
         let input = self.input.clone();
-        self.fused.step(1e-4, |model| model.loss(input));
+        self.fused.step(1e-4, |model| model.loss(input)).unwrap();
         start.elapsed().as_secs_f64()
     }
 
@@ -56,7 +56,8 @@ impl Training {
     fn with(mut self, config: &GradientCheckpointingConfig) -> Self {
         self.fused = self
             .fused
-            .with_config(FusedConfig::new().with_gradient_checkpointing(config.clone()));
+            .with_config(FusedConfig::new().with_gradient_checkpointing(config.clone()))
+            .unwrap();
         self
     }
 }
@@ -73,7 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = config.init(&device);
     let parameters = size_of::<f32>() * model.num_params();
     let in_p = |bytes: usize| (bytes - before) as f64 / parameters as f64;
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let mut training = Training { fused, input };
     training.step();
     let all = training.record()?;

@@ -198,14 +198,16 @@ where
         activations: 0,
     };
     result.peak = peak(|| {
-        let mut fused = FusedOptimizer::new(init(device), AdamConfig::new().init());
+        let mut fused = FusedOptimizer::new(init(device), AdamConfig::new().init()).unwrap();
         for _ in 0..STEPS {
             let held = BYTES.current_usage();
-            fused.step(LEARNING_RATE, |model| {
-                let loss = model.loss(input.clone());
-                result.activations = BYTES.current_usage() - held;
-                loss
-            });
+            fused
+                .step(LEARNING_RATE, |model| {
+                    let loss = model.loss(input.clone());
+                    result.activations = BYTES.current_usage() - held;
+                    loss
+                })
+                .unwrap();
         }
         result.held = BYTES.current_usage() - before;
     });

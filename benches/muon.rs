@@ -168,7 +168,10 @@ fn replicas(
     let config = config
         .with_sharding(Sharding::State)
         .with_ownership(Ownership::BySize);
-    FusedReplicas::new(model, optimizer, devices).with_config(config)
+    FusedReplicas::new(model, optimizer, devices)
+        .unwrap()
+        .with_config(config)
+        .unwrap()
 }
 
 /// Makes one step at every call.
@@ -189,13 +192,15 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut()> {
     let mut model = model.with_recompute_blocks(true);
     let mut config = FusedConfig::new();
     if way.starts_with("bf16") {
-        model = cast(model, FloatDType::BF16);
+        model = cast(model, FloatDType::BF16).unwrap();
         // As is best on a processor.
         config = config.with_compute_dtype(Some(FloatDType::F32));
     }
     let mut fused = replicas(model, optimizer(way), ranks, config);
     Box::new(move || {
         let batches = vec![input.clone(); ranks];
-        fused.step(RATE, batches, |model: &Mlp, input| model.loss(input));
+        fused
+            .step(RATE, batches, |model: &Mlp, input| model.loss(input))
+            .unwrap();
     })
 }

@@ -106,12 +106,12 @@ fn main() {
 }
 
 fn row<M: Module>(name: &str, rounds: usize, model: M, loss: impl Fn(&M) -> Tensor<1>) {
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let mut step = |way: Way| {
         INSTALLED.store(way != Way::System, Ordering::Relaxed);
         let recorder = (way == Way::Recorded).then(|| MemoryRecorder::start().expect("installed"));
         let start = Instant::now();
-        fused.step(1e-3, &loss);
+        fused.step(1e-3, &loss).unwrap();
         let time = start.elapsed().as_secs_f64();
         drop(recorder);
         INSTALLED.store(true, Ordering::Relaxed);

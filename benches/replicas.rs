@@ -202,16 +202,21 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
         true => Sharding::State,
         false => Sharding::Full,
     };
-    let mut fused = FusedReplicas::new(model, optimizer, devices).with_config(
-        FusedConfig::new()
-            .with_sharding(sharding)
-            .with_ownership(Ownership::BySize),
-    );
+    let mut fused = FusedReplicas::new(model, optimizer, devices)
+        .unwrap()
+        .with_config(
+            FusedConfig::new()
+                .with_sharding(sharding)
+                .with_ownership(Ownership::BySize),
+        )
+        .unwrap();
     Box::new(move || {
         let batches = vec![input.clone(); ranks];
-        fused.step(LEARNING_RATE, batches, |model: &Mlp, input| {
-            model.loss(input)
-        });
+        fused
+            .step(LEARNING_RATE, batches, |model: &Mlp, input| {
+                model.loss(input)
+            })
+            .unwrap();
         fused.bytes()
     })
 }

@@ -4,8 +4,8 @@
 //! cargo run --release --example custom_loop
 //! ```
 
-use backburn::FusedOptimizer;
 use backburn::optim::AdamWConfig;
+use backburn::{FusedError, FusedOptimizer};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -22,17 +22,17 @@ impl Network {
     }
 }
 
-pub fn main() {
+pub fn main() -> Result<(), FusedError> {
     let device = Device::flex().autodiff();
     let model = Network {
         hidden: LinearConfig::new(1, 64).init(&device),
         output: LinearConfig::new(64, 1).init(&device),
     };
-    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?;
     for step in 1..=500 {
         let x = Tensor::<2>::random([64, 1], Distribution::Uniform(-3.0, 3.0), &device);
         let y = x.clone().sin();
-        let loss = fused.step(1e-2, |model| (model.forward(x) - y).square().mean());
+        let loss = fused.step(1e-2, |model| (model.forward(x) - y).square().mean())?;
         if step % 100 == 0 {
             println!("step {step}: loss {:.5}", loss.into_scalar::<f32>());
         }
@@ -42,4 +42,5 @@ pub fn main() {
         "sin(1.5) is about {}",
         fused.valid().forward(x).into_scalar::<f32>()
     );
+    Ok(())
 }

@@ -5,7 +5,7 @@
 //! ```
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedOptimizer, gradient_checkpointing};
+use backburn::{FusedError, FusedOptimizer, gradient_checkpointing};
 use burn::module::{Lora, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
@@ -17,7 +17,7 @@ fn forward(layers: &[Linear], x: Tensor<2>) -> Tensor<2> {
     layers.fold(x, |x, layer| gradient_checkpointing(layer, x, block))
 }
 
-pub fn main() {
+pub fn main() -> Result<(), FusedError> {
     let device = Device::flex().autodiff();
     // In earnest, a model whose weights come from a file.
     let layers: Vec<Linear> = (0..4)
@@ -25,7 +25,7 @@ pub fn main() {
         .collect();
     let adapted = layers.apply_lora(Lora::new(4, 8.0));
 
-    let mut fused = FusedOptimizer::new(adapted, AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(adapted, AdamWConfig::new().init())?;
     println!(
         "{} tensors are trained, {} are frozen",
         fused.num_released(),
@@ -35,11 +35,12 @@ pub fn main() {
         let x = Tensor::<2>::random([32, 64], Distribution::Default, &device);
         let loss = fused.step(1e-3, |layers: &Vec<Linear>| {
             (forward(layers, x.clone()) - x * 0.5).square().mean()
-        });
+        })?;
         if step % 50 == 0 {
             println!("step {step}: loss {:.5}", loss.into_scalar::<f32>());
         }
     }
     let merged: Vec<Linear> = fused.model().materialize(); // ordinary layers, to save
     println!("{} parameters in all", merged.num_params());
+    Ok(())
 }

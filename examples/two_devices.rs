@@ -5,11 +5,11 @@
 //! ```
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedConfig, FusedReplicas, Ownership, Sharding};
+use backburn::{FusedConfig, FusedError, FusedReplicas, Ownership, Sharding};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
-pub fn main() {
+pub fn main() -> Result<(), FusedError> {
     let devices = [Device::flex(), Device::flex()]; // `Device::cuda(0)` and `Device::cuda(1)`, say
     let ranks = devices.len() as f32;
     let first = devices[0].clone().autodiff();
@@ -19,8 +19,8 @@ pub fn main() {
     let config = FusedConfig::new()
         .with_sharding(Sharding::Full)
         .with_ownership(Ownership::BySize);
-    let mut fused =
-        FusedReplicas::new(layers, AdamWConfig::new().init(), devices.clone()).with_config(config);
+    let mut fused = FusedReplicas::new(layers, AdamWConfig::new().init(), devices.clone())?
+        .with_config(config)?;
     for step in 1..=100 {
         let batches = devices
             .clone()
@@ -31,10 +31,11 @@ pub fn main() {
                 .iter()
                 .fold(x.clone(), |x, layer| layer.forward(x).tanh());
             (y - x * 0.5).square().mean() / ranks
-        });
+        })?;
         if step % 25 == 0 {
             let losses = losses.into_iter().map(Tensor::into_scalar::<f32>);
             println!("step {step}: loss {:.5}", losses.sum::<f32>());
         }
     }
+    Ok(())
 }

@@ -20,24 +20,16 @@ use crate::tap::lift;
 /// use burn::tensor::{DType, Device, FloatDType};
 ///
 /// let device = Device::flex().autodiff();
-/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16);
+/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16)?;
 /// assert_eq!(model.weight.val().dtype(), DType::BF16);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
-///
-/// # Panics
-///
-/// With the message of the error that [`try_cast`] returns.
-pub fn cast<M: Module>(model: M, dtype: FloatDType) -> M {
-    try_cast(model, dtype).unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// The fallible [`cast`].
 ///
 /// # Errors
 ///
 /// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`,
 /// [`FusedError::DeviceNotThere`] if it is not there.
-pub fn try_cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
+pub fn cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);
     Ok(exchange(

@@ -22,7 +22,8 @@ use crate::replica::{Ownership, Sharding};
 /// let config = FusedConfig::new()
 ///     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
 ///     .with_loss_scaling(Some(LossScalingConfig::new()));
-/// let fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(config);
+/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())?.with_config(config)?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// What is no number or choice is given elsewhere: devices, hooks, and the optimizer, whose state

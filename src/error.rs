@@ -1,10 +1,9 @@
 use burn::module::ParamId;
 
-/// What a user can do wrong, in a sentence that names the parameter and the way out.
+/// A training that can't be made, or a step that can't be taken: the message names the parameter or option, and what to do.
 ///
-/// The fallible methods (`try_new`, `try_step`, ..) return it; their plain counterparts panic with
-/// its message.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+/// `Debug` prints the message, too, so that `unwrap` and a `main` that returns the error show it.
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FusedError {
     /// The model was created on a device without autodiff.
@@ -55,20 +54,12 @@ pub enum FusedError {
     /// A device whose server does not answer any more.
     #[error(
         "{device} does not answer: {reason}. What is on it is lost, with the parameters of this step; go on from the \
-         last checkpoint. The output of the server may tell more. It must be made by `backburn::remote_server`, of the same version"
+         last checkpoint. The output of the server may say more"
     )]
     DeviceLost {
         /// The device.
         device: String,
         /// What Burn says.
-        reason: String,
-    },
-
-    /// Devices that [`remote_server`](crate::remote_server) can't host.
-    #[cfg(feature = "remote")]
-    #[error("the devices can't be served: {reason}")]
-    Serve {
-        /// Why, and what to do.
         reason: String,
     },
 
@@ -549,3 +540,17 @@ pub(crate) fn listed(names: impl ExactSizeIterator<Item: std::fmt::Display>) -> 
         _ => format!("{shown} and {more} more"),
     }
 }
+
+/// Implements `Debug` by `Display`: `unwrap` and a `main` that returns the error then print the message.
+macro_rules! debug_prints_message {
+    ($error:ty) => {
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    };
+}
+
+debug_prints_message!(FusedError);
+pub(crate) use debug_prints_message;

@@ -47,7 +47,7 @@
 //! - `fusion`, `autotune`, `train` and `tui` are as in Burn.
 //! - `plot` draws recorded memory.
 //! - `store` loads files of safetensors and of PyTorch.
-//! - `remote` trains on devices that a server hosts, and makes such a server.
+//! - `remote` trains on devices that a server of Burn's hosts.
 //!
 //! # The rooms
 //!
@@ -110,8 +110,6 @@ mod policy;
 mod quantized;
 mod random;
 mod record;
-#[cfg(feature = "remote")]
-mod remote_server;
 mod replica;
 mod report;
 #[cfg(test)]
@@ -126,7 +124,7 @@ mod worker;
 
 #[doc(inline)]
 pub use backburn_derive::Activations;
-pub use cast::{cast, try_cast};
+pub use cast::cast;
 pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
 pub use device::check_device;
@@ -154,8 +152,6 @@ pub use policy::{
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
 pub use quantized::{BaseFormat, QuantizedAdapter, QuantizedLora};
-#[cfg(feature = "remote")]
-pub use remote_server::remote_server;
 pub use replica::{Ownership, Sharding};
 pub use report::StepReport;
 

@@ -12,7 +12,7 @@ use crate::parameters::{Loading, TakeOver, empty, list, running_statistics};
 use crate::quantized::{AdaptedBase, QuantizedLora};
 
 /// Why weights were not loaded from a file.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// A device of the model can't compute in the type that was asked for.
@@ -27,6 +27,8 @@ pub enum LoadError {
         reason: String,
     },
 }
+
+crate::error::debug_prints_message!(LoadError);
 
 /// `model` with the weights of a file of safetensors or of PyTorch, in `dtype`.
 ///

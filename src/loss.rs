@@ -13,13 +13,14 @@ use crate::tap::{GradientSink, Passed, join};
 /// # let device = Device::flex().autodiff();
 /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
 /// # let x = Tensor::<2>::ones([3, 2], &device);
-/// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-/// let loss: Tensor<1> = fused.step(0.1, |model| model.forward(x.clone()).mean());
+/// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
+/// let loss: Tensor<1> = fused.step(0.1, |model| model.forward(x.clone()).mean())?;
 /// let (loss, output) = fused.step(0.1, |model| {
 ///     let output = model.forward(x);
 ///     (output.clone().mean(), output)
-/// });
+/// })?;
 /// # let _: (Tensor<1>, Tensor<2>) = (loss, output);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub trait Loss: sealed::Sealed + Sized {
     /// Whether a backward pass can start from the loss.

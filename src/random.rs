@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-use crate::device::is_cubecl;
+use crate::device::{answered, is_cubecl};
 
-pub(crate) use lock::{Lock, RngLock, ThreadLock};
+pub(crate) use lock::{RngLock, ThreadLock};
 
 /// Seeds that all come from one.
 #[derive(Debug)]
@@ -112,7 +112,8 @@ fn draw(device: &Device) -> Tensor<1> {
 
 /// A seed from the generator of `device`, which waits for it.
 fn draw_seed(device: &Device) -> u64 {
-    let digits = draw(device).into_data();
+    let digits = draw(device);
+    let digits = answered(device, move || digits.into_data());
     let digits = digits.iter::<f64>().map(|digit| digit as u64);
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)
 }

@@ -27,20 +27,24 @@ fn record_recomputed(config: GradientCheckpointingConfig, sizes: [usize; DEPTH])
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
     let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-        .with_config(FusedConfig::new().with_gradient_checkpointing(config));
+        .unwrap()
+        .with_config(FusedConfig::new().with_gradient_checkpointing(config))
+        .unwrap();
     let x = Tensor::<2>::random([64, WIDTH], Distribution::Default, &device);
     let mut step = || {
-        fused.step(1e-3, |model| {
-            let mut x = x.clone();
-            for (linear, size) in model.iter().zip(sizes) {
-                // Several activations of the same size.
-                let run = move |linear: &Linear, x| {
-                    (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
-                };
-                x = gradient_checkpointing(linear, x, run);
-            }
-            x.powi_scalar(2).mean()
-        });
+        fused
+            .step(1e-3, |model| {
+                let mut x = x.clone();
+                for (linear, size) in model.iter().zip(sizes) {
+                    // Several activations of the same size.
+                    let run = move |linear: &Linear, x| {
+                        (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
+                    };
+                    x = gradient_checkpointing(linear, x, run);
+                }
+                x.powi_scalar(2).mean()
+            })
+            .unwrap();
     };
     step();
     let recorder = MemoryRecorder::start().unwrap();

@@ -12,7 +12,7 @@ fn the_tokens_of_a_loss_are_counted_in_a_type_that_can() {
     device.configure(FloatDType::BF16).unwrap();
     let device = device.autodiff();
     let head = LinearConfig::new(6, 11).init(&device);
-    let head = backburn::cast(head, FloatDType::F32);
+    let head = backburn::cast(head, FloatDType::F32).unwrap();
     // More than bf16 can count.
     let hidden = Tensor::<2>::random([1001, 6], Distribution::Default, &device);
     let hidden = hidden.cast(FloatDType::F32);

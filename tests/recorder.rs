@@ -61,11 +61,11 @@ fn record_fused(device: &Device) -> (MemoryTimeline, usize, usize) {
     let model = init(device);
     let parameters = bytes(&model);
     let x = x(device);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
     COUNTER.reset_peak_usage();
     for _ in 0..STEPS {
-        fused.step(1e-3, |model| loss(model, x.clone()));
+        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
     }
     let peak = COUNTER.peak_usage();
     (recorder.finish().unwrap(), parameters, peak)
@@ -194,11 +194,13 @@ fn the_phases_name_the_parameters_and_the_summary_the_peak() {
 fn a_recording_survives_a_panic_in_what_it_records() {
     let _alone = ALONE.lock();
     let device = device();
-    let mut fused = FusedOptimizer::new(init(&device), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(init(&device), AdamConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
-    fused.step(1e-3, |model| loss(model, x(&device)));
+    fused.step(1e-3, |model| loss(model, x(&device))).unwrap();
     let panic = catch_unwind(AssertUnwindSafe(|| {
-        fused.step(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
+        fused
+            .step(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
+            .unwrap()
     }));
     assert!(panic.is_err());
     let timeline = recorder.finish().unwrap();
@@ -215,14 +217,16 @@ fn a_pass_of_a_long_recurrent_network_fits_in_a_recording() {
     let device = device();
     let layer = |_| LstmConfig::new(8, 8, true).init(&device);
     let model: Vec<Lstm> = (0..2).map(layer).collect();
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let x = Tensor::<3>::random([1, 300, 8], Distribution::Default, &device);
     let mut pass = || {
         let layers = |model: &Vec<Lstm>| {
             let layers = model.iter();
             layers.fold(x.clone(), |x, layer| layer.forward(x, None).0)
         };
-        fused.dry_run(|model| layers(model).powi_scalar(2).mean());
+        fused
+            .dry_run(|model| layers(model).powi_scalar(2).mean())
+            .unwrap();
     };
     pass();
     let recorder = MemoryRecorder::start().unwrap();
@@ -239,8 +243,8 @@ fn the_log_is_no_memory_of_the_program_and_goes_with_the_recording() {
     let device = device();
     let model = init(&device);
     let x = x(&device);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())));
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())).unwrap());
     step();
     let before = COUNTER.current_usage();
     COUNTER.reset_peak_usage();
@@ -422,16 +426,16 @@ fn weights_and_states_in_formats_are_recorded_as_what_they_take() {
 
     let _alone = ALONE.lock();
     let device = device();
-    let model = cast(init(&device), FloatDType::BF16);
+    let model = cast(init(&device), FloatDType::BF16).unwrap();
     let elements = DEPTH * WIDTH * WIDTH;
     let optimizer = AdamWConfig::new()
         .with_state_format(StateFormat::Bits8)
         .with_weight_format(WeightFormat::Split24);
     let x = Tensor::from_inner(x(&device).inner().cast(FloatDType::BF16));
-    let mut fused = FusedOptimizer::new(model, optimizer.init());
+    let mut fused = FusedOptimizer::new(model, optimizer.init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
     for _ in 0..STEPS {
-        fused.step(1e-3, |model| loss(model, x.clone()));
+        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
     }
     let timeline = recorder.finish().unwrap();
     let last = timeline.samples.last().unwrap().bytes;

@@ -116,7 +116,9 @@ fn pages() -> Text {
 fn initial(folder: &Path) -> Checkpoint {
     let checkpoint = Checkpoint::at(folder.join("initial"));
     let checkpointing = GradientCheckpointingConfig::new();
-    let trainer = Technique::Stock.start(&config(), checkpointing, Place::default());
+    let trainer = Technique::Stock
+        .start(&config(), checkpointing, Place::default())
+        .unwrap();
     trainer.save(&checkpoint, &Progress::new(0)).unwrap();
     checkpoint
 }
@@ -124,7 +126,9 @@ fn initial(folder: &Path) -> Checkpoint {
 /// A trainer with these.
 fn start(technique: Technique, initial: &Checkpoint) -> Trainer {
     let checkpointing = GradientCheckpointingConfig::new();
-    let trainer = technique.start(&config(), checkpointing, Place::default());
+    let trainer = technique
+        .start(&config(), checkpointing, Place::default())
+        .unwrap();
     trainer.resume::<()>(initial).unwrap().0
 }
 
@@ -157,6 +161,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
             GradientCheckpointingConfig::new(),
             Place::default(),
         );
+        let other = other.unwrap();
         let (mut second, done) = checkpoint::resume(&saved, other, &training).unwrap();
         assert_eq!(done, 3);
         let mut text = pages();
@@ -181,7 +186,11 @@ fn a_training_by_muon_with_an_average_resumes_and_is_no_other() {
         ..training(&config())
     };
     let technique = Technique::Fused;
-    let new = || technique.start(&config(), GradientCheckpointingConfig::new(), place);
+    let new = || {
+        technique
+            .start(&config(), GradientCheckpointingConfig::new(), place)
+            .unwrap()
+    };
     let start = || new().resume::<()>(&initial).unwrap().0;
     let mut whole = start();
     run(technique, &mut whole, &mut pages(), course(0, 6));
@@ -227,7 +236,7 @@ fn a_training_within_a_budget_goes_on_as_it_was_planned() {
     plan.optimizer = plan.optimizer.with_state_format(StateFormat::Bits8);
     let start = |from: &Checkpoint| {
         let trainer = technique.start_planned(&config, &plan, Place::default());
-        trainer.resume::<()>(from).unwrap().0
+        trainer.unwrap().resume::<()>(from).unwrap().0
     };
     let mut whole = start(&initial);
     run(technique, &mut whole, &mut pages(), course(0, 6));
@@ -244,7 +253,7 @@ fn a_training_within_a_budget_goes_on_as_it_was_planned() {
         let found = found.unwrap();
         assert_eq!(found.candidates, plan.candidates);
         let again = technique.start_planned(&config, &found, Place::default());
-        let (mut again, done) = checkpoint::resume(&saved, again, &training).unwrap();
+        let (mut again, done) = checkpoint::resume(&saved, again.unwrap(), &training).unwrap();
         let mut text = pages();
         text.skip(done, 2);
         run(technique, &mut again, &mut text, course(done, 6));
@@ -314,7 +323,9 @@ fn checkpoints_of_another_model_are_refused() {
     let saved = folder.path().join("saved");
     let start = |config: &LanguageModelConfig| {
         let checkpointing = GradientCheckpointingConfig::new();
-        Technique::Fused.start(config, checkpointing, Place::default())
+        Technique::Fused
+            .start(config, checkpointing, Place::default())
+            .unwrap()
     };
     let config = config();
     let training = training(&config);
@@ -375,7 +386,9 @@ fn a_checkpoint_replaces_nothing_but_another() {
     let thesis = precious.join("thesis.txt");
     std::fs::write(&thesis, b"years").unwrap();
     let checkpointing = GradientCheckpointingConfig::new();
-    let trainer = Technique::Fused.start(&config(), checkpointing, Place::default());
+    let trainer = Technique::Fused
+        .start(&config(), checkpointing, Place::default())
+        .unwrap();
     // A stray file is no reason to throw a training away.
     checkpoint::check(&precious, 6).unwrap();
     for _ in 0..2 {

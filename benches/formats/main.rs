@@ -155,8 +155,11 @@ fn train<M: Module>(
     let mut optimizer = mode.optimizer();
     let mut step: Box<dyn FnMut()> = match fused {
         true => {
-            let mut fused = FusedOptimizer::new(model, optimizer).with_config(mode.config());
-            Box::new(move || drop(fused.step(RATE, |model| loss(model))))
+            let mut fused = FusedOptimizer::new(model, optimizer)
+                .unwrap()
+                .with_config(mode.config())
+                .unwrap();
+            Box::new(move || drop(fused.step(RATE, |model| loss(model)).unwrap()))
         }
         false => {
             let mut model = Some(model);

@@ -135,7 +135,7 @@ impl Mode {
 
     /// `model` with the weights that it is trained in.
     pub fn cast<M: Module>(self, model: M) -> M {
-        cast(model, self.dtype)
+        cast(model, self.dtype).unwrap()
     }
 
     /// `input` in the type of the computation.

@@ -149,11 +149,16 @@ fn long(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transformer {
     device.seed(seed);
     let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(1);
     let model = mode.cast(config.with_heads(4).with_dropout(0.0).init(device));
-    let mut fused = FusedOptimizer::new(model, mode.optimizer()).with_config(mode.config());
+    let mut fused = FusedOptimizer::new(model, mode.optimizer())
+        .unwrap()
+        .with_config(mode.config())
+        .unwrap();
     let mut random = StdRng::seed_from_u64(seed);
     for step in 0..LONG_STEPS {
         let batch = random_pieces(text, LONG_BATCH, &mut random, device);
-        fused.step(rate_at(step, LONG_STEPS, RATE), |model| model.loss(batch));
+        fused
+            .step(rate_at(step, LONG_STEPS, RATE), |model| model.loss(batch))
+            .unwrap();
     }
     fused.full_precision_model()
 }

@@ -109,7 +109,7 @@ impl Way {
         device.seed(1);
         let model = config.init(device);
         if self.weights.is_some() {
-            return backburn::cast(model, FloatDType::BF16);
+            return backburn::cast(model, FloatDType::BF16).unwrap();
         }
         drop(model.valid()); // draws all weights, in module order, however it is trained
         model

@@ -102,8 +102,8 @@ pub fn train(way: &str, batch: usize) {
         .with_offload(offload)
         .with_gradient_checkpointing(blocks)
         .with_max_bytes_under_way(limit);
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    let mut fused = fused.with_config_on(config, &device);
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = fused.with_config_on(config, &device).unwrap();
     let input = Tensor::<2>::random([batch, WIDTH], Distribution::Default, &tracked);
-    turns::train(|| fused.step(1e-4, |model| model.loss(input.clone())))
+    turns::train(|| fused.step(1e-4, |model| model.loss(input.clone())).unwrap())
 }

@@ -53,9 +53,9 @@ impl Policy {
         let mut fused = match self {
             Self::InState => {
                 let optimizer = backburn::optim::AdamWConfig::new().build();
-                FusedOptimizer::accumulating_in_state(model, optimizer)
+                FusedOptimizer::accumulating_in_state(model, optimizer).unwrap()
             }
-            _ => FusedOptimizer::new(model, AdamWConfig::new().init()),
+            _ => FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap(),
         };
         let config = FusedConfig::new();
         let scaling = LossScalingConfig::new().with_initial_scale(LOSS_SCALE);
@@ -70,17 +70,19 @@ impl Policy {
             Self::SkipParameter => config.with_loss_scaling(Some(one_pass)),
             Self::Plain | Self::Accumulation | Self::InState | Self::Statistics => config,
         };
-        fused = fused.with_config(config);
+        fused = fused.with_config(config).unwrap();
         if let Self::Statistics = self {
             fused = fused.with_hook(ParamGroup::all(), GradientStatistics::new());
         }
         move || {
             if let Self::Accumulation | Self::InState = self {
                 for _ in 1..GROUP {
-                    fused.accumulate(|model| model.loss(input.clone()));
+                    fused.accumulate(|model| model.loss(input.clone())).unwrap();
                 }
             }
-            fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()))
+                .unwrap();
         }
     }
 

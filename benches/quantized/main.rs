@@ -192,11 +192,13 @@ fn row(count: usize, base: Base, training: Training, device: &Device) -> Row {
             value
         });
     } else {
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
         measured(&mut || {
-            let loss = fused.step(RATE, |model| {
-                model.loss(x.clone(), training == Training::Blocks)
-            });
+            let loss = fused
+                .step(RATE, |model| {
+                    model.loss(x.clone(), training == Training::Blocks)
+                })
+                .unwrap();
             loss.into_scalar::<f64>()
         });
     }

@@ -51,9 +51,9 @@ pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline>
         }
         return Ok(recorder.finish()?);
     }
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())?;
     for _ in 0..steps {
-        fused.step(LEARNING_RATE, loss);
+        fused.step(LEARNING_RATE, loss)?;
         progress.inc(1);
     }
     Ok(recorder.finish()?)

@@ -1,5 +1,6 @@
 //! Weights and optimizer states in fewer bits, to choose from on a command line.
 
+use backburn::FusedError;
 use backburn::optim::{StateFormat, WeightFormat};
 use burn::module::Module;
 use burn::tensor::FloatDType;
@@ -84,9 +85,9 @@ impl Formats {
     }
 
     /// `model` in the type of its weights.
-    pub fn cast<M: Module>(self, model: M) -> M {
+    pub fn cast<M: Module>(self, model: M) -> Result<M, FusedError> {
         match self.weights {
-            Weights::F32 => model,
+            Weights::F32 => Ok(model),
             _ => backburn::cast(model, self.dtype()),
         }
     }

@@ -134,7 +134,7 @@ fn pretrain(
     let checkpointing = GradientCheckpointingConfig::new();
     let mut trainer = options
         .technique
-        .start(config, checkpointing, Place::default());
+        .start(config, checkpointing, Place::default())?;
     train(
         &mut trainer,
         &mut text,
@@ -168,7 +168,7 @@ fn tune(
     let optimizer = Optimizer::AdamW.init(options.formats);
     let estimate = MemoryEstimate::new(&model, &optimizer);
     let start = Instant::now();
-    let mut trainer = Trainer::fused(model, optimizer, FusedConfig::new(), &device);
+    let mut trainer = Trainer::fused(model, optimizer, FusedConfig::new(), &device)?;
     if estimate.gradients > 0 {
         let mut course = options.course(config);
         course.steps = course.steps.div_ceil(FEWER);

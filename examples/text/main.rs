@@ -84,8 +84,8 @@ fn main() -> Result<()> {
     };
     device.seed(options.seed);
     let mut trainer = match &plan {
-        Some(plan) => technique.start_planned(&config, plan, place),
-        None => technique.start(&config, GradientCheckpointingConfig::new(), place),
+        Some(plan) => technique.start_planned(&config, plan, place)?,
+        None => technique.start(&config, GradientCheckpointingConfig::new(), place)?,
     };
     let training = Training {
         config: technique.applied_to(&config),

@@ -2,8 +2,8 @@
 
 use backburn::optim as ours;
 use backburn::{
-    FusedConfig, GradientCheckpointingConfig, LinearCrossEntropyLossConfig, Plan,
-    WeightAveragingConfig,
+    FusedConfig, FusedError, GradientCheckpointingConfig, LinearCrossEntropyLossConfig, Plan,
+    PlanError, WeightAveragingConfig,
 };
 use burn::prelude::*;
 use clap::ValueEnum;
@@ -85,7 +85,7 @@ impl Technique {
         config: &LanguageModelConfig,
         checkpointing: GradientCheckpointingConfig,
         place: Place,
-    ) -> Trainer {
+    ) -> Result<Trainer, FusedError> {
         let config = self.applied_to(config);
         let device = self.device(place);
         // What waits on the host is made there.
@@ -93,10 +93,10 @@ impl Technique {
             (Self::Stock, _) | (_, None) => config.init(&device),
             (_, Some(_)) => config.init(&self.device(Place::default())),
         };
-        let model = place.formats.cast(model);
+        let model = place.formats.cast(model)?;
         let optimizer = place.optimizer.init(place.formats);
         if self == Self::Stock {
-            return Trainer::stock(model, optimizer);
+            return Ok(Trainer::stock(model, optimizer));
         }
         let config = FusedConfig::new()
             .with_gradient_checkpointing(checkpointing)
@@ -111,11 +111,11 @@ impl Technique {
         config: &LanguageModelConfig,
         plan: &Plan<ours::AdamWConfig>,
         place: Place,
-    ) -> Trainer {
+    ) -> Result<Trainer, PlanError> {
         let (config, device) = (self.applied_to(config), self.device(place));
-        Trainer::Fused {
-            fused: plan.fuse(|| config.init(&device)),
+        Ok(Trainer::Fused {
+            fused: plan.fuse(|| config.init(&device))?,
             parts: plan.accumulation,
-        }
+        })
     }
 }

@@ -61,7 +61,8 @@ pub fn train(
     let mut losses = Vec::new();
     for step in course.done..course.stop {
         let batch = text.batch(course.batch, device);
-        losses.push(trainer.step(batch, course.rate(step)).into_scalar::<f64>());
+        let loss = trainer.step(batch, course.rate(step))?;
+        losses.push(loss.into_scalar::<f64>());
         let tokens = losses.len() * course.batch * course.context;
         let recent = &losses[losses.len().saturating_sub(20)..];
         let message = format!(

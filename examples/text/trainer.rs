@@ -1,7 +1,7 @@
 //! A model and its optimizer in training, stock or fused.
 
 use anyhow::Result;
-use backburn::{Checkpoint, FusedConfig, FusedOptimizer, Progress};
+use backburn::{Checkpoint, FusedConfig, FusedError, FusedOptimizer, Progress};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use serde::Serialize;
@@ -40,16 +40,17 @@ impl Trainer {
         optimizer: ModuleOptimizer,
         config: FusedConfig,
         device: &Device,
-    ) -> Self {
-        let fused = FusedOptimizer::new(model, optimizer);
-        Self::Fused {
-            fused: fused.with_config_on(config, device),
-            parts: 1,
-        }
+    ) -> Result<Self, FusedError> {
+        let fused = FusedOptimizer::new(model, optimizer)?.with_config_on(config, device)?;
+        Ok(Self::Fused { fused, parts: 1 })
     }
 
     /// Trains on a batch, `[batch, context + 1]`, and returns its cross entropy in nats per token.
-    pub fn step(&mut self, batch: Tensor<2, Int>, learning_rate: f64) -> Tensor<1> {
+    pub fn step(
+        &mut self,
+        batch: Tensor<2, Int>,
+        learning_rate: f64,
+    ) -> Result<Tensor<1>, FusedError> {
         match self {
             Self::Stock { model, optimizer } => {
                 let current = model.take().expect(BETWEEN_STEPS);
@@ -60,7 +61,7 @@ impl Trainer {
                 let gradients = GradientsParams::from_grads(total.backward(), &current);
                 drop(total);
                 *model = Some(optimizer.step(learning_rate, current, gradients));
-                cross_entropy
+                Ok(cross_entropy)
             }
             Self::Fused { fused, parts } => {
                 let parts = *parts;
@@ -76,15 +77,19 @@ impl Trainer {
                 };
                 let mut batches = batch.chunk(parts, 0);
                 let last = batches.pop().expect("a batch has a piece");
-                let entropies = batches
-                    .into_iter()
-                    .map(|batch| fused.accumulate(losses(batch)).1);
-                let before = entropies.reduce(|sum, entropy| sum + entropy);
-                let entropy = fused.step(learning_rate, losses(last)).1;
-                match before {
+                let mut before: Option<Tensor<1>> = None;
+                for batch in batches {
+                    let entropy = fused.accumulate(losses(batch))?.1;
+                    before = Some(match before {
+                        Some(sum) => sum + entropy,
+                        None => entropy,
+                    });
+                }
+                let entropy = fused.step(learning_rate, losses(last))?.1;
+                Ok(match before {
                     Some(before) => (before + entropy) / parts as f32,
                     None => entropy,
-                }
+                })
             }
         }
     }
@@ -115,7 +120,7 @@ impl Trainer {
     {
         match self {
             Self::Stock { optimizer, .. } => {
-                let fused = FusedOptimizer::try_new(self.model(), optimizer.clone())?;
+                let fused = FusedOptimizer::new(self.model(), optimizer.clone())?;
                 checkpoint.save(&fused, progress)?;
             }
             Self::Fused { fused, .. } => checkpoint.save(fused, progress)?,
@@ -131,7 +136,7 @@ impl Trainer {
         match self {
             Self::Stock { model, optimizer } => {
                 let model = model.expect(BETWEEN_STEPS);
-                let mut fused = FusedOptimizer::try_new(model, optimizer)?;
+                let mut fused = FusedOptimizer::new(model, optimizer)?;
                 let progress = checkpoint.load(&mut fused)?;
                 let (model, optimizer) = fused.into_parts();
                 Ok((Self::stock(model, optimizer), progress))

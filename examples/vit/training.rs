@@ -115,7 +115,7 @@ pub fn run(
     let model = match plan {
         // The plan has a type for it.
         Some(_) => model,
-        None => options.formats.cast(model),
+        None => options.formats.cast(model)?,
     };
     let optimizer = options.optimizer.init(options.formats)?;
     let scheduler = scheduler(options, data)?;
@@ -152,19 +152,19 @@ pub fn run(
     };
     let fused = |model, optimizer, scheduler| {
         let learner = match &plan {
-            Some(plan) => plan.learner(|| model, scheduler),
-            None => FusedLearner::new(model, optimizer, scheduler).with_config(how),
+            Some(plan) => plan.learner(|| model, scheduler)?,
+            None => FusedLearner::new(model, optimizer, scheduler).with_config(how)?,
         };
-        match place {
-            Some(strategy) => learner.with_training_strategy(strategy),
+        anyhow::Ok(match place {
+            Some(strategy) => learner.with_training_strategy(strategy)?,
             None => learner,
-        }
+        })
     };
 
     // The two ways differ in two lines.
     let (model, error) = match (method, options.clip_norm) {
         (Method::Fused, None) => {
-            let learner = fused(model, optimizer, scheduler);
+            let learner = fused(model, optimizer, scheduler)?;
             let result = training.builder().launch_fused(learner);
             (result.model, result.error)
         }
@@ -178,7 +178,7 @@ pub fn run(
             (result.model, result.error)
         }
         (Method::Fused, Some(_)) => {
-            let learner = fused(model, optimizer, scheduler);
+            let learner = fused(model, optimizer, scheduler)?;
             let norm = learner.gradient_norm();
             let training = training.builder().metric_train_numeric(norm);
             let result = training.launch_fused(learner);

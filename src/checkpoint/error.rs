@@ -5,7 +5,7 @@ use burn::store::RecordError;
 use crate::error::{FusedError, listed};
 
 /// The reason why a training was not saved, or not loaded.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
     /// An option of the [`Checkpoint`](crate::Checkpoint) makes no sense.
@@ -154,6 +154,8 @@ pub enum CheckpointError {
     #[error(transparent)]
     Fused(#[from] FusedError),
 }
+
+crate::error::debug_prints_message!(CheckpointError);
 
 impl CheckpointError {
     pub(super) fn cannot_write(file: &Path, reason: impl ToString) -> Self {

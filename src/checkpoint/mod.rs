@@ -17,6 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::device::caught;
+use crate::error::FusedError;
 use crate::fused::{Door, FusedOptimizer, FusedReplicas, Unfit};
 pub use error::CheckpointError;
 use lock::Lock;
@@ -45,7 +46,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// # for _ in 0..2 {
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(8, 1).init(&device);
-/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?;
 /// let mut scheduler = CosineAnnealingLrSchedulerConfig::new(1e-3, 100).init()?;
 ///
 /// let checkpoint = Checkpoint::at(run).keep_last(2); // `Checkpoint::at("run")`, say
@@ -57,7 +58,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// }
 /// for step in done..100 {
 ///     let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
-///     fused.step(scheduler.step(), |model| model.forward(x).powi_scalar(2).mean());
+///     fused.step(scheduler.step(), |model| model.forward(x).powi_scalar(2).mean())?;
 ///     if (step + 1) % 50 == 0 {
 ///         let progress = Progress::new(step + 1).with_scheduler(scheduler.to_record());
 ///         checkpoint.save(&fused, &progress)?;
@@ -70,7 +71,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// A resumed training equals one that was not interrupted, to the bit where steps do, if it sees the same batches and random
 /// numbers: Burn's generators can be seeded, not read, so seed them by the step ([`Device::seed`](burn::tensor::Device::seed)).
 /// Optimizer states of f64 parameters pass through the default float type, as in
-/// [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
+/// [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
 ///
 /// # Layout
 ///
@@ -193,6 +194,10 @@ impl Checkpoint {
         if training.core().has_accumulated() {
             return Err(CheckpointError::Accumulated);
         }
+        let lost = |error: FusedError| CheckpointError::Devices {
+            reason: error.to_string(),
+        };
+        training.core().check_connected().map_err(lost)?;
         let step = progress.step;
         let progress = progress.to_bytes()?;
         folder::create(&self.folder)?;

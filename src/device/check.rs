@@ -4,8 +4,9 @@ use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
-use super::is_cubecl;
+use super::servers::answers;
 use super::trial;
+use super::{is_cubecl, is_remote};
 use crate::caught::catch;
 use crate::error::FusedError;
 
@@ -108,6 +109,9 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
             0 => "none of its kind was found (is the driver installed?)".to_string(),
             found => format!("{found} of its kind were found, counted from 0"),
         }));
+    }
+    if is_remote(device) {
+        answers(device).map_err(not_there)?;
     }
     caught(|| device.supports_dtype(DType::F32)).map_err(not_there)?;
     #[cfg(feature = "cuda")]

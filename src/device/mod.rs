@@ -27,7 +27,7 @@ use burn::tensor::{Device, Tensor};
 pub use check::check_device;
 pub(crate) use check::{caught, check, check_all_there, check_has, has};
 pub(crate) use read::{in_memory, moved, of_data, read};
-pub(crate) use servers::{check_connected, forked, is_remote, sent};
+pub(crate) use servers::{answered, check_connected, forked, is_remote, sent};
 #[cfg(feature = "cubecl")]
 pub(crate) use streams::check_streams;
 pub(crate) use threads::warm_threads;

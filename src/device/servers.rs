@@ -1,14 +1,78 @@
 //! Devices of Burn's remote servers.
+//!
+//! # Timeouts
+//!
+//! Burn's client waits for an answer until its connection breaks: never, if a server hangs, and for about 15 minutes, if a link
+//! is cut while data are in flight. So what this crate waits for is waited for on a thread of its own, with a timeout
+//! ([`answered`], [`check_connected`]). The thread of the device, which all operations pass, must not wait: it takes no more than
+//! 32 operations meanwhile, and dropping a tensor is one. So a read is used and not `sync`.
+
+use std::sync::LazyLock;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Device, Tensor};
+use burn_std::id::StreamId;
+use parking_lot::Mutex;
 
 use super::{caught, host};
 use crate::error::FusedError;
 
-/// Refuses devices whose server does not answer any more. What is asked of such a device is sent on its way, and nobody
-/// says that it has not arrived; so it is waited for. Other devices are not.
+/// The environment variable with the seconds within which a server must answer.
+const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
+
+static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds = std::env::var(VARIABLE).ok().and_then(|it| it.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(300))
+});
+
+/// Devices whose servers have not answered in time. A process has one session for each, which Burn does not open again.
+static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+
+/// Returns what `work` reads from `device`, which has no autodiff.
+///
+/// # Panics
+///
+/// If `device` is on a server that does not answer in time.
+pub(crate) fn answered<R: Send + 'static>(
+    device: &Device,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> R {
+    match is_remote(device) {
+        true => in_time(device, work).unwrap_or_else(|reason| panic!("{reason}")),
+        false => work(),
+    }
+}
+
+/// Does `work`, which waits for an answer of the server of `device`. If it is late, its thread waits on.
+fn in_time<R: Send + 'static>(
+    device: &Device,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, String> {
+    let silent = || {
+        let seconds = TIMEOUT.as_secs();
+        format!("its server has not answered within {seconds} s, the limit that `{VARIABLE}` sets")
+    };
+    if LOST.lock().contains(device) {
+        return Err(silent());
+    }
+    let (sender, answer) = channel();
+    let stream = StreamId::current();
+    std::thread::spawn(move || {
+        let answer = stream.executes(|| caught(work));
+        // Fails if it is too late.
+        let _ = sender.send(answer);
+    });
+    answer.recv_timeout(*TIMEOUT).unwrap_or_else(|_| {
+        LOST.lock().push(device.clone());
+        Err(silent())
+    })
+}
+
+/// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time. Nothing else
+/// reports an operation that got lost on its way.
 pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
     if cfg!(not(feature = "remote")) {
         return Ok(());
@@ -16,16 +80,25 @@ pub(crate) fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(
     let devices = devices();
     let mut remote = devices.iter().filter(|device| is_remote(device));
     remote.try_for_each(|device| {
-        let answer = caught(|| device.clone().inner().sync());
-        let answer = answer.and_then(|answer| answer.map_err(|error| error.to_string()));
-        answer.map_err(|reason| FusedError::DeviceLost {
+        answers(&device.clone().inner()).map_err(|reason| FusedError::DeviceLost {
             device: format!("{device:?}"),
             reason,
         })
     })
 }
 
-/// Whether `device` is one of a server's.
+/// Waits until the server of `device`, which has no autodiff, has done all operations.
+pub(super) fn answers(device: &Device) -> Result<(), String> {
+    let asked = device.clone();
+    let answer = in_time(device, move || {
+        // After the read, `sync` only reports errors.
+        Tensor::<1>::zeros([1], &asked).try_into_data()?;
+        asked.sync()
+    });
+    answer?.map_err(|error| error.to_string())
+}
+
+/// Returns `true` if `device` is on a server.
 pub(crate) fn is_remote(device: &Device) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     match device.clone().inner().as_dispatch() {
@@ -45,7 +118,7 @@ fn between_servers(from: &Device, to: &Device) -> bool {
 }
 
 /// [`Tensor::to_device`], but from one server to another through this process. What is there is the same tensor.
-pub(crate) fn sent<const D: usize, K: Basic>(
+pub(crate) fn sent<const D: usize, K: Basic + 'static>(
     tensor: Tensor<D, K>,
     device: &Device,
 ) -> Tensor<D, K> {
@@ -53,9 +126,18 @@ pub(crate) fn sent<const D: usize, K: Basic>(
     if from == *device {
         return tensor;
     }
-    match between_servers(&from, device) {
-        true => tensor.to_device(&host(device)).to_device(device),
-        false => tensor.to_device(device),
+    let between = match between_servers(&from, device) {
+        true => host(device),
+        false => device.clone(),
+    };
+    let read = match is_remote(&from) && !from.is_autodiff() {
+        true => answered(&from, move || tensor.to_device(&between)),
+        // Another thread would wait for the graph of a tracked one.
+        false => tensor.to_device(&between),
+    };
+    match read.device() == *device {
+        true => read,
+        false => read.to_device(device),
     }
 }
 

@@ -58,9 +58,9 @@ impl Bookkeeping {
             made = Some(FusedOptimizer::new(model, SgdConfig::new().init()).unwrap());
         })?;
         let mut form = made?;
-        let ticks = memory::left_by(&device, || drop(form.try_dry_run(loss)))?;
+        let ticks = memory::left_by(&device, || drop(form.dry_run(loss)))?;
         let before = memory::live(&device).ok()?;
-        let of_fused = form.try_dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
+        let of_fused = form.dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
         let tensor = size_of::<f32>() * SHAPE.iter().product::<usize>();
         Some(Self {
             stock: (ordinary / PARAMETERS).saturating_sub(tensor),

@@ -9,17 +9,6 @@ macro_rules! door {
             /// A training that has begun is made again from its model, optimizer state and hooks: sums of gradients, averages, the
             /// scale of the loss and the norm of lagged clipping are dropped.
             ///
-            /// # Panics
-            ///
-            /// With the message of the error that [`try_with_config`](Self::try_with_config) returns.
-            #[must_use]
-            pub fn with_config(self, config: crate::FusedConfig) -> Self {
-                self.try_with_config(config)
-                    .unwrap_or_else(|error| panic!("{error}"))
-            }
-
-            /// The fallible [`with_config`](Self::with_config).
-            ///
             /// # Errors
             ///
             /// - An option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
@@ -27,7 +16,7 @@ macro_rules! door {
             /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
             ///   or the device can't compute in a float type that the model needs.
             /// - No thread can be started for what waits on the host.
-            pub fn try_with_config(
+            pub fn with_config(
                 mut self,
                 config: crate::FusedConfig,
             ) -> Result<Self, crate::FusedError> {
@@ -62,8 +51,9 @@ macro_rules! door {
             /// # use backburn::FusedOptimizer;
             /// # use burn::{module::Module, module::ParamGroup, nn::LinearConfig, optim::SgdConfig, tensor::Device};
             /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-            /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-            /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")));
+            /// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
+            /// fused.change_model(|model| model.freeze_group(ParamGroup::from_predicate("bias")))?;
+            /// # Ok::<(), backburn::FusedError>(())
             /// ```
             ///
             /// The optimizer keeps the state of every parameter, frozen ones too; the states of those that are gone from the
@@ -71,23 +61,13 @@ macro_rules! door {
             /// state.
             ///
             /// A parameter that comes back under the id of one that was removed starts anew. The other states go through a record
-            /// then, as in [`try_load_record`](Self::try_load_record), and those that gradients were accumulated in begin a new
+            /// then, as in [`load_record`](Self::load_record), and those that gradients were accumulated in begin a new
             /// group.
-            ///
-            /// # Panics
-            ///
-            /// With the message of the error that [`try_change_model`](Self::try_change_model) returns.
-            pub fn change_model(&mut self, change: impl FnOnce(M) -> M) {
-                self.try_change_model(change)
-                    .unwrap_or_else(|error| panic!("{error}"));
-            }
-
-            /// The fallible [`change_model`](Self::change_model).
             ///
             /// # Errors
             ///
-            /// As [`try_new`](Self::try_new) on the model that `change` returns; nothing has changed then.
-            pub fn try_change_model(
+            /// As [`new`](Self::new) on the model that `change` returns; nothing has changed then.
+            pub fn change_model(
                 &mut self,
                 change: impl FnOnce(M) -> M,
             ) -> Result<(), crate::FusedError> {
@@ -97,25 +77,11 @@ macro_rules! door {
             /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
             /// was the last: the update of [`step`](Self::step), without its forward and backward pass.
             ///
-            /// # Panics
-            ///
-            /// With the message of the error that
-            /// [`try_step_accumulated`](Self::try_step_accumulated) returns.
-            pub fn step_accumulated(
-                &mut self,
-                learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
-            ) {
-                self.try_step_accumulated(learning_rate)
-                    .unwrap_or_else(|error| panic!("{error}"));
-            }
-
-            /// The fallible [`step_accumulated`](Self::step_accumulated).
-            ///
             /// # Errors
             ///
             /// If nothing has been accumulated since the last step, the norm is not finite, or a hook stops
             /// the step.
-            pub fn try_step_accumulated(
+            pub fn step_accumulated(
                 &mut self,
                 learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
             ) -> Result<(), crate::FusedError> {
@@ -178,16 +144,6 @@ macro_rules! door {
 
             /// Loads the state of the optimizer.
             ///
-            /// # Panics
-            ///
-            /// With the message of the error that [`try_load_record`](Self::try_load_record) returns.
-            pub fn load_record(&mut self, record: burn::optim::OptimizerRecord) {
-                self.try_load_record(record)
-                    .unwrap_or_else(|error| panic!("{error}"));
-            }
-
-            /// The fallible [`load_record`](Self::load_record).
-            ///
             /// # Errors
             ///
             /// If the record was saved with another model: it holds a state for a parameter that the model
@@ -198,7 +154,7 @@ macro_rules! door {
             /// Burn loads states in the default float type of its default device, so those of f64 parameters
             /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
             /// parameter with the next step; Burn's own panic then, if it is another.
-            pub fn try_load_record(
+            pub fn load_record(
                 &mut self,
                 record: burn::optim::OptimizerRecord,
             ) -> Result<(), crate::FusedError> {

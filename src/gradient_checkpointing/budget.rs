@@ -32,17 +32,17 @@ impl GradientCheckpointingConfig {
     /// #     let run = |block: &Linear, x| block.forward(x).tanh();
     /// #     model.iter().fold(x, |x, block| gradient_checkpointing(block, x, run)).mean()
     /// # };
-    /// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    /// fused.step(1e-3, forward);
+    /// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())?;
+    /// fused.step(1e-3, forward)?;
     /// let recorder = MemoryRecorder::start()?;
-    /// fused.step(1e-3, forward);
+    /// fused.step(1e-3, forward)?;
     /// let timeline = recorder.finish()?;
     ///
     /// let budget = timeline.peak().bytes.total() + 110_000;
     /// let config = GradientCheckpointingConfig::for_budget(&timeline, budget)?;
     /// assert_eq!(config.keep_activations, [false, false, true, true]);
-    /// let mut fused = fused.with_config(FusedConfig::new().with_gradient_checkpointing(config));
-    /// fused.step(1e-3, forward);
+    /// let mut fused = fused.with_config(FusedConfig::new().with_gradient_checkpointing(config))?;
+    /// fused.step(1e-3, forward)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

@@ -64,8 +64,9 @@ use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_consta
 /// # let device = Device::flex().autodiff();
 /// # let blocks = (0..4).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
 /// # let x = Tensor::<2>::ones([3, 8], &device);
-/// let mut fused = FusedOptimizer::new(Mlp { blocks }, AdamConfig::new().init());
-/// fused.step(1e-3, |model| model.forward(x).mean());
+/// let mut fused = FusedOptimizer::new(Mlp { blocks }, AdamConfig::new().init())?;
+/// fused.step(1e-3, |model| model.forward(x).mean())?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are [`Activations`]: tensors,

@@ -14,7 +14,7 @@ use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::parameters::Statistics;
-use crate::pass::{Readers, Scope};
+use crate::pass::{Drawn, Readers, Scope};
 use crate::random::Stream;
 use crate::tap::{lift, sweep};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
@@ -52,23 +52,27 @@ pub(super) struct FirstRun {
     seed: u64,
     /// The random numbers that it has drawn.
     random: Option<Stream>,
-    /// Of the outputs, if others could be found.
+    /// Of the outputs, if the run may have drawn and reading them does not wait for a device.
     fingerprint: Option<Fingerprint>,
     /// The running statistics of the block before it.
     statistics: Statistics,
 }
 
 impl FirstRun {
-    /// One that has returned this `output`, with these numbers `drawn`.
+    /// Describes a run that returned `output`.
     pub(super) fn of<Y: Activations>(
         output: &Y,
         outputs: Forms,
         seed: u64,
-        random: Option<Stream>,
+        drawn: Drawn,
         statistics: Statistics,
     ) -> Self {
         let waits = outputs.device.as_ref().is_some_and(is_cubecl);
-        let compares = !waits && random.is_some();
+        let compares = !waits && !matches!(drawn, Drawn::Nothing);
+        let random = match drawn {
+            Drawn::Numbers(numbers) => Some(numbers),
+            Drawn::Nothing | Drawn::Unknown => None,
+        };
         Self {
             seed,
             fingerprint: compares.then(|| Fingerprint::of(output)),
@@ -193,6 +197,8 @@ where
         if !first.fingerprint.is_some_and(is_other) {
             return Ok(Recorded { output, leaves });
         }
+        // A model that began to draw without the lock waits for it from now on.
+        inside.pass.blocks.learned.has_drawn();
         inside.abandon();
         drop((output, leaves));
         on.iter().for_each(sweep);

@@ -52,11 +52,12 @@ use crate::gradient_checkpointing;
 /// let text = Tensor::<1, Int>::arange(0..257, &device);
 /// let (tokens, targets) = (text.clone().slice(0..256), text.slice(1..257));
 ///
-/// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())?;
 /// fused.step(1e-3, |model| {
 ///     let hidden = model.embedding.forward(tokens.unsqueeze()).squeeze_dim(0);
 ///     loss.forward(&model.head, hidden, targets)
-/// });
+/// })?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropyLoss(LinearCrossEntropyLossConfig);

@@ -2,7 +2,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// What can go wrong with a recording.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// The program runs on another allocator.
@@ -46,6 +46,8 @@ pub enum MemoryError {
         reason: String,
     },
 }
+
+crate::error::debug_prints_message!(MemoryError);
 
 impl MemoryError {
     pub(super) fn unwritable(path: &Path, reason: impl Display) -> Self {

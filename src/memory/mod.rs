@@ -15,13 +15,14 @@
 //!
 //! let device = Device::flex().autodiff();
 //! let model = LinearConfig::new(64, 64).init(&device);
-//! let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+//! let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())?;
 //! let recorder = MemoryRecorder::start().unwrap();
 //! for _ in 0..3 {
-//!     fused.step(1e-3, |model| model.forward(Tensor::<2>::ones([8, 64], &device)).mean());
+//!     fused.step(1e-3, |model| model.forward(Tensor::<2>::ones([8, 64], &device)).mean())?;
 //! }
 //! let timeline = recorder.finish().unwrap();
 //! println!("{timeline}");
+//! # Ok::<(), backburn::FusedError>(())
 //! ```
 //!
 //! # What is counted, and as what

@@ -16,9 +16,10 @@ use crate::error::FusedError;
 ///
 /// let averaging = WeightAveragingConfig::new().with_decay(Some(0.999)).with_warm_up(true);
 /// let config = FusedConfig::new().with_averaging(Some(averaging));
-/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(config);
-/// fused.step(1e-3, |model| model.forward(x).mean());
+/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?.with_config(config)?;
+/// fused.step(1e-3, |model| model.forward(x).mean())?;
 /// let averaged: Linear = fused.averaged(); // an ordinary model
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Config, Copy, Debug, PartialEq)]
 pub struct WeightAveragingConfig {

@@ -3,6 +3,8 @@
 
 use std::cell::RefCell;
 
+use burn::tensor::Device;
+
 use crate::caught::{Caught, catch};
 use crate::parameters::AnyTensor;
 
@@ -11,6 +13,8 @@ use crate::parameters::AnyTensor;
 pub(crate) struct Call {
     /// Whether the gradient is not the last of its group of micro-batches.
     pub(crate) more_to_come: bool,
+    /// Set if the call only asks whether the optimizer can step on this device.
+    pub(crate) asked_for: Option<Device>,
     /// A handle to the parameter: of before, or as a step has written it. There is none while one writes in place.
     pub(crate) parameter: Option<AnyTensor>,
     /// Why the optimizer has not stepped, and has given back what it got.
@@ -43,6 +47,12 @@ pub(super) fn unheard<R>(step: impl FnOnce() -> R) -> R {
 /// Whether more gradients of the group follow; without a caller that says so, each is the last.
 pub(super) fn more_to_come() -> bool {
     CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.more_to_come))
+}
+
+/// Returns the device of the step: that of the parameter, unless the caller asks about another one.
+pub(super) fn device(parameter: Device) -> Device {
+    let asked_for = CALL.with_borrow(|call| call.as_ref()?.asked_for.clone());
+    asked_for.unwrap_or(parameter)
 }
 
 /// Says why a step can't be: the optimizer gives parameter and state back as they are.

@@ -20,8 +20,9 @@ use super::kernel;
 ///
 /// // Two bytes a parameter, and a row and a column of states.
 /// let optimizer = InFormat::new(AdafactorConfig::new().build(), WeightFormat::Stochastic);
-/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16);
-/// let fused = FusedOptimizer::new(model, ModuleOptimizer::from(optimizer));
+/// let model = cast(LinearConfig::new(64, 64).init(&device), FloatDType::BF16)?;
+/// let fused = FusedOptimizer::new(model, ModuleOptimizer::from(optimizer))?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// # Panics

@@ -14,7 +14,8 @@
 //! use backburn::optim::AdamWConfig; // was burn::optim::AdamWConfig
 //! # use burn::{nn::LinearConfig, tensor::Device};
 //! # let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
-//! let fused = FusedOptimizer::new(model, AdamWConfig::new().with_weight_decay(0.01).init());
+//! let fused = FusedOptimizer::new(model, AdamWConfig::new().with_weight_decay(0.01).init())?;
+//! # Ok::<(), backburn::FusedError>(())
 //! ```
 //!
 //! # Fidelity

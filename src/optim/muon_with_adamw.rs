@@ -24,7 +24,8 @@ use super::with_clipping;
 ///
 /// let config = MuonWithAdamWConfig::new(vec!["embedding".into(), "head".into()])
 ///     .with_state_format(StateFormat::Bits8);
-/// let fused = FusedOptimizer::new(model, config.init());
+/// let fused = FusedOptimizer::new(model, config.init())?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Config, Debug)]
 pub struct MuonWithAdamWConfig {

@@ -18,7 +18,8 @@ use super::state::RuledState;
 /// # let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
 ///
 /// let lion = Ruled::new(LionConfig::new()).with_state_format(StateFormat::Bits8);
-/// let fused = FusedOptimizer::new(model, ModuleOptimizer::from(lion));
+/// let fused = FusedOptimizer::new(model, ModuleOptimizer::from(lion))?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Ruled<R> {

@@ -17,7 +17,7 @@ use super::Scope;
 /// # let device = Device::flex().autodiff();
 /// # let model: Linear = LinearConfig::new(2, 2).init(&device);
 /// # let x = Tensor::<2>::ones([3, 2], &device);
-/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
 /// fused.step(0.1, |model| {
 ///     let context = StepContext::current().expect("a step is under way");
 ///     let block = || gradient_checkpointing(model, x, |model: &Linear, x| model.forward(x));
@@ -26,7 +26,8 @@ use super::Scope;
 ///         thread.join().unwrap()
 ///     });
 ///     output.mean()
-/// });
+/// })?;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct StepContext(Scope);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
+use super::learned::Draws;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -28,19 +29,39 @@ impl Pass {
         &self,
         devices: &[Device],
     ) -> Result<Option<RngLock>, FusedError> {
-        RngLock::take(self, devices, self.blocks.learned.may_draw())
+        let learned = &self.blocks.learned;
+        let lock = RngLock::take(self, devices, learned.may_draw())?;
+        if lock.is_none() {
+            learned.runs_unlocked();
+        }
+        Ok(lock)
     }
 
-    /// Takes the lock for the forward pass, which begins with `numbers`, if it has numbers of its own or may draw.
+    /// Takes the lock for the forward pass, which begins with `numbers`, if it has some of its own or may draw.
+    ///
+    /// If another pass holds the lock, the numbers of the program are out of order already. So this one is seeded, which
+    /// shows if it draws: a model that draws nothing waits once.
     pub(crate) fn begin_forward(
         &self,
         numbers: Option<Stream>,
         devices: &[Device],
     ) -> Result<(), FusedError> {
-        if numbers.is_none() && !self.blocks.learned.may_draw() {
-            return Ok(());
-        }
-        if let Some(lock) = self.lock_generators(devices)? {
+        let learned = &self.blocks.learned;
+        let draws = learned.begin_forward(numbers.is_some());
+        let (lock, numbers) = match (numbers, draws) {
+            (None, Draws::Never) => return Ok(()),
+            (None, Draws::OutsideOfBlocks) => match RngLock::take(self, devices, false)? {
+                Some(lock) => (Some(lock), None),
+                None => {
+                    let lock = RngLock::take(self, devices, true)?;
+                    learned.begin_forward(true);
+                    let seed = |device: &Device| self.blocks.seeds.next(device);
+                    (lock, Some(Stream::new(devices.to_vec(), seed)))
+                }
+            },
+            (numbers, _) => (self.lock_generators(devices)?, numbers),
+        };
+        if let Some(lock) = lock {
             numbers.iter().for_each(Stream::start);
             *self.forward.lock() = Some(Forward {
                 _lock: lock,
@@ -73,7 +94,7 @@ impl Pass {
         let mut forward = self.forward.lock();
         let numbers = forward.as_mut().and_then(|forward| forward.numbers.take());
         if let Some(mut numbers) = numbers {
-            if !self.blocks.learned.has_been_drawn() {
+            if self.blocks.learned.draws() != Draws::Always {
                 self.has_drawn(&numbers);
             }
             numbers.follow(3);
@@ -100,6 +121,14 @@ impl Pass {
         }
         drawn
     }
+}
+
+/// What the first run of a block drew.
+pub(crate) enum Drawn {
+    Nothing,
+    Numbers(Stream),
+    /// Another pass held the generators.
+    Unknown,
 }
 
 /// The first run of a block, with random numbers of its own.
@@ -155,7 +184,7 @@ impl Scope {
     /// Waits for blocks on other threads of the closure; a block within another has its lock.
     fn among_threads(&self, lock: RngLock) -> Result<BlockLock, FusedError> {
         let is_outer = !self.is_in_block();
-        let among_threads = is_outer.then(|| ThreadLock::take(&self.pass.threads));
+        let among_threads = is_outer.then(ThreadLock::take);
         Ok(BlockLock {
             _among_threads: among_threads.transpose()?,
             _lock: lock,
@@ -164,13 +193,18 @@ impl Scope {
 }
 
 impl RandomRun {
-    /// The run is over. Returns the numbers if it has drawn any, for another run to draw them again.
-    pub(crate) fn end(self) -> Option<Stream> {
-        self.lock.as_ref()?;
+    /// Ends the run.
+    pub(crate) fn end(self) -> Drawn {
+        if self.lock.is_none() {
+            return Drawn::Unknown;
+        }
         let drawn = self.pass.has_drawn(&self.numbers);
         let mut next = self.numbers.clone();
         next.follow(1);
         self.pass.continue_with(next);
-        drawn.then_some(self.numbers)
+        match drawn {
+            true => Drawn::Numbers(self.numbers),
+            false => Drawn::Nothing,
+        }
     }
 }

@@ -1,13 +1,29 @@
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+
+/// What is known of the random numbers of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Draws {
+    /// No pass has ended.
+    #[default]
+    Unknown,
+    /// Its blocks draw nothing. The rest of the forward pass continues the numbers of the program, where draws can't be seen.
+    OutsideOfBlocks,
+    Never,
+    Always,
+}
 
 /// What the passes so far have taught of a model.
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     told: Mutex<HashSet<String>>,
-    /// Whether the model draws random numbers, once a pass has shown it.
-    draws: Mutex<Option<bool>>,
+    draws: Mutex<Draws>,
+    /// The numbers of this forward pass began with a seed, so what it draws is seen.
+    seeded: AtomicBool,
+    /// Another pass held the generators when a run began, so whether it drew is unknown.
+    unlocked: AtomicBool,
 }
 
 impl Learned {
@@ -16,28 +32,55 @@ impl Learned {
         self.told.lock().insert(told)
     }
 
+    /// A forward pass begins, whose numbers are `seeded` or continue those of the program. Returns what is known of them.
+    pub(super) fn begin_forward(&self, seeded: bool) -> Draws {
+        self.seeded.store(seeded, Ordering::Relaxed);
+        *self.draws.lock()
+    }
+
+    /// Returns what is known of the random numbers of the model.
+    pub(super) fn draws(&self) -> Draws {
+        *self.draws.lock()
+    }
+
     /// Returns `true` if the model draws random numbers, or no pass has ended yet.
     pub(crate) fn may_draw(&self) -> bool {
-        self.draws.lock().unwrap_or(true)
+        matches!(self.draws(), Draws::Unknown | Draws::Always)
     }
 
-    /// Returns `true` if the model has drawn random numbers.
-    pub(super) fn has_been_drawn(&self) -> bool {
-        *self.draws.lock() == Some(true)
-    }
-
-    /// Returns `true` if it is known whether the model draws random numbers.
+    /// Returns `true` if this forward pass can't show more than is known of the random numbers.
     pub(super) fn knows_draws(&self) -> bool {
-        self.draws.lock().is_some()
+        match self.draws() {
+            Draws::Unknown => false,
+            Draws::OutsideOfBlocks => !self.seeded.load(Ordering::Relaxed),
+            Draws::Never | Draws::Always => true,
+        }
+    }
+
+    /// A run has begun without the lock of the generators.
+    pub(super) fn runs_unlocked(&self) {
+        self.unlocked.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a run has begun without the lock since the last call.
+    pub(crate) fn ran_unlocked(&self) -> bool {
+        self.unlocked.swap(false, Ordering::Relaxed)
     }
 
     /// A run has drawn random numbers.
-    pub(super) fn has_drawn(&self) {
-        *self.draws.lock() = Some(true);
+    pub(crate) fn has_drawn(&self) {
+        *self.draws.lock() = Draws::Always;
     }
 
     /// A pass of the model has ended well.
     pub(crate) fn end_pass(&self) {
-        self.draws.lock().get_or_insert(false);
+        let mut draws = self.draws.lock();
+        if *draws != Draws::Always {
+            *draws = match (self.seeded.load(Ordering::Relaxed), *draws) {
+                (false, Draws::Unknown) => Draws::OutsideOfBlocks,
+                (false, known) => known,
+                (true, _) => Draws::Never,
+            };
+        }
     }
 }

@@ -24,7 +24,7 @@ use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
 use crate::policy::Plan;
-use crate::random::{self, Stream};
+use crate::random::Stream;
 use crate::replica::Membership;
 use counted::Counted;
 
@@ -33,7 +33,7 @@ pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use course::{Course, Foresight};
 use drawing::Forward;
-pub(crate) use drawing::RandomRun;
+pub(crate) use drawing::{Drawn, RandomRun};
 pub(crate) use learned::Learned;
 pub(crate) use owed::{Debt, Graph, Owed, Readers};
 pub(crate) use scope::{Place, Scope};
@@ -59,8 +59,6 @@ pub(crate) struct Pass {
     pub(crate) among: Option<Membership>,
     /// The lock of the random generators while the forward pass holds it.
     forward: Mutex<Option<Forward>>,
-    /// The lock of blocks on several threads of the closure.
-    threads: Arc<random::Lock>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
     /// Whether a memory recorder is to be told what happens.

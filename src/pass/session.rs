@@ -95,7 +95,6 @@ impl Session {
             twice,
             among: self.among.clone(),
             forward: Mutex::default(),
-            threads: Arc::default(),
             blocks,
             is_recorded,
         });

@@ -3,7 +3,7 @@ use crate::memory::MemoryError;
 use crate::parameters::ModelKey;
 
 /// Why there is no plan, or why it can't be followed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// The budget is zero.
@@ -68,3 +68,5 @@ pub enum PlanError {
     #[error(transparent)]
     Fused(#[from] FusedError),
 }
+
+crate::error::debug_prints_message!(PlanError);

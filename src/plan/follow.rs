@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
-use crate::cast::try_cast;
+use crate::cast::cast;
 use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::parameters::ModelKey;
 
@@ -15,61 +15,37 @@ use super::plan::Plan;
 impl<O: PlannedOptimizer> Plan<O> {
     /// The model that `init` makes, fused as planned.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_fuse`](Self::try_fuse) returns.
-    pub fn fuse<M: Module>(&self, init: impl FnOnce() -> M) -> FusedOptimizer<M> {
-        self.try_fuse(init)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`fuse`](Self::fuse).
-    ///
     /// # Errors
     ///
     /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the model can't be
-    /// [fused](FusedOptimizer::try_new) or [trained so](FusedOptimizer::try_with_config).
-    pub fn try_fuse<M: Module>(
+    /// [fused](FusedOptimizer::new) or [trained so](FusedOptimizer::with_config).
+    pub fn fuse<M: Module>(
         &self,
         init: impl FnOnce() -> M,
     ) -> Result<FusedOptimizer<M>, PlanError> {
-        Ok(self.fused(init)?.try_with_config(self.config.clone())?)
+        Ok(self.fused(init)?.with_config(self.config.clone())?)
     }
 
     /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_devices).
     ///
     /// # Errors
     ///
-    /// As [`try_fuse`](Self::try_fuse).
-    pub fn try_fuse_on<M: Module>(
+    /// As [`fuse`](Self::fuse).
+    pub fn fuse_on<M: Module>(
         &self,
         init: impl FnOnce() -> M,
         device: &Device,
     ) -> Result<FusedOptimizer<M>, PlanError> {
         let fused = self.fused(init)?;
-        Ok(fused.try_with_config_on(self.config.clone(), device)?)
+        Ok(fused.with_config_on(self.config.clone(), device)?)
     }
 
     /// The model that `init` makes, on as many devices as planned.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_replicas`](Self::try_replicas) returns.
-    pub fn replicas<M: Module + 'static>(
-        &self,
-        init: impl FnOnce() -> M,
-        devices: &[Device],
-    ) -> FusedReplicas<M> {
-        self.try_replicas(init, devices)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`replicas`](Self::replicas).
-    ///
     /// # Errors
     ///
-    /// As [`try_fuse`](Self::try_fuse); if there are more or fewer devices than planned.
-    pub fn try_replicas<M: Module + 'static>(
+    /// As [`fuse`](Self::fuse); if there are more or fewer devices than planned.
+    pub fn replicas<M: Module + 'static>(
         &self,
         init: impl FnOnce() -> M,
         devices: &[Device],
@@ -88,31 +64,12 @@ impl<O: PlannedOptimizer> Plan<O> {
     /// The bytes of the plan do not include what the data loader holds (the batches that its workers prepare), nor what metrics, the
     /// validation and the display take: leave room for them.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_learner`](Self::try_learner) returns.
-    #[cfg(feature = "train")]
-    pub fn learner<M>(
-        &self,
-        init: impl FnOnce() -> M,
-        lr_scheduler: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler>,
-    ) -> crate::train::FusedLearner<M>
-    where
-        M: burn::train::LearnerModel,
-        <M as burn::train::TrainStep>::Input: Clone,
-    {
-        self.try_learner(init, lr_scheduler)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`learner`](Self::learner).
-    ///
     /// # Errors
     ///
     /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the options make no
     /// sense.
     #[cfg(feature = "train")]
-    pub fn try_learner<M>(
+    pub fn learner<M>(
         &self,
         init: impl FnOnce() -> M,
         lr_scheduler: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler>,
@@ -124,7 +81,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
         let learner =
             crate::train::FusedLearner::with_policies(model, optimizer, lr_scheduler, policies);
-        Ok(learner.try_with_config(self.config.clone())?)
+        Ok(learner.with_config(self.config.clone())?)
     }
 
     fn fused<M: Module>(&self, init: impl FnOnce() -> M) -> Result<FusedOptimizer<M>, PlanError> {
@@ -177,7 +134,7 @@ impl<O: PlannedOptimizer> Plan<O> {
             });
         }
         Ok(match self.weights {
-            Some(dtype) => try_cast(model, dtype)?,
+            Some(dtype) => cast(model, dtype)?,
             None => model,
         })
     }

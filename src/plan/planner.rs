@@ -2,7 +2,7 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
 use parking_lot::Mutex;
 
-use crate::cast::try_cast;
+use crate::cast::cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
@@ -242,15 +242,15 @@ where
         (self.progress)(&format!("making the model{weights}"));
         let mut model = (self.init)();
         if let Some(dtype) = storage.dtype() {
-            model = try_cast(model, dtype)?;
+            model = cast(model, dtype)?;
         }
         // Bytes of states and averages are computed: the passes do not hold them.
-        let fused = FusedOptimizer::try_new(model, SgdConfig::new().init())?;
+        let fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
         let config = search.config.clone().with_averaging(None);
         let config = config.with_offload(storage.offload());
         let mut fused = match self.devices.first() {
-            Some(device) => fused.try_with_config_on(config, device)?,
-            None => fused.try_with_config(config)?,
+            Some(device) => fused.with_config_on(config, device)?,
+            None => fused.with_config(config)?,
         };
         let parameters = parameters(&fused.model());
         let held = memory::live(device)?.saturating_sub(before);

@@ -174,7 +174,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         let ended = catch(|| {
             recorder.forward(|| {
                 let pass = |model: &M| (self.loss)(model, items);
-                self.fused.try_dry_run(pass).map(drop)
+                self.fused.dry_run(pass).map(drop)
             })
         });
         let seconds = begun.elapsed().as_secs_f64();

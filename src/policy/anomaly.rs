@@ -15,8 +15,9 @@ use crate::error::FusedError;
 /// use burn::module::ParamGroup;
 /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
 /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())
+/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())?
 ///     .with_hook(ParamGroup::all(), AnomalyCheck);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnomalyCheck;

@@ -37,8 +37,9 @@ use crate::parameters::{AnyTensor, with_rank};
 /// }
 ///
 /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())
+/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())?
 ///     .with_hook(ParamGroup::from_predicate("weight"), Centralize);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// Where updates or weights wait in [host memory](crate::Offload), it is called on another thread than that of the

@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::norm::{Squares, Unread, sums};
+use crate::device::answered;
 use crate::error::FusedError;
 
 /// Measures the global norm of the gradients that pass by.
@@ -62,5 +63,6 @@ impl Measure {
 
 /// Whether all elements are finite; waits for the device.
 pub(crate) fn is_finite<const D: usize>(gradient: &Tensor<D>) -> bool {
-    gradient.clone().is_finite().all().into_scalar::<bool>()
+    let finite = gradient.clone().is_finite().all();
+    answered(&gradient.device(), || finite.into_scalar::<bool>())
 }

@@ -1,5 +1,6 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
 
+use crate::device::answered;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 use crate::squares::{self, DOWN, LARGE, SMALL, UP};
@@ -55,21 +56,26 @@ impl Sum {
             return Self::OnDevice(Box::new(sums));
         }
         let elements = widened(elements);
-        // Most gradients need neither a second look nor a copy.
-        let count = elements.shape().num_elements() as f64;
-        let sum = elements.clone().square().sum().into_scalar::<f64>();
-        if sum < NOT_LARGE && sum > NOT_SMALL * count {
-            return Self::Known(sum);
-        }
-        let largest = elements.clone().abs().max();
-        let factor = match largest.into_scalar::<f64>() {
-            largest if largest > LARGE => DOWN,
-            largest if largest < SMALL => UP,
-            _ => return Self::Known(sum),
-        };
-        let scaled = elements.mul_scalar(factor);
-        Self::Known(scaled.square().sum().into_scalar::<f64>() / factor.powi(2))
+        Self::Known(answered(&elements.device(), || sum_of_squares(elements)))
     }
+}
+
+/// Reads the sum of the squares from the device.
+fn sum_of_squares<const D: usize>(elements: Tensor<D>) -> f64 {
+    // Most gradients need neither a second look nor a copy.
+    let count = elements.shape().num_elements() as f64;
+    let sum = elements.clone().square().sum().into_scalar::<f64>();
+    if sum < NOT_LARGE && sum > NOT_SMALL * count {
+        return sum;
+    }
+    let largest = elements.clone().abs().max();
+    let factor = match largest.into_scalar::<f64>() {
+        largest if largest > LARGE => DOWN,
+        largest if largest < SMALL => UP,
+        _ => return sum,
+    };
+    let scaled = elements.mul_scalar(factor);
+    scaled.square().sum().into_scalar::<f64>() / factor.powi(2)
 }
 
 /// The sums, in f64: read back from every device at once, each dtype.

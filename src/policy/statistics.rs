@@ -21,12 +21,13 @@ use super::norm::{Squares, sums, widened};
 /// # let x = Tensor::<2>::ones([3, 2], &device);
 ///
 /// let statistics = GradientStatistics::new();
-/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?
 ///     .with_hook(ParamGroup::all(), statistics.clone());
-/// fused.step(0.1, |model| model.forward(x).mean());
+/// fused.step(0.1, |model| model.forward(x).mean())?;
 /// for (path, gradient) in statistics.take() {
 ///     println!("{path}: norm {}, largest {}", gradient.norm, gradient.largest);
 /// }
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct GradientStatistics {

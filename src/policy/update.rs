@@ -3,18 +3,19 @@ use std::collections::{HashMap, HashSet};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Bytes, Device};
+use burn::tensor::{Bytes, DType, Device, Tensor};
 
 use super::addressed::step_one;
 use super::gone::Gone;
 use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::Caught;
+use crate::device::{host, is_remote};
 use crate::optim::Call;
 use crate::optimizer_record::{
     RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
 };
-use crate::parameters::{AnyTensor, MAX_RANK};
+use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -65,6 +66,31 @@ impl Update {
         let (loaded, call) = Call::default().make(load);
         loaded.unwrap_or_else(|panic| panic.resume());
         call.refusal
+    }
+
+    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. It steps a single element in
+    /// this process to answer. Only devices of servers lack what an optimizer needs.
+    pub(crate) fn unfit_on(
+        &self,
+        device: &Device,
+        id: ParamId,
+        path: &str,
+        rank: usize,
+        dtype: DType,
+    ) -> Option<String> {
+        if !is_remote(device) {
+            return None;
+        }
+        let host = host(device);
+        let one =
+            || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
+        let call = Call {
+            asked_for: Some(device.clone()),
+            ..Call::default()
+        };
+        // An optimizer that panics for such a small parameter has refused nothing.
+        let step = || step_one(&mut self.anew(), 0.0.into(), path, id, one(), one());
+        call.make(step).1.refusal
     }
 
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.

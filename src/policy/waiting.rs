@@ -217,17 +217,22 @@ mod tests {
         let config = FusedConfig::new()
             .with_offload(Some(offload.with_min_elements(1)))
             .with_max_bytes_under_way(limit);
-        FusedOptimizer::new(model, AdamConfig::new().init()).with_config_on(config, &device())
+        FusedOptimizer::new(model, AdamConfig::new().init())
+            .unwrap()
+            .with_config_on(config, &device())
+            .unwrap()
     }
 
     /// Steps through layers in this order, and tells which states were sent for before.
     fn step(fused: &mut Fused, order: &[usize]) -> Vec<bool> {
         SENT_FOR.take();
-        fused.step(0.1, |model| {
-            let x = Tensor::<2>::ones([3, 4], &device());
-            let run = |x, layer: &usize| model[*layer].forward(x).tanh();
-            order.iter().fold(x, run).mean()
-        });
+        fused
+            .step(0.1, |model| {
+                let x = Tensor::<2>::ones([3, 4], &device());
+                let run = |x, layer: &usize| model[*layer].forward(x).tanh();
+                order.iter().fold(x, run).mean()
+            })
+            .unwrap();
         SENT_FOR.take()
     }
 

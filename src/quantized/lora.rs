@@ -36,11 +36,12 @@ use super::weight::{encoded, is_finite};
 /// let model = LinearConfig::new(64, 64).init(&device);
 /// let model = model.apply_reparameterization(QuantizedLora::new(Lora::new(4, 8.0), BaseFormat::Bits4));
 ///
-/// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())?;
 /// let x = Tensor::<2>::ones([4, 64], &device);
-/// fused.step(1e-3, |model| model.forward(x).mean());
+/// fused.step(1e-3, |model| model.forward(x).mean())?;
 /// let merged = fused.model().materialize(); // dense weights, the adapters added
 /// # assert_eq!(merged.weight.dims(), [64, 64]);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// # Panics

@@ -5,7 +5,6 @@
 //! Runs that have to draw the same numbers twice hold it from their seed to their last number. A thread never waits
 //! for another rank while it holds the lock.
 
-use std::sync::Arc;
 use std::thread::{ThreadId, current};
 use std::time::{Duration, Instant};
 
@@ -21,9 +20,12 @@ const LONGEST_HOLD: Duration = Duration::from_secs(600);
 
 static GENERATORS: Lock = Lock::new(LONGEST_HOLD);
 
+/// The lock of blocks on several threads of the closure that holds [`GENERATORS`].
+static THREADS: Lock = Lock::new(LONGEST_HOLD);
+
 /// A lock that its key and its thread may take again. It may be released on another thread.
 #[derive(Debug)]
-pub(crate) struct Lock {
+struct Lock {
     holder: Mutex<Option<Holder>>,
     free: Condvar,
     longest_hold: Duration,
@@ -46,12 +48,6 @@ impl TimedOut {
         FusedError::RandomNumbersLocked {
             waited: LONGEST_HOLD,
         }
-    }
-}
-
-impl Default for Lock {
-    fn default() -> Self {
-        Self::new(LONGEST_HOLD)
     }
 }
 
@@ -139,30 +135,30 @@ impl RngLock {
     }
 }
 
-/// The guard of a lock that only its thread may take again.
+/// The guard of the lock among the threads of a closure. Its thread may take it again.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct ThreadLock(Arc<Lock>);
+pub(crate) struct ThreadLock;
 
 impl ThreadLock {
-    /// Waits for `lock`.
+    /// Takes the lock. The caller holds [`RngLock`].
     ///
     /// # Errors
     ///
     /// If another thread keeps the lock for [`LONGEST_HOLD`].
-    pub(crate) fn take(lock: &Arc<Lock>) -> Result<Self, FusedError> {
+    pub(crate) fn take() -> Result<Self, FusedError> {
         thread_local! {
             static KEY: u8 = const { 0 };
         }
         let key = KEY.with(|key| std::ptr::from_ref(key).addr());
-        lock.take(key, true).map_err(TimedOut::error)?;
-        Ok(Self(lock.clone()))
+        THREADS.take(key, true).map_err(TimedOut::error)?;
+        Ok(Self)
     }
 }
 
 impl Drop for ThreadLock {
     fn drop(&mut self) {
-        self.0.release();
+        THREADS.release();
     }
 }
 

@@ -33,13 +33,13 @@ impl<M: LearnerModel + 'static> Engine<M> {
         };
         match self {
             Self::One(fused) => {
-                let trained = fused.try_with_backward(learning_rate, |model| {
+                let trained = fused.with_backward(learning_rate, |model| {
                     let item = next().pop().flatten();
                     train(model, item.expect("an item is there for every pass"))
                 });
                 trained.map(|output| vec![output])
             }
-            Self::Several(fused) => fused.try_with_backward(learning_rate, next, train),
+            Self::Several(fused) => fused.with_backward(learning_rate, next, train),
         }
     }
 }

@@ -33,11 +33,12 @@ use crate::record;
 /// # use burn::{lr_scheduler::constant::ConstantLr, optim::ModuleOptimizer};
 /// # use burn::train::{LearnerModel, TrainStep};
 /// # fn learner<M: LearnerModel>(model: M, optimizer: ModuleOptimizer, lr_scheduler: ConstantLr)
-/// # where <M as TrainStep>::Input: Clone {
+/// # -> Result<(), backburn::FusedError> where <M as TrainStep>::Input: Clone {
 ///
 /// let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)));
-/// let learner = FusedLearner::new(model, optimizer, lr_scheduler).with_config(config);
+/// let learner = FusedLearner::new(model, optimizer, lr_scheduler).with_config(config)?;
 /// let norm = learner.gradient_norm(); // for `SupervisedTraining::metric_train_numeric`
+/// # Ok(())
 /// # }
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
@@ -59,17 +60,21 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// straight into the state of `optimizer`, as
     /// [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
     ///
-    /// # Panics
+    /// # Errors
     ///
     /// If the options of the optimizer don't allow it.
     pub fn accumulating_in_state(
         model: M,
         optimizer: Ruled<impl AccumulateInState>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
-    ) -> Self {
-        let (optimizer, policies) =
-            Policies::in_state_of(optimizer).unwrap_or_else(|error| panic!("{error}"));
-        Self::with_policies(model, optimizer, lr_scheduler, policies)
+    ) -> Result<Self, FusedError> {
+        let (optimizer, policies) = Policies::in_state_of(optimizer)?;
+        Ok(Self::with_policies(
+            model,
+            optimizer,
+            lr_scheduler,
+            policies,
+        ))
     }
 
     /// A learner with policies that were put together elsewhere.
@@ -101,25 +106,13 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// With [offload](FusedConfig::offload) a model that does not fit on its device is created on the host, and is on the host
     /// in the [result](burn::train::LearningResult).
     ///
-    /// # Panics
-    ///
-    /// If an option makes no sense, by itself or with another one; when the training begins, as
-    /// [`FusedOptimizer::with_config`](crate::FusedOptimizer::with_config).
-    #[must_use]
-    pub fn with_config(self, config: FusedConfig) -> Self
-    where
-        <M as TrainStep>::Input: Clone,
-    {
-        self.try_with_config(config)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`with_config`](Self::with_config).
-    ///
     /// # Errors
     ///
     /// If an option makes no sense, by itself or with another one.
-    pub fn try_with_config(mut self, config: FusedConfig) -> Result<Self, FusedError>
+    ///
+    /// What [`FusedOptimizer::with_config`](crate::FusedOptimizer::with_config) checks on the device ends the training when it
+    /// begins.
+    pub fn with_config(mut self, config: FusedConfig) -> Result<Self, FusedError>
     where
         <M as TrainStep>::Input: Clone,
     {
@@ -149,21 +142,10 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// `MultiDeviceOptim` is `OptimSharded` may name other owners in [`FusedConfig::ownership`]. With
     /// [offload](FusedConfig::offload) the single device is the one that computes.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_with_training_strategy`](Self::try_with_training_strategy) returns.
-    #[must_use]
-    pub fn with_training_strategy(self, strategy: ExecutionStrategy) -> Self {
-        self.try_with_training_strategy(strategy)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`with_training_strategy`](Self::with_training_strategy).
-    ///
     /// # Errors
     ///
     /// If there are no devices, or the strategy is distributed data parallel training, which is not fused yet.
-    pub fn try_with_training_strategy(
+    pub fn with_training_strategy(
         mut self,
         strategy: ExecutionStrategy,
     ) -> Result<Self, FusedError> {
@@ -205,23 +187,14 @@ impl<M: LearnerModel> FusedLearner<M> {
     ///
     /// # Panics
     ///
-    /// With the message of the error that [`try_load_optim`](Self::try_load_optim) returns.
+    /// With the message of the error that [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record) would return, as
+    /// `Learner::load_optim` panics on a record that it can't load.
     pub fn load_optim(&mut self, record: OptimizerRecord) {
-        self.try_load_optim(record)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-
-    /// The fallible [`load_optim`](Self::load_optim).
-    ///
-    /// # Errors
-    ///
-    /// As [`FusedOptimizer::try_load_record`](crate::FusedOptimizer::try_load_record).
-    pub fn try_load_optim(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let optimizer = loan::optimizer(&mut self.learner);
         let model = self.model();
-        let optimizer = record::load(record, &optimizer, &model)?;
+        let optimizer =
+            record::load(record, &optimizer, &model).unwrap_or_else(|error| panic!("{error}"));
         loan::set_optimizer(&mut self.learner, optimizer);
-        Ok(())
     }
 
     /// Load the state of the learning rate scheduler, as [`Learner::load_scheduler`].

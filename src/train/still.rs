@@ -118,13 +118,15 @@ mod tests {
     }
 
     fn step(fused: &mut FusedOptimizer<Vec<Linear>>) {
-        fused.step(0.1, |layers| {
-            let x = Tensor::ones([3, 64], &Device::flex().autodiff());
-            let x = layers
-                .iter()
-                .fold(x, |x: Tensor<2>, layer| layer.forward(x));
-            x.powi_scalar(2).mean()
-        });
+        fused
+            .step(0.1, |layers| {
+                let x = Tensor::ones([3, 64], &Device::flex().autodiff());
+                let x = layers
+                    .iter()
+                    .fold(x, |x: Tensor<2>, layer| layer.forward(x));
+                x.powi_scalar(2).mean()
+            })
+            .unwrap();
     }
 
     #[test]
@@ -143,8 +145,10 @@ mod tests {
             let model = (0..2).map(|_| LinearConfig::new(64, 64).init(&device));
             let config = FusedConfig::new();
             let config = config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1)));
-            let mut fused =
-                FusedOptimizer::new(model.collect::<Vec<Linear>>(), optimizer).with_config(config);
+            let mut fused = FusedOptimizer::new(model.collect::<Vec<Linear>>(), optimizer)
+                .unwrap()
+                .with_config(config)
+                .unwrap();
             for _ in 0..2 {
                 step(&mut fused);
                 let expected = contents(fused.to_record());

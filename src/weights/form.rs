@@ -56,7 +56,7 @@ impl<M: Module> FusedForm<M> {
         let inventory = Inventory::take(&module, &layout)?;
         check_room_to_wait(inventory.leaving)?;
         if beside.is_none() {
-            inventory.check_stepped(&session.update.lock())?;
+            inventory.check_stepped(&session.update.lock(), &layout)?;
         }
         let frozen = frozen::waiting(&module, &inventory, &layout);
         let module = match layout.device() {

@@ -76,13 +76,19 @@ impl Inventory {
         Ok(Self { entries, leaving })
     }
 
-    /// Refuses a parameter in training that `update` does not step.
-    pub(super) fn check_stepped(&self, update: &Update) -> Result<(), FusedError> {
+    /// Refuses a trained parameter that `update` can't step where `layout` puts it.
+    pub(super) fn check_stepped(&self, update: &Update, layout: &Layout) -> Result<(), FusedError> {
         let mut trained: Vec<_> = self.entries.values().filter(|it| it.is_trained()).collect();
         trained.sort_unstable_by_key(|entry| &entry.path);
         for entry in trained {
-            if let Some(reason) = update.unfit(entry.id, &entry.path, entry.shape.num_dims()) {
-                let path = entry.path.to_string();
+            let (id, path, rank) = (entry.id, &entry.path, entry.shape.num_dims());
+            let unfit = update.unfit(id, path, rank);
+            let unfit = unfit.or_else(|| {
+                let device = entry.stepped_on(layout);
+                update.unfit_on(&device, id, path, rank, entry.dtype)
+            });
+            if let Some(reason) = unfit {
+                let path = path.to_string();
                 return Err(FusedError::Unfit { path, reason });
             }
         }
@@ -206,6 +212,16 @@ impl Entry {
             .filter(|_| is_needed && layout.placement.is_none())
             .map(|member| (member.device().clone(), dtype));
         [computed, rests, ordinary].into_iter().flatten()
+    }
+
+    /// Returns the device that steps it.
+    fn stepped_on(&self, layout: &Layout) -> Device {
+        let device = layout.device().unwrap_or(&self.device);
+        let site = match self.role {
+            Role::Released => layout.site(self.id, self.elements(), self.dtype, device),
+            _ => layout.site_of_leaf(self.id, device),
+        };
+        site.device
     }
 
     /// The same on the host, where all of the ordinary model is.

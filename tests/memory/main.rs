@@ -92,15 +92,18 @@ fn gradients_held_at_once_do_not_grow_with_depth() {
     let largest_gradient = 4 * 4 * width * width;
     for depth in [3, 24, 96] {
         let model = Mlp::init(depth, width, &device());
-        let mut fused = FusedOptimizer::new(model, backburn::optim::SgdConfig::new().init());
+        let mut fused =
+            FusedOptimizer::new(model, backburn::optim::SgdConfig::new().init()).unwrap();
         let mut activations = 0;
         let mut step = || {
             let before = BYTES.current_usage();
-            fused.step(0.1, |model| {
-                let loss = model.loss(x.clone());
-                activations = BYTES.current_usage() - before;
-                loss
-            });
+            fused
+                .step(0.1, |model| {
+                    let loss = model.loss(x.clone());
+                    activations = BYTES.current_usage() - before;
+                    loss
+                })
+                .unwrap();
         };
         step();
         let peak = peak(step);
@@ -118,10 +121,11 @@ fn gradients_held_at_once_do_not_grow_with_depth() {
 /// Allocated bytes after so many steps, over 1,000 steps.
 fn assert_no_growth(loss: impl Fn(&Mlp, Tensor<2>) -> Tensor<1>) {
     let _alone = ALONE.lock();
-    let mut fused = FusedOptimizer::new(Mlp::init(3, 4, &device()), AdamConfig::new().init());
+    let mut fused =
+        FusedOptimizer::new(Mlp::init(3, 4, &device()), AdamConfig::new().init()).unwrap();
     let mut after = |steps: usize| {
         for _ in 0..steps {
-            fused.step(1e-3, |model| loss(model, x(4)));
+            fused.step(1e-3, |model| loss(model, x(4))).unwrap();
         }
         BYTES.current_usage()
     };
@@ -155,10 +159,13 @@ fn loading_a_checkpoint_adds_nothing_to_the_optimizer() {
     let _alone = ALONE.lock();
     let grown = |config: FusedConfig| {
         let model = Mlp::init(3, 4, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).with_config(config);
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path().join("run"));
-        fused.step(1e-3, |model| model.loss(x(4)));
+        fused.step(1e-3, |model| model.loss(x(4))).unwrap();
         checkpoint.save(&fused, &Progress::new(1)).unwrap();
         let mut after = |loads: usize| {
             for _ in 0..loads {
@@ -207,17 +214,19 @@ fn fused_needs_little_more_than_parameters_state_and_activations() {
     let mut fused_peak = 0;
     peak(|| {
         let model = Mlp::init(depth, width, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
-        fused.step(1e-3, |model| model.loss(x.clone()));
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let held = BYTES.current_usage();
         fused_peak = 3 * parameters
             + peak(|| {
                 for _ in 0..2 {
-                    fused.step(1e-3, |model| {
-                        let loss = model.loss(x.clone());
-                        activations = BYTES.current_usage() - held;
-                        loss
-                    });
+                    fused
+                        .step(1e-3, |model| {
+                            let loss = model.loss(x.clone());
+                            activations = BYTES.current_usage() - held;
+                            loss
+                        })
+                        .unwrap();
                 }
             });
     });
@@ -244,10 +253,12 @@ fn average_takes_four_bytes_and_is_updated_in_place() {
         let model = Mlp::init(depth, width, &device());
         let before = BYTES.current_usage();
         let mut fused = FusedOptimizer::new(model, backburn::optim::AdamConfig::new().init())
-            .with_config(FusedConfig::new().with_averaging(averaging));
-        fused.step(1e-3, |model| model.loss(x.clone()));
+            .unwrap()
+            .with_config(FusedConfig::new().with_averaging(averaging))
+            .unwrap();
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let at_rest = BYTES.current_usage() - before;
-        let peak = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone()))));
+        let peak = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone())).unwrap()));
         [at_rest, peak].map(|bytes| bytes as f64 / parameters as f64)
     };
     // The first one starts the threads of the backend.
@@ -265,17 +276,25 @@ fn measuring_passes_release_their_gradients() {
     let x = x(width);
     let model = || Mlp::init(depth, width, &device());
     let parameters = 4 * model().num_params();
-    let fused = || FusedOptimizer::new(model(), AdamConfig::new().init());
+    let fused = || FusedOptimizer::new(model(), AdamConfig::new().init()).unwrap();
     let peak_of_step = |mut fused: FusedOptimizer<Mlp>| {
-        let mut step = || drop(fused.step_repeatable(1e-3, |model| model.loss(x.clone())));
+        let mut step = || {
+            drop(
+                fused
+                    .step_repeatable(1e-3, |model| model.loss(x.clone()))
+                    .unwrap(),
+            )
+        };
         step();
         peak(step) as f64 / parameters as f64
     };
     let plain = peak_of_step(fused());
     let exact = fused()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))));
-    let scaled =
-        fused().with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))))
+        .unwrap();
+    let scaled = fused()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
+        .unwrap();
     for peak in [peak_of_step(exact), peak_of_step(scaled)] {
         // A gradient that is multiplied is no second one; its largest is 1/16 of the parameters.
         assert!(peak < plain + 0.07, "{peak} P, {plain} P without");
@@ -291,8 +310,8 @@ fn recomputed_blocks_keep_their_inputs_and_release_their_gradients() {
         let x = Tensor::random([batch, width], Distribution::Default, &device());
         let model = Mlp::init(depth, width, &device());
         parameters = 4 * model.num_params();
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-        let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())).unwrap());
         step();
         peak(step)
     };
@@ -377,12 +396,12 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
     let x = x(64);
     let held_after = |fail: &mut dyn FnMut(&mut FusedOptimizer<Mlp>)| {
         let model = Mlp::init(4, 64, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init());
-        fused.step(1e-3, |model| model.loss(x.clone()));
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let mut after = |failures: usize| {
             (0..failures).for_each(|_| fail(&mut fused));
-            fused.step(1e-3, |model| model.loss(x.clone()));
-            fused.step(1e-3, |model| model.loss(x.clone()));
+            fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+            fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
             BYTES.current_usage()
         };
         after(3);
@@ -395,32 +414,36 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
     };
     let in_second_run = held_after(&mut |fused| {
         caught(&mut || {
-            fused.step(1e-3, |model| {
-                let runs = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-                type Runs = Constant<std::sync::Arc<std::sync::atomic::AtomicBool>>;
-                let once = |model: &Mlp, (x, Constant(runs)): (_, Runs)| {
-                    assert!(
-                        !runs.swap(true, std::sync::atomic::Ordering::Relaxed),
-                        "once"
-                    );
-                    model.loss(x)
-                };
-                let input = (x.clone(), Constant(runs));
-                backburn::gradient_checkpointing(model, input, once) + model.loss(x.clone())
-            });
+            fused
+                .step(1e-3, |model| {
+                    let runs = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+                    type Runs = Constant<std::sync::Arc<std::sync::atomic::AtomicBool>>;
+                    let once = |model: &Mlp, (x, Constant(runs)): (_, Runs)| {
+                        assert!(
+                            !runs.swap(true, std::sync::atomic::Ordering::Relaxed),
+                            "once"
+                        );
+                        model.loss(x)
+                    };
+                    let input = (x.clone(), Constant(runs));
+                    backburn::gradient_checkpointing(model, input, once) + model.loss(x.clone())
+                })
+                .unwrap();
         });
     });
     let after_it = held_after(&mut |fused| {
         caught(&mut || {
-            fused.step_with_backward(1e-3, |model| {
-                let gradients = model.loss(x.clone()).backward();
-                assert!(x.dims()[0] == 0, "after the backward pass");
-                ((), GradientsParams::from_grads(gradients, model))
-            });
+            fused
+                .step_with_backward(1e-3, |model| {
+                    let gradients = model.loss(x.clone()).backward();
+                    assert!(x.dims()[0] == 0, "after the backward pass");
+                    ((), GradientsParams::from_grads(gradients, model))
+                })
+                .unwrap();
         });
     });
     let not_tracked = held_after(&mut |fused| {
-        let result = fused.try_step(1e-3, |model| model.loss(x.clone()).detach());
+        let result = fused.step(1e-3, |model| model.loss(x.clone()).detach());
         assert!(result.is_err());
     });
     drop(std::panic::take_hook());

@@ -6,11 +6,14 @@ use super::*;
 
 fn replicas(ranks: usize, depth: usize, width: usize, sharding: Sharding) -> FusedReplicas<Mlp> {
     let model = Mlp::init(depth, width, &device());
-    FusedReplicas::new(model, AdamConfig::new().init(), vec![device(); ranks]).with_config(
-        FusedConfig::new()
-            .with_sharding(sharding)
-            .with_ownership(Ownership::BySize),
-    )
+    FusedReplicas::new(model, AdamConfig::new().init(), vec![device(); ranks])
+        .unwrap()
+        .with_config(
+            FusedConfig::new()
+                .with_sharding(sharding)
+                .with_ownership(Ownership::BySize),
+        )
+        .unwrap()
 }
 
 #[test]
@@ -22,7 +25,9 @@ fn five_hundred_steps_of_replicas_take_no_more_bytes_than_fifty() {
         let mut train = |steps| {
             for _ in 0..steps {
                 let batches = vec![input.clone(); 3];
-                fused.step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x));
+                fused
+                    .step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x))
+                    .unwrap();
             }
             BYTES.current_usage()
         };
@@ -49,7 +54,9 @@ fn replicas_hold_few_gradients_at_once() {
         let input = x(width);
         for _ in 0..3 {
             let batches = vec![input.clone(); ranks];
-            fused.step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x));
+            fused
+                .step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x))
+                .unwrap();
         }
         let peak = (BYTES.peak_usage() - before) as f64 / parameters as f64;
         // Weights and two moments; stock has four gradients more.

@@ -25,7 +25,7 @@ pub fn run(options: &Options) -> Ended {
     let initial = Model::init(options);
     let twin = || copy(&initial, || Model::init(options));
     let refusals = refusals(options);
-    match Training::try_new(options, twin()) {
+    match Training::new(options, twin()) {
         Ok(training) if refusals.is_empty() => Course::new(options, training, twin()).run(),
         Ok(_) => panic!("not refused: {refusals:?}"),
         Err(error) => {

@@ -61,7 +61,7 @@ impl Course {
 
     fn replace(&mut self, next: impl FnOnce(Training) -> Training) {
         let plain = Options::of(&vec![0; Options::KINDS.len()]);
-        let nothing = Training::try_new(&plain, Model::init(&plain)).unwrap();
+        let nothing = Training::new(&plain, Model::init(&plain)).unwrap();
         self.training = next(std::mem::replace(&mut self.training, nothing));
     }
 

@@ -14,9 +14,9 @@ use crate::rows::Gradients;
 pub fn in_state(options: &Options, model: Model) -> Result<FusedOptimizer<Model>, FusedError> {
     match options.stepped {
         Stepped::AdamW | Stepped::AdamW8 | Stepped::AdamW4 => {
-            FusedOptimizer::try_accumulating_in_state(model, options.adamw().build())
+            FusedOptimizer::accumulating_in_state(model, options.adamw().build())
         }
-        _ => FusedOptimizer::try_accumulating_in_state(model, options.sgd().build()),
+        _ => FusedOptimizer::accumulating_in_state(model, options.sgd().build()),
     }
 }
 

@@ -72,7 +72,7 @@ impl Model {
             seldom: LinearConfig::new(WIDTH, WIDTH).init(&device),
             scale: Param::from_tensor(Tensor::ones([WIDTH], &device)),
         };
-        let model = cast(model, options.dtype());
+        let model = cast(model, options.dtype()).unwrap();
         let layers = ParamGroup::from_predicates(vec!["layers", "weight"]);
         let lora = Lora::new(2, 4.0).set_dtype(options.dtype());
         match options.weights {

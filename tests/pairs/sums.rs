@@ -75,7 +75,7 @@ fn computed(
         model.set_statistics(&before);
         let computing = match options.compute_dtype() {
             None => model.clone(),
-            Some(dtype) => cast(model.clone(), dtype),
+            Some(dtype) => cast(model.clone(), dtype).unwrap(),
         };
         let loss = computing.loss(batch, false).mul_scalar(scale);
         let gradients = GradientsParams::from_grads(loss.backward(), &computing);

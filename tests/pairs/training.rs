@@ -51,36 +51,32 @@ impl GradientHook for Hook {
 }
 
 impl Training {
-    pub fn try_new(options: &Options, model: Model) -> Result<Self, FusedError> {
+    pub fn new(options: &Options, model: Model) -> Result<Self, FusedError> {
         let (hook, all) = (Hook(*options), ParamGroup::all());
         let ranks = options.devices.ranks();
         let training = if ranks == 1 {
             let fused = match options.in_state() {
                 true => in_state(options, model)?,
-                false => FusedOptimizer::try_new(model, options.optimizer())?,
+                false => FusedOptimizer::new(model, options.optimizer())?,
             };
             Self::One(Box::new(fused.with_hook(all, hook)))
         } else {
             let devices = vec![device(); ranks];
             let fused = match (options.in_state(), options.stepped) {
-                (false, _) => FusedReplicas::try_new(model, options.optimizer(), devices)?,
+                (false, _) => FusedReplicas::new(model, options.optimizer(), devices)?,
                 (true, Stepped::AdamW | Stepped::AdamW8 | Stepped::AdamW4) => {
-                    FusedReplicas::try_accumulating_in_state(
-                        model,
-                        options.adamw().build(),
-                        devices,
-                    )?
+                    FusedReplicas::accumulating_in_state(model, options.adamw().build(), devices)?
                 }
                 (true, _) => {
-                    FusedReplicas::try_accumulating_in_state(model, options.sgd().build(), devices)?
+                    FusedReplicas::accumulating_in_state(model, options.sgd().build(), devices)?
                 }
             };
             Self::Several(Box::new(fused.with_hook(all, hook)))
         };
         let config = options.config();
         Ok(match training {
-            Self::One(fused) => Self::One(Box::new(fused.try_with_config(config)?)),
-            Self::Several(fused) => Self::Several(Box::new(fused.try_with_config(config)?)),
+            Self::One(fused) => Self::One(Box::new(fused.with_config(config)?)),
+            Self::Several(fused) => Self::Several(Box::new(fused.with_config(config)?)),
         })
     }
 
@@ -105,16 +101,16 @@ impl Training {
     }
 
     pub fn change_model(&mut self, change: impl FnOnce(Model) -> Model) -> Result<(), FusedError> {
-        either!(self, fused => fused.try_change_model(change))
+        either!(self, fused => fused.change_model(change))
     }
 
     pub fn add(&mut self, batches: &[Batch], in_blocks: bool) -> Result<(), FusedError> {
         match self {
             Self::One(fused) => fused
-                .try_accumulate(|model| model.loss(&batches[0], in_blocks))
+                .accumulate(|model| model.loss(&batches[0], in_blocks))
                 .map(drop),
             Self::Several(fused) => fused
-                .try_accumulate(batches.to_vec(), move |model, batch| {
+                .accumulate(batches.to_vec(), move |model, batch| {
                     model.loss(&batch, in_blocks)
                 })
                 .map(drop),
@@ -124,10 +120,10 @@ impl Training {
     pub fn step(&mut self, batches: &[Batch], in_blocks: bool) -> Result<(), FusedError> {
         match self {
             Self::One(fused) => fused
-                .try_step_repeatable(RATE, |model| model.loss(&batches[0], in_blocks))
+                .step_repeatable(RATE, |model| model.loss(&batches[0], in_blocks))
                 .map(drop),
             Self::Several(fused) => fused
-                .try_step_repeatable(RATE, batches.to_vec(), move |model, batch| {
+                .step_repeatable(RATE, batches.to_vec(), move |model, batch| {
                     model.loss(&batch, in_blocks)
                 })
                 .map(drop),
@@ -139,12 +135,14 @@ impl Training {
         let panics = |batch: &Batch| -> Tensor<1> { panic!("in the closure, with {batch:?}") };
         let ended = match self {
             Self::One(fused) => catch_unwind(AssertUnwindSafe(|| {
-                fused.step_repeatable(RATE, |_| panics(&batches[0]));
+                fused
+                    .step_repeatable(RATE, |_| panics(&batches[0]))
+                    .unwrap();
             }))
             .is_err(),
             Self::Several(fused) => {
-                let ended = fused
-                    .try_step_repeatable(RATE, batches.to_vec(), move |_, batch| panics(&batch));
+                let ended =
+                    fused.step_repeatable(RATE, batches.to_vec(), move |_, batch| panics(&batch));
                 ended.is_err()
             }
         };
@@ -154,9 +152,9 @@ impl Training {
     /// Another training that goes on from a record of this one.
     pub fn recorded(self, options: &Options) -> Self {
         let model = copy(&self.model(), || Model::init(options));
-        let mut next = Self::try_new(options, model).unwrap();
+        let mut next = Self::new(options, model).unwrap();
         let record = either!(&self, fused => fused.to_record());
-        either!(&mut next, fused => fused.load_record(record));
+        either!(&mut next, fused => fused.load_record(record).unwrap());
         next
     }
 
@@ -166,7 +164,7 @@ impl Training {
         let checkpoint = Checkpoint::at(folder.path());
         let progress = Progress::new(3);
         either!(&self, fused => checkpoint.save(&**fused, &progress)).unwrap();
-        let mut next = Self::try_new(options, Model::init(options)).unwrap();
+        let mut next = Self::new(options, Model::init(options)).unwrap();
         let loaded: Progress = either!(&mut next, fused => checkpoint.load(&mut **fused)).unwrap();
         assert_eq!(loaded.step, 3);
         next
@@ -179,18 +177,19 @@ impl Training {
         match self {
             Self::One(fused) => {
                 let (model, optimizer) = fused.into_parts();
-                let fused = FusedOptimizer::new(model, optimizer);
+                let fused = FusedOptimizer::new(model, optimizer).unwrap();
                 Self::One(Box::new(
                     fused
                         .with_hook(hook.0, hook.1)
-                        .with_config_on(config, &device()),
+                        .with_config_on(config, &device())
+                        .unwrap(),
                 ))
             }
             Self::Several(fused) => {
                 let (model, optimizer) = fused.into_parts();
                 let devices = vec![device(); options.devices.ranks()];
-                let fused = FusedReplicas::new(model, optimizer, devices);
-                let fused = fused.with_hook(hook.0, hook.1).with_config(config);
+                let fused = FusedReplicas::new(model, optimizer, devices).unwrap();
+                let fused = fused.with_hook(hook.0, hook.1).with_config(config).unwrap();
                 Self::Several(Box::new(fused))
             }
         }
@@ -198,7 +197,9 @@ impl Training {
 
     pub fn dry_run(&mut self, batches: &[Batch], in_blocks: bool) {
         if let Self::One(fused) = self {
-            fused.dry_run(|model| model.loss(&batches[0], in_blocks));
+            fused
+                .dry_run(|model| model.loss(&batches[0], in_blocks))
+                .unwrap();
         }
     }
 

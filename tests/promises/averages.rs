@@ -73,7 +73,10 @@ fn on_host(offload: Offload) -> OffloadConfig {
 
 fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
     let model = copy(initial, Stack::init);
-    FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(config)
+    FusedOptimizer::new(model, AdamWConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap()
 }
 
 fn stock_step(model: Stack, optimizer: &mut ModuleOptimizer, x: &Tensor<2>) -> Stack {
@@ -167,14 +170,16 @@ fn average_after_each_step_equals_stock_loop() {
             let mut by_hand = ByHand::all(config, &model);
             let how = averaging(config).with_offload(offload.clone());
             let mut fused = FusedOptimizer::new(copy(&initial, Stack::init), optimizer.clone())
-                .with_config_on(how.clone(), &Device::flex());
+                .unwrap()
+                .with_config_on(how.clone(), &Device::flex())
+                .unwrap();
             assert_equal_weights(&initial, &fused.averaged());
             for x in &xs {
                 model = stock_step(model, &mut stock, x);
                 for (average, value) in by_hand.iter_mut().zip(values(&model)) {
                     average.update(value);
                 }
-                fused.step(RATE, |model| model.loss(x.clone()));
+                fused.step(RATE, |model| model.loss(x.clone())).unwrap();
                 if offload.is_none() {
                     assert_eq!(fused.last_step().copied, Some(0), "{how}");
                 }
@@ -210,19 +215,23 @@ fn average_without_update_stays() {
     // Micro-batches are one update.
     let mut group = fused(&initial, averaging(WeightAveragingConfig::new()));
     for x in &xs {
-        group.accumulate(|model| model.loss(x.clone()));
+        group.accumulate(|model| model.loss(x.clone())).unwrap();
     }
     assert_equal_weights(&initial, &group.averaged());
-    group.step_accumulated(RATE);
+    group.step_accumulated(RATE).unwrap();
     assert_equal_weights(&group.model(), &group.averaged());
 
     // A skipped step is none.
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
     let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
     let mut skipping = fused(&initial, how);
-    skipping.step_repeatable(RATE, |model| model.loss(xs[0].clone()));
+    skipping
+        .step_repeatable(RATE, |model| model.loss(xs[0].clone()))
+        .unwrap();
     let before = skipping.averaged();
-    skipping.step_repeatable(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY);
+    skipping
+        .step_repeatable(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY)
+        .unwrap();
     assert!(skipping.last_step().overflowed);
     assert_equal_weights(&before, &skipping.averaged());
 
@@ -231,8 +240,10 @@ fn average_without_update_stays() {
     let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
     let mut plain = fused(&initial, averaging(ema(0.5)));
     for x in &xs {
-        clipped.step_repeatable(RATE, |model| model.loss(x.clone()));
-        plain.step(RATE, |model| model.loss(x.clone()));
+        clipped
+            .step_repeatable(RATE, |model| model.loss(x.clone()))
+            .unwrap();
+        plain.step(RATE, |model| model.loss(x.clone())).unwrap();
     }
     assert_equal_weights(&plain.averaged(), &clipped.averaged());
 }
@@ -282,12 +293,14 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
     let switch = Switch::default();
     let start = |model: Stack, optimizer: ModuleOptimizer| {
         FusedOptimizer::new(model, optimizer)
+            .unwrap()
             .with_hook(ParamGroup::from_predicate("layers.2"), switch.clone())
             .with_config_on(how.clone(), &Device::flex())
+            .unwrap()
     };
     let xs = batches(2 * EVENTS.len()).into_iter();
     let mut xs = xs.map(|x| Tensor::from_inner(x.inner().cast(dtype)));
-    let mut fused = start(cast(Stack::init(), dtype), optimizer.clone());
+    let mut fused = start(cast(Stack::init(), dtype).unwrap(), optimizer.clone());
     let mut by_hand = ByHand::all(how.averaging.unwrap(), &fused.model());
     let mut frozen = false;
     for (index, event) in EVENTS.into_iter().enumerate() {
@@ -298,34 +311,36 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
         match event {
             Event::Step | Event::Vetoed => {
                 let x = x();
-                fused.step(RATE, |model| model.loss(x));
+                fused.step(RATE, |model| model.loss(x)).unwrap();
                 steps = true;
             }
             Event::Accumulated => {
                 for x in [x(), x()] {
-                    fused.accumulate(|model| model.loss(x));
+                    fused.accumulate(|model| model.loss(x)).unwrap();
                 }
-                fused.step_accumulated(RATE);
+                fused.step_accumulated(RATE).unwrap();
                 steps = true;
             }
             Event::DryRun => {
                 let x = x();
-                fused.dry_run(|model| model.loss(x));
+                fused.dry_run(|model| model.loss(x)).unwrap();
             }
             Event::Freeze => {
                 let group = ParamGroup::from_predicate("layers.1");
-                fused.change_model(|model| model.freeze_group(group));
+                fused
+                    .change_model(|model| model.freeze_group(group))
+                    .unwrap();
                 frozen = true;
             }
             Event::Thaw => {
-                fused.change_model(Stack::unfreeze);
+                fused.change_model(Stack::unfreeze).unwrap();
                 frozen = false;
             }
             Event::Resume => {
                 let record = fused.to_record();
                 let (model, _) = fused.into_parts();
                 fused = start(model, optimizer.clone());
-                fused.load_record(record);
+                fused.load_record(record).unwrap();
             }
         }
         let (values, found) = (values(&fused.model()), values(&fused.averaged()));
@@ -387,18 +402,20 @@ fn average_resumed_from_record_continues_to_the_bit() {
             let start = |model: &Stack| {
                 let model = copy(model, Stack::init);
                 FusedOptimizer::new(model, optim::AdamWConfig::new().init())
+                    .unwrap()
                     .with_config_on(how.clone(), &Device::flex())
+                    .unwrap()
             };
             let train = |fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>]| {
                 for x in xs {
-                    fused.step(RATE, |model| model.loss(x.clone()));
+                    fused.step(RATE, |model| model.loss(x.clone())).unwrap();
                 }
             };
             let (mut whole, mut first) = (start(&initial), start(&initial));
             train(&mut whole, &xs);
             train(&mut first, &xs[..3]);
             let mut second = start(&first.model());
-            second.load_record(first.to_record());
+            second.load_record(first.to_record()).unwrap();
             assert_equal_weights(&first.averaged(), &second.averaged());
             train(&mut second, &xs[3..]);
             assert_equal_weights(&whole.averaged(), &second.averaged());
@@ -406,8 +423,8 @@ fn average_resumed_from_record_continues_to_the_bit() {
 
             // Without averaging, and in stock Burn.
             let model = copy(&first.model(), Stack::init);
-            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init());
-            without.load_record(first.to_record());
+            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init()).unwrap();
+            without.load_record(first.to_record()).unwrap();
             train(&mut without, &xs[3..]);
             let mut model = copy(&first.model(), Stack::init);
             let mut optimizer = AdamWConfig::new().init().load_record(first.to_record());
@@ -421,7 +438,7 @@ fn average_resumed_from_record_continues_to_the_bit() {
             // A record without averages: they start as the weights.
             let mut started = start(&first.model());
             train(&mut started, &xs[..1]);
-            started.load_record(without.to_record());
+            started.load_record(without.to_record()).unwrap();
             assert_equal_weights(&started.model(), &started.averaged());
         }
     }
@@ -431,7 +448,7 @@ fn average_resumed_from_record_continues_to_the_bit() {
 fn average_of_another_shape_is_refused_by_name() {
     let x = batches(1).remove(0);
     let mut fused = fused(&Stack::init(), averaging(ema(0.5)));
-    fused.step(RATE, |model| model.loss(x.clone()));
+    fused.step(RATE, |model| model.loss(x.clone())).unwrap();
     let contents = Contents::of(fused.to_record());
     let is_average =
         |it: &burn_pack::Tensor| it.name.ends_with(".average") && it.shape.num_dims() == 2;
@@ -441,7 +458,7 @@ fn average_of_another_shape_is_refused_by_name() {
         let bytes = Bytes::from_bytes_vec(vec![0; 4 * shape.iter().product::<usize>()]);
         let damaged = contents.with_tensor(place, dtype, shape, bytes);
         let before = [fused.model(), fused.averaged()];
-        let error = fused.try_load_record(damaged.into_record());
+        let error = fused.load_record(damaged.into_record());
         assert_equal_weights(&before[0], &fused.model());
         assert_equal_weights(&before[1], &fused.averaged());
         error.expect_err("it is damaged")
@@ -474,28 +491,34 @@ fn average_of_new_layer_starts_as_its_weights() {
     let xs = batches(3);
     // Burn's own does not step in f64 after it was in a record.
     let optimizer = optim::AdamWConfig::new().init();
-    let mut one = FusedOptimizer::new(Stack::init(), optimizer).with_config(averaging(ema(0.5)));
-    one.step(RATE, |model| model.loss(xs[0].clone()));
+    let mut one = FusedOptimizer::new(Stack::init(), optimizer)
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
+    one.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
     let mut gone = None;
     one.change_model(|mut model| {
         gone = model.layers.pop();
         model
-    });
-    one.step(RATE, |model| model.loss(xs[1].clone()));
+    })
+    .unwrap();
+    one.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
     one.change_model(|mut model| {
         model.layers.extend(gone);
         model
-    });
+    })
+    .unwrap();
     let [model, averaged] = [one.model(), one.averaged()].map(|model| values(&model));
     for (of, (value, average)) in model.iter().zip(&averaged).enumerate() {
         assert_eq!(value.to_data() == average.to_data(), of / 2 == 2);
     }
 
     // In another type it continues.
-    one.change_model(|model| cast(model, FloatDType::F64));
+    one.change_model(|model| cast(model, FloatDType::F64).unwrap())
+        .unwrap();
     let before = values(&one.averaged());
     let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));
-    one.step(RATE, |model| model.loss(x));
+    one.step(RATE, |model| model.loss(x)).unwrap();
     let next = before.into_iter().zip(values(&one.model()));
     let next: Vec<_> = next.map(|(mean, value)| mean * 0.5 + value * 0.5).collect();
     assert_values(&next, &one.averaged());
@@ -514,13 +537,17 @@ fn averaged_model_has_current_running_statistics() {
         linear: LinearConfig::new(8, 8).init(&device),
         norm: BatchNormConfig::new(8).init(&device),
     };
-    let mut fused =
-        FusedOptimizer::new(model, SgdConfig::new().init()).with_config(averaging(ema(0.5)));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
     for x in batches(3) {
-        fused.step(RATE, |model| {
-            let x = model.norm.forward(model.linear.forward(x));
-            x.powi_scalar(2).mean()
-        });
+        fused
+            .step(RATE, |model| {
+                let x = model.norm.forward(model.linear.forward(x));
+                x.powi_scalar(2).mean()
+            })
+            .unwrap();
     }
     let [current, averaged] = [fused.model(), fused.averaged()].map(|model| model.valid());
     let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
@@ -564,9 +591,12 @@ fn layer_named_like_averages_matches_stock() {
     let model = Named::init();
     let mut stock = copy(&model, Named::init);
     let mut optimizer = AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new(model, optimizer.clone()).with_config(averaging(ema(0.5)));
+    let mut fused = FusedOptimizer::new(model, optimizer.clone())
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
     for x in batches(3) {
-        fused.step(RATE, |model| model.loss(x.clone()));
+        fused.step(RATE, |model| model.loss(x.clone())).unwrap();
         let gradients = GradientsParams::from_grads(stock.loss(x).backward(), &stock);
         stock = optimizer.step(RATE, stock, gradients);
     }
@@ -583,7 +613,7 @@ fn average_option_out_of_range_is_refused() {
         (uniform.with_every(0), "`every` is 0"),
     ] {
         let one = fused(&Stack::init(), FusedConfig::new());
-        let error = one.try_with_config(averaging(config)).expect_err("refused");
+        let error = one.with_config(averaging(config)).expect_err("refused");
         assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
         assert!(error.to_string().contains(says), "{error}");
     }

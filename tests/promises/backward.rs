@@ -63,11 +63,14 @@ fn the_gradient_of_the_input_is_that_of_stock(device: &Device) {
         let xs = xs(device);
         let mut stock = copy(&initial, init);
         let mut optimizer = AdamWConfig::new().init();
-        let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init());
+        let mut fused =
+            FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
         for x in &xs {
             let (expected, gradients) = stock.gradients(x, false);
             stock = optimizer.step(RATE, stock, gradients);
-            let found = fused.step_with_backward(RATE, |model| model.gradients(x, false));
+            let found = fused
+                .step_with_backward(RATE, |model| model.gradients(x, false))
+                .unwrap();
             match is_exact(device) {
                 true => assert_eq!(expected, found),
                 false => expected.assert_approx_eq::<f32>(&found, Default::default()),
@@ -82,16 +85,23 @@ fn policies_work_as_with_a_loss(device: &Device) {
     let initial = Stack::init(device);
     let start = || {
         let model = copy(&initial, || Stack::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
-            FusedConfig::new()
-                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2)))
-                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
-        )
+        FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(
+                FusedConfig::new()
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2)))
+                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+            )
+            .unwrap()
     };
     let (mut of_loss, mut with_backward) = (start(), start());
     for x in xs(device) {
-        of_loss.step_repeatable(RATE, |model| model.loss(x.clone()));
-        let found = with_backward.step_with_backward(RATE, |model| model.gradients(&x, true));
+        of_loss
+            .step_repeatable(RATE, |model| model.loss(x.clone()))
+            .unwrap();
+        let found = with_backward
+            .step_with_backward(RATE, |model| model.gradients(&x, true))
+            .unwrap();
         if is_exact(device) {
             assert_eq!(of_loss.last_step(), with_backward.last_step());
         }
@@ -106,14 +116,16 @@ fn mistakes_change_nothing(device: &Device) {
     let initial = Stack::init(device);
     let x = xs(device).remove(0);
     let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
-    let result = fused.try_step_with_backward(RATE, |model| model.gradients(&x, false));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
+        .unwrap();
+    let result = fused.step_with_backward(RATE, |model| model.gradients(&x, false));
     assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
     assert_equal_weights(&initial, &fused.model());
 
-    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init()).unwrap();
     let nothing = |_: &Stack| ((), GradientsParams::new());
-    let result = fused.try_step_with_backward(RATE, nothing);
+    let result = fused.step_with_backward(RATE, nothing);
     let parameters = 6;
     assert_eq!(
         result,

@@ -108,6 +108,8 @@ pub fn train_fused<M: Module>(
     loss: impl Fn(&M, usize) -> Tensor<1>,
 ) {
     for step in 0..steps {
-        fused.step(learning_rate, |model| loss(model, step));
+        fused
+            .step(learning_rate, |model| loss(model, step))
+            .unwrap();
     }
 }

@@ -46,7 +46,7 @@ fn batches(count: usize, device: &Device) -> Vec<Tensor<2>> {
 }
 
 fn fuse(model: Vec<Linear>) -> FusedOptimizer<Vec<Linear>> {
-    FusedOptimizer::new(model, AdamConfig::new().init())
+    FusedOptimizer::new(model, AdamConfig::new().init()).unwrap()
 }
 
 fn lagged() -> FusedConfig {
@@ -84,21 +84,29 @@ fn config_of_a_training_made_again_drops_sums_and_adaptive_state() {
     let both = lagged().with_loss_scaling(Some(scaling()));
     let initial = init();
     let train = |drops: bool| {
-        let mut fused = fuse(copy(&initial, init)).with_config(both.clone());
+        let mut fused = fuse(copy(&initial, init))
+            .with_config(both.clone())
+            .unwrap();
         for x in &batches[..3] {
-            fused.step(RATE, |model| loss(model, x.clone()));
+            fused.step(RATE, |model| loss(model, x.clone())).unwrap();
         }
         assert!(fused.last_step().clipping.unwrap() < 1.0);
         assert_eq!(fused.last_step().loss_scale, Some(16.0));
         if !drops {
-            fused.accumulate(|model| loss(model, batches[3].clone()));
+            fused
+                .accumulate(|model| loss(model, batches[3].clone()))
+                .unwrap();
         }
-        let mut fused = fused.with_config(FusedConfig::new());
-        fused.step(RATE, |model| loss(model, batches[4].clone()));
+        let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+        fused
+            .step(RATE, |model| loss(model, batches[4].clone()))
+            .unwrap();
         assert_eq!(fused.last_step().clipping, None);
         assert_eq!(fused.last_step().loss_scale, None);
-        let mut fused = fused.with_config(both.clone());
-        fused.step(RATE, |model| loss(model, batches[5].clone()));
+        let mut fused = fused.with_config(both.clone()).unwrap();
+        fused
+            .step(RATE, |model| loss(model, batches[5].clone()))
+            .unwrap();
         assert_eq!(fused.last_step().clipping, Some(1.0), "of the first step");
         assert_eq!(fused.last_step().loss_scale, Some(8.0));
         fused.model()
@@ -119,8 +127,10 @@ fn config_after_hook_keeps_the_hook() {
         }
     }
     let fused = fuse(init()).with_hook(ParamGroup::all(), Veto);
-    let mut fused = fused.with_config(lagged());
-    fused.step(RATE, |model| loss(model, batches(1, &device()).remove(0)));
+    let mut fused = fused.with_config(lagged()).unwrap();
+    fused
+        .step(RATE, |model| loss(model, batches(1, &device()).remove(0)))
+        .unwrap();
     assert_eq!(fused.last_step().vetoed, 4);
 }
 
@@ -136,9 +146,11 @@ fn offload_can_begin_and_end_in_a_training_made_again() {
         for (step, x) in batches.iter().enumerate() {
             if let Some(offload) = modes.get(step) {
                 let config = |offload| OffloadConfig::new(offload).with_min_elements(1);
-                fused = fused.with_config(FusedConfig::new().with_offload(offload.map(config)));
+                fused = fused
+                    .with_config(FusedConfig::new().with_offload(offload.map(config)))
+                    .unwrap();
             }
-            fused.step(RATE, |model| loss(model, x.clone()));
+            fused.step(RATE, |model| loss(model, x.clone())).unwrap();
         }
         let rests: Vec<_> = fused.model().devices();
         (fused.model().fork(&device()), rests)
@@ -158,15 +170,15 @@ fn offload_can_begin_and_end_in_a_training_made_again() {
 fn several_devices_take_the_same_config_but_for_offload() {
     let devices = [device(), device()];
     let config = lagged().with_sharding(Sharding::Full);
-    let fused = || FusedReplicas::new(init(), AdamConfig::new().init(), devices.clone());
+    let fused = || FusedReplicas::new(init(), AdamConfig::new().init(), devices.clone()).unwrap();
     let x = batches(2, &device());
-    let mut fused_in_full = fused().with_config(config.clone());
+    let mut fused_in_full = fused().with_config(config.clone()).unwrap();
     for _ in 0..2 {
-        fused_in_full.step(RATE, x.clone(), loss);
+        fused_in_full.step(RATE, x.clone(), loss).unwrap();
     }
     assert_eq!(fused_in_full.config(), &config);
     assert!(fused_in_full.last_step().clipping.unwrap() < 1.0);
     let offload = config.with_offload(Some(OffloadConfig::new(Offload::Updates)));
-    let error = fused().try_with_config(offload).unwrap_err();
+    let error = fused().with_config(offload).unwrap_err();
     assert!(matches!(error, FusedError::Offload { .. }), "{error}");
 }

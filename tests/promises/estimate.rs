@@ -42,7 +42,7 @@ fn states_in_formats_count_as_they_are_kept() {
 
     let device = Device::flex().autodiff();
     let linear = || LinearConfig::new(128, 128).with_bias(false).init(&device);
-    let model = backburn::cast(vec![linear(), linear()], FloatDType::BF16);
+    let model = backburn::cast(vec![linear(), linear()], FloatDType::BF16).unwrap();
     let elements = 2 * 128 * 128;
     for (states, weights, per_group) in [
         (StateFormat::Bits8, WeightFormat::Plain, 2 * 68),

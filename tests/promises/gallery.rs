@@ -15,7 +15,7 @@ mod two_optimizers;
 
 #[test]
 fn a_loop_of_ones_own() {
-    custom_loop::main();
+    custom_loop::main().unwrap();
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn a_launched_training() {
 
 #[test]
 fn adapters() {
-    lora::main();
+    lora::main().unwrap();
 }
 
 #[test]
@@ -35,10 +35,10 @@ fn a_resumed_training_ends_with_the_same_weights() {
 
 #[test]
 fn two_ranks() {
-    two_devices::main();
+    two_devices::main().unwrap();
 }
 
 #[test]
 fn a_generator_and_a_critic() {
-    two_optimizers::main();
+    two_optimizers::main().unwrap();
 }

@@ -42,7 +42,7 @@ fn both(
     let loss = |model: &LanguageModel, step: usize| model.losses(texts[step].clone()).total;
     let (steps, adamw) = (texts.len(), AdamWConfig::new());
     let stock = train_stock(copy(), &mut adamw.init(), steps, 1e-3, loss);
-    let mut fused = FusedOptimizer::new(copy(), adamw.init());
+    let mut fused = FusedOptimizer::new(copy(), adamw.init()).unwrap();
     train_fused(&mut fused, steps, 1e-3, loss);
     [initial, stock, fused.model()]
 }

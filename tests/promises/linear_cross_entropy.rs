@@ -230,7 +230,7 @@ fn fused_equals_stock_in_chunks(device: &Device) {
             .init();
         let loss = |model: &Bigram, _| model.chunked(&loss, &text);
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 4, 1e-2, loss);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
         train_fused(&mut fused, 4, 1e-2, loss);
         assert_equal_weights(&stock, &fused.model());
         assert_changed(&initial, &fused.model(), |_| true);
@@ -242,14 +242,21 @@ fn chunks_and_policies_go_together(device: &Device) {
     let text = text(10, device);
     let train = |chunk_size| {
         let model = copy(&initial, || Bigram::init(HeadKind::WithBias, device));
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
-        );
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .unwrap()
+            .with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
+            )
+            .unwrap();
         let config = LinearCrossEntropyLossConfig::new().with_chunk_size(chunk_size);
         let loss = config.init();
         for _ in 0..3 {
-            fused.accumulate(|model| model.chunked(&loss, &text));
-            fused.step_repeatable(0.5, |model| model.chunked(&loss, &text));
+            fused
+                .accumulate(|model| model.chunked(&loss, &text))
+                .unwrap();
+            fused
+                .step_repeatable(0.5, |model| model.chunked(&loss, &text))
+                .unwrap();
         }
         weights(&fused.model())
     };
@@ -275,7 +282,7 @@ fn weighted_loss_equals_stock(device: &Device) {
         let loss = config.with_reduction(reduction).init();
         let loss = |model: &Bigram, _| model.weighted(&loss, &text, weights.clone()).mean();
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, 1e-2, loss);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
         train_fused(&mut fused, 3, 1e-2, loss);
         assert_equal_weights(&stock, &fused.model());
         assert_changed(&initial, &fused.model(), |_| true);
@@ -453,7 +460,7 @@ fn weights_of_padding_only_give_a_nan_mean_and_zero_gradients() {
 #[test]
 fn weights_of_a_model_in_bf16_are_applied_in_f32() {
     let device = Device::flex().autodiff();
-    let model = cast(Bigram::init(HeadKind::Plain, &device), FloatDType::BF16);
+    let model = cast(Bigram::init(HeadKind::Plain, &device), FloatDType::BF16).unwrap();
     let text = text(10, &device);
     let config = LinearCrossEntropyLossConfig::new().with_chunk_size(10);
     for dtype in [FloatDType::F32, FloatDType::BF16, FloatDType::F64] {
@@ -479,7 +486,7 @@ fn weights_of_another_number_are_refused() {
 #[test]
 fn probabilities_of_a_model_in_bf16_are_in_f32() {
     let device = Device::flex().autodiff();
-    let model = cast(Bigram::init(HeadKind::Plain, &device), FloatDType::BF16);
+    let model = cast(Bigram::init(HeadKind::Plain, &device), FloatDType::BF16).unwrap();
     let text = text(30, &device);
     let logits = model.logits(text.tokens.clone()).cast(FloatDType::F32);
     let whole = CrossEntropyLossConfig::new().init(&device);
@@ -488,8 +495,10 @@ fn probabilities_of_a_model_in_bf16_are_in_f32() {
     let chunked = model.chunked(&config.init(), &text);
     assert_eq!(chunked.dtype(), DType::F32);
     assert_eq!(number(&whole), number(&chunked));
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
-    let loss = fused.step(0.1, |model| model.chunked(&config.init(), &text));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let loss = fused
+        .step(0.1, |model| model.chunked(&config.init(), &text))
+        .unwrap();
     assert_eq!(number(&whole), number(&loss));
 }
 
@@ -503,22 +512,28 @@ fn the_gradient_of_a_head_in_bf16_can_be_summed_in_f32() {
             head.clone().with_bias(false).init(&device),
             FloatDType::BF16,
         )
+        .unwrap()
     };
     let hidden = Tensor::<2>::ones([1024, 1], &device).cast(FloatDType::BF16);
     let targets = Tensor::<1, Int>::zeros([1024], &device);
     let config = LinearCrossEntropyLossConfig::new().with_chunk_size(1);
     let loss = config.init();
     let moved = |mut fused: FusedOptimizer<Linear>| {
-        fused.step(1.0, |head| {
-            loss.forward(head, hidden.clone(), targets.clone())
-        });
+        fused
+            .step(1.0, |head| {
+                loss.forward(head, hidden.clone(), targets.clone())
+            })
+            .unwrap();
         let weight = fused.model().weight.val().inner().into_data();
         weight.iter::<f32>().next().unwrap()
     };
-    let fused = || FusedOptimizer::new(head(), SgdConfig::new().init());
+    let fused = || FusedOptimizer::new(head(), SgdConfig::new().init()).unwrap();
     let in_bf16 = moved(fused());
-    let in_f32 =
-        moved(fused().with_config(FusedConfig::new().with_full_precision_accumulation(true)));
+    let in_f32 = moved(
+        fused()
+            .with_config(FusedConfig::new().with_full_precision_accumulation(true))
+            .unwrap(),
+    );
     assert_eq!((in_bf16, in_f32), (0.125, 0.5));
 }
 

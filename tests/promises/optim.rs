@@ -310,7 +310,7 @@ fn fused_with_ours_equals_stock_with_burns_own(device: &Device) {
     let loss = |model: &Vec<Linear>, _| loss(model, x.clone());
     let model = copy(&initial, || mlp(device));
     let stock = train_stock(model, &mut stock, 4, LEARNING_RATE, loss);
-    let mut fused = FusedOptimizer::new(copy(&initial, || mlp(device)), ours);
+    let mut fused = FusedOptimizer::new(copy(&initial, || mlp(device)), ours).unwrap();
     train_fused(&mut fused, 4, LEARNING_RATE, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);

@@ -81,16 +81,20 @@ pub fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
 /// Fused, with what waits on flex.
 pub fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
     FusedOptimizer::new(model, optim::AdamConfig::new().init())
+        .unwrap()
         .with_config_on(config, &Device::flex())
+        .unwrap()
 }
 
 /// One batch an update.
 pub fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
     for x in xs {
-        fused.step(RATE, |model| match in_blocks {
-            true => model.loss_in_blocks(x.clone()),
-            false => model.loss(x.clone()),
-        });
+        fused
+            .step(RATE, |model| match in_blocks {
+                true => model.loss_in_blocks(x.clone()),
+                false => model.loss(x.clone()),
+            })
+            .unwrap();
         assert_eq!(fused.last_step().updated, 6);
     }
 }
@@ -109,8 +113,12 @@ pub fn with_policies<'a>(
     configs.into_iter().map(move |config| {
         let mut fused = fused(twin(initial), config);
         for group in groups {
-            fused.accumulate(|model| model.loss_in_blocks(group[0].clone()));
-            fused.step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()));
+            fused
+                .accumulate(|model| model.loss_in_blocks(group[0].clone()))
+                .unwrap();
+            fused
+                .step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()))
+                .unwrap();
         }
         fused.model()
     })
@@ -139,7 +147,7 @@ pub fn interrupted(initial: &Stack, init: impl FnOnce() -> Stack) -> [Stack; 2] 
     let mut first = fused(twin(initial), FusedConfig::new());
     train(&mut first, &xs[..3], true);
     let mut second = fused(copy(&first.model(), init), FusedConfig::new());
-    second.load_record(first.to_record());
+    second.load_record(first.to_record()).unwrap();
     train(&mut second, &xs[3..], true);
     [whole.model(), second.model()]
 }

@@ -109,14 +109,16 @@ impl Training {
     }
 
     fn fused(&self, optimizer: ModuleOptimizer) -> FusedOptimizer<Vec<Linear>> {
-        FusedOptimizer::new(copy(&self.initial, || mlp(&self.device)), optimizer)
+        FusedOptimizer::new(copy(&self.initial, || mlp(&self.device)), optimizer).unwrap()
     }
 
     fn step(&self, fused: &mut FusedOptimizer<Vec<Linear>>) {
-        fused.step(RATE, |model| {
-            let x = model[0].forward(self.x.clone()).tanh();
-            model[1].forward(x).powi_scalar(2).mean()
-        });
+        fused
+            .step(RATE, |model| {
+                let x = model[0].forward(self.x.clone()).tanh();
+                model[1].forward(x).powi_scalar(2).mean()
+            })
+            .unwrap();
     }
 }
 
@@ -125,8 +127,9 @@ fn every_optimizer_loads_its_own_record(device: &Device) {
     for (name, optimizer) in unlike().into_iter().chain(ours_unlike()).chain(others()) {
         let mut through = training.fused(optimizer());
         training.step(&mut through);
-        let mut resumed = FusedOptimizer::new(copy(&through.model(), || mlp(device)), optimizer());
-        let loaded = resumed.try_load_record(through.to_record());
+        let mut resumed =
+            FusedOptimizer::new(copy(&through.model(), || mlp(device)), optimizer()).unwrap();
+        let loaded = resumed.load_record(through.to_record());
         assert_eq!(loaded, Ok(()), "{name}");
         training.step(&mut through);
         training.step(&mut resumed);
@@ -146,10 +149,11 @@ fn the_record_of_another_optimizer(device: &Device) {
             }
             let mut fused = training.fused(reads());
             training.step(&mut fused);
-            let mut twin = FusedOptimizer::new(copy(&fused.model(), || mlp(device)), reads());
-            twin.load_record(fused.to_record());
+            let mut twin =
+                FusedOptimizer::new(copy(&fused.model(), || mlp(device)), reads()).unwrap();
+            twin.load_record(fused.to_record()).unwrap();
 
-            let error = fused.try_load_record(written.to_record());
+            let error = fused.load_record(written.to_record());
             let Err(FusedError::RecordOfAnotherOptimizer { path, state }) = error else {
                 panic!("{reader} loads {writer}: {error:?}");
             };
@@ -169,14 +173,14 @@ fn a_weight_of_column_layout_loads_its_own_record(device: &Device) {
         let config = LinearConfig::new(3, 5).with_layout(LinearLayout::Col);
         config.init(device)
     };
-    let fused = |model| FusedOptimizer::new(model, AdamWConfig::new().init());
+    let fused = |model| FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
     let loss = |model: &Linear| model.forward(Tensor::<2>::ones([4, 3], device)).sum();
     let mut through = fused(column());
-    through.step(RATE, loss);
+    through.step(RATE, loss).unwrap();
     let mut resumed = fused(copy(&through.model(), column));
-    resumed.load_record(through.to_record());
-    through.step(RATE, loss);
-    resumed.step(RATE, loss);
+    resumed.load_record(through.to_record()).unwrap();
+    through.step(RATE, loss).unwrap();
+    resumed.step(RATE, loss).unwrap();
     assert_equal_weights(&through.model(), &resumed.model());
 }
 
@@ -191,7 +195,7 @@ fn a_record_with_other_parameter_groups(device: &Device) {
     training.step(&mut written);
     let error = training
         .fused(group("bias"))
-        .try_load_record(written.to_record());
+        .load_record(written.to_record());
     assert!(
         matches!(error, Err(FusedError::RecordOfAnotherOptimizer { .. })),
         "{error:?}"
@@ -205,14 +209,16 @@ fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
     let mut in_state = FusedOptimizer::accumulating_in_state(
         copy(&stock.model(), || mlp(device)),
         ours::AdamWConfig::new().build(),
-    );
-    in_state.load_record(stock.to_record());
+    )
+    .unwrap();
+    in_state.load_record(stock.to_record()).unwrap();
     training.step(&mut in_state);
     let mut back = FusedOptimizer::new(
         copy(&in_state.model(), || mlp(device)),
         AdamWConfig::new().init(),
-    );
-    back.load_record(in_state.to_record());
+    )
+    .unwrap();
+    back.load_record(in_state.to_record()).unwrap();
     training.step(&mut back);
     training.step(&mut stock);
     training.step(&mut stock);
@@ -237,13 +243,13 @@ fn the_record_of_a_parameter_of_another_shape(device: &Device) {
     for (name, optimizer) in unlike().into_iter().chain(ours_unlike()) {
         let [wide, narrow] = matrices(device);
         let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-        let mut written = FusedOptimizer::new(wide, optimizer());
-        written.step(RATE, loss);
-        let mut fused = FusedOptimizer::new(narrow, optimizer());
-        fused.step(RATE, loss);
+        let mut written = FusedOptimizer::new(wide, optimizer()).unwrap();
+        written.step(RATE, loss).unwrap();
+        let mut fused = FusedOptimizer::new(narrow, optimizer()).unwrap();
+        fused.step(RATE, loss).unwrap();
         let before = fused.to_record().into_bytes().unwrap();
 
-        let error = fused.try_load_record(written.to_record()).unwrap_err();
+        let error = fused.load_record(written.to_record()).unwrap_err();
         let FusedError::RecordShape {
             state,
             expected,
@@ -261,7 +267,7 @@ fn the_record_of_a_parameter_of_another_shape(device: &Device) {
             before[..],
             "{name}"
         );
-        fused.step(RATE, loss);
+        fused.step(RATE, loss).unwrap();
     }
 }
 
@@ -320,12 +326,12 @@ fn half_and_double_parameters_resume_from_a_record(device: &Device) {
             let values = values.cast(dtype).detach().require_grad();
             let matrix = || Param::from_tensor(values.clone());
             let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-            let mut through = FusedOptimizer::new(matrix(), optimizer());
-            through.step(RATE, loss);
-            let mut resumed = FusedOptimizer::new(through.model(), optimizer());
-            resumed.load_record(through.to_record());
-            through.step(RATE, loss);
-            resumed.step(RATE, loss);
+            let mut through = FusedOptimizer::new(matrix(), optimizer()).unwrap();
+            through.step(RATE, loss).unwrap();
+            let mut resumed = FusedOptimizer::new(through.model(), optimizer()).unwrap();
+            resumed.load_record(through.to_record()).unwrap();
+            through.step(RATE, loss).unwrap();
+            resumed.step(RATE, loss).unwrap();
             let [through, resumed] =
                 [through, resumed].map(|fused| fused.model().val().into_data());
             assert_eq!(through.dtype(), dtype.into());

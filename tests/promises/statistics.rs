@@ -62,10 +62,10 @@ fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
         offloaded(Offload::Weights(WaitingBlocks::All)),
     ];
     let fused = |config: FusedConfig| {
-        let fused = FusedOptimizer::new(Normed::init(device), AdamWConfig::new().init());
+        let fused = FusedOptimizer::new(Normed::init(device), AdamWConfig::new().init()).unwrap();
         match config.offload {
-            None => fused.with_config(config),
-            Some(_) => fused.with_config_on(config, device),
+            None => fused.with_config(config).unwrap(),
+            Some(_) => fused.with_config_on(config, device).unwrap(),
         }
     };
     configs.into_iter().map(fused).collect()
@@ -76,16 +76,16 @@ type Values = Vec<(String, TensorData)>;
 fn model_taken_before_more_steps_is_unchanged(device: &Device) {
     let xs = xs(device);
     for mut fused in trainings(device) {
-        fused.step(RATE, |model| model.loss(xs[0].clone()));
+        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
         let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
         let taken = || -> [Values; 3] { [weights(&model), weights(&valid), weights(&averaged)] };
         let before = taken();
-        fused.step(RATE, |model| model.loss(xs[1].clone()));
+        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
         assert!(taken() == before);
         assert_changed(&model, &fused.model(), |_| true);
 
         let nan = Tensor::full([6, 4], f32::NAN, device);
-        fused.step(RATE, |model| model.loss(nan));
+        fused.step(RATE, |model| model.loss(nan)).unwrap();
         assert!(taken() == before);
         let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
         assert!(mean(&fused.model()).iter::<f32>().all(f32::is_nan));
@@ -107,14 +107,16 @@ fn statistics_after_change_or_parts_continue_as_in_stock(device: &Device) {
         loss,
     );
 
-    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
     train_fused(&mut fused, 2, RATE, loss);
     let before = weights(&fused.model());
-    fused.change_model(|model| {
-        assert!(weights(&model) == before);
-        model
-    });
-    fused.step(RATE, |model| loss(model, 2));
+    fused
+        .change_model(|model| {
+            assert!(weights(&model) == before);
+            model
+        })
+        .unwrap();
+    fused.step(RATE, |model| loss(model, 2)).unwrap();
     let (model, mut optimizer) = fused.into_parts();
     let parts = train_stock(model, &mut optimizer, 1, RATE, |model, _| loss(model, 3));
     assert_equal_weights(&stock.valid(), &parts.valid());
@@ -141,23 +143,25 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
         statistics.collect::<Values>()
     };
     for mut fused in trainings(device) {
-        fused.step(RATE, |model| model.loss(xs[0].clone()));
+        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
         let before = of(&fused);
-        fused.dry_run(|model| model.loss(xs[1].clone()));
+        fused.dry_run(|model| model.loss(xs[1].clone())).unwrap();
         assert!(of(&fused) == before);
         let panics = AssertUnwindSafe(|| {
-            fused.step(RATE, |model| -> Tensor<1> {
-                let loss = model.loss(xs[1].clone());
-                assert!(loss.dims()[0] == 0, "after the forward pass");
-                loss
-            })
+            fused
+                .step(RATE, |model| -> Tensor<1> {
+                    let loss = model.loss(xs[1].clone());
+                    assert!(loss.dims()[0] == 0, "after the forward pass");
+                    loss
+                })
+                .unwrap()
         });
         catch_unwind(panics).expect_err("it panics");
         assert!(of(&fused) == before);
-        fused.step(RATE, |model| model.loss(xs[1].clone()));
+        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
         let before = of(&fused);
         let mut fused = fused.with_hook(ParamGroup::all(), Stop);
-        let stopped = fused.try_step(RATE, |model| model.loss(xs[2].clone()));
+        let stopped = fused.step(RATE, |model| model.loss(xs[2].clone()));
         assert_eq!(stopped.err(), Some(FusedError::NothingAccumulated));
         assert!(of(&fused) == before);
     }

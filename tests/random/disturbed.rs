@@ -12,7 +12,7 @@ use backburn::{
 use burn::module::{Param, ParamGroup};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use crate::compare::{assert_changed, assert_equal_weights, copy};
 use crate::{Model, distance, on_the_cpu};
@@ -50,6 +50,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
     let seen = Gradient::default();
     let mut fused = FusedOptimizer::new((weight, dropout), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), seen.clone());
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
@@ -57,7 +58,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
             let noise = Tensor::<1>::random([50_000], Distribution::Default, &x.device());
             dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
         };
-        let step = fused.try_step(0.0, |model| {
+        let step = fused.step(0.0, |model| {
             let x = Tensor::ones([64], device);
             let dropped = gradient_checkpointing(model, x, drop);
             (dropped.clone().sum(), dropped.detach())
@@ -99,6 +100,27 @@ fn trainings_with_dropout_side_by_side_wait_for_each_other(device: &Device) {
     });
 }
 
+/// One draws in blocks, which are checked, and the other outside of blocks in a single pass.
+fn training_that_draws_outside_of_blocks_waits_for_blocks(device: &Device) {
+    let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
+    let start = Barrier::new(2);
+    thread::scope(|scope| {
+        let blocks = scope.spawn(|| {
+            start.wait();
+            steps_with_the_mask_of_their_loss(device, 50)
+        });
+        scope.spawn(|| {
+            let mut fused =
+                FusedOptimizer::new(Model::init(device), SgdConfig::new().init()).unwrap();
+            start.wait();
+            for _ in 0..25 {
+                fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+            }
+        });
+        assert_eq!(blocks.join().unwrap(), 50);
+    });
+}
+
 /// The blocks of one draw nothing, and the other clips.
 fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
     let start = Barrier::new(2);
@@ -106,26 +128,92 @@ fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let model = LinearConfig::new(8, 8).init(device);
-            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
             let x = Tensor::<2>::ones([4, 8], device);
             start.wait();
             for _ in 0..50 {
                 let run = |linear: &Linear, x| linear.forward(x);
-                fused.step(1e-2, |model| {
-                    gradient_checkpointing(model, x.clone(), run).mean()
-                });
+                fused
+                    .step(1e-2, |model| {
+                        gradient_checkpointing(model, x.clone(), run).mean()
+                    })
+                    .unwrap();
             }
         });
         scope.spawn(|| {
             let config =
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
             let mut fused = FusedOptimizer::new(Model::init(device), SgdConfig::new().init())
-                .with_config(config);
+                .unwrap()
+                .with_config(config)
+                .unwrap();
             start.wait();
             for _ in 0..25 {
-                fused.step_repeatable(1e-2, |model| model.loss(x.clone()));
+                fused
+                    .step_repeatable(1e-2, |model| model.loss(x.clone()))
+                    .unwrap();
             }
         });
+    });
+}
+
+/// Runs `work` while the forward pass of another training, which draws, holds the generators.
+fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
+    let model = || {
+        (
+            Param::from_tensor(Tensor::<1>::ones([64], device)),
+            DropoutConfig::new(0.5).init(),
+        )
+    };
+    let mut other = FusedOptimizer::new(model(), SgdConfig::new().init()).unwrap();
+    let block = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
+    let [locked, done] = [(); 2].map(|()| Barrier::new(2));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let step = other.step(0.0, |model| {
+                locked.wait();
+                done.wait();
+                gradient_checkpointing(model, Tensor::ones([64], device), block).sum()
+            });
+            step.unwrap();
+        });
+        locked.wait();
+        let result = work();
+        done.wait();
+        result
+    })
+}
+
+/// Steps a model that drew nothing in its first step and draws now, as `loss` says, first without the lock and then with it.
+fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) {
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    let model = (weight, DropoutConfig::new(0.5).init());
+    // A step in two passes begins with a seed, which shows that it draws nothing.
+    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
+    let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
+    step(false).unwrap();
+    let error = while_locked(device, || step(true)).unwrap_err();
+    assert!(matches!(error, FusedError::RandomNumbers { .. }), "{error}");
+    step(true).unwrap();
+}
+
+fn model_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
+    // Other elements that are dropped make another norm.
+    let x = Tensor::<1, Int>::arange(0..64, device).float();
+    begins_to_draw(device, |(weight, dropout), draws| match draws {
+        true => (dropout.forward(weight.val()) * x.clone()).sum(),
+        false => (weight.val() * x.clone()).sum(),
+    });
+    let quiet = |(weight, _): &Dropping, x: Tensor<1>| weight.val() * x;
+    let draws_in_block =
+        |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
+    begins_to_draw(device, |model, draws| match draws {
+        true => gradient_checkpointing(model, x.clone(), draws_in_block).sum(),
+        false => gradient_checkpointing(model, x.clone(), quiet).sum(),
     });
 }
 
@@ -157,18 +245,23 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
-        );
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
+            )
+            .unwrap();
         for _ in 0..20 {
-            fused.step_repeatable(1e-2, |model| {
-                let run = |linear: &Linear, x| linear.forward(x).tanh();
-                let forward = |x, linear| match recompute {
-                    true => gradient_checkpointing(linear, x, run),
-                    false => run(linear, x),
-                };
-                model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
-            });
+            fused
+                .step_repeatable(1e-2, |model| {
+                    let run = |linear: &Linear, x| linear.forward(x).tanh();
+                    let forward = |x, linear| match recompute {
+                        true => gradient_checkpointing(linear, x, run),
+                        false => run(linear, x),
+                    };
+                    model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
+                })
+                .unwrap();
         }
         fused.model()
     };
@@ -185,12 +278,14 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
         for _ in 0..10 {
             let before = Model::init(device);
             let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+                .unwrap()
                 .with_config(
                     FusedConfig::new()
                         .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-                );
+                )
+                .unwrap();
             let step = disturbed(device, Duration::from_micros(pause), || {
-                fused.try_step_repeatable(1.0, |model| model.loss(x.clone()))
+                fused.step_repeatable(1.0, |model| model.loss(x.clone()))
             });
             let moved = distance(&before, &fused.model()) / max_norm;
             match step {
@@ -214,13 +309,15 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
         .map(|_| LinearConfig::new(8, 8).init(device))
         .collect();
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
         .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))))
+        .unwrap()
         .with_hook(ParamGroup::all(), Noting(updates.clone()));
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();
     let second_runs = Arc::new(AtomicUsize::new(0));
     let before = fused.model();
-    let result = fused.try_step_repeatable(1e-2, |model| {
+    let result = fused.step_repeatable(1e-2, |model| {
         let block = (model[0].clone(), DropoutConfig::new(0.5).init());
         type Constants = Constant<(Device, Arc<AtomicUsize>)>;
         let drop =
@@ -297,4 +394,14 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_
 #[test]
 fn a_step_that_another_thread_disturbs_updates_once_on_the_cpu() {
     on_the_cpu(a_step_that_another_thread_disturbs_updates_once);
+}
+
+#[test]
+fn model_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
+    on_the_cpu(model_that_begins_to_draw_without_the_lock_ends_the_step);
+}
+
+#[test]
+fn training_that_draws_outside_of_blocks_waits_for_blocks_on_the_cpu() {
+    on_the_cpu(training_that_draws_outside_of_blocks_waits_for_blocks);
 }

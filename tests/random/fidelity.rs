@@ -26,7 +26,7 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
 
     let fused = copy(&initial, || Model::init(device));
     device.seed(7);
-    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init()).unwrap();
     train_fused(&mut fused, 5, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -34,7 +34,7 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
     device.seed(8);
     train_fused(&mut fused, 1, 1e-2, loss);
     let after_one_seed = fused.model();
-    let mut again = FusedOptimizer::new(stock, AdamWConfig::new().init());
+    let mut again = FusedOptimizer::new(stock, AdamWConfig::new().init()).unwrap();
     device.seed(9);
     train_fused(&mut again, 1, 1e-2, loss);
     let differ = compare::weights(&after_one_seed) != compare::weights(&again.model());
@@ -46,11 +46,16 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
 fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     let before = Model::init(device);
     let max_norm = 1e-3;
-    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init()).with_config(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-    );
+    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+        .unwrap()
+        .with_config(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+        )
+        .unwrap();
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-    fused.step_repeatable(1.0, |model| model.loss(x.clone()));
+    fused
+        .step_repeatable(1.0, |model| model.loss(x.clone()))
+        .unwrap();
     let report = fused.last_step();
     assert!(report.gradient_norm.unwrap() > max_norm, "nothing to clip");
 
@@ -76,7 +81,9 @@ fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
     // A norm that no gradient has.
     let exact = GlobalNormClippingConfig::ExactInBuffer(1e9);
     let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init())
-        .with_config(FusedConfig::new().with_clipping(Some(exact)));
+        .unwrap()
+        .with_config(FusedConfig::new().with_clipping(Some(exact)))
+        .unwrap();
     train_fused(&mut fused, 5, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
 }
@@ -84,30 +91,32 @@ fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
 /// What a block draws in its runs, and what is drawn after the block and after the step.
 fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     let model = LinearConfig::new(3, 3).init(device);
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let found = Arc::new(Mutex::new(Vec::new()));
     let rest = || {
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         rest.into_data().iter().collect::<Vec<f32>>()
     };
     device.seed(7);
-    let (_, after_block) = fused.step(0.1, |model| {
-        let x = Tensor::<2>::ones([2, 3], device);
-        type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
-        let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
-            let noise =
-                Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
-            let noise: Vec<f32> = noise.into_data().iter().collect();
-            noting.lock().unwrap().push(noise);
-            model.forward(x)
-        };
-        let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
-            let x = gradient_checkpointing(model, (x, noting.clone()), inner);
-            inner(model, (x, noting))
-        };
-        let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
-        (x.mean(), rest())
-    });
+    let (_, after_block) = fused
+        .step(0.1, |model| {
+            let x = Tensor::<2>::ones([2, 3], device);
+            type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
+            let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
+                let noise =
+                    Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
+                let noise: Vec<f32> = noise.into_data().iter().collect();
+                noting.lock().unwrap().push(noise);
+                model.forward(x)
+            };
+            let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
+                let x = gradient_checkpointing(model, (x, noting.clone()), inner);
+                inner(model, (x, noting))
+            };
+            let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
+            (x.mean(), rest())
+        })
+        .unwrap();
     let found = found.lock().unwrap().clone();
     (found, [after_block, rest()])
 }
@@ -137,9 +146,9 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     };
     // A new optimizer each time: on CubeCL devices it is the first step that takes the seed.
     let step = |model: Model, rate: f64| {
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
         device.seed(7);
-        let loss = fused.step(rate, recomputed).into_scalar::<f64>();
+        let loss = fused.step(rate, recomputed).unwrap().into_scalar::<f64>();
         (loss, fused.model())
     };
     let loss_after = |rate: f64| {
@@ -151,9 +160,11 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     assert_eq!(before, same, "the same seed gives the same loss");
     // To first order, a step changes the loss by the rate times the squared norm of the gradient.
     let mut measuring = FusedOptimizer::new(initial.clone(), SgdConfig::new().init())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e9))));
+        .unwrap()
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e9))))
+        .unwrap();
     device.seed(7);
-    measuring.step(0.0, recomputed);
+    measuring.step(0.0, recomputed).unwrap();
     let norm = measuring.last_step().gradient_norm.unwrap();
     let rate = 1e-3;
     let (before, after) = loss_after(rate);
@@ -187,10 +198,13 @@ fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed(device: 
         let config = FusedConfig::new()
             .with_gradient_checkpointing(config)
             .with_clipping(clipping);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(config);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         device.seed(7);
         for _ in 0..4 {
-            fused.step_repeatable(1e-2, loss);
+            fused.step_repeatable(1e-2, loss).unwrap();
         }
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         (fused.model(), rest.into_data())
@@ -234,7 +248,7 @@ fn drawn_in_module_order_both_start_alike(device: &Device) {
         };
         let mut optimizer = SgdConfig::new().init();
         let stock = train_stock(start(), &mut optimizer, 2, 1e-2, loss);
-        let mut fused = FusedOptimizer::new(start(), SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(start(), SgdConfig::new().init()).unwrap();
         train_fused(&mut fused, 2, 1e-2, loss);
         (stock, fused.model())
     };

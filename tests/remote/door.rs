@@ -1,49 +1,77 @@
-//! The door of a server, for those who train on it: another server that comes for a tensor is turned away.
+//! A proxy in front of a server. It refuses other servers that ask for a tensor, and can fall silent.
 
-use std::io::copy;
+use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::thread::spawn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{park, spawn};
 
 /// What a client of Burn's servers asks for.
 const REQUEST: &[u8] = b"GET /session";
 
-/// The address of a door to `server`.
-pub fn door_to(server: SocketAddr) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    spawn(move || {
-        for guest in listener.incoming().map_while(Result::ok) {
-            spawn(move || let_in(guest, server));
-        }
-    });
-    address
+#[derive(Clone)]
+pub struct Door {
+    pub address: SocketAddr,
+    is_silent: Arc<AtomicBool>,
 }
 
-fn let_in(guest: TcpStream, server: SocketAddr) -> std::io::Result<()> {
-    let mut request = [0; REQUEST.len()];
-    // Nothing is taken away: the server reads it, too.
-    let seen = loop {
-        match guest.peek(&mut request)? {
-            // More is to come, or the guest has gone.
-            seen if 0 < seen && seen < REQUEST.len() => std::thread::yield_now(),
-            seen => break seen,
-        }
-    };
-    if request[..seen] != *REQUEST {
-        return Ok(());
+impl Door {
+    /// A proxy of `server`.
+    pub fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let door = Self {
+            address: listener.local_addr().unwrap(),
+            is_silent: Arc::default(),
+        };
+        let opened = door.clone();
+        spawn(move || {
+            for guest in listener.incoming().map_while(Result::ok) {
+                let door = opened.clone();
+                spawn(move || door.let_in(guest, server));
+            }
+        });
+        door
     }
-    let server = TcpStream::connect(server)?;
-    guest.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let answers = (server.try_clone()?, guest.try_clone()?);
-    spawn(move || carry(answers.0, answers.1));
-    carry(guest, server);
-    Ok(())
-}
 
-/// Until one of them closes, and then the other.
-fn carry(mut from: TcpStream, mut to: TcpStream) {
-    let _ = copy(&mut from, &mut to);
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
+    /// Forwards nothing more, and closes nothing.
+    pub fn fall_silent(&self) {
+        self.is_silent.store(true, Ordering::SeqCst);
+    }
+
+    fn let_in(&self, guest: TcpStream, server: SocketAddr) -> std::io::Result<()> {
+        let mut request = [0; REQUEST.len()];
+        // Nothing is taken away: the server reads it, too.
+        let seen = loop {
+            match guest.peek(&mut request)? {
+                // More is to come, or the guest has gone.
+                seen if 0 < seen && seen < REQUEST.len() => std::thread::yield_now(),
+                seen => break seen,
+            }
+        };
+        if request[..seen] != *REQUEST {
+            return Ok(());
+        }
+        let server = TcpStream::connect(server)?;
+        guest.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let (door, answers) = (self.clone(), (server.try_clone()?, guest.try_clone()?));
+        spawn(move || door.forward(answers.0, answers.1));
+        self.forward(guest, server);
+        Ok(())
+    }
+
+    /// Until one of them closes, and then the other.
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            while self.is_silent.load(Ordering::SeqCst) {
+                park();
+            }
+            if to.write_all(&bytes[..length]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
 }

@@ -1,13 +1,17 @@
 //! Servers that are gone.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use backburn::{
     FusedConfig, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
+    LossScalingConfig, check_device,
 };
 use burn::module::ParamGroup;
 use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::tensor::FloatDType;
 
+use super::resumed::{TIMEOUT, with_timeout};
 use super::*;
 
 #[test]
@@ -26,8 +30,10 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
                 batches.map(|device| Tensor::ones([5, 6], device)).collect()
             };
             let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
-                .with_config(FusedConfig::new().with_sharding(sharding));
-            fused.step(RATE, batches(&devices), Net::loss);
+                .unwrap()
+                .with_config(FusedConfig::new().with_sharding(sharding))
+                .unwrap();
+            fused.step(RATE, batches(&devices), Net::loss).unwrap();
             servers.swap(killed, 2);
             let [first, second, mut doomed] = servers;
             let killer = std::thread::spawn(move || {
@@ -36,7 +42,7 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
             });
             let error = loop {
                 // Making a batch may be what fails first.
-                let step = || fused.try_step(RATE, batches(&devices), Net::loss);
+                let step = || fused.step(RATE, batches(&devices), Net::loss);
                 match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
                     Ok(Ok(_)) => {}
                     Ok(Err(error)) => break Some(error),
@@ -49,10 +55,94 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
             // The servers that are left train on, with others.
             let devices = &[first.connected_again(), second.connected_again()];
             let model = Net::init(&flex());
-            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec());
-            fused.step(RATE, batches(devices), Net::loss);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec()).unwrap();
+            fused.step(RATE, batches(devices), Net::loss).unwrap();
         });
     }
+}
+
+#[test]
+fn killed_server_before_training_is_an_error() {
+    in_time(|| {
+        let mut server = Server::start();
+        server.kill();
+        let error = check_device(&server.device, FloatDType::F32).unwrap_err();
+        assert!(
+            matches!(error, FusedError::DeviceNotThere { .. }),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn stopped_server_before_training_is_an_error() {
+    with_timeout("lost::stopped_server_before_training_is_an_error", || {
+        let server = Server::start();
+        server.stop();
+        let start = Instant::now();
+        let error = check_device(&server.device, FloatDType::F32).unwrap_err();
+        assert!(
+            matches!(error, FusedError::DeviceNotThere { .. }),
+            "{error}"
+        );
+        assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+    });
+}
+
+/// What is read in a step is waited for as long as its end.
+#[test]
+fn stopped_server_is_an_error_with_every_policy() {
+    with_timeout("lost::stopped_server_is_an_error_with_every_policy", || {
+        let exact = GlobalNormClippingConfig::Exact(1.0);
+        let scaling = LossScalingConfig::new();
+        for config in [
+            FusedConfig::new().with_clipping(Some(exact)),
+            FusedConfig::new().with_loss_scaling(Some(scaling)),
+        ] {
+            let server = Server::start();
+            let model = Net::init(&server.device);
+            let mut fused = FusedOptimizer::new(model, adamw())
+                .unwrap()
+                .with_config(config)
+                .unwrap();
+            let x = Tensor::<2>::ones([5, 6], &server.device);
+            let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
+            step().unwrap();
+            server.stop();
+            let start = Instant::now();
+            let error = step().map(drop).unwrap_err();
+            println!("{:?}, {error}", start.elapsed());
+            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+            assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+        }
+    });
+}
+
+#[test]
+fn stopped_server_of_a_rank_ends_the_step_on_all() {
+    with_timeout(
+        "lost::stopped_server_of_a_rank_ends_the_step_on_all",
+        || {
+            for sharding in [Sharding::State, Sharding::Full] {
+                let server = Server::start();
+                let devices = [flex(), server.device.clone()];
+                let batches = devices
+                    .each_ref()
+                    .map(|device| Tensor::ones([5, 6], device));
+                let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices)
+                    .unwrap()
+                    .with_config(FusedConfig::new().with_sharding(sharding))
+                    .unwrap();
+                fused.step(RATE, batches.clone(), Net::loss).unwrap();
+                server.stop();
+                let start = Instant::now();
+                let error = fused.step(RATE, batches, Net::loss).unwrap_err();
+                println!("{:?}, {error}", start.elapsed());
+                assert_clean(&error);
+                assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+            }
+        },
+    );
 }
 
 #[test]
@@ -61,23 +151,27 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
     let policies: [Policy; 3] = [
         |fused| fused,
         |fused| {
-            fused.with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0))),
-            )
+            fused
+                .with_config(
+                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0))),
+                )
+                .unwrap()
         },
         |fused| {
-            fused.with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-            )
+            fused
+                .with_config(
+                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+                )
+                .unwrap()
         },
     ];
     for policy in policies {
         in_time(move || {
             let mut server = Server::start();
             let device = server.device.clone();
-            let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()));
+            let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()).unwrap());
             let x = Tensor::<2>::ones([5, 6], &device);
-            let mut step = || fused.try_step_repeatable(RATE, |model| model.loss(x.clone()));
+            let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
             step().unwrap();
             server.kill();
             let Err(error) = step() else {
@@ -125,12 +219,14 @@ fn a_lost_server_takes_states_and_no_weights() {
             server: doomed.clone(),
         };
         let mut fused = FusedReplicas::new(initial, adamw(), devices)
+            .unwrap()
             .with_config(FusedConfig::new().with_ownership(Ownership::BySize))
+            .unwrap()
             .with_hook(ParamGroup::all(), hook);
-        fused.step(RATE, batches.clone(), Net::loss);
+        fused.step(RATE, batches.clone(), Net::loss).unwrap();
         let before = fused.model().output.weight.val().into_data();
         *doomed.lock().unwrap() = Some(server);
-        assert_clean(&fused.try_step(RATE, batches, Net::loss).unwrap_err());
+        assert_clean(&fused.step(RATE, batches, Net::loss).unwrap_err());
         let weights = weights(&fused.model());
         assert_eq!(weights.len(), 4);
         for (path, values) in weights {
@@ -162,10 +258,10 @@ fn a_lost_server_is_an_error_where_there_are_running_statistics() {
         let batches = devices
             .each_ref()
             .map(|device| Tensor::<2>::ones([5, 6], device));
-        let mut fused = FusedReplicas::new(model, adamw(), devices);
-        fused.step(RATE, batches.clone(), loss);
+        let mut fused = FusedReplicas::new(model, adamw(), devices).unwrap();
+        fused.step(RATE, batches.clone(), loss).unwrap();
         server.kill();
-        assert_clean(&fused.try_step(RATE, batches, loss).unwrap_err());
+        assert_clean(&fused.step(RATE, batches, loss).unwrap_err());
         assert_eq!(weights(&fused.model()).len(), 6);
     });
 }

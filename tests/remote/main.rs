@@ -4,10 +4,12 @@
 #[path = "../promises/compare.rs"]
 mod compare;
 mod door;
-mod hostile;
+mod formats;
+mod hosts;
 mod learner;
 mod lost;
 mod moves;
+mod resumed;
 mod server;
 
 use std::io::Read;
@@ -23,10 +25,12 @@ use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
 use burn::tensor::{Device, Distribution, Tensor};
 
 use compare::{assert_equal_weights, copy, weights};
-use server::Server;
+use door::Door;
+use server::{Server, connect};
 
 const TOKEN: &str = "secret";
 const SERVES: &str = "BACKBURN_TEST_SERVES";
+const SERVES_AT: &str = "BACKBURN_TEST_SERVES_AT";
 const RATE: f64 = 0.05;
 
 /// Not a test: the process of a server, which the tests start.
@@ -40,18 +44,14 @@ fn serve() {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
     });
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind(std::env::var(SERVES_AT).unwrap()).unwrap();
     println!("\nserves {}", listener.local_addr().unwrap());
     let server = match std::env::var(SERVES).as_deref() {
-        Ok("stock") => RemoteServer::new([Device::flex()]),
         #[allow(deprecated)] // Burn 0.22 still ships ndarray.
         Ok("ndarray") => RemoteServer::new([Device::ndarray()]),
-        _ => backburn::remote_server([Device::flex()]).unwrap(),
+        _ => RemoteServer::new([Device::flex()]),
     };
-    let server = match std::env::var(SERVES).as_deref() {
-        Ok("open") => server,
-        _ => server.with_authorizer(TokenAuthorizer::new(TOKEN).unwrap()),
-    };
+    let server = server.with_authorizer(TokenAuthorizer::new(TOKEN).unwrap());
     let transport = WebSocketTransport::from_listener(listener);
     server.serve(transport).unwrap();
 }
@@ -108,7 +108,7 @@ fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
     thread.join().unwrap()
 }
 
-/// Burn's optimizers, and ours, whose kernels the server runs.
+/// Burn's optimizers, and ours, which step by tensor operations there.
 fn optimizers() -> Vec<ModuleOptimizer> {
     vec![
         adamw(),
@@ -116,6 +116,7 @@ fn optimizers() -> Vec<ModuleOptimizer> {
         backburn::optim::AdamConfig::new().init(),
         backburn::optim::LionConfig::new().init(),
         backburn::optim::SgdConfig::new().init(),
+        backburn::optim::MuonWithAdamWConfig::new(vec![]).init(),
     ]
 }
 
@@ -136,10 +137,10 @@ fn a_remote_device_is_trained_on_as_one_of_this_process() {
                 stock = optimizer.step(RATE, stock, gradients);
             }
             let model = copy(&initial, || Net::init(&server.device));
-            let mut fused = FusedOptimizer::new(model, optimizers().remove(index));
+            let mut fused = FusedOptimizer::new(model, optimizers().remove(index)).unwrap();
             for x in &batches {
                 let x = x.clone().to_device(&server.device);
-                fused.step(RATE, |model| model.loss(x));
+                fused.step(RATE, |model| model.loss(x)).unwrap();
             }
             assert_equal_weights(&stock, &fused.model().fork(&flex()));
         }
@@ -157,71 +158,24 @@ fn replicas_train_on_two_servers() {
             .collect();
         let expected = {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new(model, adamw(), [flex(), flex()]);
+            let mut fused = FusedReplicas::new(model, adamw(), [flex(), flex()]).unwrap();
             for batches in &steps {
-                fused.step(RATE, batches.clone(), Net::loss);
+                fused.step(RATE, batches.clone(), Net::loss).unwrap();
             }
             fused.model()
         };
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Net::init(&flex()));
             let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .with_config(FusedConfig::new().with_sharding(sharding));
+                .unwrap()
+                .with_config(FusedConfig::new().with_sharding(sharding))
+                .unwrap();
             for batches in &steps {
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step(RATE, batches, Net::loss);
+                fused.step(RATE, batches, Net::loss).unwrap();
             }
             assert_equal_weights(&expected, &fused.model().fork(&flex()));
         }
     });
-}
-
-#[test]
-fn a_server_without_backburn_is_an_error() {
-    for replicas in [false, true] {
-        in_time(move || {
-            let (stock, ours) = (Server::start_as("stock"), Server::start());
-            let devices = [stock.device.clone(), ours.device.clone()];
-            let batches = devices
-                .each_ref()
-                .map(|device| Tensor::ones([5, 6], device));
-            let optimizer = backburn::optim::AdamWConfig::new().init();
-            let error = match replicas {
-                false => {
-                    let mut fused = FusedOptimizer::new(Net::init(&devices[0]), optimizer);
-                    let x = batches[0].clone();
-                    fused.try_step(RATE, |model| model.loss(x)).map(|_| ())
-                }
-                true => {
-                    let model = Net::init(&flex());
-                    // The first, which is the stock server, steps all.
-                    let mut fused = FusedReplicas::new(model, optimizer, devices)
-                        .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice));
-                    fused.try_step(RATE, batches, Net::loss).map(|_| ())
-                }
-            };
-            let error = error.unwrap_err();
-            assert_clean(&error);
-            if !replicas {
-                assert!(
-                    error.to_string().contains("`backburn::remote_server`"),
-                    "{error}"
-                );
-            }
-        });
-    }
-}
-
-#[test]
-fn what_no_server_can_host_is_refused() {
-    let refused = |devices: Vec<Device>| match backburn::remote_server(devices) {
-        Err(FusedError::Serve { reason }) => reason,
-        _ => panic!("it was not refused"),
-    };
-    assert!(refused(vec![]).contains("there are none"));
-    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    let ndarray = Device::ndarray();
-    assert!(refused(vec![Device::flex(), ndarray.clone()]).contains("several backends"));
-    assert!(refused(vec![ndarray]).contains("no operations"));
 }

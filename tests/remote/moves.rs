@@ -1,6 +1,6 @@
 //! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
 
-use backburn::optim::{AdamWConfig, StateFormat};
+use backburn::optim::AdamWConfig;
 use burn::module::{Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::Int;
@@ -54,18 +54,20 @@ fn what_moves_between_servers_goes_through_this_process() {
         let trained = |devices: [Device; 2]| {
             let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[1]);
             let optimizer = AdamWConfig::new().init();
-            let mut fused = FusedReplicas::new(model, optimizer, devices.clone());
+            let mut fused = FusedReplicas::new(model, optimizer, devices.clone()).unwrap();
             for (index, batches) in steps.iter().enumerate() {
                 let config = fused.config().clone();
-                fused = fused.with_config(match index {
-                    2 => config.with_ownership(Ownership::MainDevice),
-                    4 => config.with_sharding(Sharding::Full),
-                    6 => config.with_ownership(Ownership::BySize),
-                    _ => config,
-                });
+                fused = fused
+                    .with_config(match index {
+                        2 => config.with_ownership(Ownership::MainDevice),
+                        4 => config.with_sharding(Sharding::Full),
+                        6 => config.with_ownership(Ownership::BySize),
+                        _ => config,
+                    })
+                    .unwrap();
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step(RATE, batches, Mixed::loss);
+                fused.step(RATE, batches, Mixed::loss).unwrap();
             }
             fused.model().fork(&flex())
         };
@@ -80,21 +82,20 @@ fn a_model_moves_to_another_server_with_its_states() {
         let remote = servers.each_ref().map(|server| server.device.clone());
         let initial = Mixed::init(&flex());
         let steps = steps(4);
-        let in_codes = || AdamWConfig::new().with_state_format(StateFormat::Bits8);
         // The first is Burn's, which moves its states itself.
-        let ours = || optimizers().into_iter().skip(1).chain([in_codes().init()]);
+        let ours = || optimizers().into_iter().skip(1);
         for index in 0..ours().count() {
             let trained = |devices: [Device; 2]| {
                 let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[0]);
                 let optimizer = ours().nth(index).unwrap();
-                let mut fused = FusedOptimizer::new(model, optimizer);
+                let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
                 for (step, [x, _]) in steps.iter().enumerate() {
                     let device = &devices[step / 2];
                     if step == 2 {
-                        fused = fused.with_config_on(FusedConfig::new(), device);
+                        fused = fused.with_config_on(FusedConfig::new(), device).unwrap();
                     }
                     let x = x.clone().to_device(device);
-                    fused.step(RATE, |model| model.loss(x));
+                    fused.step(RATE, |model| model.loss(x)).unwrap();
                 }
                 fused.into_parts().0.fork(&flex())
             };

@@ -7,84 +7,84 @@ use std::process::{Child, Command, Stdio};
 use burn::remote::RemoteHost;
 use burn::tensor::Device;
 
-use super::door::door_to;
-use super::{SERVES, TOKEN};
+use super::door::Door;
+use super::{SERVES, SERVES_AT, TOKEN};
 
+/// One of Burn's servers, unmodified.
 pub struct Server {
     process: Child,
-    address: SocketAddr,
-    url: String,
+    door: Door,
+    pub address: SocketAddr,
     pub device: Device,
 }
 
 impl Server {
     pub fn start() -> Self {
-        Self::start_as("backburn")
+        Self::start_as("flex")
     }
 
-    pub fn start_as(kind: &str) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["serve", "--exact", "--nocapture"])
-            .env(SERVES, kind)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        let mut lines = output.lines().map(Result::unwrap);
-        let address = lines.find_map(|line| Some(line.strip_prefix("serves ")?.to_string()));
-        let address = address.expect("the server tells its address");
-        let address = address.parse().unwrap();
-        let url = format!("ws://{}", door_to(address));
-        // Nobody reads on, and the server must not wait for that.
-        std::thread::spawn(move || lines.for_each(drop));
-        let device = connect(&url);
+    /// A server of the backend of this name.
+    pub fn start_as(backend: &str) -> Self {
+        let (process, address) = start(&[], backend, "127.0.0.1:0");
+        let door = Door::to(address);
+        let device = connect(door.address);
         Self {
             process,
+            door,
             address,
-            url,
             device,
         }
     }
-}
 
-impl Server {
     /// Ends its process.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
+    /// Stops its process, which keeps its connections.
+    pub fn stop(&self) {
+        let id = self.process.id().to_string();
+        let stopped = Command::new("kill").args(["-STOP", &id]).status();
+        assert!(stopped.unwrap().success());
+    }
+
+    /// Cuts the link to it, which is not closed.
+    pub fn fall_silent(&self) {
+        self.door.fall_silent();
+    }
+
     /// Its device by another connection.
     pub fn connected_again(&self) -> Device {
-        connect(&self.url)
-    }
-
-    /// Its device for another client: by another door, since Burn has one session for each address.
-    pub fn device_of_another(&self) -> Device {
-        connect(&format!("ws://{}", door_to(self.address)))
-    }
-
-    /// Where it is reached.
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// Its device for someone who presents `token`, if it lets them in.
-    pub fn connect_as(&self, token: Option<&str>) -> Result<Device, String> {
-        let host = RemoteHost::websocket(&self.url);
-        let host = match token {
-            Some(token) => host.with_credential(token),
-            None => host,
-        };
-        let device = Device::remote_options(&host).init();
-        device.map_err(|error| error.to_string())
+        connect(self.door.address)
     }
 }
 
-fn connect(url: &str) -> Device {
-    let host = RemoteHost::websocket(url).with_credential(TOKEN);
+/// Starts a server of `backend` that listens at `address`, by the `command` before its own, and returns where it listens.
+pub fn start(command: &[&str], backend: &str, address: &str) -> (Child, SocketAddr) {
+    let exe = std::env::current_exe().unwrap();
+    let mut words = command.iter().map(AsRef::as_ref).chain([exe.as_os_str()]);
+    let mut process = Command::new(words.next().unwrap())
+        .args(words)
+        .args(["serve", "--exact", "--nocapture"])
+        .env(SERVES, backend)
+        .env(SERVES_AT, address)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(process.stdout.take().unwrap());
+    let mut lines = output.lines().map(Result::unwrap);
+    let address = lines.find_map(|line| Some(line.strip_prefix("serves ")?.to_string()));
+    let address = address.expect("the server tells its address");
+    // Nobody reads on, and the server must not wait for that.
+    std::thread::spawn(move || lines.for_each(drop));
+    (process, address.parse().unwrap())
+}
+
+pub fn connect(address: SocketAddr) -> Device {
+    let host = RemoteHost::websocket(&format!("ws://{address}")).with_credential(TOKEN);
     Device::remote_options(&host).init().unwrap().autodiff()
 }
 

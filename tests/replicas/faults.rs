@@ -98,12 +98,14 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
                 let batches: Vec<_> = tokens(device, &[2; 3]).into_iter().enumerate().collect();
                 in_time(move || {
                     let mut fused = FusedReplicas::new(model, adamw(), flex(3))
-                        .with_config(FusedConfig::new().with_sharding(sharding));
+                        .unwrap()
+                        .with_config(FusedConfig::new().with_sharding(sharding))
+                        .unwrap();
                     let fails = Arc::new(AtomicBool::new(true));
                     let (flag, shared) = (fails.clone(), batches.clone());
                     let mut step = |fault: Option<Fault>| {
                         let flag = flag.clone();
-                        fused.try_step(
+                        fused.step(
                             RATE,
                             shared.clone(),
                             move |model: &Network, (rank, tokens)| {
@@ -133,8 +135,9 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
                     step(None).unwrap();
                     fused.model();
                     let same = vec![batches[0].clone(); 3];
-                    let losses =
-                        fused.accumulate(same, |model: &Network, (_, tokens)| model.loss(tokens));
+                    let losses = fused
+                        .accumulate(same, |model: &Network, (_, tokens)| model.loss(tokens))
+                        .unwrap();
                     assert_eq!(losses[0].to_data(), losses[1].to_data());
                     assert_eq!(losses[0].to_data(), losses[2].to_data());
                 });
@@ -155,10 +158,12 @@ fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
         let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .with_config(FusedConfig::new().with_sharding(sharding));
+            .unwrap()
+            .with_config(FusedConfig::new().with_sharding(sharding))
+            .unwrap();
         for batches in &steps {
             let failing = batches.clone().into_iter().zip([false, true]);
-            let error = fused.try_step(RATE, failing, |model: &Network, (tokens, fails)| {
+            let error = fused.step(RATE, failing, |model: &Network, (tokens, fails)| {
                 assert!(!fails, "on purpose");
                 model.loss(tokens)
             });
@@ -166,7 +171,7 @@ fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
                 error,
                 Err(FusedError::RankPanicked { rank: 1, .. })
             ));
-            fused.step(RATE, batches.clone(), Network::loss);
+            fused.step(RATE, batches.clone(), Network::loss).unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -180,11 +185,11 @@ fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
     let batches = tokens(&devices[0], &[2, 4]);
     let train = |fails: bool| {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone());
-        fused.accumulate(batches.clone(), Network::loss);
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).unwrap();
+        fused.accumulate(batches.clone(), Network::loss).unwrap();
         if fails {
             let failing = batches.clone().into_iter().zip([true, false]);
-            let error = fused.try_accumulate(failing, |model: &Network, (tokens, fails)| {
+            let error = fused.accumulate(failing, |model: &Network, (tokens, fails)| {
                 assert!(!fails, "on purpose");
                 model.loss(tokens)
             });
@@ -193,7 +198,7 @@ fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
                 Err(FusedError::RankPanicked { rank: 0, .. })
             ));
         }
-        fused.step(RATE, batches.clone(), Network::loss);
+        fused.step(RATE, batches.clone(), Network::loss).unwrap();
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -231,12 +236,14 @@ fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
             let batches = tokens(device, &[2, 4, 2]);
             in_time(move || {
                 let mut fused = FusedReplicas::new(model, adamw(), flex(3))
+                    .unwrap()
                     .with_config(FusedConfig::new().with_sharding(sharding))
+                    .unwrap()
                     .with_hook(ParamGroup::all(), Failing { panics });
                 let owner = fused.owner("layers.1.weight").unwrap();
                 for _ in 0..3 {
                     let error = fused
-                        .try_step(RATE, batches.clone(), Network::loss)
+                        .step(RATE, batches.clone(), Network::loss)
                         .unwrap_err();
                     match error {
                         FusedError::Rank { rank, .. } if !panics => assert_eq!(rank, owner),
@@ -261,12 +268,14 @@ fn a_norm_that_is_not_finite_is_an_error() {
     let device = &flex(1)[0];
     let initial = Network::init(device);
     let mut fused = FusedReplicas::new(copy(&initial, || Network::init(device)), adamw(), flex(2))
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
+        .unwrap()
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
+        .unwrap();
     let batches: Vec<_> = tokens(device, &[2, 2])
         .into_iter()
         .zip([1.0, f32::NAN])
         .collect();
-    let error = fused.try_step_repeatable(RATE, batches, |model: &Network, (tokens, factor)| {
+    let error = fused.step_repeatable(RATE, batches, |model: &Network, (tokens, factor)| {
         model.loss(tokens) * factor
     });
     assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
@@ -284,33 +293,36 @@ fn a_sum_of_all_ranks_that_is_not_finite_goes_with_the_step_that_a_hook_stops() 
             true => model.apply_lora(Lora::new(2, 4.0)).unfreeze(),
             false => model,
         };
-        let mut fused =
-            FusedReplicas::new(model, adamw(), flex(2)).with_hook(ParamGroup::all(), AnomalyCheck);
+        let mut fused = FusedReplicas::new(model, adamw(), flex(2))
+            .unwrap()
+            .with_hook(ParamGroup::all(), AnomalyCheck);
         let batches = tokens(device, &[2, 4]);
         let poisoned = batches.clone().into_iter().zip([1.0, f32::NAN]);
-        fused.accumulate(poisoned, |model: &Network, (tokens, factor)| {
-            model.loss(tokens) * factor
-        });
-        let stopped = fused.try_step(RATE, batches.clone(), Network::loss);
+        fused
+            .accumulate(poisoned, |model: &Network, (tokens, factor)| {
+                model.loss(tokens) * factor
+            })
+            .unwrap();
+        let stopped = fused.step(RATE, batches.clone(), Network::loss);
         let named = |error: &FusedError| matches!(error, FusedError::GradientNotFinite { .. });
         assert!(
             matches!(&stopped, Err(FusedError::Rank { error, .. }) if named(error)),
             "{stopped:?}"
         );
         assert_eq!(
-            fused.try_step_accumulated(RATE),
+            fused.step_accumulated(RATE),
             Err(FusedError::NothingAccumulated)
         );
-        fused.step(RATE, batches, Network::loss);
+        fused.step(RATE, batches, Network::loss).unwrap();
     }
 }
 
 #[test]
 fn a_value_that_may_be_stepped_elsewhere_is_not_read() {
     let _alone = alone();
-    let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2));
+    let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2)).unwrap();
     let batches = tokens(&flex(1)[0], &[2, 2]);
-    let error = fused.try_step_with_backward(RATE, batches, |model: &Network, tokens| {
+    let error = fused.step_with_backward(RATE, batches, |model: &Network, tokens| {
         let gradients = model.loss(tokens).backward();
         let read = model.valid().scale.val();
         (read, GradientsParams::from_grads(gradients, model))
@@ -341,7 +353,7 @@ fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
     let _alone = alone();
     let device = flex(1).remove(0);
     in_time(move || {
-        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2));
+        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2)).unwrap();
         let batches = tokens(&device, &[2, 2]);
         for forever in [false, true] {
             for in_a_block in [false, true] {
@@ -357,12 +369,12 @@ fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
                     let x = model.embedding.forward(tokens);
                     gradient_checkpointing(&model.layers[0], (x, again), run).mean()
                 };
-                let error = fused.try_step(RATE, batches.clone(), fails);
+                let error = fused.step(RATE, batches.clone(), fails);
                 assert!(
                     matches!(error, Err(FusedError::RankPanicked { .. })),
                     "{error:?}"
                 );
-                fused.step(RATE, batches.clone(), Network::loss);
+                fused.step(RATE, batches.clone(), Network::loss).unwrap();
             }
         }
     });

@@ -140,7 +140,7 @@ fn stock_step_in(
     let gradients = ranks.map(|(device, batch)| {
         let replica = model.clone().fork(device);
         let replica = match dtype {
-            Some(dtype) => backburn::cast(replica, dtype),
+            Some(dtype) => backburn::cast(replica, dtype).unwrap(),
             None => replica,
         };
         let gradients = replica.loss(batch).backward();

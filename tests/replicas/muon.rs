@@ -73,10 +73,14 @@ fn muon_on_several_devices_equals_stock_whoever_owns_a_matrix() {
                 let config = config.clone().with_sharding(sharding);
                 println!("{ranks}: {config}");
                 let model = copy(&initial, || Network::init(&devices[0]));
-                let mut fused =
-                    FusedReplicas::new(model, recipe().init(), devices.clone()).with_config(config);
+                let mut fused = FusedReplicas::new(model, recipe().init(), devices.clone())
+                    .unwrap()
+                    .with_config(config)
+                    .unwrap();
                 for batches in &course {
-                    fused.step(RATE, batches.clone(), Network::loss_in_blocks);
+                    fused
+                        .step(RATE, batches.clone(), Network::loss_in_blocks)
+                        .unwrap();
                 }
                 assert_equal_weights(expected, &fused.model());
             }
@@ -108,11 +112,17 @@ fn muon_accumulates_and_clips_on_several_devices_as_in_stock() {
             .with_ownership(Ownership::MainDevice)
             .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)));
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused =
-            FusedReplicas::new(model, recipe().init(), devices.clone()).with_config(config);
+        let mut fused = FusedReplicas::new(model, recipe().init(), devices.clone())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         for pair in course.chunks(2) {
-            fused.accumulate(pair[0].clone(), Network::loss_in_blocks);
-            fused.step_repeatable(RATE, pair[1].clone(), Network::loss_in_blocks);
+            fused
+                .accumulate(pair[0].clone(), Network::loss_in_blocks)
+                .unwrap();
+            fused
+                .step_repeatable(RATE, pair[1].clone(), Network::loss_in_blocks)
+                .unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -129,7 +139,7 @@ fn muon_in_formats_is_the_same_on_any_number_of_devices() {
             .with_weight_format(WeightFormat::Split24)
             .init()
     };
-    let init = || cast(Network::of_width(WIDTH, &flex(1)[0]), FloatDType::BF16);
+    let init = || cast(Network::of_width(WIDTH, &flex(1)[0]), FloatDType::BF16).unwrap();
     let initial = init();
     let course = course(&flex(1)[0], 1);
     let train = |ranks, sharding| {
@@ -137,14 +147,19 @@ fn muon_in_formats_is_the_same_on_any_number_of_devices() {
             .with_sharding(sharding)
             .with_ownership(Ownership::BySize);
         let model = copy(&initial, init);
-        let mut fused = FusedReplicas::new(model, optimizer(), flex(ranks)).with_config(config);
+        let mut fused = FusedReplicas::new(model, optimizer(), flex(ranks))
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         for batches in &course {
             // The other ranks stand by: sums in bf16 would be rounded.
-            fused.step(RATE, batches.clone(), Network::loss_in_blocks);
+            fused
+                .step(RATE, batches.clone(), Network::loss_in_blocks)
+                .unwrap();
         }
         // With the low bits, which are in its record.
-        let mut one = FusedOptimizer::new(fused.model(), optimizer());
-        one.load_record(fused.to_record());
+        let mut one = FusedOptimizer::new(fused.model(), optimizer()).unwrap();
+        one.load_record(fused.to_record()).unwrap();
         one.full_precision_model()
     };
     let expected = train(1, Sharding::State);
@@ -160,6 +175,6 @@ fn a_vector_is_refused_by_name_on_several_devices() {
     let _alone = alone();
     let muon = backburn::optim::MuonConfig::new().init();
     let network = Network::init(&flex(1)[0]);
-    let error = FusedReplicas::try_new(network, muon, flex(2)).unwrap_err();
+    let error = FusedReplicas::new(network, muon, flex(2)).unwrap_err();
     assert!(error.to_string().contains("`layers.0.bias`"), "{error}");
 }

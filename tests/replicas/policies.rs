@@ -104,11 +104,14 @@ fn in_every_way(
     {
         let model = copy(initial, || Network::init(&devices[0]));
         let config = offload.map_or_else(FusedConfig::new, offloaded);
-        let fused = FusedReplicas::new(model, optimizer(), devices.clone()).with_config(
-            config
-                .with_sharding(sharding)
-                .with_ownership(Ownership::MainDevice),
-        );
+        let fused = FusedReplicas::new(model, optimizer(), devices.clone())
+            .unwrap()
+            .with_config(
+                config
+                    .with_sharding(sharding)
+                    .with_ownership(Ownership::MainDevice),
+            )
+            .unwrap();
         test(fused);
     }
 }
@@ -135,13 +138,13 @@ fn exact_clipping_goes_by_the_norm_over_all_ranks() {
             let expected = train_reference(model, adamw(), &groups, clip);
             let train = |mut fused: FusedReplicas<Network>, exact: GlobalNormClippingConfig| {
                 let config = fused.config().clone().with_clipping(Some(exact));
-                fused = fused.with_config(config);
+                fused = fused.with_config(config).unwrap();
                 for batches in &steps {
                     match exact {
-                        GlobalNormClippingConfig::Exact(_) => {
-                            fused.step_repeatable(RATE, batches.clone(), weighed_loss)
-                        }
-                        _ => fused.step(RATE, batches.clone(), weighed_loss),
+                        GlobalNormClippingConfig::Exact(_) => fused
+                            .step_repeatable(RATE, batches.clone(), weighed_loss)
+                            .unwrap(),
+                        _ => fused.step(RATE, batches.clone(), weighed_loss).unwrap(),
                     };
                     assert_eq!(fused.last_step().clipping == Some(1.0), max_norm > 1.0);
                 }
@@ -173,9 +176,9 @@ fn lagged_clipping_goes_by_the_norm_over_all_ranks_of_the_step_before() {
     in_every_way(&initial, 2, adamw, |mut fused| {
         let lagged = Some(GlobalNormClippingConfig::Lagged(0.01));
         let config = fused.config().clone().with_clipping(lagged);
-        fused = fused.with_config(config);
+        fused = fused.with_config(config).unwrap();
         let norms = steps.iter().map(|batches| {
-            fused.step(RATE, batches.clone(), weighed_loss);
+            fused.step(RATE, batches.clone(), weighed_loss).unwrap();
             fused.last_step().gradient_norm.unwrap()
         });
         let norms: Vec<_> = norms.collect();
@@ -216,14 +219,16 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
                 if clip {
                     let exact = Some(GlobalNormClippingConfig::Exact(1e9));
                     let config = fused.config().clone().with_clipping(exact);
-                    fused = fused.with_config(config);
+                    fused = fused.with_config(config).unwrap();
                 }
                 for group in groups {
                     let (last, before) = group.split_last().unwrap();
                     for batches in before {
-                        fused.accumulate(batches.clone(), weighed_loss);
+                        fused.accumulate(batches.clone(), weighed_loss).unwrap();
                     }
-                    fused.step_repeatable(RATE, last.clone(), weighed_loss);
+                    fused
+                        .step_repeatable(RATE, last.clone(), weighed_loss)
+                        .unwrap();
                 }
                 assert_equal_weights(&expected, &fused.model());
             });
@@ -231,12 +236,12 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
         in_every_way(&initial, ranks, adamw, |mut fused| {
             for group in groups {
                 for batches in group {
-                    fused.accumulate(batches.clone(), weighed_loss);
+                    fused.accumulate(batches.clone(), weighed_loss).unwrap();
                 }
-                fused.step_accumulated(RATE);
+                fused.step_accumulated(RATE).unwrap();
             }
             assert_equal_weights(&expected, &fused.model());
-            let error = fused.try_step_accumulated(RATE).unwrap_err();
+            let error = fused.step_accumulated(RATE).unwrap_err();
             assert_eq!(error, FusedError::NothingAccumulated);
         });
     }
@@ -250,18 +255,18 @@ fn gradients_that_go_into_the_state_equal_one_device() {
     let steps = weighed(device, 2, 6);
     let optimizer = backburn::optim::AdamWConfig::new().build();
     let model = copy(&initial, || Network::init(device));
-    let mut alone = FusedOptimizer::accumulating_in_state(model, optimizer.clone());
+    let mut alone = FusedOptimizer::accumulating_in_state(model, optimizer.clone()).unwrap();
     let model = copy(&initial, || Network::init(device));
-    let mut fused = FusedReplicas::accumulating_in_state(model, optimizer, flex(2));
+    let mut fused = FusedReplicas::accumulating_in_state(model, optimizer, flex(2)).unwrap();
     for group in steps.chunks(2) {
         let both = |model: &Network, batches: &[Weighed]| {
             let loss = |index: usize| weighed_loss(model, batches[index].clone());
             loss(0) + loss(1)
         };
-        alone.accumulate(|model| both(model, &group[0]));
-        alone.step(RATE, |model| both(model, &group[1]));
-        fused.accumulate(group[0].clone(), weighed_loss);
-        fused.step(RATE, group[1].clone(), weighed_loss);
+        alone.accumulate(|model| both(model, &group[0])).unwrap();
+        alone.step(RATE, |model| both(model, &group[1])).unwrap();
+        fused.accumulate(group[0].clone(), weighed_loss).unwrap();
+        fused.step(RATE, group[1].clone(), weighed_loss).unwrap();
     }
     let (alone, fused) = (weights(&alone.model()), weights(&fused.model()));
     for ((path, alone), (_, fused)) in alone.iter().zip(&fused) {
@@ -289,10 +294,12 @@ fn one_overflow_anywhere_skips_everywhere() {
         in_every_way(&initial, 2, adamw, |mut fused| {
             let scaling = Some(config.with_overflow(overflow));
             let config = fused.config().clone().with_loss_scaling(scaling);
-            fused = fused.with_config(config);
+            fused = fused.with_config(config).unwrap();
             let mut scales = Vec::new();
             for (index, batches) in steps.iter().enumerate() {
-                fused.step_repeatable(RATE, batches.clone(), weighed_loss);
+                fused
+                    .step_repeatable(RATE, batches.clone(), weighed_loss)
+                    .unwrap();
                 assert_eq!(fused.last_step().overflowed, index == 2 || index == 5);
                 scales.push(fused.last_step().loss_scale.unwrap());
             }
@@ -342,7 +349,7 @@ fn hooks_are_called_once_with_the_sum() {
     in_every_way(&initial, 3, sgd, |fused| {
         let counting = Counting::default();
         let mut fused = fused.with_hook(ParamGroup::all(), counting.clone());
-        fused.step(RATE, steps[0].clone(), weighed_loss);
+        fused.step(RATE, steps[0].clone(), weighed_loss).unwrap();
         let report = fused.last_step();
         assert_eq!(
             (report.updated, report.vetoed, report.without_gradient),
@@ -370,7 +377,7 @@ fn parameter_groups_and_their_learning_rates_are_those_of_burn() {
     let expected = train_reference(model, grouped(), &groups, |_| Some(1.0));
     in_every_way(&initial, 2, grouped, |mut fused| {
         for batches in &steps {
-            fused.step(RATE, batches.clone(), weighed_loss);
+            fused.step(RATE, batches.clone(), weighed_loss).unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
     });
@@ -383,7 +390,7 @@ fn optimizers_in_formats_equal_themselves_in_stock() {
     let initial = Network::init(device);
     let steps = weighed(device, 2, 3);
     let groups: Vec<_> = steps.chunks(1).collect();
-    let in_bf16 = |model: Network| backburn::cast(model, FloatDType::BF16);
+    let in_bf16 = |model: Network| backburn::cast(model, FloatDType::BF16).unwrap();
     let in_formats = || {
         let config = backburn::optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
         config.with_weight_format(WeightFormat::Split24).init()
@@ -393,9 +400,11 @@ fn optimizers_in_formats_equal_themselves_in_stock() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(device));
         let mut fused = FusedReplicas::new(in_bf16(model), in_formats(), flex(2))
-            .with_config(FusedConfig::new().with_sharding(sharding));
+            .unwrap()
+            .with_config(FusedConfig::new().with_sharding(sharding))
+            .unwrap();
         for batches in &steps {
-            fused.step(RATE, batches.clone(), weighed_loss);
+            fused.step(RATE, batches.clone(), weighed_loss).unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -412,10 +421,12 @@ fn a_closure_may_run_the_backward_pass_itself() {
     let expected = train_reference(model, adamw(), &groups, |_| Some(1.0));
     in_every_way(&initial, 2, adamw, |mut fused| {
         for batches in &steps {
-            fused.step_with_backward(RATE, batches.clone(), |model: &Network, batch| {
-                let gradients = weighed_loss(model, batch).backward();
-                ((), GradientsParams::from_grads(gradients, model))
-            });
+            fused
+                .step_with_backward(RATE, batches.clone(), |model: &Network, batch| {
+                    let gradients = weighed_loss(model, batch).backward();
+                    ((), GradientsParams::from_grads(gradients, model))
+                })
+                .unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
     });
@@ -425,9 +436,11 @@ fn a_closure_may_run_the_backward_pass_itself() {
 fn what_needs_two_passes_says_so() {
     let _alone = alone();
     let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2))
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
+        .unwrap()
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
+        .unwrap();
     let batches = weighed(&flex(1)[0], 2, 1).remove(0);
-    let error = fused.try_step(RATE, batches, weighed_loss).unwrap_err();
+    let error = fused.step(RATE, batches, weighed_loss).unwrap_err();
     assert_eq!(error, FusedError::RunsTwice);
 }
 
@@ -443,14 +456,19 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
         let one = || {
             let model = copy(&initial, || Network::init(device));
             let config = FusedConfig::new().with_averaging(averaging);
-            FusedOptimizer::new(model, adamw()).with_config(config)
+            FusedOptimizer::new(model, adamw())
+                .unwrap()
+                .with_config(config)
+                .unwrap()
         };
         let step = |one: &mut FusedOptimizer<Network>, batches: &[Weighed]| {
             let (last, others) = batches.split_last().unwrap();
             for batch in others {
-                one.accumulate(|model| weighed_loss(model, batch.clone()));
+                one.accumulate(|model| weighed_loss(model, batch.clone()))
+                    .unwrap();
             }
-            one.step(RATE, |model| weighed_loss(model, last.clone()));
+            one.step(RATE, |model| weighed_loss(model, last.clone()))
+                .unwrap();
         };
         let mut expected = one();
         steps
@@ -458,28 +476,28 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
             .for_each(|batches| step(&mut expected, batches));
         in_every_way(&initial, ranks, adamw, |mut fused| {
             let config = fused.config().clone().with_averaging(averaging);
-            fused = fused.with_config(config);
+            fused = fused.with_config(config).unwrap();
             for batches in &steps[..3] {
-                fused.step(RATE, batches.clone(), weighed_loss);
+                fused.step(RATE, batches.clone(), weighed_loss).unwrap();
             }
             // On one device, and back, by records.
             let mut alone = one();
             let model = copy(&fused.model(), || Network::init(device));
-            alone.change_model(|_| model);
-            alone.load_record(fused.to_record());
+            alone.change_model(|_| model).unwrap();
+            alone.load_record(fused.to_record()).unwrap();
             assert_equal_weights(&fused.averaged(), &alone.averaged());
             step(&mut alone, &steps[3]);
-            fused.step(RATE, steps[3].clone(), weighed_loss);
+            fused.step(RATE, steps[3].clone(), weighed_loss).unwrap();
             assert_equal_weights(&alone.averaged(), &fused.averaged());
             // The ranks share otherwise from now on.
             let sharding = Some(fused.config().sharding).filter(|it| *it == Sharding::State);
             let sharding = sharding.map_or(Sharding::State, |_| Sharding::Full);
             let config = fused.config().clone().with_sharding(sharding);
             let record = fused.to_record();
-            fused = fused.with_config(config);
-            fused.load_record(record);
+            fused = fused.with_config(config).unwrap();
+            fused.load_record(record).unwrap();
             for batches in &steps[4..] {
-                fused.step(RATE, batches.clone(), weighed_loss);
+                fused.step(RATE, batches.clone(), weighed_loss).unwrap();
             }
             assert_equal_weights(&expected.averaged(), &fused.averaged());
         });

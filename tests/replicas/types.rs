@@ -25,7 +25,7 @@ fn other() -> Device {
 }
 
 fn half() -> Network {
-    cast(Network::init(&device()), FloatDType::BF16)
+    cast(Network::init(&device()), FloatDType::BF16).unwrap()
 }
 
 fn computed_in(dtype: FloatDType) -> FusedConfig {
@@ -52,12 +52,14 @@ fn a_device_without_the_type_at_rest_computes_in_another() {
         .with_min_elements(1);
     let config = computed_in(FloatDType::F32).with_offload(Some(offload));
     let batch = || tokens(&other(), &[2]).remove(0);
-    let mut fused =
-        FusedOptimizer::new(half(), optimizer()).with_config_on(config.clone(), &other());
-    fused.step(RATE, |model| model.loss(batch()));
+    let mut fused = FusedOptimizer::new(half(), optimizer())
+        .unwrap()
+        .with_config_on(config.clone(), &other())
+        .unwrap();
+    fused.step(RATE, |model| model.loss(batch())).unwrap();
     let devices = vec![other(), other()];
-    let mut fused = FusedReplicas::new_with_config(half(), optimizer(), devices, config);
-    fused.step(RATE, [batch(), batch()], Network::loss);
+    let mut fused = FusedReplicas::new_with_config(half(), optimizer(), devices, config).unwrap();
+    fused.step(RATE, [batch(), batch()], Network::loss).unwrap();
 }
 
 #[test]
@@ -65,31 +67,33 @@ fn what_lacks_the_type_at_rest_is_refused() {
     let _alone = alone();
     let batch = || tokens(&device(), &[2]).remove(0);
     for config in [FusedConfig::new(), computed_in(FloatDType::F32)] {
-        let fused = FusedOptimizer::new(half(), adamw());
-        let error = fused.try_with_config_on(config, &other()).unwrap_err();
+        let fused = FusedOptimizer::new(half(), adamw()).unwrap();
+        let error = fused.with_config_on(config, &other()).unwrap_err();
         assert!(lacks_the_type(&error), "{error:?}");
     }
     let devices = vec![device(), other()];
     let mut ranks = FusedReplicas::new(Network::init(&device()), adamw(), devices)
-        .with_config(computed_in(FloatDType::F32));
-    let error = ranks.try_change_model(|model| cast(model, FloatDType::BF16));
+        .unwrap()
+        .with_config(computed_in(FloatDType::F32))
+        .unwrap();
+    let error = ranks.change_model(|model| cast(model, FloatDType::BF16).unwrap());
     let error = error.unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
-    ranks.step(RATE, [batch()], Network::loss);
+    ranks.step(RATE, [batch()], Network::loss).unwrap();
 
     // All of the ordinary model is on the host.
     let frozen = half().freeze_group(ParamGroup::from_predicate("layers"));
-    let fused = FusedOptimizer::new(frozen, adamw());
+    let fused = FusedOptimizer::new(frozen, adamw()).unwrap();
     let offload = OffloadConfig::new(Offload::Updates)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1_000_000);
     let config = FusedConfig::new().with_offload(Some(offload));
-    let error = fused.try_with_config_on(config, &device()).unwrap_err();
+    let error = fused.with_config_on(config, &device()).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
 
-    let fused = FusedOptimizer::new(Network::init(&other()), adamw());
+    let fused = FusedOptimizer::new(Network::init(&other()), adamw()).unwrap();
     let error = fused
-        .try_with_config(computed_in(FloatDType::Flex32))
+        .with_config(computed_in(FloatDType::Flex32))
         .unwrap_err();
     assert!(matches!(error, FusedError::Combination { .. }), "{error:?}");
 }
@@ -121,9 +125,13 @@ fn small_parameters_stay_unless_computed_in_another_type() {
     let on_host = |config: FusedConfig| {
         let noting = Noting::default();
         let mut fused = FusedOptimizer::new(Network::init(&device()), adamw())
+            .unwrap()
             .with_config_on(config, &device())
+            .unwrap()
             .with_hook(ParamGroup::all(), noting.clone());
-        fused.step(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)));
+        fused
+            .step(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)))
+            .unwrap();
         let (found, _) = noting.0.lock().unwrap().take().unwrap();
         found == other().inner()
     };
@@ -144,13 +152,15 @@ fn sums_in_full_precision_are_rounded_once() {
     let noting = Noting::default();
     let config = computed_in(FloatDType::F32).with_full_precision_accumulation(true);
     let mut fused = FusedOptimizer::new(copy(&initial, half), adamw())
+        .unwrap()
         .with_config(config)
+        .unwrap()
         .with_hook(ParamGroup::all(), noting.clone());
     for batch in &batches {
-        fused.accumulate(|model| model.loss(batch.clone()));
+        fused.accumulate(|model| model.loss(batch.clone())).unwrap();
     }
-    fused.step_accumulated(RATE);
-    let computed = cast(initial, FloatDType::F32);
+    fused.step_accumulated(RATE).unwrap();
+    let computed = cast(initial, FloatDType::F32).unwrap();
     let gradients = batches.iter().map(|batch| {
         let gradients = computed.loss(batch.clone()).backward();
         computed.scale.val().grad(&gradients).unwrap()
@@ -171,11 +181,14 @@ fn full_precision_takes_none_from_sums_in_the_wider_type_of_the_weights() {
         let config = config
             .with_compute_dtype(Some(FloatDType::F16))
             .with_full_precision_accumulation(in_full_precision);
-        let mut fused = FusedReplicas::new(model, adamw(), flex(3)).with_config(config);
+        let mut fused = FusedReplicas::new(model, adamw(), flex(3))
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         for _ in 0..3 {
-            fused.accumulate(batches.clone(), Network::loss);
-            fused.step(RATE, batches.clone(), Network::loss);
-            fused.step(RATE, batches.clone(), Network::loss);
+            fused.accumulate(batches.clone(), Network::loss).unwrap();
+            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.step(RATE, batches.clone(), Network::loss).unwrap();
         }
         fused.model()
     };
@@ -207,17 +220,23 @@ fn copies_for_inference_go_with_who_reads_them() {
     ] {
         let stay = slope(|width| {
             let mut fused = FusedOptimizer::new(Network::of_width(width, &device()), adamw())
-                .with_config_on(config.clone(), &device());
+                .unwrap()
+                .with_config_on(config.clone(), &device())
+                .unwrap();
             let batch = tokens(&device(), &[2]).remove(0);
-            fused.step(RATE, |model| model.loss_in_blocks(batch.clone()));
+            fused
+                .step(RATE, |model| model.loss_in_blocks(batch.clone()))
+                .unwrap();
             let stay = Arc::new(Mutex::new(0));
             let noted = stay.clone();
-            fused.step(RATE, |model| {
-                let before = settled();
-                drop(model.valid().loss_in_blocks(batch.clone()));
-                *noted.lock().unwrap() = settled().saturating_sub(before);
-                model.loss_in_blocks(batch.clone())
-            });
+            fused
+                .step(RATE, |model| {
+                    let before = settled();
+                    drop(model.valid().loss_in_blocks(batch.clone()));
+                    *noted.lock().unwrap() = settled().saturating_sub(before);
+                    model.loss_in_blocks(batch.clone())
+                })
+                .unwrap();
             *stay.lock().unwrap()
         });
         assert!(stay < 0.1, "{config:?}: {stay} of the layers");
@@ -236,12 +255,14 @@ fn frozen_weights_are_on_the_host_once_for_all_ranks() {
             let optimizer = SgdConfig::new().init();
             let devices = vec![device(); ranks];
             let mut fused =
-                FusedReplicas::new_with_config(model, optimizer, devices, config.clone());
-            fused.step(
-                RATE,
-                tokens(&device(), &vec![2; ranks]),
-                Network::loss_in_blocks,
-            );
+                FusedReplicas::new_with_config(model, optimizer, devices, config.clone()).unwrap();
+            fused
+                .step(
+                    RATE,
+                    tokens(&device(), &vec![2; ranks]),
+                    Network::loss_in_blocks,
+                )
+                .unwrap();
             settled().saturating_sub(before)
         })
     });
@@ -263,7 +284,7 @@ fn replicas_are_made_without_the_weights_on_the_devices() {
             let optimizer = SgdConfig::new().init();
             let config = config.clone();
             let devices = vec![device(); ranks];
-            let fused = FusedReplicas::new_with_config(model, optimizer, devices, config);
+            let fused = FusedReplicas::new_with_config(model, optimizer, devices, config).unwrap();
             let peak = BYTES.peak_usage() - before;
             drop(fused);
             peak

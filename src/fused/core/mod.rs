@@ -121,6 +121,11 @@ impl<M: Module> Core<M> {
         core
     }
 
+    /// Returns an error if a device is lost, from which a read would wait for ever.
+    pub(crate) fn check_connected(&self) -> Result<(), FusedError> {
+        self.ranks.check_connected()
+    }
+
     /// Makes the training again with another config, on `device` or where it computes.
     pub(super) fn with_config(
         self,

@@ -96,7 +96,7 @@ impl<M: Module> Ranks<M> {
     }
 
     /// Refuses devices that are lost.
-    pub(super) fn check_connected(&self) -> Result<(), FusedError> {
+    pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
         check_connected(|| self.devices.clone())
     }
 

@@ -25,16 +25,22 @@ impl<M: Module> Core<M> {
             })
         };
         let plan = self.policies.plan(Goal::Measure, None);
+        learned.ran_unlocked();
         let output = self.pass(plan.clone(), Some(twice.clone()), task)?;
         let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
             return Ok(output);
         };
         let value = norm.value;
         let mut plan = self.policies.plan(Goal::Update, coefficient);
-        if reads && learned.may_draw() {
+        if reads && (learned.may_draw() || learned.ran_unlocked()) {
             plan = plan.comparing(norm);
         }
-        let output = self.pass(plan.clone(), Some(twice), task)?;
+        let output = self.pass(plan.clone(), Some(twice), task);
+        if let Err(FusedError::RandomNumbers { .. }) = output {
+            // A model that began to draw without the lock waits for it from now on.
+            learned.has_drawn();
+        }
+        let output = output?;
         self.adapt(&plan, coefficient, Some(value), false);
         Ok(output)
     }

@@ -22,33 +22,23 @@ impl<M: Module> FusedOptimizer<M> {
     /// let device = Device::ndarray(); // a GPU, in earnest
     /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
     /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
-    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-    ///     .with_config_on(config, &device);
+    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?
+    ///     .with_config_on(config, &device)?;
     ///
     /// let x = Tensor::<2>::ones([8, 64], &device.autodiff());
-    /// fused.step(1e-3, |model| model.forward(x).mean());
+    /// fused.step(1e-3, |model| model.forward(x).mean())?;
     /// # }
+    /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
     /// The result is that of the same optimizer without: to the bit where the device computes the update as the
     /// host does. Gradients that were [accumulated](Self::accumulate) wait on the host, too. [`model`](Self::model)
     /// is then in host memory, [`valid`](Self::valid) computes on the device.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_with_config_on`](Self::try_with_config_on) returns.
-    #[must_use]
-    pub fn with_config_on(self, config: FusedConfig, device: &Device) -> Self {
-        self.try_with_config_on(config, device)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`with_config_on`](Self::with_config_on).
-    ///
     /// # Errors
     ///
-    /// As [`try_with_config`](Self::try_with_config) and, if the model moves, [`try_new`](Self::try_new).
-    pub fn try_with_config_on(
+    /// As [`with_config`](Self::with_config) and, if the model moves, [`new`](Self::new).
+    pub fn with_config_on(
         mut self,
         config: FusedConfig,
         device: &Device,

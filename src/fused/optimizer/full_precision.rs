@@ -31,6 +31,6 @@ impl<M: Module> FusedOptimizer<M> {
                 }
             },
         );
-        cast(joined, FloatDType::F32)
+        cast(joined, FloatDType::F32).expect("every device computes in f32")
     }
 }

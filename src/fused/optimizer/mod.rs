@@ -35,15 +35,16 @@ use crate::weights::Role;
 ///
 /// let device = Device::flex().autodiff();
 /// let model: Linear = LinearConfig::new(8, 1).init(&device);
-/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+/// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?;
 ///
 /// for _ in 0..3 {
 ///     let x = Tensor::<2>::random([16, 8], Distribution::Default, &device);
-///     let loss = fused.step(1e-3, |model| model.forward(x).powi_scalar(2).mean());
+///     let loss = fused.step(1e-3, |model| model.forward(x).powi_scalar(2).mean())?;
 ///     println!("{}", loss.into_scalar::<f32>());
 /// }
 /// let model = fused.model(); // an ordinary Burn model
 /// # let _: Linear = model;
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// Inside the closure the model is in *fused form*: its parameters are read through
@@ -62,15 +63,6 @@ impl<M: Module> FusedOptimizer<M> {
     /// Lazy parameters are initialized, in module order. The state `optimizer` already holds is
     /// kept.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_new`](Self::try_new) returns.
-    pub fn new(model: M, optimizer: ModuleOptimizer) -> Self {
-        Self::try_new(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`new`](Self::new).
-    ///
     /// # Errors
     ///
     /// If the model is not on an autodiff device, is on a backend that this build does not cover,
@@ -78,7 +70,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// computed from other tracked tensors; or if it was cloned out of a fused step. If one of its devices
     /// is not there, or does not compute what it should in the float type of a parameter
     /// ([`check_device`](crate::check_device)).
-    pub fn try_new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
+    pub fn new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
         Self::with_policies(model, optimizer, Policies::default(), None)
     }
 
@@ -99,9 +91,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// # let model = LinearConfig::new(2, 1).init(&device);
     /// # let [x, y] = [Tensor::<2>::ones([3, 2], &device), Tensor::<2>::ones([3, 2], &device)];
     ///
-    /// let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build());
-    /// fused.accumulate(|model| model.forward(x).mean() / 2.0);
-    /// fused.step(1e-3, |model| model.forward(y).mean() / 2.0);
+    /// let mut fused = FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build())?;
+    /// fused.accumulate(|model| model.forward(x).mean() / 2.0)?;
+    /// fused.step(1e-3, |model| model.forward(y).mean() / 2.0)?;
+    /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
     /// Optimizers without a fitting state are refused by the compiler:
@@ -112,24 +105,14 @@ impl<M: Module> FusedOptimizer<M> {
     /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
     /// use backburn::optim::LionConfig;
     ///
-    /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build());
+    /// let fused = FusedOptimizer::accumulating_in_state(model, LionConfig::new().build())?;
     /// ```
-    ///
-    /// # Panics
-    ///
-    /// With the message of the error that
-    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
-    pub fn accumulating_in_state(model: M, optimizer: Ruled<impl AccumulateInState>) -> Self {
-        Self::try_accumulating_in_state(model, optimizer).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
     ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new); if the options of the optimizer don't allow it (an L2 penalty in
+    /// As [`new`](Self::new); if the options of the optimizer don't allow it (an L2 penalty in
     /// `Adam`, no momentum in `Sgd`).
-    pub fn try_accumulating_in_state(
+    pub fn accumulating_in_state(
         model: M,
         optimizer: Ruled<impl AccumulateInState>,
     ) -> Result<Self, FusedError> {

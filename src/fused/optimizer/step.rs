@@ -20,33 +20,22 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Gradients [accumulated](Self::accumulate) before are added, and used up.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_step`](Self::try_step) returns; if `forward` runs a
-    /// backward pass itself or has run one over its loss before; if it reads a parameter around
-    /// `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and
-    /// state is unchanged and the step can be repeated.
-    ///
-    /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), that parameter and those
-    /// whose gradient had not arrived are unchanged.
-    pub fn step<L: Loss>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        forward: impl FnOnce(&M) -> L,
-    ) -> L {
-        self.try_step(learning_rate, forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`step`](Self::step).
-    ///
     /// # Errors
     ///
     /// If the loss depends on no trainable parameter, or the policies need a closure that can
     /// [run twice](Self::step_repeatable): nothing has changed then. If a
     /// [hook](Self::with_hook) stops the step: its parameter and those whose gradient had not arrived
     /// are unchanged then.
-    pub fn try_step<L: Loss>(
+    ///
+    /// # Panics
+    ///
+    /// If `forward` runs a backward pass itself or has run one over its loss before; if it reads a parameter around
+    /// `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and
+    /// state is unchanged and the step can be repeated.
+    ///
+    /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), that parameter and those
+    /// whose gradient had not arrived are unchanged.
+    pub fn step<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
@@ -68,26 +57,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// not moved. CubeCL devices, which would have to be waited for, are not checked, and the seeds of all steps come from the
     /// first one.
     ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step). If the norm is not finite and there is no loss scale to
+    /// blame, nothing has changed (but running statistics, where gradients
+    /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer)).
+    ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
     pub fn step_repeatable<L: Loss>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        forward: impl Fn(&M) -> L,
-    ) -> L {
-        self.try_step_repeatable(learning_rate, forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`step_repeatable`](Self::step_repeatable).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_step`](Self::try_step). If the norm is not finite and there is no loss scale to
-    /// blame, nothing has changed (but running statistics, where gradients
-    /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer)).
-    pub fn try_step_repeatable<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl Fn(&M) -> L,
@@ -102,25 +81,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// gradients take the memory of the parameters, as they do in Burn; those of an optimizer that
     /// [accumulates in its state](Self::accumulating_in_state) take none.
     ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step). Whatever ends the backward pass of a micro-batch when sums were overwritten
+    /// already, a panic in the second run of a block, too, is [`FusedError::AccumulatedLost`]: all accumulated
+    /// gradients are dropped then, in any other case they are those of before.
+    ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
-    pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
-        self.try_accumulate(forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`accumulate`](Self::accumulate).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_step`](Self::try_step). Whatever ends the backward pass of a micro-batch when sums were overwritten
-    /// already, a panic in the second run of a block, too, is [`FusedError::AccumulatedLost`]: all accumulated
-    /// gradients are dropped then, in any other case they are those of before.
-    pub fn try_accumulate<L: Loss>(
-        &mut self,
-        forward: impl FnOnce(&M) -> L,
-    ) -> Result<L, FusedError> {
+    pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         self.with_loss(None, once(forward))
     }
 
@@ -152,6 +122,11 @@ impl<M: Module> FusedOptimizer<M> {
     /// backward pass must run on the thread of the closure, since every thread has a stream of its own there. With loss scaling it goes
     /// back from [`scale_loss`](crate::scale_loss) of its loss, and finds other gradients scaled with it.
     ///
+    /// # Errors
+    ///
+    /// As [`step_repeatable`](Self::step_repeatable); if loss scaling is on and `train` did not
+    /// scale its loss: nothing has changed then.
+    ///
     /// # Panics
     ///
     /// As [`step`](Self::step), but that `train` may run one backward pass.
@@ -159,29 +134,14 @@ impl<M: Module> FusedOptimizer<M> {
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         train: impl FnMut(&M) -> (R, GradientsParams),
-    ) -> R {
-        self.try_step_with_backward(learning_rate, train)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`step_with_backward`](Self::step_with_backward).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_step_repeatable`](Self::try_step_repeatable); if loss scaling is on and `train` did not
-    /// scale its loss: nothing has changed then.
-    pub fn try_step_with_backward<R>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let output = self.try_with_backward(Some(learning_rate.into()), train)?;
+        let output = self.with_backward(Some(learning_rate.into()), train)?;
         self.core.check_reached()?;
         Ok(output)
     }
 
     /// A step, or without a learning rate an accumulation, which may reach no parameter.
-    pub(crate) fn try_with_backward<R>(
+    pub(crate) fn with_backward<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
@@ -199,20 +159,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// With a recorder it tells before the first step, and before there is any optimizer state, what activations
     /// a pass will hold: [`MemoryEstimate::with_dry_run`](crate::MemoryEstimate::with_dry_run).
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_dry_run`](Self::try_dry_run) returns; if `forward` panics.
-    pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
-        self.try_dry_run(forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`dry_run`](Self::dry_run).
-    ///
     /// # Errors
     ///
     /// If the loss depends on no trainable parameter.
-    pub fn try_dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
+    pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = once(forward);
         let mut compute = alone(|rank, model| rank.there_and_back(model, &mut forward));
         self.core.dry_run(&mut compute)

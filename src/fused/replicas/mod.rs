@@ -38,14 +38,15 @@ use crew::Crew;
 ///
 /// let devices = [Device::flex(), Device::flex()]; // `Device::cuda(0)` and `Device::cuda(1)`, say
 /// let model: Linear = LinearConfig::new(8, 1).init(&devices[0].clone().autodiff());
-/// let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices.clone())
-///     .with_config(FusedConfig::new().with_sharding(Sharding::Full));
+/// let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices.clone())?
+///     .with_config(FusedConfig::new().with_sharding(Sharding::Full))?;
 ///
 /// let batches = devices.map(|device| {
 ///     Tensor::<2>::random([16, 8], Distribution::Default, &device.autodiff())
 /// });
-/// let losses = fused.step(1e-3, batches, |model, x| model.forward(x).powi_scalar(2).mean() / 2.0);
+/// let losses = fused.step(1e-3, batches, |model, x| model.forward(x).powi_scalar(2).mean() / 2.0)?;
 /// assert_eq!(losses.len(), 2);
+/// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
 /// Every rank works on a thread of its own, so what the closure captures is moved into it. A batch is on the
@@ -85,52 +86,24 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// The model may be anywhere: every parameter goes to its owner, and to the other ranks when they compute with it.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// With the message of the error that [`try_new`](Self::try_new) returns.
+    /// If there are no devices; as [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each of them.
     pub fn new(
         model: M,
         optimizer: ModuleOptimizer,
         devices: impl IntoIterator<Item = Device>,
-    ) -> Self {
-        Self::try_new(model, optimizer, devices).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`new`](Self::new).
-    ///
-    /// # Errors
-    ///
-    /// If there are no devices; as [`FusedOptimizer::try_new`](crate::FusedOptimizer::try_new) for each of them.
-    pub fn try_new(
-        model: M,
-        optimizer: ModuleOptimizer,
-        devices: impl IntoIterator<Item = Device>,
     ) -> Result<Self, FusedError> {
-        Self::try_new_with_config(model, optimizer, devices, FusedConfig::default())
+        Self::new_with_config(model, optimizer, devices, FusedConfig::default())
     }
 
     /// The same that train as `config` says from the start. What waits on the host goes there at once: a model that does not fit
     /// on the devices is created on the host, and a parameter goes over alone, if at all.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_new_with_config`](Self::try_new_with_config) returns.
-    pub fn new_with_config(
-        model: M,
-        optimizer: ModuleOptimizer,
-        devices: impl IntoIterator<Item = Device>,
-        config: FusedConfig,
-    ) -> Self {
-        Self::try_new_with_config(model, optimizer, devices, config)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`new_with_config`](Self::new_with_config).
-    ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new) and [`try_with_config`](Self::try_with_config).
-    pub fn try_new_with_config(
+    /// As [`new`](Self::new) and [`with_config`](Self::with_config).
+    pub fn new_with_config(
         model: M,
         optimizer: ModuleOptimizer,
         devices: impl IntoIterator<Item = Device>,
@@ -143,25 +116,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Replicas for which [`accumulate`](Self::accumulate) puts the gradients of a micro-batch straight into the state
     /// of `optimizer`, as [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that
-    /// [`try_accumulating_in_state`](Self::try_accumulating_in_state) returns.
-    pub fn accumulating_in_state(
-        model: M,
-        optimizer: Ruled<impl AccumulateInState>,
-        devices: impl IntoIterator<Item = Device>,
-    ) -> Self {
-        Self::try_accumulating_in_state(model, optimizer, devices)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`accumulating_in_state`](Self::accumulating_in_state).
-    ///
     /// # Errors
     ///
-    /// As [`try_new`](Self::try_new) and [`FusedOptimizer::try_accumulating_in_state`](crate::FusedOptimizer::try_accumulating_in_state).
-    pub fn try_accumulating_in_state(
+    /// As [`new`](Self::new) and [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+    pub fn accumulating_in_state(
         model: M,
         optimizer: Ruled<impl AccumulateInState>,
         devices: impl IntoIterator<Item = Device>,

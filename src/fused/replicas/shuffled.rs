@@ -62,6 +62,7 @@ fn trained(model: Model, config: FusedConfig, schedule: Option<u64>) -> Vec<Tens
     let begun = Begun::default();
     let optimizer = AdamWConfig::new().init();
     let mut fused = FusedReplicas::new_with_config(model, optimizer, devices, config)
+        .unwrap()
         .with_hook(ParamGroup::all(), Reading(begun.clone()));
     for step in 0..3 {
         *begun.lock() = (Vec::new(), values(&fused.model()));
@@ -78,9 +79,9 @@ fn trained(model: Model, config: FusedConfig, schedule: Option<u64>) -> Vec<Tens
             x.powi_scalar(2).mean()
         };
         if step == 1 {
-            fused.accumulate(batches.clone(), loss.clone());
+            fused.accumulate(batches.clone(), loss.clone()).unwrap();
         }
-        fused.step_repeatable(0.1, batches, loss);
+        fused.step_repeatable(0.1, batches, loss).unwrap();
     }
     values(&fused.into_parts().0)
 }

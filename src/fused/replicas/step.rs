@@ -20,26 +20,11 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// of a rank from its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step); what it returns comes back in the order of the
     /// ranks, the losses detached.
     ///
-    /// # Panics
-    ///
-    /// With the message of the error that [`try_step`](Self::try_step) returns.
-    pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        batches: impl IntoIterator<Item = B>,
-        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L> {
-        self.try_step(learning_rate, batches, forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`step`](Self::step).
-    ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::try_step`](crate::FusedOptimizer::try_step); if there is no batch, or more than ranks. If a rank fails or panics, the step
+    /// As [`FusedOptimizer::step`](crate::FusedOptimizer::step); if there is no batch, or more than ranks. If a rank fails or panics, the step
     /// ends on all ranks with [`FusedError::Rank`] or [`FusedError::RankPanicked`].
-    pub fn try_step<B: Send + 'static, L: Loss + Send + 'static>(
+    pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
@@ -55,25 +40,14 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// [exact clipping](crate::GlobalNormClippingConfig::Exact) and
     /// [skipping a step](crate::Overflow::SkipStep) need, as [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
     ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step) and [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
+    ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
     pub fn step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        batches: impl IntoIterator<Item = B>,
-        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L> {
-        self.try_step_repeatable(learning_rate, batches, forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`step_repeatable`](Self::step_repeatable).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_step`](Self::try_step) and [`FusedOptimizer::try_step_repeatable`](crate::FusedOptimizer::try_step_repeatable).
-    pub fn try_step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
@@ -89,24 +63,14 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Burn's `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank, and adds those up at the end: equal but for
     /// the order of the sums.)
     ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
     pub fn accumulate<B: Send + 'static, L: Loss + Send + 'static>(
-        &mut self,
-        batches: impl IntoIterator<Item = B>,
-        forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L> {
-        self.try_accumulate(batches, forward)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`accumulate`](Self::accumulate).
-    ///
-    /// # Errors
-    ///
-    /// As [`try_step`](Self::try_step).
-    pub fn try_accumulate<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
@@ -119,6 +83,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
     /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
     ///
+    /// # Errors
+    ///
+    /// As [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward) and [`step`](Self::step).
+    ///
     /// # Panics
     ///
     /// As [`step`](Self::step).
@@ -127,32 +95,17 @@ impl<M: Module + 'static> FusedReplicas<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         batches: impl IntoIterator<Item = B>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
-    ) -> Vec<R> {
-        self.try_step_with_backward(learning_rate, batches, train)
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// The fallible [`step_with_backward`](Self::step_with_backward).
-    ///
-    /// # Errors
-    ///
-    /// As [`FusedOptimizer::try_step_with_backward`](crate::FusedOptimizer::try_step_with_backward) and [`try_step`](Self::try_step).
-    pub fn try_step_with_backward<B: Clone + Send + 'static, R: Send + 'static>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        batches: impl IntoIterator<Item = B>,
-        train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let batches = self.dealt(batches)?;
         let learning_rate = Some(learning_rate.into());
-        let output = self.try_with_backward(learning_rate, || batches.clone(), train)?;
+        let output = self.with_backward(learning_rate, || batches.clone(), train)?;
         self.core.check_reached()?;
         Ok(output)
     }
 
     /// A step, or without a learning rate an accumulation, which may reach no parameter. `batches` has one by rank
     /// for every pass.
-    pub(crate) fn try_with_backward<B: Send + 'static, R: Send + 'static>(
+    pub(crate) fn with_backward<B: Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         batches: impl FnMut() -> Vec<Option<B>>,

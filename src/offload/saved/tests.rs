@@ -118,20 +118,24 @@ fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
     let config = FusedConfig::new()
         .with_gradient_checkpointing(blocks)
         .with_offload(Some(offload));
-    let mut fused =
-        FusedOptimizer::new(model, SgdConfig::new().init()).with_config_on(config, &device);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
+        .with_config_on(config, &device)
+        .unwrap();
     SENT_FOR.take();
     for _ in 0..2 {
-        fused.step(0.1, |model| {
-            let block = |linear: &Linear, x| linear.forward(x).tanh();
-            let x = Tensor::<2>::ones([3, 4], &device);
-            let run = |x, linear| gradient_checkpointing(linear, x, block);
-            let loss = model.iter().fold(x, run).mean();
-            // All have left when the backward pass begins.
-            let scope = Scope::current().unwrap();
-            scope.pass.blocks.saved.as_ref().unwrap().transfers.wait();
-            loss
-        });
+        fused
+            .step(0.1, |model| {
+                let block = |linear: &Linear, x| linear.forward(x).tanh();
+                let x = Tensor::<2>::ones([3, 4], &device);
+                let run = |x, linear| gradient_checkpointing(linear, x, block);
+                let loss = model.iter().fold(x, run).mean();
+                // All have left when the backward pass begins.
+                let scope = Scope::current().unwrap();
+                scope.pass.blocks.saved.as_ref().unwrap().transfers.wait();
+                loss
+            })
+            .unwrap();
     }
     assert_eq!(SENT_FOR.take(), [true; 10]);
 }

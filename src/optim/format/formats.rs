@@ -1,12 +1,13 @@
 use std::fmt::Debug;
 
-use burn::tensor::{DType, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
+use super::super::call;
 use super::low_bits::LowBits;
 use super::root::Root;
 use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
 use super::weight::WeightFormat;
-use crate::device::in_type;
+use crate::device::{in_type, is_remote};
 
 /// The formats of an optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,9 @@ impl Formats {
         states: &[Option<StateTensor<D>>],
         low_bits: Option<&LowBits>,
     ) -> Result<Fitted, String> {
+        if self.state != StateFormat::Full || self.weight != WeightFormat::Plain {
+            self.check_has_kernels(&call::device(parameter.device()))?;
+        }
         let dtype = parameter.dtype();
         let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
         let is_whole = is_small && dtype == DType::F32;
@@ -82,6 +86,23 @@ impl Formats {
             is_whole,
             is_plain,
         })
+    }
+
+    /// Refuses formats on a server, which has tensor operations only.
+    fn check_has_kernels(self, device: &Device) -> Result<(), String> {
+        if !is_remote(device) {
+            return Ok(());
+        }
+        let (format, instead) = match self.state {
+            StateFormat::Full => (
+                format!("WeightFormat::{:?}", self.weight),
+                "WeightFormat::Plain",
+            ),
+            state => (format!("StateFormat::{state:?}"), "StateFormat::Full"),
+        };
+        Err(format!(
+            "`{format}` needs a kernel of backburn, and {device:?} is on a server, which has none: use `{instead}` there"
+        ))
     }
 
     /// Refuses a parameter that is not in bf16.
@@ -222,7 +243,7 @@ fn check_low_bits<const D: usize>(
 type Form<D> = (Shape, DType, D);
 
 /// Refuses a gradient or a state of another form than that of its parameter.
-pub(crate) fn check_forms<D: PartialEq + Debug>(
+fn check_forms<D: PartialEq + Debug>(
     parameter: Form<D>,
     gradient: Form<D>,
     states: impl Iterator<Item = Form<D>>,

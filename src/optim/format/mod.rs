@@ -16,8 +16,6 @@ mod weight;
 mod widen;
 
 pub(crate) use column::{Column, Kept};
-#[cfg(any(feature = "remote", test))]
-pub(crate) use formats::check_forms;
 pub(crate) use formats::{Fitted, Formats, Weight};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::{Dither, Noise};

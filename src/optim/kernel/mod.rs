@@ -3,8 +3,6 @@
 mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
-#[cfg(any(feature = "remote", test))]
-mod fit;
 mod gradient;
 #[cfg(feature = "cubecl")]
 mod join;
@@ -14,13 +12,11 @@ mod numbers;
 #[path = "../../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
 mod operations;
-#[cfg(feature = "remote")]
-mod remote;
 mod single_pass;
 
 use std::iter::once;
 
-#[cfg(any(feature = "cubecl", feature = "remote"))]
+#[cfg(feature = "cubecl")]
 use burn::backend::Dispatch;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -33,9 +29,7 @@ use crate::device::is_cubecl;
 
 use gradient::Gradient;
 pub(crate) use known_step::try_kernels;
-#[cfg(feature = "remote")]
-pub(crate) use remote::{UPDATE, run_update};
-#[cfg(any(feature = "cubecl", feature = "remote"))]
+#[cfg(feature = "cubecl")]
 pub(crate) use single_pass::SinglePass;
 use single_pass::with_operands;
 
@@ -119,7 +113,7 @@ enum Way {
     /// The processor, block by block.
     Blocks,
     /// A kernel of the device.
-    #[cfg(any(feature = "cubecl", feature = "remote"))]
+    #[cfg(feature = "cubecl")]
     Kernel,
     /// Operations on whole tensors, as in Burn's own optimizers.
     Operations,
@@ -137,8 +131,6 @@ impl Way {
             },
             #[cfg(feature = "cubecl")]
             DispatchTensorKind::Cube(BackendTensor::Float(_)) => Self::Kernel,
-            #[cfg(feature = "remote")]
-            DispatchTensorKind::Remote(BackendTensor::Float(_)) if is_plain => Self::Kernel,
             _ if is_plain => Self::Operations,
             _ => Self::Blocks,
         }
@@ -163,7 +155,7 @@ impl Way {
                     })
                 });
             }
-            #[cfg(any(feature = "cubecl", feature = "remote"))]
+            #[cfg(feature = "cubecl")]
             Self::Kernel => {
                 return with_operands(weight, states, |operands| {
                     Dispatch::update(gradient.into_dispatch(), operands, update)

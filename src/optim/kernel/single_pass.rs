@@ -2,25 +2,21 @@
 
 use std::iter::once;
 
-#[cfg(any(feature = "cubecl", feature = "remote"))]
+#[cfg(feature = "cubecl")]
 use burn::backend::backend_extension;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::Tensor;
 
 use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight};
-#[cfg(any(feature = "cubecl", feature = "remote"))]
+#[cfg(feature = "cubecl")]
 use super::Update;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 
 /// The single pass as an operation of a backend that has a kernel.
-#[cfg(any(feature = "cubecl", feature = "remote"))]
-#[backend_extension(
-    Cube: cfg(feature = "cubecl"),
-    Remote: cfg(feature = "remote"),
-    Fusion: cfg(feature = "fusion")
-)]
+#[cfg(feature = "cubecl")]
+#[backend_extension(Cube: cfg(feature = "cubecl"), Fusion: cfg(feature = "fusion"))]
 pub(crate) trait SinglePass: Backend {
     #[fusion(meta = |_gradient, operands, _update| operands.clone())]
     fn update(
@@ -132,13 +128,13 @@ impl<B: Backend> Operands<B> {
     }
 
     /// Those of a step without formats.
-    #[cfg(any(feature = "cubecl", feature = "remote"))]
+    #[cfg(feature = "cubecl")]
     pub(super) fn of_floats(floats: impl IntoIterator<Item = FloatTensor<B>>) -> Self {
         Self::new(floats.into_iter().map(Stored::Floats))
     }
 
     /// The same.
-    #[cfg(any(feature = "cubecl", feature = "remote"))]
+    #[cfg(feature = "cubecl")]
     pub(super) fn into_floats(self) -> Vec<FloatTensor<B>> {
         let floats = self.all().map(|stored| match stored {
             Stored::Floats(floats) => floats,

@@ -2,8 +2,6 @@
 
 mod formulas;
 mod number;
-#[cfg(feature = "remote")]
-mod sent;
 mod trace;
 
 use std::array::from_fn;
@@ -18,7 +16,7 @@ pub(crate) use formulas::{
     Adam, AdamW, AverageRule, Cautious, Decayed, Lion, Moments, Momentum, Set, Sgd,
 };
 pub use number::Number;
-#[cfg(any(feature = "cubecl", feature = "remote"))]
+#[cfg(feature = "cubecl")]
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
@@ -27,8 +25,8 @@ pub(crate) use trace::{Operation, Traced};
 ///
 /// On `flex` it is compiled like any function. For all else it is traced, once a step: run with numbers that note what is
 /// done with them. On a CubeCL device these operations are a kernel, which is compiled when it is new, so what is decided
-/// by a field (not what is computed with one) makes another. Backends without a kernel do them with whole tensors; a
-/// server that hosts `flex`, with sixteen elements at a time, which takes some times as long as the formula itself.
+/// by a field (not what is computed with one) makes another. Backends without a kernel, and remote servers, compute them as
+/// tensor operations.
 pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
     /// Returns the parameter and its states after the step. (`#[inline(always)]` lets the loop around it be compiled
     /// for what the processor can do.)

@@ -1,5 +1,5 @@
-//! A formula as a list of operations, for whatever does not run it as it is written: kernels of devices, servers,
-//! tensors.
+//! A formula as a list of operations, for what does not run it as it is written: kernels of devices and
+//! tensor operations.
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Sub};

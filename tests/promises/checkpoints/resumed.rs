@@ -64,17 +64,19 @@ struct Way {
 
 impl Way {
     fn start(&self, device: &Device) -> Fused {
-        (self.fuse)(cast(Network::init(device), self.dtype))
+        (self.fuse)(cast(Network::init(device), self.dtype).unwrap())
     }
 }
 
 fn plain(fused: &mut Fused, rate: ModuleLearningRate, x: &Tensor<2>) {
-    fused.step(rate, |model| model.loss(x.clone()));
+    fused.step(rate, |model| model.loss(x.clone())).unwrap();
 }
 
 fn in_two(fused: &mut Fused, rate: ModuleLearningRate, x: &Tensor<2>) {
-    fused.accumulate(|model| model.loss(x.clone()));
-    fused.step(rate, |model| model.loss(x.clone() * 0.5));
+    fused.accumulate(|model| model.loss(x.clone())).unwrap();
+    fused
+        .step(rate, |model| model.loss(x.clone() * 0.5))
+        .unwrap();
 }
 
 fn ways() -> Vec<Way> {
@@ -88,7 +90,10 @@ fn ways() -> Vec<Way> {
             name,
             dtype,
             fuse: Box::new(move |model| {
-                FusedOptimizer::new(model, optimizer()).with_config(config.clone())
+                FusedOptimizer::new(model, optimizer())
+                    .unwrap()
+                    .with_config(config.clone())
+                    .unwrap()
             }),
             step: plain,
         }
@@ -151,7 +156,7 @@ fn ways() -> Vec<Way> {
             name: "accumulation in the state",
             dtype: FloatDType::F32,
             fuse: Box::new(move |model| {
-                FusedOptimizer::accumulating_in_state(model, ours().build())
+                FusedOptimizer::accumulating_in_state(model, ours().build()).unwrap()
             }),
             step: in_two,
         },
@@ -229,7 +234,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted(device: &Device) {
 
 fn a_load_that_fails_changes_nothing(device: &Device) {
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
-    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init());
+    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init()).unwrap();
     let saved = |fused: &Fused| {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());
@@ -239,21 +244,22 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
     let mut other = start();
     plain(&mut other, 0.1.into(), &x);
     let (of_lion, _lion) = {
-        let mut lion = FusedOptimizer::new(Network::init(device), LionConfig::new().init());
+        let mut lion =
+            FusedOptimizer::new(Network::init(device), LionConfig::new().init()).unwrap();
         plain(&mut lion, 0.1.into(), &x);
         saved(&lion)
     };
     let (narrower, _narrower) = {
         let mut model = Network::init(device);
         model.second = LinearConfig::new(71, 63).init(device);
-        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()))
+        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap())
     };
     let (in_another, _in_another) = {
         let mut types = [FloatDType::F64, FloatDType::F16].into_iter();
         let another = types.find(|dtype| device.supports_dtype(*dtype));
         let mut model = Network::init(device);
-        model.second = cast(model.second, another.unwrap());
-        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()))
+        model.second = cast(model.second, another.unwrap()).unwrap();
+        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap())
     };
 
     let mut fused = start();
@@ -261,8 +267,9 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
     let mut twin = FusedOptimizer::new(
         copy(&fused.model(), || Network::init(device)),
         AdamWConfig::new().init(),
-    );
-    twin.load_record(fused.to_record());
+    )
+    .unwrap();
+    twin.load_record(fused.to_record()).unwrap();
     let before = weights(&fused.model());
     for (checkpoint, words) in [
         (&of_lion, "optimizer.bpk"),
@@ -281,7 +288,7 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
 /// Burn reads what is in a file when somebody looks at it.
 fn a_loaded_training_needs_the_files_no_more(device: &Device) {
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
-    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init());
+    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init()).unwrap();
     let mut fused = start();
     plain(&mut fused, 0.1.into(), &x);
     let folder = tempfile::tempdir().unwrap();
@@ -316,38 +323,51 @@ fn a_training_whose_model_has_changed_goes_back_to_its_checkpoint() {
         (0..2).map(layer).collect()
     };
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
-        fused.step(0.1, |layers| {
-            let x = Tensor::<2>::ones([3, 4], device);
-            let x = layers.iter().fold(x, |x, layer| layer.forward(x));
-            x.powi_scalar(2).sum()
-        });
+        fused
+            .step(0.1, |layers| {
+                let x = Tensor::<2>::ones([3, 4], device);
+                let x = layers.iter().fold(x, |x, layer| layer.forward(x));
+                x.powi_scalar(2).sum()
+            })
+            .unwrap();
     };
     let clipping = GlobalNormClippingConfig::Lagged(0.5);
     let config = FusedConfig::new().with_clipping(Some(clipping));
-    let mut fused =
-        FusedOptimizer::new(layers(), AdamWConfig::new().init()).with_config(config.clone());
+    let mut fused = FusedOptimizer::new(layers(), AdamWConfig::new().init())
+        .unwrap()
+        .with_config(config.clone())
+        .unwrap();
     step(&mut fused);
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     checkpoint.save(&fused, &Progress::new(1)).unwrap();
-    let mut through = FusedOptimizer::new(layers(), AdamWConfig::new().init()).with_config(config);
+    let mut through = FusedOptimizer::new(layers(), AdamWConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
     checkpoint.load::<()>(&mut through).unwrap();
 
     let whole = fused.model();
-    fused.change_model(|mut layers| {
-        layers.pop();
-        layers
-    });
+    fused
+        .change_model(|mut layers| {
+            layers.pop();
+            layers
+        })
+        .unwrap();
     step(&mut fused);
-    fused.change_model(|mut layers| {
-        layers.extend(whole.into_iter().skip(1));
-        layers
-    });
-    fused.change_model(|mut layers| {
-        let new = LinearConfig::new(4, 4).init(device);
-        layers[1] = new;
-        layers
-    });
+    fused
+        .change_model(|mut layers| {
+            layers.extend(whole.into_iter().skip(1));
+            layers
+        })
+        .unwrap();
+    fused
+        .change_model(|mut layers| {
+            let new = LinearConfig::new(4, 4).init(device);
+            layers[1] = new;
+            layers
+        })
+        .unwrap();
     checkpoint.load::<()>(&mut fused).unwrap();
     for _ in 0..3 {
         step(&mut through);
@@ -380,15 +400,17 @@ fn adapters_resume_with_their_base() {
         .map(|_| Tensor::<2>::random([4, 16], Distribution::Default, device))
         .collect();
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>| {
-        fused.step(0.1, |layers| {
-            let x = layers
-                .iter()
-                .fold(x.clone(), |x, layer| layer.forward(x).tanh());
-            x.powi_scalar(2).sum()
-        });
+        fused
+            .step(0.1, |layers| {
+                let x = layers
+                    .iter()
+                    .fold(x.clone(), |x, layer| layer.forward(x).tanh());
+                x.powi_scalar(2).sum()
+            })
+            .unwrap();
     };
     for adapted in [quantized, trained, in_codes] {
-        let fused = || FusedOptimizer::new(adapted(layers()), AdamWConfig::new().init());
+        let fused = || FusedOptimizer::new(adapted(layers()), AdamWConfig::new().init()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());
         let mut through = fused();
@@ -414,13 +436,13 @@ fn accumulated_gradients_are_not_left_behind_without_a_word() {
     let in_state = optim::AdamWConfig::new().build();
     for mut training in [
         small(),
-        FusedOptimizer::accumulating_in_state(Small::init(), in_state),
+        FusedOptimizer::accumulating_in_state(Small::init(), in_state).unwrap(),
     ] {
-        training.accumulate(loss);
+        training.accumulate(loss).unwrap();
         let refused = checkpoint.save(&training, &Progress::new(1)).unwrap_err();
         assert_eq!(refused, CheckpointError::Accumulated);
         assert!(checkpoint.steps().unwrap().is_empty());
-        training.step(0.1, loss);
+        training.step(0.1, loss).unwrap();
         checkpoint.save(&training, &Progress::new(1)).unwrap();
         fs::remove_dir_all(folder.path().join("step-1")).unwrap();
     }
@@ -442,7 +464,7 @@ fn the_model_alone_is_loaded_and_outlives_its_file() {
 fn checkpoints_are_compact_if_they_are_to_be() {
     let device = &Device::flex().autodiff();
     let config = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-    let fused = || FusedOptimizer::new(Network::init(device), config.init());
+    let fused = || FusedOptimizer::new(Network::init(device), config.init()).unwrap();
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
     let mut through = fused();
     plain(&mut through, 0.1.into(), &x);
@@ -458,8 +480,10 @@ fn checkpoints_are_compact_if_they_are_to_be() {
         let mut resumed = fused();
         checkpoint.load::<()>(&mut resumed).unwrap();
         let model = copy(&through.model(), || Network::init(device));
-        let mut through_record = FusedOptimizer::new(model, config.init());
-        through_record.load_record(optim::compact_records(|| through.to_record()));
+        let mut through_record = FusedOptimizer::new(model, config.init()).unwrap();
+        through_record
+            .load_record(optim::compact_records(|| through.to_record()))
+            .unwrap();
         let mut through = through_record;
         plain(&mut through, 0.1.into(), &x);
         plain(&mut resumed, 0.1.into(), &x);
@@ -489,13 +513,15 @@ fn a_parameter_without_elements_is_loaded() {
     };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
-    let training = || FusedOptimizer::new(init(), optim::AdamWConfig::new().init());
+    let training = || FusedOptimizer::new(init(), optim::AdamWConfig::new().init()).unwrap();
     let mut saved = training();
     let step = |fused: &mut FusedOptimizer<Empty>| {
         let x = Tensor::<2>::ones([2, 4], &device);
-        fused.step(1e-2, |model| {
-            model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
-        });
+        fused
+            .step(1e-2, |model| {
+                model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
+            })
+            .unwrap();
     };
     step(&mut saved);
     checkpoint.save(&saved, &Progress::new(1)).unwrap();

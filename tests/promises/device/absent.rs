@@ -17,6 +17,6 @@ fn a_device_that_is_not_there_is_refused_by_name() {
 
     // Before the first of its parameters is initialized there.
     let model = LinearConfig::new(2, 2).init(&device.autodiff());
-    let refused = FusedOptimizer::try_new(model, SgdConfig::new().init());
+    let refused = FusedOptimizer::new(model, SgdConfig::new().init());
     assert_eq!(refused.map(drop), Err(error));
 }

@@ -17,7 +17,7 @@ fn an_operation_that_fails_ends_the_step_before_a_parameter_is_updated_on_wgpu()
     for _ in 0..2 {
         let before = weights(&fused.model());
         // More than any device has.
-        let failed = fused.try_step(0.1, |model| {
+        let failed = fused.step(0.1, |model| {
             let huge = Tensor::<1>::zeros([1usize << 42], &device);
             model.forward(x.clone()).mean() * (huge.narrow(0, 0, 1) + 1.0)
         });
@@ -61,7 +61,7 @@ fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() 
         let before = weights(&fused.model());
         let states = fused.to_record().len();
 
-        let failed = fused.try_step(0.1, |model| loss(model, x.clone(), 1 << 40));
+        let failed = fused.step(0.1, |model| loss(model, x.clone(), 1 << 40));
         let error = failed.map(drop).unwrap_err();
         let FusedError::GradientNotComputed { path, .. } = &error else {
             panic!("{error}");

@@ -10,7 +10,7 @@ mod wrong;
 
 use backburn::{
     FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Offload, OffloadConfig, cast,
-    check_device, try_cast,
+    check_device,
 };
 use burn::module::Module;
 use burn::nn::LinearConfig;
@@ -78,21 +78,24 @@ fn no_training_begins_in_a_type_that_its_device_lacks(device: &Device) {
         let sgd = || SgdConfig::new().init();
         let on_host = || LinearConfig::new(2, 2).init(&host);
         let offload = || OffloadConfig::new(Offload::Updates).with_min_elements(1);
-        let half = || cast(on_host(), dtype);
+        let half = || cast(on_host(), dtype).unwrap();
         let frozen = || vec![on_host(), half().no_grad()];
         let doors = [
-            try_cast(LinearConfig::new(2, 2).init(device), dtype).map(drop),
-            FusedReplicas::try_new(half(), sgd(), [device.clone(), device.clone()]).map(drop),
-            FusedReplicas::try_new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
-            FusedReplicas::try_new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
+            cast(LinearConfig::new(2, 2).init(device), dtype).map(drop),
+            FusedReplicas::new(half(), sgd(), [device.clone(), device.clone()]).map(drop),
+            FusedReplicas::new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
+            FusedReplicas::new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
             FusedOptimizer::new(half(), sgd())
-                .try_with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
+                .unwrap()
+                .with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
                 .map(drop),
             FusedOptimizer::new(frozen(), sgd())
-                .try_with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
+                .unwrap()
+                .with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
                 .map(drop),
             FusedOptimizer::new(on_host(), sgd())
-                .try_with_config_on(
+                .unwrap()
+                .with_config_on(
                     FusedConfig::new()
                         .with_offload(Some(offload()))
                         .with_compute_dtype(Some(dtype)),

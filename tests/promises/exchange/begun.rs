@@ -38,15 +38,15 @@ struct InState<R> {
 
 impl<R: AccumulateInState> InState<R> {
     fn fuse(&self, net: Net) -> FusedOptimizer<Net> {
-        FusedOptimizer::accumulating_in_state(net, self.optimizer.clone())
+        FusedOptimizer::accumulating_in_state(net, self.optimizer.clone()).unwrap()
     }
 
     fn exchange(&self, way: Way, mut fused: FusedOptimizer<Net>) -> FusedOptimizer<Net> {
         let record = match way {
             Way::IntoParts | Way::Config => return way.fused(&self.cell, fused),
             Way::FreezeAndThaw => {
-                fused.change_model(freeze);
-                fused.change_model(Net::unfreeze);
+                fused.change_model(freeze).unwrap();
+                fused.change_model(Net::unfreeze).unwrap();
                 return fused;
             }
             Way::Record => fused.to_record(),
@@ -55,7 +55,7 @@ impl<R: AccumulateInState> InState<R> {
             }
         };
         let mut resumed = self.fuse(fused.model());
-        resumed.load_record(record);
+        resumed.load_record(record).unwrap();
         resumed
     }
 
@@ -63,17 +63,17 @@ impl<R: AccumulateInState> InState<R> {
     fn train(&self, group: Group, exchange: Option<Way>) -> (Net, States) {
         let loss = |net: &Net, batch: usize| net.loss(self.cell.batches[batch].clone());
         let mut fused = self.fuse(self.cell.net());
-        fused.accumulate(|net| loss(net, 0));
-        fused.step(RATE, |net| loss(net, 1));
+        fused.accumulate(|net| loss(net, 0)).unwrap();
+        fused.step(RATE, |net| loss(net, 1)).unwrap();
         match group {
-            Group::GoesOn => drop(fused.accumulate(|net| loss(net, 2))),
-            Group::Ends => drop(fused.step(0.0, |net| loss(net, 2))),
+            Group::GoesOn => drop(fused.accumulate(|net| loss(net, 2)).unwrap()),
+            Group::Ends => drop(fused.step(0.0, |net| loss(net, 2)).unwrap()),
         }
         if let Some(way) = exchange {
             fused = self.exchange(way, fused);
         }
-        fused.step(RATE, |net| loss(net, 3));
-        fused.step(RATE, |net| loss(net, 4));
+        fused.step(RATE, |net| loss(net, 3)).unwrap();
+        fused.step(RATE, |net| loss(net, 4)).unwrap();
         (fused.model(), states(fused.to_record()))
     }
 }

@@ -72,13 +72,13 @@ impl Way {
         match self {
             Way::IntoParts => {
                 let (model, optimizer) = fused.into_parts();
-                FusedOptimizer::new(model, optimizer)
+                FusedOptimizer::new(model, optimizer).unwrap()
             }
-            Way::Config => fused.with_config(FusedConfig::new()),
+            Way::Config => fused.with_config(FusedConfig::new()).unwrap(),
             Way::FreezeAndThaw => {
-                fused.change_model(freeze);
+                fused.change_model(freeze).unwrap();
                 cell.steps(&mut fused, 4..5);
-                fused.change_model(Net::unfreeze);
+                fused.change_model(Net::unfreeze).unwrap();
                 fused
             }
             Way::Record => {
@@ -131,7 +131,7 @@ impl Net {
             first: LinearConfig::new(61, 71).init(&device),
             second: LinearConfig::new(71, 64).init(&device),
         };
-        cast(net, dtype)
+        cast(net, dtype).unwrap()
     }
 
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
@@ -166,8 +166,8 @@ impl Cell {
     }
 
     fn resumed(&self, net: Net, record: OptimizerRecord) -> FusedOptimizer<Net> {
-        let mut fused = FusedOptimizer::new(net, self.optimizer.clone());
-        fused.load_record(record);
+        let mut fused = FusedOptimizer::new(net, self.optimizer.clone()).unwrap();
+        fused.load_record(record).unwrap();
         fused
     }
 
@@ -191,7 +191,7 @@ impl Cell {
 
     /// Two steps, the exchange, two steps: the model, and the states as Burn records them.
     fn fused(&self, exchange: Option<Way>) -> (Net, States) {
-        let mut fused = FusedOptimizer::new(self.net(), self.optimizer.clone());
+        let mut fused = FusedOptimizer::new(self.net(), self.optimizer.clone()).unwrap();
         self.steps(&mut fused, 0..2);
         if let Some(way) = exchange {
             fused = way.fused(self, fused);

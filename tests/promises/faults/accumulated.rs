@@ -45,7 +45,7 @@ fn compare_with_failing(
     let xs = xs(device, 3);
     let start = || {
         let model = copy(&initial, || Mlp::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init())
+        FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
     };
     let mut plain = start();
     let mut failing = start();
@@ -54,19 +54,21 @@ fn compare_with_failing(
         failing = failing.with_hook(ParamGroup::from_predicate("input.weight"), hook);
     }
     for x in &xs[..2] {
-        plain.accumulate(|model| model.loss(x.clone()));
-        failing.accumulate(|model| model.loss(x.clone()));
+        plain.accumulate(|model| model.loss(x.clone())).unwrap();
+        failing.accumulate(|model| model.loss(x.clone())).unwrap();
         fail(&mut failing, x);
     }
     // A failed update has moved parameters: they start from the same again.
     let before = plain.model();
     let mut again = start();
     for x in &xs[..2] {
-        again.accumulate(|model| model.loss(x.clone()));
+        again.accumulate(|model| model.loss(x.clone())).unwrap();
     }
     assert_equal_weights(&before, &again.model());
-    plain.step(RATE, |model| model.loss(xs[2].clone()));
-    failing.step(RATE, |model| model.loss(xs[2].clone()));
+    plain.step(RATE, |model| model.loss(xs[2].clone())).unwrap();
+    failing
+        .step(RATE, |model| model.loss(xs[2].clone()))
+        .unwrap();
     assert_eq!(failing.last_step().updated, 4);
     assert_equal_weights(&plain.model(), &failing.model());
 }
@@ -76,11 +78,13 @@ fn a_panic_in_the_closure_leaves_accumulated_gradients(device: &Device) {
         device,
         |fused, x| {
             panic_of(|| {
-                fused.accumulate(|model| {
-                    let loss = model.loss(x.clone());
-                    assert!(x.dims()[0] > 5, "too few");
-                    loss
-                })
+                fused
+                    .accumulate(|model| {
+                        let loss = model.loss(x.clone());
+                        assert!(x.dims()[0] > 5, "too few");
+                        loss
+                    })
+                    .unwrap()
             });
         },
         None,
@@ -93,7 +97,7 @@ fn fail_in_a_second_run(
     x: &Tensor<2>,
 ) -> Result<Tensor<1>, FusedError> {
     let runs = Arc::new(AtomicBool::new(false));
-    fused.try_accumulate(|model| {
+    fused.accumulate(|model| {
         let once = |input: &Linear, (x, Constant(runs)): (_, Constant<Arc<AtomicBool>>)| {
             assert!(!runs.swap(true, Ordering::Relaxed), "once is enough");
             input.forward(x).tanh()
@@ -109,10 +113,10 @@ fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &
     let xs = xs(device, 3);
     let start = || {
         let model = copy(&initial, || Mlp::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init())
+        FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
     };
     let mut fused = start();
-    fused.accumulate(|model| model.loss(xs[0].clone()));
+    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
     let error = fail_in_a_second_run(&mut fused, &xs[1]).unwrap_err();
     let FusedError::AccumulatedLost { path, reason } = &error else {
         panic!("{error}");
@@ -121,15 +125,17 @@ fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &
     assert!(reason.contains("once is enough"), "{error}");
     // It is told once, and nothing is left of the group.
     assert_eq!(
-        fused.try_step_accumulated(RATE),
+        fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)
     );
     let mut plain = start();
     for training in [&mut plain, &mut fused] {
         for x in &xs[..2] {
-            training.accumulate(|model| model.loss(x.clone()));
+            training.accumulate(|model| model.loss(x.clone())).unwrap();
         }
-        training.step(RATE, |model| model.loss(xs[2].clone()));
+        training
+            .step(RATE, |model| model.loss(xs[2].clone()))
+            .unwrap();
     }
     assert_equal_weights(&plain.model(), &fused.model());
 }
@@ -142,14 +148,16 @@ fn a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_grad
     let xs = xs(device, 3);
     let train = |fails: bool| {
         let model = copy(&initial, || Mlp::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
         // Only the first layer has gradients, and only the second gets one in the micro-batch that fails.
-        fused.accumulate(|model| model.input.forward(xs[0].clone()).mean());
+        fused
+            .accumulate(|model| model.input.forward(xs[0].clone()).mean())
+            .unwrap();
         if fails {
             let message = panic_of(|| drop(fail_in_a_second_run(&mut fused, &xs[1])));
             assert!(message.contains("once is enough"), "{message}");
         }
-        fused.step(RATE, |model| model.loss(xs[2].clone()));
+        fused.step(RATE, |model| model.loss(xs[2].clone())).unwrap();
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -166,9 +174,10 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
         copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
     )
+    .unwrap()
     .with_hook(ParamGroup::from_predicate("input.weight"), stop);
-    fused.accumulate(|model| model.loss(xs[0].clone()));
-    let stopped = fused.try_step(RATE, |model| model.loss(xs[1].clone()));
+    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    let stopped = fused.step(RATE, |model| model.loss(xs[1].clone()));
     assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
     assert_eq!(fused.last_step().updated, 0);
 
@@ -177,9 +186,10 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
     let mut plain = FusedOptimizer::new(
         copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
-    );
-    plain.accumulate(|model| model.loss(xs[0].clone()));
-    plain.step(RATE, |model| model.loss(xs[1].clone()));
+    )
+    .unwrap();
+    plain.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    plain.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
     let moved = |before: &Mlp, after: &Mlp| -> Vec<f64> {
         let pairs = weights(before).into_iter().zip(weights(after));
         pairs
@@ -190,12 +200,12 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
             .collect()
     };
     let middle = fused.model();
-    fused.step_accumulated(RATE);
+    fused.step_accumulated(RATE).unwrap();
     let only_accumulated = moved(&middle, &fused.model());
-    let mut alone = FusedOptimizer::new(weights_of_before, SgdConfig::new().init());
-    alone.accumulate(|model| model.loss(xs[0].clone()));
+    let mut alone = FusedOptimizer::new(weights_of_before, SgdConfig::new().init()).unwrap();
+    alone.accumulate(|model| model.loss(xs[0].clone())).unwrap();
     let before = alone.model();
-    alone.step_accumulated(RATE);
+    alone.step_accumulated(RATE).unwrap();
     for (a, b) in moved(&before, &alone.model()).iter().zip(&only_accumulated) {
         assert!((a - b).abs() < 1e-6, "{a} and {b}");
     }
@@ -204,31 +214,35 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
 fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     let xs = xs(device, 3);
     let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
+        .unwrap()
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
+        .unwrap();
     let nan = xs[0].clone() * f32::NAN;
-    fused.accumulate(|model| model.loss(nan.clone()));
+    fused.accumulate(|model| model.loss(nan.clone())).unwrap();
     let before = weights(&fused.model());
-    let stopped = fused.try_step_repeatable(RATE, |model| model.loss(xs[1].clone()));
+    let stopped = fused.step_repeatable(RATE, |model| model.loss(xs[1].clone()));
     assert!(matches!(stopped, Err(FusedError::NormNotFinite { .. })));
     assert_eq!(weights(&fused.model()), before);
     // What no step can use is gone.
     assert_eq!(
-        fused.try_step_accumulated(RATE),
+        fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)
     );
     for x in &xs {
-        fused.step_repeatable(RATE, |model| model.loss(x.clone()));
+        fused
+            .step_repeatable(RATE, |model| model.loss(x.clone()))
+            .unwrap();
         assert!(fused.last_step().gradient_norm.unwrap().is_finite());
     }
     // A NaN in the last micro-batch leaves the good ones before it.
-    fused.accumulate(|model| model.loss(xs[0].clone()));
-    let stopped = fused.try_step_repeatable(RATE, |model| model.loss(nan.clone()));
+    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    let stopped = fused.step_repeatable(RATE, |model| model.loss(nan.clone()));
     assert!(matches!(stopped, Err(FusedError::NormNotFinite { .. })));
-    fused.step_accumulated(RATE);
-    fused.accumulate(|model| model.loss(xs[0].clone()));
+    fused.step_accumulated(RATE).unwrap();
+    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
     fused.drop_accumulated();
     assert_eq!(
-        fused.try_step_accumulated(RATE),
+        fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)
     );
 }
@@ -253,17 +267,17 @@ impl GradientHook for Asserting {
 fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
     let xs = xs(device, 2);
     let nan = xs[0].clone() * f32::NAN;
-    let start = || FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init());
+    let start = || FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap();
     let checked = || start().with_hook(ParamGroup::all(), AnomalyCheck);
     let asserted = || start().with_hook(ParamGroup::all(), Asserting);
     for (mut fused, panics) in [(checked(), false), (asserted(), true)] {
         for alone in [false, true] {
-            fused.accumulate(|model| model.loss(xs[0].clone()));
-            fused.accumulate(|model| model.loss(nan.clone()));
+            fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+            fused.accumulate(|model| model.loss(nan.clone())).unwrap();
             let mut step = || match alone {
-                true => fused.try_step_accumulated(RATE),
+                true => fused.step_accumulated(RATE),
                 false => fused
-                    .try_step(RATE, |model| model.loss(xs[1].clone()))
+                    .step(RATE, |model| model.loss(xs[1].clone()))
                     .map(drop),
             };
             match panics {
@@ -271,10 +285,10 @@ fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
                 false => assert!(matches!(step(), Err(FusedError::GradientNotFinite { .. }))),
             }
             assert_eq!(
-                fused.try_step_accumulated(RATE),
+                fused.step_accumulated(RATE),
                 Err(FusedError::NothingAccumulated)
             );
-            fused.step(RATE, |model| model.loss(xs[1].clone()));
+            fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
             assert_eq!(fused.last_step().updated, 4);
         }
     }
@@ -288,12 +302,13 @@ fn a_nan_that_a_hook_finds_on_its_way_into_the_state_stops_one_micro_batch() {
     let nan = xs[0].clone() * f32::NAN;
     let optimizer = backburn::optim::AdamWConfig::new().build();
     let mut fused = FusedOptimizer::accumulating_in_state(Mlp::init(device), optimizer)
+        .unwrap()
         .with_hook(ParamGroup::all(), AnomalyCheck);
     for _ in 0..2 {
-        fused.accumulate(|model| model.loss(xs[0].clone()));
-        let stopped = fused.try_accumulate(|model| model.loss(nan.clone()));
+        fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+        let stopped = fused.accumulate(|model| model.loss(nan.clone()));
         assert!(matches!(stopped, Err(FusedError::GradientNotFinite { .. })));
-        fused.step(RATE, |model| model.loss(xs[1].clone()));
+        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
         assert_eq!(fused.last_step().updated, 4);
         let finite = |data: &burn::tensor::TensorData| data.iter::<f32>().all(f32::is_finite);
         assert!(weights(&fused.model()).iter().all(|(_, data)| finite(data)));
@@ -307,24 +322,26 @@ fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
     let xs = xs(device, 1);
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
     let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+        .unwrap();
     let infinite = xs[0].clone().slice_fill([0..5, 0..1], f32::INFINITY);
-    fused.accumulate(|model| model.loss(infinite));
-    let failed = fused.try_step(RATE, |model| model.loss(xs[0].clone()).detach());
+    fused.accumulate(|model| model.loss(infinite)).unwrap();
+    let failed = fused.step(RATE, |model| model.loss(xs[0].clone()).detach());
     assert_eq!(failed.map(drop), Err(FusedError::LossNotTracked));
-    fused.step_accumulated(RATE);
+    fused.step_accumulated(RATE).unwrap();
     assert!(fused.last_step().updated > 0 && fused.last_step().vetoed > 0);
 }
 
 fn a_record_drops_what_was_accumulated_under_another_scale(device: &Device) {
     let xs = xs(device, 2);
-    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init());
-    fused.step(RATE, |model| model.loss(xs[0].clone()));
+    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap();
+    fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
     let record = fused.to_record();
-    fused.accumulate(|model| model.loss(xs[1].clone()));
-    fused.load_record(record);
+    fused.accumulate(|model| model.loss(xs[1].clone())).unwrap();
+    fused.load_record(record).unwrap();
     assert_eq!(
-        fused.try_step_accumulated(RATE),
+        fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)
     );
 }

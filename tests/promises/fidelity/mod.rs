@@ -26,7 +26,7 @@ fn train_both<M: Module>(init: impl Fn() -> M, loss: impl Fn(&M, usize) -> Tenso
     let stock = copy(&initial, &init);
     let stock = train_stock(stock, &mut optimizer(), STEPS, RATE, &loss);
 
-    let mut fused = FusedOptimizer::new(copy(&initial, &init), optimizer());
+    let mut fused = FusedOptimizer::new(copy(&initial, &init), optimizer()).unwrap();
     train_fused(&mut fused, STEPS, RATE, &loss);
     (initial, stock, fused.model())
 }

@@ -51,7 +51,7 @@ fn assert_fused_equals_stock(device: &Device, optimizer: impl Fn() -> ModuleOpti
     let stock = train_stock(stock, &mut optimizer(), STEPS, 1e-2, loss);
 
     let fused = copy(&initial, || Mlp::init(device));
-    let mut fused = FusedOptimizer::new(fused, optimizer());
+    let mut fused = FusedOptimizer::new(fused, optimizer()).unwrap();
     train_fused(&mut fused, STEPS, 1e-2, loss);
 
     assert_equal_weights(&stock, &fused.model());

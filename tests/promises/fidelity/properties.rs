@@ -217,13 +217,15 @@ fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
     let stock = copy(&initial, || init(plans, device));
     let stock = train_stock(stock, &mut optimizer(plans), 3, 1e-2, loss);
     let fused = copy(&initial, || init(plans, device));
-    let mut fused = FusedOptimizer::new(fused, optimizer(plans));
+    let mut fused = FusedOptimizer::new(fused, optimizer(plans)).unwrap();
     train_fused(&mut fused, 3, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
 
     let fused = copy(&initial, || init(plans, device));
     let mut fused = FusedOptimizer::new(fused, optimizer(plans))
-        .with_config(FusedConfig::new().with_gradient_checkpointing(choice(plans)));
+        .unwrap()
+        .with_config(FusedConfig::new().with_gradient_checkpointing(choice(plans)))
+        .unwrap();
     train_fused(&mut fused, 3, 1e-2, |model, step| {
         let output = recomputed(&model.blocks, plans, batches[step].clone());
         output.powi_scalar(2).mean()

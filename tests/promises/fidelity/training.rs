@@ -86,11 +86,11 @@ fn groups_with_their_own_optimizer_and_learning_rate(device: &Device) {
     let mut stock = copy(&initial, || TwoHeads::init(device));
     let mut stock_optimizer = optimizer();
     let fused = copy(&initial, || TwoHeads::init(device));
-    let mut fused = FusedOptimizer::new(fused, optimizer());
+    let mut fused = FusedOptimizer::new(fused, optimizer()).unwrap();
     for _ in 0..STEPS {
         let gradients = GradientsParams::from_grads(loss(&stock).backward(), &stock);
         stock = stock_optimizer.step(rate(), stock, gradients);
-        fused.step(rate(), loss);
+        fused.step(rate(), loss).unwrap();
     }
     assert_equal_weights(&stock, &fused.model());
 }
@@ -126,15 +126,15 @@ fn accumulated_gradients(device: &Device) {
         stock = optimizer.step(RATE, stock, accumulator.grads());
     }
 
-    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
     for group in groups {
         let (last, first) = group.split_last().expect("a group has batches");
         for batch in first {
             let before = fused.model();
-            fused.accumulate(|model| loss(model, *batch));
+            fused.accumulate(|model| loss(model, *batch)).unwrap();
             assert_equal_weights(&before, &fused.model());
         }
-        fused.step(RATE, |model| loss(model, *last));
+        fused.step(RATE, |model| loss(model, *last)).unwrap();
     }
     assert_equal_weights(&stock, &fused.model());
 }

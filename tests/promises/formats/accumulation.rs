@@ -77,9 +77,10 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
         let copy = || copy(&initial, &init);
         let mut stock = copy();
         let mut stepped = optimizer.clone();
-        let fused = FusedOptimizer::new(copy(), optimizer);
-        let mut fused =
-            fused.with_config(FusedConfig::new().with_full_precision_accumulation(true));
+        let fused = FusedOptimizer::new(copy(), optimizer).unwrap();
+        let mut fused = fused
+            .with_config(FusedConfig::new().with_full_precision_accumulation(true))
+            .unwrap();
         assert_eq!(fused.num_retained(), retained);
         for group in 0..2 {
             let mut sums = Sums::default();
@@ -90,9 +91,13 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
             let gradients = sums.rounded(&stock, dtype);
             stock = stepped.step(RATE, stock, gradients);
             for micro_batch in 4 * group..4 * group + 3 {
-                fused.accumulate(|model| loss(model, &batches, micro_batch));
+                fused
+                    .accumulate(|model| loss(model, &batches, micro_batch))
+                    .unwrap();
             }
-            fused.step(RATE, |model| loss(model, &batches, 4 * group + 3));
+            fused
+                .step(RATE, |model| loss(model, &batches, 4 * group + 3))
+                .unwrap();
         }
         assert_equal_weights(&stock, &fused.model());
     }
@@ -102,7 +107,7 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
 fn sums_in_full_precision_equal_those_of_a_loop_with_burn_alone() {
     let device = Device::flex().autodiff();
     for dtype in [FloatDType::BF16, FloatDType::F16] {
-        let init = || cast(Network::init(&device), dtype);
+        let init = || cast(Network::init(&device), dtype).unwrap();
         assert_equals_sums_in_f32(init, dtype, 0);
     }
 }
@@ -113,7 +118,7 @@ fn sums_of_retained_gradients_are_in_full_precision_too() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {
         let init = || {
             let model = Network::init(&device).apply_lora(Lora::new(2, 4.0));
-            cast(model.unfreeze(), dtype)
+            cast(model.unfreeze(), dtype).unwrap()
         };
         assert_equals_sums_in_f32(init, dtype, 2);
     }
@@ -126,23 +131,28 @@ fn small_gradients_count_in_full_precision() {
     let model = cast(
         LinearConfig::new(64, 64).with_bias(false).init(&device),
         FloatDType::BF16,
-    );
+    )
+    .unwrap();
     let moved = |fused: FusedOptimizer<Linear>| {
         let mut fused = fused;
         let before = fused.model().weight.val().inner().cast(FloatDType::F32);
         let loss = |model: &Linear, factor: f32| (model.weight.val() * factor).sum();
-        fused.accumulate(|model| loss(model, 1.0));
+        fused.accumulate(|model| loss(model, 1.0)).unwrap();
         for _ in 0..255 {
-            fused.accumulate(|model| loss(model, 1.0 / 512.0));
+            fused.accumulate(|model| loss(model, 1.0 / 512.0)).unwrap();
         }
-        fused.step(1.0, |model| loss(model, 1.0 / 512.0));
+        fused.step(1.0, |model| loss(model, 1.0 / 512.0)).unwrap();
         let after = fused.model().weight.val().inner().cast(FloatDType::F32);
         (before - after).mean().into_scalar::<f32>()
     };
-    let fused = || FusedOptimizer::new(model.clone(), burn::optim::SgdConfig::new().init());
+    let fused =
+        || FusedOptimizer::new(model.clone(), burn::optim::SgdConfig::new().init()).unwrap();
     let in_bf16 = moved(fused());
-    let in_f32 =
-        moved(fused().with_config(FusedConfig::new().with_full_precision_accumulation(true)));
+    let in_f32 = moved(
+        fused()
+            .with_config(FusedConfig::new().with_full_precision_accumulation(true))
+            .unwrap(),
+    );
     assert!((in_bf16 - 1.0).abs() < 0.01, "{in_bf16}");
     assert!((in_f32 - 1.5).abs() < 0.01, "{in_f32}");
 }
@@ -151,9 +161,9 @@ fn small_gradients_count_in_full_precision() {
 fn there_is_no_precision_to_choose_where_there_is_no_buffer() {
     let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
     let optimizer = optim::AdamWConfig::new().build();
-    let fused = FusedOptimizer::accumulating_in_state(model, optimizer);
+    let fused = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap();
     let error = fused
-        .try_with_config(FusedConfig::new().with_full_precision_accumulation(true))
+        .with_config(FusedConfig::new().with_full_precision_accumulation(true))
         .unwrap_err();
     assert!(
         matches!(error, backburn::FusedError::Combination { .. }),

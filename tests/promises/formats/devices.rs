@@ -19,7 +19,7 @@ fn layers(device: &Device, dtype: FloatDType) -> Vec<Linear> {
         layer
     };
     let layers: Vec<Linear> = shapes.into_iter().enumerate().map(layer).collect();
-    cast(layers, dtype)
+    cast(layers, dtype).unwrap()
 }
 
 /// The same numbers on every device.

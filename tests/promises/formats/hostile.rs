@@ -18,15 +18,17 @@ on_every_backend!(
 /// A weight of 64 x 72 elements that is all there is.
 fn weight(device: &Device, dtype: FloatDType) -> Linear {
     let linear = LinearConfig::new(64, 72).with_bias(false).init(device);
-    cast(linear, dtype)
+    cast(linear, dtype).unwrap()
 }
 
 fn step(fused: &mut FusedOptimizer<Linear>, rate: f64, gradient: &Tensor<2>) {
-    fused.step(rate, |model| {
-        let value = model.weight.val();
-        let gradient = gradient.clone().cast(FloatDType::from(value.dtype()));
-        (value * gradient).sum()
-    });
+    fused
+        .step(rate, |model| {
+            let value = model.weight.val();
+            let gradient = gradient.clone().cast(FloatDType::from(value.dtype()));
+            (value * gradient).sum()
+        })
+        .unwrap();
 }
 
 fn numbers(model: &Linear) -> Vec<f64> {
@@ -70,9 +72,9 @@ fn in_multiples_of_f32(
     // The numbers of bf16, for all to start from.
     let initial = initial.map(&mut Rounded);
     let train = |states, weights, dtype| {
-        let model = cast(initial.clone(), dtype);
+        let model = cast(initial.clone(), dtype).unwrap();
         let before = numbers(&model);
-        let mut fused = FusedOptimizer::new(model, adamw(states, weights, epsilon));
+        let mut fused = FusedOptimizer::new(model, adamw(states, weights, epsilon)).unwrap();
         for index in 0..steps {
             step(&mut fused, rate, &gradient(index));
         }
@@ -150,7 +152,7 @@ fn what_is_not_finite_is_passed_on(device: &Device) {
     for wrong in [f32::NAN, f32::INFINITY] {
         for (states, weights, dtype) in formats(device) {
             for (name, optimizer) in element_wise(states, weights) {
-                let mut fused = FusedOptimizer::new(weight(device, dtype), optimizer);
+                let mut fused = FusedOptimizer::new(weight(device, dtype), optimizer).unwrap();
                 let mut gradient = vec![1.0; 64 * 72];
                 gradient[77] = wrong;
                 let data = TensorData::new(gradient, [64, 72]);
@@ -177,9 +179,11 @@ fn small_parameters_keep_full_states(device: &Device) {
     let x = Tensor::<2>::ones([2, 8], device);
     let train = |states| {
         let optimizer = optim::AdamWConfig::new().with_state_format(states).init();
-        let mut fused = FusedOptimizer::new(copy(&initial, model), optimizer);
+        let mut fused = FusedOptimizer::new(copy(&initial, model), optimizer).unwrap();
         for _ in 0..5 {
-            fused.step(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean());
+            fused
+                .step(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean())
+                .unwrap();
         }
         fused.model()
     };
@@ -189,7 +193,7 @@ fn small_parameters_keep_full_states(device: &Device) {
 #[test]
 fn small_parameters_in_bf16_have_states_in_f32() {
     let device = Device::flex().autodiff();
-    let model = cast(LinearConfig::new(8, 8).init(&device), FloatDType::BF16);
+    let model = cast(LinearConfig::new(8, 8).init(&device), FloatDType::BF16).unwrap();
     let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let estimate = backburn::MemoryEstimate::new(&model, &optimizer.init());
     assert_eq!(estimate.parameters, 2 * (64 + 8));

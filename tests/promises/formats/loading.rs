@@ -42,14 +42,19 @@ fn what_is_loaded_is_what_would_be_cast(device: &Device) {
         let saved = Network::init(device);
         let record = saved.clone().into_record();
         let loaded = load_record_in(Network::init(device), record, dtype).unwrap();
-        assert_eq!(weights(&loaded), weights(&cast(saved.clone(), dtype)));
+        assert_eq!(
+            weights(&loaded),
+            weights(&cast(saved.clone(), dtype).unwrap())
+        );
         // It is a model like others.
         let sgd = || burn::optim::SgdConfig::new().init();
         let batches = batches(device, dtype);
-        let mut fused = FusedOptimizer::new(loaded, sgd());
-        let mut other = FusedOptimizer::new(cast(saved, dtype), sgd());
+        let mut fused = FusedOptimizer::new(loaded, sgd()).unwrap();
+        let mut other = FusedOptimizer::new(cast(saved, dtype).unwrap(), sgd()).unwrap();
         for training in [&mut fused, &mut other] {
-            training.step(RATE, |model| model.loss(batches[0].clone()));
+            training
+                .step(RATE, |model| model.loss(batches[0].clone()))
+                .unwrap();
         }
         assert_equal_weights(&other.model(), &fused.model());
     }
@@ -65,9 +70,12 @@ fn adapters_and_frozen_weights_are_loaded_as_such() {
     let saved = init();
     let record = saved.clone().into_record();
     let loaded = load_record_in(init(), record, FloatDType::BF16).unwrap();
-    assert_eq!(weights(&loaded), weights(&cast(saved, FloatDType::BF16)));
+    assert_eq!(
+        weights(&loaded),
+        weights(&cast(saved, FloatDType::BF16).unwrap())
+    );
     let counts = |model| {
-        let fused = FusedOptimizer::new(model, burn::optim::SgdConfig::new().init());
+        let fused = FusedOptimizer::new(model, burn::optim::SgdConfig::new().init()).unwrap();
         (
             fused.num_released(),
             fused.num_retained(),
@@ -84,7 +92,10 @@ fn layers_in_columns_are_loaded() {
     let saved = config.init(&device);
     let record = saved.clone().into_record();
     let loaded = load_record_in(config.init(&device), record, FloatDType::BF16).unwrap();
-    assert_eq!(weights(&loaded), weights(&cast(saved, FloatDType::BF16)));
+    assert_eq!(
+        weights(&loaded),
+        weights(&cast(saved, FloatDType::BF16).unwrap())
+    );
 }
 
 /// Whatever the record allows: a view of one element would be left in its place.
@@ -155,7 +166,9 @@ fn untrained() -> (Network, Tensor<2>) {
 fn what_is_cast_beside_a_training_thread_is_only_read() {
     let (initial, x) = untrained();
     let alone = trained_beside(&initial, &x, drop);
-    let beside = trained_beside(&initial, &x, |clone| drop(cast(clone, FloatDType::BF16)));
+    let beside = trained_beside(&initial, &x, |clone| {
+        drop(cast(clone, FloatDType::BF16).unwrap())
+    });
     assert_equal_weights(&alone, &beside);
 }
 
@@ -185,7 +198,7 @@ fn halfway(device: &Device, alike: bool) -> (Linear, Tensor<2>) {
         true => config.with_initializer(burn::nn::Initializer::Ones),
         false => config,
     };
-    let model: Linear = cast(config.init(device), FloatDType::BF16);
+    let model: Linear = cast(config.init(device), FloatDType::BF16).unwrap();
     let weights = model.weight.val().into_data();
     let steps = weights.iter::<f32>().enumerate().map(|(index, weight)| {
         // Half of what lies between it and its neighbour.
@@ -216,22 +229,24 @@ fn assert_nothing_is_lost_on_the_way(format: WeightFormat, alike: bool) {
     let optimizer = optim::SgdConfig::new().with_weight_format(format).init();
     let (model, gradient) = halfway(&device, alike);
     let step = |fused: &mut FusedOptimizer<Linear>, rate: f64| {
-        fused.step(rate, |model| (model.weight.val() * gradient.clone()).sum());
+        fused
+            .step(rate, |model| (model.weight.val() * gradient.clone()).sum())
+            .unwrap();
     };
-    let mut through = FusedOptimizer::new(model, optimizer.clone());
+    let mut through = FusedOptimizer::new(model, optimizer.clone()).unwrap();
     step(&mut through, 1.0);
     let full = through.full_precision_model();
     let record = full.clone().into_record();
     let init = LinearConfig::new(64, 72).with_bias(false).init(&device);
     let models = [
-        cast(full.clone(), FloatDType::BF16),
+        cast(full.clone(), FloatDType::BF16).unwrap(),
         load_record_in(init, record, FloatDType::BF16).unwrap(),
     ];
     let rounded = weights(&models[0]);
     assert_ne!(rounded, weights(&through.model()), "they are rounded alike");
     let resumed = models.map(|model| {
-        let mut resumed = FusedOptimizer::new(model, optimizer.clone());
-        resumed.load_record(through.to_record());
+        let mut resumed = FusedOptimizer::new(model, optimizer.clone()).unwrap();
+        resumed.load_record(through.to_record()).unwrap();
         assert_equal_weights(&full, &resumed.full_precision_model());
         step(&mut resumed, 0.1);
         resumed

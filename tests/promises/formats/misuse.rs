@@ -7,7 +7,8 @@ use super::*;
 /// What a step says when it panics. The parameter that it names has its value.
 fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     let before = weights(&fused.model());
-    let step = std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())));
+    let step =
+        std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
     let panic = std::panic::catch_unwind(step).map(drop).unwrap_err();
     let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
     let after = weights(&fused.model());
@@ -19,7 +20,8 @@ fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     assert_eq!(named.len(), 1, "{text}");
     assert_eq!(named[0].0, named[0].1);
     // Nor does it cost the state: the same step is refused again.
-    let step = std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())));
+    let step =
+        std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
     let again = std::panic::catch_unwind(step).map(drop).unwrap_err();
     assert_eq!(again.downcast_ref::<String>(), Some(&text));
     text
@@ -40,7 +42,7 @@ fn formats_of_bf16_refuse_other_types(device: &Device) {
         WeightFormat::Split32,
     ] {
         for (name, optimizer) in optimizers(StateFormat::Full, format) {
-            let mut fused = FusedOptimizer::new(Network::init(device), optimizer);
+            let mut fused = FusedOptimizer::new(Network::init(device), optimizer).unwrap();
             let text = message(&mut fused, &batches(device, FloatDType::F32)[0]);
             let device = format!("{:?}", device.clone().inner());
             let parts = match has_bf16 {
@@ -55,9 +57,9 @@ fn formats_of_bf16_refuse_other_types(device: &Device) {
 }
 
 fn double_precision_has_no_states_in_few_bits(device: &Device) {
-    let model = cast(Network::init(device), FloatDType::F64);
+    let model = cast(Network::init(device), FloatDType::F64).unwrap();
     let optimizer = optim::AdamConfig::new().with_state_format(StateFormat::Bits8);
-    let mut fused = FusedOptimizer::new(model, optimizer.init());
+    let mut fused = FusedOptimizer::new(model, optimizer.init()).unwrap();
     let text = message(&mut fused, &batches(device, FloatDType::F64)[0]);
     assert!(
         text.contains("F64") && text.contains("StateFormat"),
@@ -66,7 +68,7 @@ fn double_precision_has_no_states_in_few_bits(device: &Device) {
 }
 
 fn a_type_that_the_device_has_not(device: &Device) {
-    let cast = backburn::try_cast(Network::init(device), FloatDType::BF16);
+    let cast = backburn::cast(Network::init(device), FloatDType::BF16);
     match device.supports_dtype(FloatDType::BF16) {
         true => drop(cast.unwrap()),
         false => assert!(matches!(
@@ -80,30 +82,36 @@ fn a_type_that_the_device_has_not(device: &Device) {
 fn low_bits_are_not_dropped() {
     let device = &Device::flex().autodiff();
     let with = |format| optim::AdamWConfig::new().with_weight_format(format).init();
-    let model = cast(Network::init(device), FloatDType::BF16);
+    let model = cast(Network::init(device), FloatDType::BF16).unwrap();
     let batches = batches(device, FloatDType::BF16);
-    let mut fused = FusedOptimizer::new(model, with(WeightFormat::Split24));
-    fused.step(RATE, |model| model.loss(batches[0].clone()));
+    let mut fused = FusedOptimizer::new(model, with(WeightFormat::Split24)).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[0].clone()))
+        .unwrap();
     for format in [WeightFormat::Plain, WeightFormat::Stochastic] {
-        let mut other = FusedOptimizer::new(fused.model(), with(format));
-        other.load_record(fused.to_record());
+        let mut other = FusedOptimizer::new(fused.model(), with(format)).unwrap();
+        other.load_record(fused.to_record()).unwrap();
         let text = message(&mut other, &batches[1]);
         assert!(text.contains("low bits"), "{text}");
     }
     // Accumulating in the state would, too.
     let plain = optim::AdamWConfig::new().build();
-    let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain);
-    in_state.load_record(fused.to_record());
+    let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain).unwrap();
+    in_state.load_record(fused.to_record()).unwrap();
     let text = message(&mut in_state, &batches[1]);
     assert!(text.contains("low bits"), "{text}");
     // The model in full precision lacks nothing.
     let batches_in_full = self::batches(device, FloatDType::F32);
-    let mut full = FusedOptimizer::new(fused.full_precision_model(), with(WeightFormat::Plain));
-    full.load_record(fused.to_record());
-    full.step(RATE, |model| model.loss(batches_in_full[1].clone()));
+    let mut full =
+        FusedOptimizer::new(fused.full_precision_model(), with(WeightFormat::Plain)).unwrap();
+    full.load_record(fused.to_record()).unwrap();
+    full.step(RATE, |model| model.loss(batches_in_full[1].clone()))
+        .unwrap();
     // An optimizer that does not know them would.
     let stock = burn::optim::AdamWConfig::new().init();
-    let error = FusedOptimizer::new(fused.model(), stock).try_load_record(fused.to_record());
+    let error = FusedOptimizer::new(fused.model(), stock)
+        .unwrap()
+        .load_record(fused.to_record());
     let error = error.unwrap_err();
     assert!(
         matches!(error, FusedError::RecordOfAnotherOptimizer { .. }),
@@ -112,9 +120,11 @@ fn low_bits_are_not_dropped() {
     assert!(error.to_string().contains("low_bits"), "{error}");
     // More bits hold fewer.
     let before = weights(&fused.full_precision_model());
-    let mut wider = FusedOptimizer::new(fused.model(), with(WeightFormat::Split32));
-    wider.load_record(fused.to_record());
-    wider.step(0.0, |model| model.loss(batches[1].clone()));
+    let mut wider = FusedOptimizer::new(fused.model(), with(WeightFormat::Split32)).unwrap();
+    wider.load_record(fused.to_record()).unwrap();
+    wider
+        .step(0.0, |model| model.loss(batches[1].clone()))
+        .unwrap();
     assert_eq!(weights(&wider.full_precision_model()), before);
 }
 
@@ -126,21 +136,23 @@ fn low_bits_are_not_dropped_in_another_type() {
         let split = optimizers(StateFormat::Full, format);
         let plain = optimizers(StateFormat::Full, WeightFormat::Plain);
         for ((name, split), (_, plain)) in split.into_iter().zip(plain) {
-            let model = cast(Network::init(device), FloatDType::BF16);
+            let model = cast(Network::init(device), FloatDType::BF16).unwrap();
             let batch = batches(device, FloatDType::BF16)[0].clone();
-            let mut fused = FusedOptimizer::new(model, split);
-            fused.step(RATE, |model| model.loss(batch));
+            let mut fused = FusedOptimizer::new(model, split).unwrap();
+            fused.step(RATE, |model| model.loss(batch)).unwrap();
             for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::F16] {
                 println!("{name}, {format:?}, {dtype:?}");
                 let batch = &batches(device, dtype)[0];
-                let mut rounded = FusedOptimizer::new(cast(fused.model(), dtype), plain.clone());
-                rounded.load_record(fused.to_record());
+                let mut rounded =
+                    FusedOptimizer::new(cast(fused.model(), dtype).unwrap(), plain.clone())
+                        .unwrap();
+                rounded.load_record(fused.to_record()).unwrap();
                 let text = message(&mut rounded, batch);
                 assert!(text.contains("low bits"), "{text}");
-                let full = cast(fused.full_precision_model(), dtype);
-                let mut full = FusedOptimizer::new(full, plain.clone());
-                full.load_record(fused.to_record());
-                full.step(RATE, |model| model.loss(batch.clone()));
+                let full = cast(fused.full_precision_model(), dtype).unwrap();
+                let mut full = FusedOptimizer::new(full, plain.clone()).unwrap();
+                full.load_record(fused.to_record()).unwrap();
+                full.step(RATE, |model| model.loss(batch.clone())).unwrap();
             }
         }
     }
@@ -148,7 +160,7 @@ fn low_bits_are_not_dropped_in_another_type() {
 
 fn states_in_few_bits_take_no_micro_batches(device: &Device) {
     let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-    let fused = FusedOptimizer::try_accumulating_in_state(Network::init(device), optimizer.build());
+    let fused = FusedOptimizer::accumulating_in_state(Network::init(device), optimizer.build());
     let error = fused.map(drop).unwrap_err().to_string();
     assert!(error.contains("few bits"), "{error}");
 }
@@ -159,9 +171,12 @@ fn trained(shape: [usize; 2], optimizer: &ModuleOptimizer) -> FusedOptimizer<Lin
     let model = LinearConfig::new(shape[0], shape[1])
         .with_bias(false)
         .init(&device);
-    let mut fused = FusedOptimizer::new(cast(model, FloatDType::BF16), optimizer.clone());
+    let mut fused =
+        FusedOptimizer::new(cast(model, FloatDType::BF16).unwrap(), optimizer.clone()).unwrap();
     let x = Tensor::<2>::ones([2, shape[0]], &Device::flex()).cast(FloatDType::BF16);
-    fused.step(RATE, |model| model.forward(Tensor::from_inner(x)).mean());
+    fused
+        .step(RATE, |model| model.forward(Tensor::from_inner(x)).mean())
+        .unwrap();
     fused
 }
 
@@ -171,17 +186,21 @@ fn records_of_another_shape_are_refused_and_the_state_is_that_of_before() {
         for shapes in [[[64, 64], [64, 128]], [[64, 128], [64, 64]]] {
             let [donor, mut fused] = shapes.map(|shape| trained(shape, &optimizer));
             // The same parameter, by its id.
-            fused.change_model(|mut model| {
-                model.weight =
-                    burn::module::Param::initialized(donor.model().weight.id, model.weight.val());
-                model
-            });
+            fused
+                .change_model(|mut model| {
+                    model.weight = burn::module::Param::initialized(
+                        donor.model().weight.id,
+                        model.weight.val(),
+                    );
+                    model
+                })
+                .unwrap();
             let before = fused.to_record().into_bytes().unwrap();
             for record in [
                 optim::compact_records(|| donor.to_record()),
                 donor.to_record(),
             ] {
-                let error = fused.try_load_record(record).unwrap_err();
+                let error = fused.load_record(record).unwrap_err();
                 assert!(matches!(error, FusedError::RecordShape { .. }), "{error}");
             }
             let after = fused.to_record().into_bytes().unwrap();

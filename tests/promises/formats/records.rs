@@ -25,14 +25,14 @@ fn a_run_resumes_at_any_step_to_the_bit(device: &Device) {
         let batches = batches(device, dtype);
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         for (name, optimizer) in optimizers(states, weights) {
-            let model = cast(Network::init(device), dtype);
-            let mut fused = FusedOptimizer::new(model, optimizer.clone());
+            let model = cast(Network::init(device), dtype).unwrap();
+            let mut fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
             let mut resumed = Vec::new();
             for step in 0..4 {
-                fused.step(RATE, |model| loss(model, step));
+                fused.step(RATE, |model| loss(model, step)).unwrap();
                 for resumed in &mut resumed {
                     let resumed: &mut FusedOptimizer<Network> = resumed;
-                    resumed.step(RATE, |model| loss(model, step));
+                    resumed.step(RATE, |model| loss(model, step)).unwrap();
                     assert_equal_weights(&fused.model(), &resumed.model());
                     assert_equal_weights(
                         &fused.full_precision_model(),
@@ -48,8 +48,8 @@ fn a_run_resumes_at_any_step_to_the_bit(device: &Device) {
                     assert!(compact.len() < full.len(), "{name}");
                 }
                 for bytes in [full, compact] {
-                    let mut again = FusedOptimizer::new(fused.model(), optimizer.clone());
-                    again.try_load_record(loaded(&bytes)).unwrap();
+                    let mut again = FusedOptimizer::new(fused.model(), optimizer.clone()).unwrap();
+                    again.load_record(loaded(&bytes)).unwrap();
                     resumed.push(again);
                 }
             }
@@ -69,7 +69,7 @@ fn a_stock_loop_resumes_to_the_bit(device: &Device) {
         optimizer.step(RATE, model, gradients)
     };
     let mut optimizer = config.init();
-    let mut model = cast(Network::init(device), dtype);
+    let mut model = cast(Network::init(device), dtype).unwrap();
     for index in 0..3 {
         model = step(model, &mut optimizer, index);
     }
@@ -83,13 +83,17 @@ fn a_stock_loop_resumes_to_the_bit(device: &Device) {
 fn stock_burn_goes_on_from_a_record_in_its_form(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let ours = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-    let mut fused = FusedOptimizer::new(Network::init(device), ours.init());
-    fused.step(RATE, |model| model.loss(batches[0].clone()));
+    let mut fused = FusedOptimizer::new(Network::init(device), ours.init()).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[0].clone()))
+        .unwrap();
     let bytes = saved(fused.to_record());
     let with = |optimizer: ModuleOptimizer| {
-        let mut fused = FusedOptimizer::new(fused.model(), optimizer);
-        fused.try_load_record(loaded(&bytes)).unwrap();
-        fused.step(RATE, |model| model.loss(batches[1].clone()));
+        let mut fused = FusedOptimizer::new(fused.model(), optimizer).unwrap();
+        fused.load_record(loaded(&bytes)).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches[1].clone()))
+            .unwrap();
         fused.model()
     };
     let stock = with(burn::optim::AdamWConfig::new().init());

@@ -17,26 +17,30 @@ fn linear_loss(model: &Network, factors: &[Tensor<2>; 2]) -> Tensor<1> {
 #[test]
 fn thirty_two_bits_follow_f32_to_the_bit() {
     let device = Device::flex().autodiff();
-    let model = cast(Network::init(&device), FloatDType::BF16);
-    let wide = cast(model.clone(), FloatDType::F32);
+    let model = cast(Network::init(&device), FloatDType::BF16).unwrap();
+    let wide = cast(model.clone(), FloatDType::F32).unwrap();
     let factor = |shape: [usize; 2]| {
         let random = Tensor::<2>::random(shape, Distribution::Default, &device.clone().inner());
         let random = random.sub_scalar(0.4).cast(FloatDType::BF16);
         Tensor::from_inner(random.cast(FloatDType::F32))
     };
     let config = optim::AdamWConfig::new().with_weight_decay(0.1);
-    let mut exact = FusedOptimizer::new(wide, config.clone().init());
+    let mut exact = FusedOptimizer::new(wide, config.clone().init()).unwrap();
     let split = config.with_weight_format(WeightFormat::Split32).init();
-    let mut split = FusedOptimizer::new(model, split);
+    let mut split = FusedOptimizer::new(model, split).unwrap();
     for step in 0..200 {
         let factors = [factor([61, 71]), factor([71, 64])];
         let rate = RATE / (1.0 + step as f64);
-        exact.step(rate, |model| linear_loss(model, &factors));
-        split.step(rate, |model| linear_loss(model, &factors));
+        exact
+            .step(rate, |model| linear_loss(model, &factors))
+            .unwrap();
+        split
+            .step(rate, |model| linear_loss(model, &factors))
+            .unwrap();
     }
     assert_equal_weights(&exact.model(), &split.full_precision_model());
     // The model computes with the nearest bf16; there are two where a number lies in the middle.
-    let rounded = weights(&cast(exact.model(), FloatDType::BF16));
+    let rounded = weights(&cast(exact.model(), FloatDType::BF16).unwrap());
     let computed = weights(&split.model());
     for (((path, exact), (_, rounded)), (_, computed)) in
         weights(&exact.model()).iter().zip(&rounded).zip(&computed)
@@ -68,17 +72,21 @@ fn low_bits_of_other_weights_count_as_nothing() {
     let config = optim::AdamWConfig::new();
     for format in [WeightFormat::Split24, WeightFormat::Split32] {
         let optimizer = config.clone().with_weight_format(format).init();
-        let model = cast(Network::init(device), FloatDType::BF16);
+        let model = cast(Network::init(device), FloatDType::BF16).unwrap();
         let batches = batches(device, FloatDType::BF16);
-        let mut fused = FusedOptimizer::new(model, optimizer);
-        fused.step(RATE, |model| model.loss(batches[0].clone()));
+        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches[0].clone()))
+            .unwrap();
         let joined = fused.full_precision_model();
-        let plain = cast(fused.model(), FloatDType::F32);
+        let plain = cast(fused.model(), FloatDType::F32).unwrap();
         assert_changed(&plain, &joined, |path| !path.starts_with("norm"));
 
         // Set from outside: what is trained is what was set.
-        fused.change_model(|model| model.map(&mut Shift(0.5)));
-        let plain = cast(fused.model(), FloatDType::F32);
+        fused
+            .change_model(|model| model.map(&mut Shift(0.5)))
+            .unwrap();
+        let plain = cast(fused.model(), FloatDType::F32).unwrap();
         assert_equal_weights(&plain, &fused.full_precision_model());
     }
 }
@@ -90,7 +98,7 @@ fn cast_leaves_running_statistics_and_what_is_in_training(device: &Device) {
         second: model.second.clone().no_grad(),
         ..model
     };
-    let model = cast(frozen, FloatDType::F64);
+    let model = cast(frozen, FloatDType::F64).unwrap();
     let dtype = |tensor: Tensor<1>| tensor.dtype();
     assert_eq!(dtype(model.norm.running_mean.value()), DType::F32);
     assert_eq!(dtype(model.norm.running_var.value()), DType::F32);

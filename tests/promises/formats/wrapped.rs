@@ -47,7 +47,7 @@ fn model() -> Vec<Linear> {
             .with_bias(false)
             .init(&device)
     };
-    cast((0..2).map(linear).collect(), FloatDType::BF16)
+    cast((0..2).map(linear).collect(), FloatDType::BF16).unwrap()
 }
 
 fn loss(model: &[Linear], x: &Tensor<2>) -> Tensor<1> {
@@ -67,7 +67,7 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
     let (initial, inputs) = (model(), inputs());
     let loss = |model: &Vec<Linear>, step: usize| loss(model, &inputs[step]);
     let stock = train_stock(copy(&initial, model), &mut wrapped.clone(), 5, RATE, loss);
-    let mut fused = FusedOptimizer::new(copy(&initial, model), wrapped.clone());
+    let mut fused = FusedOptimizer::new(copy(&initial, model), wrapped.clone()).unwrap();
     train_fused(&mut fused, 2, RATE, loss);
     // Resumed in the middle, from either form.
     for compact in [false, true] {
@@ -77,10 +77,10 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
         };
         let bytes = record.into_bytes().unwrap();
         let record = OptimizerRecord::from_bytes(bytes).unwrap();
-        let mut resumed = FusedOptimizer::new(fused.model(), wrapped.clone());
-        resumed.try_load_record(record).unwrap();
+        let mut resumed = FusedOptimizer::new(fused.model(), wrapped.clone()).unwrap();
+        resumed.load_record(record).unwrap();
         for step in 2..5 {
-            resumed.step(RATE, |model| loss(model, step));
+            resumed.step(RATE, |model| loss(model, step)).unwrap();
         }
         println!("{name}, resumed");
         assert_equal_weights(&stock, &resumed.model());
@@ -139,8 +139,8 @@ fn assert_follows_f32(name: &str, wrapped: ModuleOptimizer, plain: ModuleOptimiz
         });
         sums.reduce(|a, b| a + b).unwrap()
     };
-    let mut split = FusedOptimizer::new(copy(&initial, model), wrapped);
-    let mut exact = FusedOptimizer::new(cast(initial, FloatDType::F32), plain);
+    let mut split = FusedOptimizer::new(copy(&initial, model), wrapped).unwrap();
+    let mut exact = FusedOptimizer::new(cast(initial, FloatDType::F32).unwrap(), plain).unwrap();
     train_fused(&mut split, 20, RATE, loss);
     train_fused(&mut exact, 20, RATE, loss);
     println!("{name}");
@@ -159,9 +159,11 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
     let optimizer = || InFormat::new(AdafactorConfig::new().build(), format).into();
     let x = Tensor::<2>::ones([2, 80], &device);
     let step = |model: Linear| {
-        let mut fused = FusedOptimizer::<Linear>::new(model, optimizer());
+        let mut fused = FusedOptimizer::<Linear>::new(model, optimizer()).unwrap();
         let step = || {
-            fused.step(RATE, |model| model.forward(x.clone()).mean());
+            fused
+                .step(RATE, |model| model.forward(x.clone()).mean())
+                .unwrap();
             fused.model()
         };
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(step))
@@ -178,8 +180,11 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
     let mut plain = FusedOptimizer::new(
         copy(&small, || LinearConfig::new(80, 8).init(&device)),
         stock,
-    );
-    plain.step(RATE, |model| model.forward(x.clone()).mean());
+    )
+    .unwrap();
+    plain
+        .step(RATE, |model| model.forward(x.clone()).mean())
+        .unwrap();
     assert_equal_weights(&plain.model(), &step(small).unwrap());
 }
 
@@ -191,8 +196,8 @@ fn what_a_refusal_advises_is_not_refused() {
     for format in FORMATS {
         let optimizer = || InFormat::new(AdafactorConfig::new().build(), format).into();
         let step = |model: Linear, x: Tensor<2>| {
-            let mut fused = FusedOptimizer::new(model, optimizer());
-            let step = || fused.step(RATE, |model| model.forward(x).mean());
+            let mut fused = FusedOptimizer::new(model, optimizer()).unwrap();
+            let step = || fused.step(RATE, |model| model.forward(x).mean()).unwrap();
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).map(drop)
         };
         let large = || LinearConfig::new(80, 80).init(&device);
@@ -203,7 +208,7 @@ fn what_a_refusal_advises_is_not_refused() {
         for advice in ["cast(model, FloatDType::BF16)", "without `InFormat`"] {
             assert!(text.contains(advice), "{text}");
         }
-        let in_bf16 = cast(large(), FloatDType::BF16);
+        let in_bf16 = cast(large(), FloatDType::BF16).unwrap();
         step(in_bf16, x.clone().cast(FloatDType::BF16)).unwrap();
     }
 }

@@ -14,13 +14,13 @@ fn start() -> (FusedOptimizer<Stack>, Stack, Tensor<2>) {
     let device = Device::flex().autodiff();
     let initial = Stack::init(&device);
     let before = copy(&initial, || Stack::init(&device));
-    let fused = FusedOptimizer::new(initial, SgdConfig::new().init());
+    let fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
     (fused, before, xs(&device).remove(0))
 }
 
 /// What a step of `fused` panics with.
 fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
-    let step = AssertUnwindSafe(|| drop(fused.step(RATE, loss)));
+    let step = AssertUnwindSafe(|| drop(fused.step(RATE, loss).unwrap()));
     let payload = catch_unwind(step).expect_err("the step panics");
     payload.downcast_ref::<String>().unwrap().clone()
 }
@@ -59,21 +59,23 @@ fn float_tensors_of_several_dtypes_train_as_those_of_a_plain_block() {
     let device = x.device();
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(&device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
         for _ in 0..3 {
-            fused.step(RATE, |model| {
-                let first = model.input.forward(x.clone());
-                let wide = model.input.forward(x.clone().neg()).cast(FloatDType::F64);
-                let run = |block: &Block, (x, scale): (Tensor<2>, Tensor<2>)| {
-                    let x = block.forward(x) * scale.cast(FloatDType::F32);
-                    (x.clone(), x.tanh().cast(FloatDType::F64))
-                };
-                let (x, wide) = match recompute {
-                    true => gradient_checkpointing(&model.blocks[0], (first, wide), run),
-                    false => run(&model.blocks[0], (first, wide)),
-                };
-                x.mean() + wide.mean().cast(FloatDType::F32)
-            });
+            fused
+                .step(RATE, |model| {
+                    let first = model.input.forward(x.clone());
+                    let wide = model.input.forward(x.clone().neg()).cast(FloatDType::F64);
+                    let run = |block: &Block, (x, scale): (Tensor<2>, Tensor<2>)| {
+                        let x = block.forward(x) * scale.cast(FloatDType::F32);
+                        (x.clone(), x.tanh().cast(FloatDType::F64))
+                    };
+                    let (x, wide) = match recompute {
+                        true => gradient_checkpointing(&model.blocks[0], (first, wide), run),
+                        false => run(&model.blocks[0], (first, wide)),
+                    };
+                    x.mean() + wide.mean().cast(FloatDType::F32)
+                })
+                .unwrap();
         }
         assert_eq!(fused.last_step().updated, 8);
         fused.valid()
@@ -129,10 +131,12 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
         );
     }
     // Training goes on.
-    fused.step(RATE, |model| model.loss(x.clone(), each));
+    fused
+        .step(RATE, |model| model.loss(x.clone(), each))
+        .unwrap();
     assert_eq!(fused.last_step().without_gradient, 0);
     assert!(matches!(
-        fused.try_step_accumulated(RATE),
+        fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)
     ));
 }
@@ -183,7 +187,7 @@ fn a_block_on_another_device_is_named() {
     let device = Device::flex().autodiff();
     let x = xs(&device).remove(0);
     let model = on_two_devices(&device);
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let message = message(&mut fused, |model| {
         let run = |linear: &Linear, x| linear.forward(x);
         let forward = |x, linear| gradient_checkpointing(linear, x, run);
@@ -200,19 +204,21 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
     let x = xs(&device).remove(0);
     let train = |recompute: bool| {
         let model = copy(&initial, || on_two_devices(&device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
         for _ in 0..3 {
-            fused.step(RATE, |model| {
-                let run = |linear: &Linear, x: Tensor<2>| {
-                    let x = x.to_device(&linear.weight.device());
-                    linear.forward(x).tanh()
-                };
-                let forward = |x, linear| match recompute {
-                    true => gradient_checkpointing(linear, x, run),
-                    false => run(linear, x),
-                };
-                model.iter().fold(x.clone(), forward).mean()
-            });
+            fused
+                .step(RATE, |model| {
+                    let run = |linear: &Linear, x: Tensor<2>| {
+                        let x = x.to_device(&linear.weight.device());
+                        linear.forward(x).tanh()
+                    };
+                    let forward = |x, linear| match recompute {
+                        true => gradient_checkpointing(linear, x, run),
+                        false => run(linear, x),
+                    };
+                    model.iter().fold(x.clone(), forward).mean()
+                })
+                .unwrap();
             assert_eq!(fused.last_step().without_gradient, 0);
         }
         fused.model()

@@ -12,9 +12,9 @@ use crate::exchange::{TYPES, optimizers};
 fn init(dtype: FloatDType) -> Regression {
     let whole = Regression::init();
     Regression {
-        input: backburn::cast(whole.input, dtype),
+        input: backburn::cast(whole.input, dtype).unwrap(),
         norm: whole.norm,
-        output: backburn::cast(whole.output, dtype),
+        output: backburn::cast(whole.output, dtype).unwrap(),
     }
 }
 

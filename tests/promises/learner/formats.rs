@@ -26,9 +26,9 @@ fn init() -> Regression {
         output,
     } = Regression::init();
     Regression {
-        input: backburn::cast(input, FloatDType::BF16),
+        input: backburn::cast(input, FloatDType::BF16).unwrap(),
         norm,
-        output: backburn::cast(output, FloatDType::BF16),
+        output: backburn::cast(output, FloatDType::BF16).unwrap(),
     }
 }
 

@@ -84,7 +84,8 @@ fn recomputed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
     let training = run.training(folder.path());
     let config = GradientCheckpointingConfig::new().with_keep_activations(vec![false, true]);
     let learner = FusedLearner::new(fused, run.optimizer, run.scheduler)
-        .with_config(FusedConfig::new().with_gradient_checkpointing(config));
+        .with_config(FusedConfig::new().with_gradient_checkpointing(config))
+        .unwrap();
     let fused = training.launch_fused(learner);
 
     assert_equal_weights(&stock.model, &fused.model);

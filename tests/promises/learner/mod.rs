@@ -219,9 +219,13 @@ impl Run {
         let training = self.training(folder);
         let mut learner = FusedLearner::new(model, self.optimizer, self.scheduler);
         if let Some(strategy) = self.strategy {
-            learner = learner.with_training_strategy(strategy());
+            learner = learner.with_training_strategy(strategy()).unwrap();
         }
-        training.launch_fused(learner.with_config(FusedConfig::new().with_sharding(self.sharding)))
+        training.launch_fused(
+            learner
+                .with_config(FusedConfig::new().with_sharding(self.sharding))
+                .unwrap(),
+        )
     }
 }
 

@@ -34,7 +34,9 @@ fn offloaded(
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler);
     let learner = learner
         .with_training_strategy(ExecutionStrategy::SingleDevice(there()))
-        .with_config(FusedConfig::new().with_offload(Some(config)));
+        .unwrap()
+        .with_config(FusedConfig::new().with_offload(Some(config)))
+        .unwrap();
     training.launch_fused(learner)
 }
 

@@ -123,7 +123,8 @@ fn exact_clipping_equals_clipping_in_the_optimize_of_stock() {
                 FusedConfig::new()
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM)))
                     .with_loss_scaling(Some(LossScalingConfig::new())),
-            );
+            )
+            .unwrap();
         let fused = fused.training(fused_folder).launch_fused(learner);
 
         assert!(fused.error.is_none());
@@ -159,11 +160,13 @@ fn norm_coefficient_and_scale_are_logged() {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
         let scaling = LossScalingConfig::new().with_initial_scale(4096.0);
-        learner.with_config(
-            FusedConfig::new()
-                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)))
-                .with_loss_scaling(Some(scaling)),
-        )
+        learner
+            .with_config(
+                FusedConfig::new()
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)))
+                    .with_loss_scaling(Some(scaling)),
+            )
+            .unwrap()
     });
     let logged = |name: &str| -> Vec<f64> {
         let file = folder.path().join("train/epoch-1").join(name);
@@ -229,7 +232,8 @@ fn a_loss_that_is_not_scaled_ends_the_training_before_the_first_update() {
                 .with_config(
                     FusedConfig::new()
                         .with_loss_scaling(Some(LossScalingConfig::new().with_overflow(overflow))),
-                );
+                )
+                .unwrap();
             let result = run.training(folder.path()).launch_fused(learner);
             let error = result.error.expect("the training failed").to_string();
             assert!(error.contains("scale_loss"), "{error}");
@@ -252,7 +256,8 @@ fn a_norm_that_is_not_finite_ends_the_training_before_the_update() {
     let before = weights(&model);
     let run = run(None);
     let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
+        .unwrap();
     let result = run.training(folder.path()).launch_fused(learner);
     let error = result.error.expect("the training failed").to_string();
     assert!(error.contains("global norm"), "{error}");
@@ -276,7 +281,8 @@ fn a_checkpoint_brings_the_scale_back() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
+            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+            .unwrap();
         let result = run.training(folder.path()).launch_fused(learner);
         assert!(result.error.is_none());
 
@@ -289,14 +295,18 @@ fn a_checkpoint_brings_the_scale_back() {
             OptimizerRecord::from_bytes(Bytes::from_bytes_vec(std::fs::read(file).unwrap()))
                 .unwrap();
         let mut fused = FusedOptimizer::new(result.model.train(), AdamWConfig::new().init())
-            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
-        fused.load_record(record);
+            .unwrap()
+            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+            .unwrap();
+        fused.load_record(record).unwrap();
         let device = &Device::flex().autodiff();
         let scales = expected.map(|_| {
-            fused.step_repeatable(0.1, |model| {
-                let points = Points::ones(device);
-                model.inner.output(points).loss
-            });
+            fused
+                .step_repeatable(0.1, |model| {
+                    let points = Points::ones(device);
+                    model.inner.output(points).loss
+                })
+                .unwrap();
             fused.last_step().loss_scale.unwrap()
         });
         assert_eq!(scales, expected, "after epoch {epoch}");
@@ -314,13 +324,17 @@ fn record_loaded_under_another_growth_interval_keeps_its_scale() {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
         let model = copy(&learner.model(), Clipped::init);
-        let mut fused =
-            FusedOptimizer::new(model, AdamWConfig::new().init()).with_config(scaled(2));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(scaled(2))
+            .unwrap();
         for _ in 0..4 {
             let points = || Points::ones(&Device::flex().autodiff());
-            fused.step_repeatable(0.1, |model| model.inner.output(points()).loss);
+            fused
+                .step_repeatable(0.1, |model| model.inner.output(points()).loss)
+                .unwrap();
         }
-        let mut learner = learner.with_config(scaled(1000));
+        let mut learner = learner.with_config(scaled(1000)).unwrap();
         learner.load_optim(fused.to_record());
         learner
     });
@@ -344,7 +358,8 @@ fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
             .with_config(
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-            );
+            )
+            .unwrap();
         let result = run.training(folder).launch_fused(learner);
         assert!(result.error.is_none());
         result.model
@@ -373,7 +388,8 @@ fn accumulation_in_state_equals_a_loop() {
     let model = copy(&initial, Regression::init);
     let stock = run().stock(model, folders[0].path());
     let model = copy(&initial, Regression::init);
-    let learner = FusedLearner::accumulating_in_state(model, sgd().build(), ConstantLr::new(0.01));
+    let learner =
+        FusedLearner::accumulating_in_state(model, sgd().build(), ConstantLr::new(0.01)).unwrap();
     let fused = run().training(folders[1].path()).launch_fused(learner);
     for ((path, stock), (_, fused)) in weights(&stock.model).iter().zip(weights(&fused.model)) {
         let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-5 * (1.0 + a.abs());
@@ -389,7 +405,8 @@ fn a_largest_norm_of_zero_is_refused() {
     let optimizer = SgdConfig::new().init();
     let learner = FusedLearner::new(Regression::init(), optimizer, ConstantLr::new(0.1));
     let _ = learner
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.0))));
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.0))))
+        .unwrap();
 }
 
 #[test]

@@ -199,11 +199,13 @@ fn policies_hold_on_several_devices() {
         let model = copy(&initial, Regression::init);
         let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
             .with_training_strategy(two_sharded())
+            .unwrap()
             .with_config(
                 FusedConfig::new()
                     .with_sharding(sharding)
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-            );
+            )
+            .unwrap();
         let fused = training.launch_fused(learner);
         assert!(fused.error.is_none());
         assert_equal_weights(&stock.model, &fused.model);
@@ -217,7 +219,9 @@ fn a_loss_that_is_not_scaled_names_the_rank() {
     let training = run.training(folder.path());
     let learner = FusedLearner::new(Regression::init(), run.optimizer, run.scheduler)
         .with_training_strategy(two_sharded())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
+        .unwrap();
     let result = training.launch_fused(learner);
     let Some(error) = result.error else {
         panic!("the training should have ended with an error")
@@ -235,7 +239,7 @@ fn what_can_not_be_fused_is_refused() {
         FusedLearner::new(Regression::init(), run.optimizer, run.scheduler)
     };
     let none = ExecutionStrategy::multi(Vec::new(), MultiDeviceOptim::OptimSharded);
-    let error = learner().try_with_training_strategy(none).err().unwrap();
+    let error = learner().with_training_strategy(none).err().unwrap();
     assert!(matches!(error, FusedError::Replicas { .. }), "{error}");
 
     let folder = tempfile::tempdir().unwrap();
@@ -243,7 +247,9 @@ fn what_can_not_be_fused_is_refused() {
     let offload = OffloadConfig::new(Offload::Updates);
     let learner = learner()
         .with_training_strategy(two_sharded())
-        .with_config(FusedConfig::new().with_offload(Some(offload)));
+        .unwrap()
+        .with_config(FusedConfig::new().with_offload(Some(offload)))
+        .unwrap();
     let text = panic_of(move || training.launch_fused(learner));
     assert!(text.contains("can't be offloaded"), "{text}");
 
@@ -293,7 +299,8 @@ fn a_step_that_panics_on_a_rank_ends_the_training_with_its_name() {
     };
     // The second half of the data is that of the second device.
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
-        .with_training_strategy(two_sharded());
+        .with_training_strategy(two_sharded())
+        .unwrap();
     let result = training.launch_fused(learner);
     let error = result.error.expect("the training ends with an error");
     let TrainingError::Workers(failures) = &*error else {

@@ -188,9 +188,9 @@ fn fused_equals_a_loop_with_groups_of_burns_own(device: &Device) {
         .fold(copied(&initial, device), |model, batch| {
             by_hand.step_of(model, std::slice::from_ref(batch))
         });
-    let mut fused = FusedOptimizer::new(copied(&initial, device), recipe().init());
+    let mut fused = FusedOptimizer::new(copied(&initial, device), recipe().init()).unwrap();
     for batch in &batches {
-        fused.step(RATE, |model| model.loss(batch.clone()));
+        fused.step(RATE, |model| model.loss(batch.clone())).unwrap();
     }
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -211,10 +211,17 @@ fn policies_equal_a_loop_with_groups_of_burns_own(device: &Device) {
         FusedConfig::new().with_loss_scaling(Some(scaling)),
     ] {
         let model = copied(&initial, device);
-        let mut fused = FusedOptimizer::new(model, recipe().init()).with_config(config.clone());
+        let mut fused = FusedOptimizer::new(model, recipe().init())
+            .unwrap()
+            .with_config(config.clone())
+            .unwrap();
         for pair in batches.chunks(2) {
-            fused.accumulate(|model| model.loss(pair[0].clone()));
-            fused.step_repeatable(RATE, |model| model.loss(pair[1].clone()));
+            fused
+                .accumulate(|model| model.loss(pair[0].clone()))
+                .unwrap();
+            fused
+                .step_repeatable(RATE, |model| model.loss(pair[1].clone()))
+                .unwrap();
         }
         println!("{config}");
         assert_equal_weights(&stock, &fused.model());
@@ -230,10 +237,15 @@ fn exact_clipping_equals_a_loop_by_hand() {
         let config = GlobalNormClippingConfig::Exact(norm);
         let config = FusedConfig::new().with_clipping(Some(config));
         let model = copied(&initial, &device);
-        let mut fused = FusedOptimizer::new(model, recipe().init()).with_config(config);
+        let mut fused = FusedOptimizer::new(model, recipe().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         let mut coefficients = Vec::new();
         for batch in &batches {
-            fused.step_repeatable(RATE, |model| model.loss(batch.clone()));
+            fused
+                .step_repeatable(RATE, |model| model.loss(batch.clone()))
+                .unwrap();
             coefficients.push(fused.last_step().clipping.unwrap());
         }
         (fused.model(), coefficients)
@@ -270,9 +282,9 @@ fn records_go_to_burns_own_and_back() {
         throughout.step_of(model, std::slice::from_ref(b))
     });
     let fused = |model, record: Option<OptimizerRecord>| {
-        let mut fused = FusedOptimizer::new(model, recipe().init());
+        let mut fused = FusedOptimizer::new(model, recipe().init()).unwrap();
         if let Some(record) = record {
-            fused.try_load_record(record).unwrap();
+            fused.load_record(record).unwrap();
         }
         fused
     };
@@ -283,14 +295,15 @@ fn records_go_to_burns_own_and_back() {
     // From ours to Burn's, and on in ours.
     let mut first = fused(copied(&initial, &device), None);
     for batch in &batches[..2] {
-        first.step(RATE, |model| model.loss(batch.clone()));
+        first.step(RATE, |model| model.loss(batch.clone())).unwrap();
     }
     let mut by_hand = ByHand::new();
     by_hand.optimizer = by_hand.optimizer.load_record(reread(first.to_record()));
     let model = by_hand.step_of(first.model(), &batches[2..3]);
     let record = reread(by_hand.optimizer.to_record());
     let mut last = fused(model, Some(record));
-    last.step(RATE, |model| model.loss(batches[3].clone()));
+    last.step(RATE, |model| model.loss(batches[3].clone()))
+        .unwrap();
     assert_equal_weights(&expected, &last.model());
 }
 
@@ -311,16 +324,16 @@ fn what_is_no_matrix_is_refused_by_name_before_training() {
         assert!(text.contains("MuonWithAdamWConfig"), "{text}");
     };
     let linear = || LinearConfig::new(3, 4).init(&device);
-    let error = FusedOptimizer::<Linear>::try_new(linear(), muon()).unwrap_err();
+    let error = FusedOptimizer::<Linear>::new(linear(), muon()).unwrap_err();
     refused(error, "bias", "1 dimensions");
     let conv: Conv1d = Conv1dConfig::new(3, 3, 2).with_bias(false).init(&device);
-    let error = FusedOptimizer::try_new(conv, muon()).unwrap_err();
+    let error = FusedOptimizer::new(conv, muon()).unwrap_err();
     refused(error, "weight", "3 dimensions");
     let experts = Experts {
         stack: Param::from_tensor(Tensor::ones([2, 3, 4], &device)),
         router: LinearConfig::new(3, 2).with_bias(false).init(&device),
     };
-    let error = FusedOptimizer::try_new(experts, muon()).unwrap_err();
+    let error = FusedOptimizer::new(experts, muon()).unwrap_err();
     refused(error, "stack", "3 dimensions");
 
     // In a group of its own, around which there is another optimizer.
@@ -329,21 +342,25 @@ fn what_is_no_matrix_is_refused_by_name_before_training() {
         let adamw = stock::AdamWConfig::new().init();
         adamw.with_group(group.clone(), ours::MuonConfig::new().build(), None)
     };
-    FusedOptimizer::<Linear>::try_new(linear(), in_group()).unwrap();
+    FusedOptimizer::<Linear>::new(linear(), in_group()).unwrap();
     let norm: LayerNorm = LayerNormConfig::new(3).init(&device);
-    FusedOptimizer::try_new(norm, in_group()).unwrap();
+    FusedOptimizer::new(norm, in_group()).unwrap();
     let wrapped = ours::InFormat::new(ours::MuonConfig::new().build(), WeightFormat::Stochastic);
-    let error = FusedOptimizer::<Linear>::try_new(linear(), wrapped.into()).unwrap_err();
+    let error = FusedOptimizer::<Linear>::new(linear(), wrapped.into()).unwrap_err();
     refused(error, "bias", "1 dimensions");
 
     // What is frozen is not stepped; what is thawed is refused, and nothing has changed.
     let frozen = linear().freeze_group(ParamGroup::from_predicate("bias"));
-    let mut fused = FusedOptimizer::<Linear>::new(frozen, muon());
+    let mut fused = FusedOptimizer::<Linear>::new(frozen, muon()).unwrap();
     let x = Tensor::<2>::ones([2, 3], &device);
-    fused.step(RATE, |model| model.forward(x.clone()).sum());
-    let error = fused.try_change_model(Linear::unfreeze).unwrap_err();
+    fused
+        .step(RATE, |model| model.forward(x.clone()).sum())
+        .unwrap();
+    let error = fused.change_model(Linear::unfreeze).unwrap_err();
     refused(error, "bias", "1 dimensions");
-    fused.step(RATE, |model| model.forward(x.clone()).sum());
+    fused
+        .step(RATE, |model| model.forward(x.clone()).sum())
+        .unwrap();
     assert_eq!(fused.num_frozen(), 1);
 }
 
@@ -381,7 +398,7 @@ fn without_names_all_matrices_are_muons() {
     let mut optimizer = adamw.with_group(matrices, muon.build(), None);
     let stock = train_stock(copy(), &mut optimizer, 3, RATE, loss);
     let config = ours::MuonWithAdamWConfig::new(Vec::new());
-    let mut fused = FusedOptimizer::new(copy(), config.init());
+    let mut fused = FusedOptimizer::new(copy(), config.init()).unwrap();
     train_fused(&mut fused, 3, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }

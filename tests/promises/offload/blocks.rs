@@ -78,13 +78,16 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
     };
     for &way in ways {
         let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), way, step);
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
         train_fused(&mut plain, 6, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            );
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+                .unwrap()
+                .with_config_on(
+                    FusedConfig::new().with_offload(Some(config(device, mode))),
+                    device,
+                )
+                .unwrap();
             train_fused(&mut fused, 6, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }
@@ -99,7 +102,7 @@ fn any_number_of_bytes_may_be_under_way(device: &Device) {
         let tokens = batches[step].clone();
         loss(model, tokens, Way::TurnsAround, step)
     };
-    let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+    let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
     train_fused(&mut plain, 4, RATE, loss);
     for limit in [0, 3000, usize::MAX] {
         for mode in modes(device) {
@@ -107,7 +110,9 @@ fn any_number_of_bytes_may_be_under_way(device: &Device) {
                 .with_offload(Some(config(device, mode)))
                 .with_max_bytes_under_way(Some(limit));
             let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-                .with_config_on(config, device);
+                .unwrap()
+                .with_config_on(config, device)
+                .unwrap();
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }

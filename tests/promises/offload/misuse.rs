@@ -10,8 +10,8 @@ use super::*;
 use crate::panics::panic_of;
 
 fn refused(config: OffloadConfig, device: &Device, model: Network) -> String {
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    let refused = fused.try_with_config_on(FusedConfig::new().with_offload(Some(config)), device);
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let refused = fused.with_config_on(FusedConfig::new().with_offload(Some(config)), device);
     let error = refused.expect_err("it is refused");
     assert!(matches!(error, FusedError::Offload { .. }), "{error:?}");
     error.to_string()
@@ -33,10 +33,10 @@ fn a_host_without_the_bytes_is_refused_by_option_and_bytes() {
     let mut model = vec![linear(), linear().no_grad()];
     let long = Tensor::<2>::ones([1, 1], &device.clone().inner()).expand([1 << 24, 1 << 24]);
     model[1].weight = Param::initialized(model[1].weight.id, Tensor::from_inner(long));
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let config = config(&device, Offload::Weights(WaitingBlocks::All));
     let config = FusedConfig::new().with_offload(Some(config));
-    let error = fused.try_with_config_on(config, &device).unwrap_err();
+    let error = fused.with_config_on(config, &device).unwrap_err();
     let FusedError::Offload { reason } = &error else {
         panic!("{error}")
     };
@@ -54,8 +54,9 @@ fn options_that_contradict_each_other_are_refused(device: &Device) {
     let accumulates = FusedOptimizer::accumulating_in_state(
         Network::init(device),
         optim::AdamWConfig::new().build(),
-    );
-    let error = accumulates.try_with_config_on(
+    )
+    .unwrap();
+    let error = accumulates.with_config_on(
         FusedConfig::new().with_offload(Some(config(device, Offload::States))),
         device,
     );
@@ -69,8 +70,8 @@ fn a_state_that_would_lose_digits_is_refused(device: &Device) {
     }
     let weight = Tensor::<2>::ones([8, 8], (device, burn::tensor::DType::F64));
     let model = burn::module::Param::from_tensor(weight);
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init());
-    let error = fused.try_with_config_on(
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let error = fused.with_config_on(
         FusedConfig::new().with_offload(Some(config(device, Offload::States))),
         device,
     );
@@ -103,10 +104,12 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
                 copy(&initial, || Network::init(device)),
                 AdamConfig::new().init(),
             )
+            .unwrap()
             .with_config_on(
                 FusedConfig::new().with_offload(Some(config(device, mode))),
                 device,
             )
+            .unwrap()
         };
         let mut untouched = fuse();
         train_fused(&mut untouched, 4, RATE, loss);
@@ -114,18 +117,24 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
         let mut fused = fuse();
         train_fused(&mut fused, 2, RATE, loss);
         let panics = [
-            panic_of(|| fused.step(RATE, |_| -> Tensor<1> { panic!("in the closure") })),
             panic_of(|| {
-                fused.step(RATE, |model| {
-                    let tokens = batches[2].clone();
-                    let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
-                    let run = |block: &Block, x| -> Tensor<2> {
-                        // The statistics are as they were.
-                        block.expand.forward(x);
-                        panic!("in a block")
-                    };
-                    gradient_checkpointing(&model.blocks[0], x, run).mean()
-                })
+                fused
+                    .step(RATE, |_| -> Tensor<1> { panic!("in the closure") })
+                    .unwrap()
+            }),
+            panic_of(|| {
+                fused
+                    .step(RATE, |model| {
+                        let tokens = batches[2].clone();
+                        let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
+                        let run = |block: &Block, x| -> Tensor<2> {
+                            // The statistics are as they were.
+                            block.expand.forward(x);
+                            panic!("in a block")
+                        };
+                        gradient_checkpointing(&model.blocks[0], x, run).mean()
+                    })
+                    .unwrap()
             }),
         ];
         assert!(panics[0].contains("in the closure"), "{panics:?}");
@@ -134,7 +143,7 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
         assert_equal_weights(&untouched.model(), &fused.model());
 
         let mut fused = fuse().with_hook(ParamGroup::all(), Panic("blocks.2.norm.gamma"));
-        let text = panic_of(|| fused.step(RATE, |model| loss(model, 0)));
+        let text = panic_of(|| fused.step(RATE, |model| loss(model, 0)).unwrap());
         assert!(text.contains("at this one"), "{text}");
         let expected = fuse();
         let after = [&expected, &fused].map(|fused| weights(&fused.model()));
@@ -157,22 +166,28 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
+            .unwrap()
             .with_config_on(
                 FusedConfig::new()
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
                     .with_offload(Some(config(device, mode))),
                 device,
-            );
-        fused.step_repeatable(RATE, |model| model.loss(batches[0].clone()));
+            )
+            .unwrap();
+        fused
+            .step_repeatable(RATE, |model| model.loss(batches[0].clone()))
+            .unwrap();
         let before = fused.model().valid();
         let stopped =
-            fused.try_step_repeatable(RATE, |model| model.loss(batches[1].clone()) * f32::INFINITY);
+            fused.step_repeatable(RATE, |model| model.loss(batches[1].clone()) * f32::INFINITY);
         assert!(matches!(stopped, Err(FusedError::NormNotFinite { .. })));
         let after = fused.model().valid();
         for ((path, before), (_, after)) in weights(&before).iter().zip(&weights(&after)) {
             assert_eq!(before.as_bytes(), after.as_bytes(), "`{path}` has changed");
         }
-        fused.step_repeatable(RATE, |model| model.loss(batches[2].clone()));
+        fused
+            .step_repeatable(RATE, |model| model.loss(batches[2].clone()))
+            .unwrap();
     }
 }
 
@@ -202,17 +217,21 @@ fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) 
     let tokens = batches(device).remove(0);
     let stop = |fused: FusedOptimizer<Network>| {
         let mut fused = fused.with_hook(ParamGroup::all(), Stop("blocks.2.contract.weight"));
-        let stopped = fused.try_step(RATE, |model| model.loss(tokens.clone()));
+        let stopped = fused.step(RATE, |model| model.loss(tokens.clone()));
         assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
         fused.model()
     };
-    let expected = stop(FusedOptimizer::new(copy(), AdamConfig::new().init()));
+    let expected = stop(FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap());
     for mode in modes(device) {
-        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let found = stop(fused.with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        ));
+        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let found = stop(
+            fused
+                .with_config_on(
+                    FusedConfig::new().with_offload(Some(config(device, mode))),
+                    device,
+                )
+                .unwrap(),
+        );
         assert_equal_weights(&expected.valid(), &found.valid());
     }
 }
@@ -223,20 +242,24 @@ fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let tokens = batches(device).remove(0);
     for mode in modes(device) {
-        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
-        let read = fused.step_with_backward(RATE, |model| {
-            let gradients = model.loss(tokens.clone()).backward();
-            let blocks = model.valid().blocks;
-            let read = blocks[0].expand.weight.val().into_data();
-            (
-                read.iter::<f32>().collect::<Vec<_>>(),
-                GradientsParams::from_grads(gradients, model),
+        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let mut fused = fused
+            .with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
             )
-        });
+            .unwrap();
+        let read = fused
+            .step_with_backward(RATE, |model| {
+                let gradients = model.loss(tokens.clone()).backward();
+                let blocks = model.valid().blocks;
+                let read = blocks[0].expand.weight.val().into_data();
+                (
+                    read.iter::<f32>().collect::<Vec<_>>(),
+                    GradientsParams::from_grads(gradients, model),
+                )
+            })
+            .unwrap();
         let after = fused.model().blocks[0].expand.weight.val().into_data();
         assert_eq!(read, after.iter::<f32>().collect::<Vec<_>>(), "{mode:?}");
         assert_changed(&initial, &fused.model(), |_| true);
@@ -265,17 +288,19 @@ fn two_trainings_run_beside_each_other(device: &Device) {
     let barrier = Arc::new(Barrier::new(2));
     let fused = || {
         FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
+            .unwrap()
             .with_hook(ParamGroup::all(), Meet(barrier.clone()))
             .with_config_on(
                 FusedConfig::new().with_offload(Some(config(device, Offload::Updates))),
                 device,
             )
+            .unwrap()
     };
     let both = [fused(), fused()];
     std::thread::scope(|scope| {
         for mut fused in both {
             let tokens = tokens.clone();
-            scope.spawn(move || fused.step(RATE, |model| model.loss(tokens)));
+            scope.spawn(move || fused.step(RATE, |model| model.loss(tokens)).unwrap());
         }
     });
 }
@@ -283,10 +308,12 @@ fn two_trainings_run_beside_each_other(device: &Device) {
 fn a_model_for_inference_can_be_moved(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
     let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
+        .unwrap()
         .with_config_on(
             FusedConfig::new().with_offload(Some(config(device, mode))),
             device,
-        );
+        )
+        .unwrap();
     let host = host(device).inner();
     let tokens = batches(device).remove(0);
     let [here, there] = [device.clone().inner(), host].map(|device| {
@@ -303,11 +330,13 @@ fn a_model_for_inference_can_be_moved(device: &Device) {
 fn a_model_from_inference_is_not_trained(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
     let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
+        .unwrap()
         .with_config_on(
             FusedConfig::new().with_offload(Some(config(device, mode))),
             device,
-        );
-    let again = FusedOptimizer::try_new(fused.valid().train(), AdamConfig::new().init());
+        )
+        .unwrap();
+    let again = FusedOptimizer::new(fused.valid().train(), AdamConfig::new().init());
     assert!(
         again.is_err(),
         "it would come over from the host without a gradient"

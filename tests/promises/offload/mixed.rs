@@ -91,13 +91,17 @@ fn the_host_keeps_the_weights_in_their_own_type(device: &Device) {
                 .with_offload(Some(config(device, mode)))
                 .with_compute_dtype(Some(dtype));
             let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-                .with_config_on(config, device);
+                .unwrap()
+                .with_config_on(config, device)
+                .unwrap();
             for x in &xs {
-                fused.step(RATE, |model| {
-                    let weight = model.blocks[0].expand.weight.val();
-                    assert_eq!(weight.dtype(), DType::from(dtype));
-                    model.loss(x.clone())
-                });
+                fused
+                    .step(RATE, |model| {
+                        let weight = model.blocks[0].expand.weight.val();
+                        assert_eq!(weight.dtype(), DType::from(dtype));
+                        model.loss(x.clone())
+                    })
+                    .unwrap();
             }
             assert_equal_weights(&expected, &fused.model());
             let of_inference = fused.valid().blocks[0].expand.weight.val();
@@ -110,12 +114,12 @@ fn what_is_not_trained_must_be_in_the_type_already(device: &Device) {
     if !device.supports_dtype(DType::F64) {
         return;
     }
-    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init());
+    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init()).unwrap();
     let config = FusedConfig::new()
         .with_offload(Some(config(device, Offload::Updates)))
         .with_compute_dtype(Some(FloatDType::F64));
     let error = fused
-        .try_with_config_on(config, device)
+        .with_config_on(config, device)
         .expect_err("statistics in f32");
     let error = error.to_string();
     assert!(

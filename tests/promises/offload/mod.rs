@@ -141,17 +141,20 @@ fn offloaded_training_equals_training_without(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for optimizer in optimizers(device) {
-        let mut plain = FusedOptimizer::new(copy(), optimizer.clone());
+        let mut plain = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
         train_fused(&mut plain, 6, RATE, loss);
         let mut tried = modes(device);
         if !tried.contains(&Offload::States) {
             tried.push(Offload::States);
         }
         for mode in tried {
-            let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            );
+            let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
+                .unwrap()
+                .with_config_on(
+                    FusedConfig::new().with_offload(Some(config(device, mode))),
+                    device,
+                )
+                .unwrap();
             train_fused(&mut fused, 6, RATE, loss);
             assert_eq!(fused.last_step().updated, plain.last_step().updated);
             assert_eq!(fused.last_step().copied.unwrap_or(0), 0, "{mode:?}");
@@ -167,14 +170,17 @@ fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     let there = copy(&initial, || Network::init(device));
-    let mut plain = FusedOptimizer::new(there, AdamConfig::new().init());
+    let mut plain = FusedOptimizer::new(there, AdamConfig::new().init()).unwrap();
     train_fused(&mut plain, 4, RATE, loss);
     for mode in modes(device) {
         let here = copy(&initial, || Network::init(&host));
-        let mut fused = FusedOptimizer::new(here, AdamConfig::new().init()).with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        let mut fused = FusedOptimizer::new(here, AdamConfig::new().init())
+            .unwrap()
+            .with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            )
+            .unwrap();
         train_fused(&mut fused, 4, RATE, loss);
         assert_equal_weights(&plain.model(), &fused.model());
         assert_eq!(fused.model().devices(), std::slice::from_ref(&host));
@@ -189,12 +195,14 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for mode in modes(device) {
         let copy = || copy(&initial, || Network::init(device));
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let mut fused = fused
+            .with_config_on(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            )
+            .unwrap();
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
         assert_equal_weights(&plain.valid(), &fused.valid());
@@ -229,13 +237,16 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
         };
         let initial = adapted(copy(&initial, || Network::init(device)));
         let copy = || copy(&initial, || adapted(Network::init(device)));
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init());
+        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            );
+            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+                .unwrap()
+                .with_config_on(
+                    FusedConfig::new().with_offload(Some(config(device, mode))),
+                    device,
+                )
+                .unwrap();
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }
@@ -261,22 +272,24 @@ fn weights_in_columns_agree_within_rounding_after_a_way_to_the_host_or_a_record(
         x.powi_scalar(2).mean()
     };
     let initial = init();
-    let fused = || FusedOptimizer::new(copy(&initial, init), SgdConfig::new().init());
+    let fused = || FusedOptimizer::new(copy(&initial, init), SgdConfig::new().init()).unwrap();
     let offload = OffloadConfig::new(Offload::Updates)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1);
     let mut alone = fused();
-    let mut on_host = fused().with_config(FusedConfig::new().with_offload(Some(offload)));
+    let mut on_host = fused()
+        .with_config(FusedConfig::new().with_offload(Some(offload)))
+        .unwrap();
     for _ in 0..4 {
         let x = Tensor::random([4, 6], Distribution::Default, &device);
-        alone.step(0.1, |layers| loss(layers, x.clone()));
-        on_host.step(0.1, |layers| loss(layers, x));
+        alone.step(0.1, |layers| loss(layers, x.clone())).unwrap();
+        on_host.step(0.1, |layers| loss(layers, x)).unwrap();
     }
-    let resumed = FusedOptimizer::new(copy(&alone.model(), init), SgdConfig::new().init());
+    let resumed = FusedOptimizer::new(copy(&alone.model(), init), SgdConfig::new().init()).unwrap();
     let mut trainings = [alone, on_host, resumed];
     let x = Tensor::random([4, 6], Distribution::Default, &device);
     let [alone, others @ ..] = trainings.each_mut().map(|fused| {
-        fused.step(0.1, |layers| loss(layers, x.clone()));
+        fused.step(0.1, |layers| loss(layers, x.clone())).unwrap();
         weights(&fused.model())
     });
     for ((path, alone), (_, other)) in others.iter().flat_map(|other| alone.iter().zip(other)) {

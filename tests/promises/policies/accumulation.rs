@@ -32,14 +32,16 @@ fn accumulation_equals_stock_with_a_short_last_group(device: &Device) {
     for size in [1, 3] {
         let groups = groups(device, size);
         let stock = stock(copy(), &groups);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
         for group in &groups {
             let (last, before) = group.split_last().unwrap();
             for x in before {
-                fused.accumulate(|model| model.loss(x.clone()));
+                fused.accumulate(|model| model.loss(x.clone())).unwrap();
                 assert_eq!(fused.last_step().updated, 0);
             }
-            fused.step(LEARNING_RATE, |model| model.loss(last.clone()));
+            fused
+                .step(LEARNING_RATE, |model| model.loss(last.clone()))
+                .unwrap();
             assert_eq!(fused.last_step().updated, 6);
         }
         assert_equal_weights(&stock, &fused.model());
@@ -51,18 +53,20 @@ fn a_step_can_do_with_the_accumulated_gradients_alone(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let groups = groups(device, 3);
     let stock = stock(copy(), &groups);
-    let fused = || FusedOptimizer::new(copy(), AdamWConfig::new().init());
+    let fused = || FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
     // Two passes over the buffers need no second forward pass.
     let never_clips = GlobalNormClippingConfig::Exact(1e9);
     for mut fused in [
         fused(),
-        fused().with_config(FusedConfig::new().with_clipping(Some(never_clips))),
+        fused()
+            .with_config(FusedConfig::new().with_clipping(Some(never_clips)))
+            .unwrap(),
     ] {
         for group in &groups {
             for x in group {
-                fused.accumulate(|model| model.loss(x.clone()));
+                fused.accumulate(|model| model.loss(x.clone())).unwrap();
             }
-            fused.step_accumulated(LEARNING_RATE);
+            fused.step_accumulated(LEARNING_RATE).unwrap();
             assert_eq!(fused.last_step().updated, 6);
             assert_eq!(fused.last_step().without_gradient, 0);
         }
@@ -79,16 +83,16 @@ on_every_backend!(
 #[test]
 fn a_step_without_accumulated_gradients_is_refused() {
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new(Network::init(&device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(Network::init(&device), SgdConfig::new().init()).unwrap();
     let before = fused.model();
-    let error = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
     assert!(error.to_string().contains("call `accumulate`"));
     assert_equal_weights(&before, &fused.model());
 
     let x = &batches(&device, 1)[0];
-    fused.accumulate(|model| model.loss(x.clone()));
-    fused.step_accumulated(LEARNING_RATE);
-    let error = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    fused.accumulate(|model| model.loss(x.clone())).unwrap();
+    fused.step_accumulated(LEARNING_RATE).unwrap();
+    let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
 }

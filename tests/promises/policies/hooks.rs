@@ -26,10 +26,13 @@ fn a_hook_sees_path_id_value_and_gradient_once(device: &Device) {
 
     let noting = Noting::default();
     let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), noting.clone());
-    fused.accumulate(|model| model.loss(x.clone()));
+    fused.accumulate(|model| model.loss(x.clone())).unwrap();
     assert!(noting.0.lock().unwrap().is_empty(), "not finished");
-    fused.step(LEARNING_RATE, |model| model.loss(y.clone()));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(y.clone()))
+        .unwrap();
 
     let notes = noting.0.lock().unwrap();
     assert_eq!(notes.len(), 6);
@@ -103,19 +106,23 @@ fn policies_combine_as_in_a_stock_loop(device: &Device) {
     }
 
     let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::from_predicate("output"), Doubling)
         .with_hook(ParamGroup::from_predicate("bias"), Vetoing)
         .with_config(
             FusedConfig::new()
                 .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm)))
                 .with_loss_scaling(Some(LossScalingConfig::new().with_growth_interval(Some(1)))),
-        );
+        )
+        .unwrap();
     for (group, scale) in batches.chunks(3).zip([65536.0, 131072.0, 262144.0]) {
         let (last, before) = group.split_last().unwrap();
         for x in before {
-            fused.accumulate(|model| model.loss(x.clone()));
+            fused.accumulate(|model| model.loss(x.clone())).unwrap();
         }
-        fused.step_repeatable(LEARNING_RATE, |model| model.loss(last.clone()));
+        fused
+            .step_repeatable(LEARNING_RATE, |model| model.loss(last.clone()))
+            .unwrap();
         let report = fused.last_step();
         assert!(report.clipping.unwrap() < 1.0);
         assert_eq!(report.loss_scale, Some(scale));
@@ -134,12 +141,15 @@ fn parameters_beside_the_taps_are_hooked_too(device: &Device) {
     let noting = Noting::default();
     let base = ParamGroup::from_path("weight");
     let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), noting.clone())
         .with_hook(base.clone(), Vetoing);
     assert_eq!(fused.num_retained(), 1);
-    fused.step(LEARNING_RATE, |model| {
-        (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
-    });
+    fused
+        .step(LEARNING_RATE, |model| {
+            (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
+        })
+        .unwrap();
     assert_eq!(fused.last_step().vetoed, 1);
     assert!(
         noting
@@ -164,9 +174,10 @@ fn an_anomaly_stops_the_step_at_its_parameter(device: &Device) {
     let initial = Squashed::init(device);
     let before = copy(&initial, || Squashed::init(device));
     let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), AnomalyCheck);
     let x = infinite(device);
-    let error = fused.try_step(LEARNING_RATE, |model| model.loss(x.clone()));
+    let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
     let FusedError::GradientNotFinite { path } = error.unwrap_err() else {
         panic!("another error")
     };
@@ -175,7 +186,9 @@ fn an_anomaly_stops_the_step_at_its_parameter(device: &Device) {
 
     // The step can be repeated with better data.
     let x = batches(device, 1).remove(0);
-    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
     assert_changed(&before, &fused.model(), |_| true);
 }
 
@@ -193,8 +206,11 @@ fn statistics_of_gradients_are_right(device: &Device) {
 
     let statistics = GradientStatistics::new();
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::from_predicate("weight"), statistics.clone());
-    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
     let found = statistics.take();
     let paths: Vec<&str> = found.keys().map(String::as_str).collect();
     assert_eq!(paths, ["input.weight", "output.weight"]);
@@ -243,26 +259,36 @@ fn all_policies_take_a_parameter_without_elements(device: &Device) {
         layer: LinearConfig::new(6, 3).init(device),
         nothing: Param::from_tensor(Tensor::zeros([0, 3], device)),
     };
-    let fuse = || FusedOptimizer::new(init(), AdamConfig::new().init());
+    let fuse = || FusedOptimizer::new(init(), AdamConfig::new().init()).unwrap();
     let trainings = [
         fuse(),
         fuse().with_hook(ParamGroup::all(), AnomalyCheck),
-        fuse().with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
-        ),
-        fuse().with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1))),
-        ),
-        fuse().with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()))),
-        fuse().with_config(FusedConfig::new().with_loss_scaling(Some(
-            LossScalingConfig::new().with_overflow(Overflow::SkipParameter),
-        ))),
+        fuse()
+            .with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
+            )
+            .unwrap(),
+        fuse()
+            .with_config(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1))),
+            )
+            .unwrap(),
+        fuse()
+            .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
+            .unwrap(),
+        fuse()
+            .with_config(FusedConfig::new().with_loss_scaling(Some(
+                LossScalingConfig::new().with_overflow(Overflow::SkipParameter),
+            )))
+            .unwrap(),
     ];
     for fused in trainings {
         let mut fused = fused.with_hook(ParamGroup::all(), statistics.clone());
         for x in batches(device, 2) {
-            fused.accumulate(|model| model.loss(x.clone()));
-            fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+            fused.accumulate(|model| model.loss(x.clone())).unwrap();
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
+                .unwrap();
             let seen = statistics.take();
             assert!(seen["layer.weight"].largest > 0.0);
             let nothing = seen["nothing"];
@@ -297,17 +323,19 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
             let config = AdamWConfig::new()
                 .with_state_format(states)
                 .with_weight_format(weights);
-            let model = cast(init(&device), dtype);
-            let mut fused = FusedOptimizer::new(model, config.init());
+            let model = cast(init(&device), dtype).unwrap();
+            let mut fused = FusedOptimizer::new(model, config.init()).unwrap();
             MemoryEstimate::new(&fused.model(), &config.init());
             for _ in 0..2 {
                 let x = x.clone().cast(dtype);
-                fused.step(LEARNING_RATE, |model| {
-                    let run = |model: &WithNothing, x| model.loss(x);
-                    gradient_checkpointing(model, x, run)
-                });
+                fused
+                    .step(LEARNING_RATE, |model| {
+                        let run = |model: &WithNothing, x| model.loss(x);
+                        gradient_checkpointing(model, x, run)
+                    })
+                    .unwrap();
                 let record = fused.to_record();
-                fused.load_record(record);
+                fused.load_record(record).unwrap();
             }
             if weights == WeightFormat::Split24 {
                 drop(fused.full_precision_model());
@@ -318,18 +346,26 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
     for offload in [Offload::States, Offload::Updates] {
         let config = OffloadConfig::new(offload).with_min_elements(0);
         let mut fused = FusedOptimizer::new(init(&ndarray), AdamWConfig::new().init())
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), &ndarray);
+            .unwrap()
+            .with_config_on(FusedConfig::new().with_offload(Some(config)), &ndarray)
+            .unwrap();
         let x = Tensor::ones([5, 6], &ndarray);
         for _ in 0..2 {
-            fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+            fused
+                .step(LEARNING_RATE, |model| model.loss(x.clone()))
+                .unwrap();
         }
     }
     for sharding in [Sharding::State, Sharding::Full] {
         let ranks = [device.clone(), device.clone()];
         let mut fused = FusedReplicas::new(init(&device), AdamWConfig::new().init(), ranks)
-            .with_config(FusedConfig::new().with_sharding(sharding));
+            .unwrap()
+            .with_config(FusedConfig::new().with_sharding(sharding))
+            .unwrap();
         for _ in 0..2 {
-            fused.step(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss);
+            fused
+                .step(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss)
+                .unwrap();
         }
     }
 }
@@ -377,9 +413,10 @@ fn a_hook_that_returns_another_shape_dtype_or_device_is_refused() {
         let initial = Squashed::init(&device);
         let before = copy(&initial, || Squashed::init(&device));
         let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+            .unwrap()
             .with_hook(ParamGroup::from_path("output.bias"), Wrong(wrong));
         let x = batches(&device, 1).remove(0);
-        let error = fused.try_step(LEARNING_RATE, |model| model.loss(x.clone()));
+        let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
         let Err(FusedError::HookedGradient { path, .. }) = error else {
             panic!("{kind} goes through")
         };
@@ -408,9 +445,10 @@ fn a_hook_can_stop_a_step_for_a_reason_of_its_own() {
 
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::from_path("input.bias"), Stopping);
     let x = batches(&device, 1).remove(0);
-    let error = fused.try_step(LEARNING_RATE, |model| model.loss(x.clone()));
+    let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
     let message = error.unwrap_err().to_string();
     assert!(message.contains("`input.bias`: enough"), "{message}");
 }

@@ -31,12 +31,12 @@ fn train(fused: &mut FusedOptimizer<Squashed>, groups: &[Vec<Tensor<2>>], rate: 
         let (last, before) = group.split_last().unwrap();
         for x in before {
             let weights_before = weights(&fused.model());
-            fused.accumulate(|model| model.loss(x.clone()));
+            fused.accumulate(|model| model.loss(x.clone())).unwrap();
             assert_eq!(fused.last_step().updated, 0);
             let same = weights_before == weights(&fused.model());
             assert!(same, "only the last micro-batch moves the parameters");
         }
-        fused.step(rate, |model| model.loss(last.clone()));
+        fused.step(rate, |model| model.loss(last.clone())).unwrap();
         assert_eq!(fused.last_step().updated, 4);
     }
 }
@@ -117,12 +117,12 @@ fn moments_take_the_gradients_by_the_formula_of_adam_a(device: &Device) {
     let copy = || copy(&initial, || Squashed::init(device));
     let groups = groups(device);
     let adam = AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam);
+    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam).unwrap();
     train(&mut fused, &groups, LEARNING_RATE);
     assert_equal_weights(&reference(copy(), &groups, false), &fused.model());
 
     let adam_w = AdamWConfig::new().with_weight_decay(DECAY).build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam_w);
+    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam_w).unwrap();
     train(&mut fused, &groups, LEARNING_RATE);
     assert_equal_weights(&reference(copy(), &groups, true), &fused.model());
 }
@@ -137,17 +137,19 @@ fn a_trained_lora_base_accumulates_in_the_state_too(device: &Device) {
     let copy = || copy(&initial, adapted);
     let groups = groups(device);
     let adam = AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam);
+    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam).unwrap();
     assert_eq!(fused.num_retained(), 2);
     let updates = fused.num_released() + fused.num_retained();
     for group in &groups {
         let (last, before) = group.split_last().unwrap();
         for x in before {
             let weights_before = weights(&fused.model());
-            fused.accumulate(|model| model.loss(x.clone()));
+            fused.accumulate(|model| model.loss(x.clone())).unwrap();
             assert!(weights_before == weights(&fused.model()));
         }
-        fused.step(LEARNING_RATE, |model| model.loss(last.clone()));
+        fused
+            .step(LEARNING_RATE, |model| model.loss(last.clone()))
+            .unwrap();
         assert_eq!(fused.last_step().updated, updates);
     }
     assert_equal_weights(&reference(copy(), &groups, false), &fused.model());
@@ -185,7 +187,7 @@ fn velocity_takes_the_gradients_as_their_sum(device: &Device) {
         .with_momentum(Some(momentum))
         .with_weight_decay(Some(WeightDecayConfig::new(0.01)));
     let stock = stock(copy(), burns.init(), &groups, rate);
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours.build());
+    let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours.build()).unwrap();
     train(&mut fused, &groups, rate);
     // The terms of a sum in another order: equal but for rounding.
     for ((path, stock), (_, fused)) in weights(&stock).iter().zip(weights(&fused.model())) {
@@ -205,7 +207,7 @@ fn without_micro_batches_it_is_the_optimizer_itself(device: &Device) {
         let copy = || copy(&initial, || Squashed::init(device));
         let groups: Vec<_> = batches(device, 5).into_iter().map(|x| vec![x]).collect();
         let stock = stock(copy(), burns, &groups, LEARNING_RATE);
-        let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours());
+        let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours()).unwrap();
         train(&mut fused, &groups, LEARNING_RATE);
         assert_equal_weights(&stock, &fused.model());
     }
@@ -243,20 +245,20 @@ fn a_parameter_without_gradient_in_the_last_micro_batch_is_stepped(device: &Devi
     stock = burns.init().step(LEARNING_RATE, stock, accumulator.grads());
 
     let sgd = || SgdConfig::new().with_momentum(momentum.clone()).build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd());
-    fused.accumulate(|model| loss(model, x));
-    fused.step(LEARNING_RATE, |model| hidden(model, y));
+    let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd()).unwrap();
+    fused.accumulate(|model| loss(model, x)).unwrap();
+    fused.step(LEARNING_RATE, |model| hidden(model, y)).unwrap();
     assert_eq!(fused.last_step().updated, 4);
     assert_eq!(fused.last_step().without_gradient, 0);
     assert_equal_weights(&stock, &fused.model());
 
     // So it is when there is no last micro-batch.
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd());
-    fused.accumulate(|model| loss(model, x));
-    fused.accumulate(|model| hidden(model, y));
-    fused.step_accumulated(LEARNING_RATE);
+    let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd()).unwrap();
+    fused.accumulate(|model| loss(model, x)).unwrap();
+    fused.accumulate(|model| hidden(model, y)).unwrap();
+    fused.step_accumulated(LEARNING_RATE).unwrap();
     assert_equal_weights(&stock, &fused.model());
-    let error = fused.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
 }
 
@@ -264,7 +266,7 @@ fn its_record_is_that_of_the_optimizer(device: &Device) {
     let initial = Squashed::init(device);
     let groups = groups(device);
     let adam_w = AdamWConfig::new();
-    let mut fused = FusedOptimizer::accumulating_in_state(initial, adam_w.build());
+    let mut fused = FusedOptimizer::accumulating_in_state(initial, adam_w.build()).unwrap();
     train(&mut fused, &groups, LEARNING_RATE);
 
     let x = groups[0][0].clone();
@@ -274,16 +276,18 @@ fn its_record_is_that_of_the_optimizer(device: &Device) {
     let stock = train_stock(model(), &mut optimizer, 1, LEARNING_RATE, |model, _| {
         model.loss(x.clone())
     });
-    let mut again = FusedOptimizer::accumulating_in_state(model(), adam_w.build());
-    again.load_record(fused.to_record());
-    again.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    let mut again = FusedOptimizer::accumulating_in_state(model(), adam_w.build()).unwrap();
+    again.load_record(fused.to_record()).unwrap();
+    again
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
     assert_equal_weights(&stock, &again.model());
 
     // A group that had begun is gone with the state it began in.
     let x = &groups[0][0];
-    again.accumulate(|model| model.loss(x.clone()));
-    again.load_record(fused.to_record());
-    let error = again.try_step_accumulated(LEARNING_RATE).unwrap_err();
+    again.accumulate(|model| model.loss(x.clone())).unwrap();
+    again.load_record(fused.to_record()).unwrap();
+    let error = again.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
 }
 
@@ -301,7 +305,7 @@ fn optimizers_without_a_fitting_state_are_refused() {
     fn assert_refused(optimizer: Ruled<impl AccumulateInState>, words: &str) {
         let device = Device::flex().autodiff();
         let model = Squashed::init(&device);
-        let error = FusedOptimizer::try_accumulating_in_state(model, optimizer).unwrap_err();
+        let error = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap_err();
         assert!(matches!(error, FusedError::NotInState { .. }));
         assert!(error.to_string().contains(words), "{error}");
     }
@@ -323,27 +327,28 @@ fn policies_that_need_the_sum_are_refused() {
     let device = Device::flex().autodiff();
     let fused = || {
         let adam = AdamConfig::new().build();
-        FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
+        FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam).unwrap()
     };
-    let exact = fused().try_with_config(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-    );
+    let exact = fused()
+        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
     assert!(exact.unwrap_err().to_string().contains("Lagged"));
-    let skipping = fused()
-        .try_with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+    let skipping =
+        fused().with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     assert!(skipping.unwrap_err().to_string().contains("SkipParameter"));
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = fused().with_config(
-        FusedConfig::new()
-            .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
-            .with_loss_scaling(Some(scaling)),
-    );
+    let mut fused = fused()
+        .with_config(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
+                .with_loss_scaling(Some(scaling)),
+        )
+        .unwrap();
     train(&mut fused, &groups(&device), LEARNING_RATE);
     let rate: ModuleLearningRate = LEARNING_RATE.into();
     let [x, ..] = &batches(&device, 1)[..] else {
         unreachable!()
     };
-    fused.step(rate, |model| model.loss(x.clone()));
+    fused.step(rate, |model| model.loss(x.clone())).unwrap();
     assert!(fused.last_step().gradient_norm.is_some());
 }

@@ -86,9 +86,13 @@ fn scaling_equals_a_stock_loop_with_planted_overflows(device: &Device) {
         ];
         assert_eq!(scales, growing);
         let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-            .with_config(FusedConfig::new().with_loss_scaling(Some(config(overflow))));
+            .unwrap()
+            .with_config(FusedConfig::new().with_loss_scaling(Some(config(overflow))))
+            .unwrap();
         for (index, (x, scale)) in batches.iter().zip(scales).enumerate() {
-            fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
+                .unwrap();
             let report = fused.last_step();
             assert_eq!(report.loss_scale, Some(scale), "step {index}");
             assert_eq!(report.overflowed, [1, 5].contains(&index), "step {index}");
@@ -104,19 +108,24 @@ fn a_skipped_step_changes_nothing(device: &Device) {
     let initial = Network::init(device);
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
-    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init()).with_config(
-        FusedConfig::new()
-            .with_loss_scaling(Some(LossScalingConfig::new()))
-            .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-    );
+    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+        .unwrap()
+        .with_config(
+            FusedConfig::new()
+                .with_loss_scaling(Some(LossScalingConfig::new()))
+                .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+        )
+        .unwrap();
     let (x, infinite) = (batches(device, 1).remove(0), infinite(device));
-    fused.accumulate(|model| model.loss(x.clone()));
+    fused.accumulate(|model| model.loss(x.clone())).unwrap();
     let accumulated = copy(&fused.model(), || Network::init(device));
-    fused.step_repeatable(LEARNING_RATE, |model| model.loss(infinite.clone()));
+    fused
+        .step_repeatable(LEARNING_RATE, |model| model.loss(infinite.clone()))
+        .unwrap();
     assert!(fused.last_step().overflowed);
     assert_eq!(fused.last_step().updated, 0);
     assert_equal_weights(&accumulated, &fused.model());
-    let error = fused.try_step_accumulated(LEARNING_RATE);
+    let error = fused.step_accumulated(LEARNING_RATE);
     assert_eq!(
         error,
         Err(FusedError::NothingAccumulated),
@@ -142,13 +151,15 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
         let model = copy(&model, || {
             LinearConfig::new(6, 3).with_bias(false).init(device)
         });
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
         if let Some(scaling) = scaling {
-            fused = fused.with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
+            fused = fused
+                .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+                .unwrap();
         }
         let before = weights(&fused.model());
         // The step must show in the weights beside their size.
-        fused.step_repeatable(1e6, |model| loss(model, &x));
+        fused.step_repeatable(1e6, |model| loss(model, &x)).unwrap();
         let after = weights(&fused.model());
         let pairs = before[0].1.iter::<f64>().zip(after[0].1.iter::<f64>());
         pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
@@ -163,9 +174,13 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let initial = Squashed::init(device);
     let batches = with_overflows(device, &[0]);
     let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))))
+        .unwrap();
     for x in &batches[..2] {
-        fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+        fused
+            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
+            .unwrap();
     }
     // 512 after the overflow, and one good step.
     let bytes = fused.to_record().into_bytes().unwrap();
@@ -173,10 +188,14 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let model = || copy(&fused.model(), || Squashed::init(device));
 
     let mut again = FusedOptimizer::new(model(), AdamConfig::new().init())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
-    again.load_record(record());
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))))
+        .unwrap();
+    again.load_record(record()).unwrap();
     let scales = batches[2..5].iter().map(|x| {
-        again.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+        again
+            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
+            .unwrap();
         again.last_step().loss_scale.unwrap()
     });
     assert_eq!(scales.collect::<Vec<_>>(), [512.0, 1024.0, 1024.0]);
@@ -185,8 +204,8 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let mut optimizer = AdamConfig::new().init().load_record(record());
     let loss = |model: &Squashed, step: usize| model.loss(batches[2 + step].clone());
     let stock = train_stock(model(), &mut optimizer, 3, LEARNING_RATE, loss);
-    let mut plain = FusedOptimizer::new(model(), AdamConfig::new().init());
-    plain.load_record(record());
+    let mut plain = FusedOptimizer::new(model(), AdamConfig::new().init()).unwrap();
+    plain.load_record(record()).unwrap();
     train_fused(&mut plain, 3, LEARNING_RATE, loss);
     assert_equal_weights(&stock, &plain.model());
     assert_equal_weights(&stock, &again.model());
@@ -203,14 +222,24 @@ fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
     let device = Device::flex().autodiff();
     let adam = backburn::optim::AdamConfig::new().build();
     let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter))));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter))))
+        .unwrap();
     let x = batches(&device, 1).remove(0);
-    fused.accumulate(|model| model.loss(infinite(&device)));
+    fused
+        .accumulate(|model| model.loss(infinite(&device)))
+        .unwrap();
     assert!(fused.last_step().overflowed);
-    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
     assert_eq!(fused.last_step().loss_scale, Some(512.0));
-    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
-    fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
+    fused
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
     assert_eq!(fused.last_step().loss_scale, Some(1024.0));
 }
 
@@ -219,9 +248,13 @@ fn a_static_scale_stays() {
     let device = Device::flex().autodiff();
     let scaling = config(Overflow::SkipStep).with_growth_interval(None);
     let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+        .unwrap();
     for (index, x) in with_overflows(&device, &[4]).iter().enumerate() {
-        fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()));
+        fused
+            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
+            .unwrap();
         assert_eq!(fused.last_step().loss_scale, Some(1024.0));
         assert_eq!(fused.last_step().overflowed, index == 4);
     }
@@ -231,9 +264,11 @@ fn a_static_scale_stays() {
 fn an_overflow_that_no_scale_helps_against_ends_in_an_error() {
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .unwrap()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
+        .unwrap();
     let x = infinite(&device);
-    let steps = (0..100).map(|_| fused.try_step_repeatable(0.1, |model| model.loss(x.clone())));
+    let steps = (0..100).map(|_| fused.step_repeatable(0.1, |model| model.loss(x.clone())));
     let error = steps.filter_map(Result::err).next().unwrap();
     let FusedError::NormNotFinite { path, .. } = error else {
         panic!("another error")
@@ -244,29 +279,30 @@ fn an_overflow_that_no_scale_helps_against_ends_in_an_error() {
 #[test]
 fn mistakes_in_loss_scaling_get_a_clear_error() {
     let device = Device::flex().autodiff();
-    let fused = || FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init());
+    let fused = || FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init()).unwrap();
     // Gradients are divided in f32 by the last two.
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40, 1e39] {
         let scaling = LossScalingConfig::new().with_initial_scale(scale);
         let error = fused()
-            .try_with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
             .unwrap_err();
         assert!(error.to_string().contains("positive and finite"), "{error}");
     }
     let scaling = LossScalingConfig::new().with_growth_interval(Some(0));
     let error = fused()
-        .try_with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
         .unwrap_err();
     assert!(error.to_string().contains("`growth_interval`"), "{error}");
 
     let one_pass = FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter)));
     let exact = Some(GlobalNormClippingConfig::Exact(1.0));
-    let error = fused().try_with_config(one_pass.with_clipping(exact));
+    let error = fused().with_config(one_pass.with_clipping(exact));
     assert!(error.unwrap_err().to_string().contains("SkipStep"));
 
-    let mut fused =
-        fused().with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
+    let mut fused = fused()
+        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))))
+        .unwrap();
     let x = batches(&device, 1).remove(0);
-    let error = fused.try_step(0.1, |model| model.loss(x.clone()));
+    let error = fused.step(0.1, |model| model.loss(x.clone()));
     assert_eq!(error.unwrap_err(), FusedError::RunsTwice);
 }

@@ -111,9 +111,11 @@ fn layers_on_several_devices_are_trained_as_in_stock() {
         let adam = || AdamConfig::new().init();
         let expected = stock(copied(&initial, &devices), adam(), &groups, |_| 1.0);
         for in_blocks in [false, true] {
-            let mut fused = FusedOptimizer::new(copied(&initial, &devices), adam());
+            let mut fused = FusedOptimizer::new(copied(&initial, &devices), adam()).unwrap();
             for x in &batches {
-                fused.step(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
+                fused
+                    .step(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks))
+                    .unwrap();
             }
             assert_equal_weights(&expected, &fused.model());
             assert_eq!(fused.model().devices_of(), initial.devices_of());
@@ -129,9 +131,11 @@ fn optimizers_of_ours_step_layers_on_several_devices() {
         let groups: Vec<_> = batches.chunks(1).collect();
         let adamw = || backburn::optim::AdamWConfig::new().init();
         let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
-        let mut fused = FusedOptimizer::new(copied(&initial, &devices), adamw());
+        let mut fused = FusedOptimizer::new(copied(&initial, &devices), adamw()).unwrap();
         for x in &batches {
-            fused.step(LEARNING_RATE, |model| model.loss(x.clone(), false));
+            fused
+                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
+                .unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -152,10 +156,14 @@ fn the_norm_is_that_over_all_devices() {
         };
         for in_blocks in [false, true] {
             let train = |clipping| {
-                let fused = FusedOptimizer::new(copied(&initial, &devices), adam());
-                let mut fused = fused.with_config(FusedConfig::new().with_clipping(Some(clipping)));
+                let fused = FusedOptimizer::new(copied(&initial, &devices), adam()).unwrap();
+                let mut fused = fused
+                    .with_config(FusedConfig::new().with_clipping(Some(clipping)))
+                    .unwrap();
                 for x in &batches {
-                    fused.step_repeatable(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
+                    fused
+                        .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks))
+                        .unwrap();
                 }
                 assert!(
                     fused
@@ -182,24 +190,32 @@ fn accumulation_and_loss_scaling_work_on_several_devices() {
         let groups: Vec<_> = batches.chunks(3).collect();
         let adamw = || AdamWConfig::new().init();
         let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
-        let fused = FusedOptimizer::new(copied(&initial, &devices), adamw());
+        let fused = FusedOptimizer::new(copied(&initial, &devices), adamw()).unwrap();
         // A power of two changes no digit.
-        let mut fused = fused.with_config(
-            FusedConfig::new()
-                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
-        );
+        let mut fused = fused
+            .with_config(
+                FusedConfig::new()
+                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+            )
+            .unwrap();
         for group in &groups {
             for x in &group[..2] {
-                fused.accumulate(|model| model.loss(x.clone(), true));
+                fused
+                    .accumulate(|model| model.loss(x.clone(), true))
+                    .unwrap();
             }
-            fused.step_repeatable(LEARNING_RATE, |model| model.loss(group[2].clone(), false));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(group[2].clone(), false))
+                .unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
         // An overflow on one device skips the step on all.
         let before = weights(&fused.model().layers);
-        fused.step_repeatable(LEARNING_RATE, |model| {
-            model.loss(infinite(&devices[0]), false)
-        });
+        fused
+            .step_repeatable(LEARNING_RATE, |model| {
+                model.loss(infinite(&devices[0]), false)
+            })
+            .unwrap();
         assert_eq!(weights(&fused.model().layers), before);
     }
 }
@@ -208,21 +224,29 @@ fn accumulation_and_loss_scaling_work_on_several_devices() {
 fn records_of_several_devices_resume_exactly() {
     for devices in pairs() {
         let (initial, batches) = (Placed::init(&devices), x(&devices));
-        let new = |model| FusedOptimizer::new(model, AdamConfig::new().init());
+        let new = |model| FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
         let mut whole = new(copied(&initial, &devices));
         let mut first = new(copied(&initial, &devices));
         for x in &batches {
-            whole.step(LEARNING_RATE, |model| model.loss(x.clone(), false));
+            whole
+                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
+                .unwrap();
         }
         for x in &batches[..3] {
-            first.step(LEARNING_RATE, |model| model.loss(x.clone(), false));
+            first
+                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
+                .unwrap();
         }
         let record = first.to_record().into_bytes().unwrap();
         let model = copied(&first.model(), &devices);
         let mut second = new(model);
-        second.load_record(OptimizerRecord::from_bytes(record).unwrap());
+        second
+            .load_record(OptimizerRecord::from_bytes(record).unwrap())
+            .unwrap();
         for x in &batches[3..] {
-            second.step(LEARNING_RATE, |model| model.loss(x.clone(), false));
+            second
+                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
+                .unwrap();
         }
         // (Burn's records lack the running statistics of the last step.)
         assert_equal_weights(&whole.model().layers, &second.model().layers);

@@ -53,17 +53,22 @@ fn codes_go_to_any_host_and_back_when_the_training_changes() {
                 let config = FusedConfig::new().with_offload(offload.map(waits));
                 let mut fused =
                     FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
-                        .with_config_on(config, &device);
+                        .unwrap()
+                        .with_config_on(config, &device)
+                        .unwrap();
                 let step = |fused: &mut FusedOptimizer<Stack>| {
-                    fused.step(RATE, |model| model.loss_in_blocks(x.clone()));
+                    fused
+                        .step(RATE, |model| model.loss_in_blocks(x.clone()))
+                        .unwrap();
                 };
                 step(&mut fused);
-                fused.change_model(|model| model);
+                fused.change_model(|model| model).unwrap();
                 step(&mut fused);
-                let mut fused = fused.with_config_on(FusedConfig::new(), &device);
+                let mut fused = fused.with_config_on(FusedConfig::new(), &device).unwrap();
                 step(&mut fused);
                 fused
                     .with_config_on(FusedConfig::new(), &Device::flex())
+                    .unwrap()
                     .model()
             };
             let expected = train(None);
@@ -86,12 +91,16 @@ fn adapters_on_codes_train_on_several_devices() {
         let train = |model: Stack| {
             let devices = vec![Device::flex().autodiff(); 2];
             let config = FusedConfig::new().with_sharding(sharding);
-            let mut fused =
-                FusedReplicas::new(model, AdamConfig::new().init(), devices).with_config(config);
+            let mut fused = FusedReplicas::new(model, AdamConfig::new().init(), devices)
+                .unwrap()
+                .with_config(config)
+                .unwrap();
             for group in xs.chunks(2) {
-                fused.step(RATE, group.to_vec(), |model: &Stack, x: Tensor<2>| {
-                    model.loss_in_blocks(x)
-                });
+                fused
+                    .step(RATE, group.to_vec(), |model: &Stack, x: Tensor<2>| {
+                        model.loss_in_blocks(x)
+                    })
+                    .unwrap();
             }
             fused.model()
         };

@@ -10,7 +10,7 @@ fn a_quantized_weight_that_is_thawed_is_an_error_by_name() {
     let of_burn = Stack::dense().apply_qlora(QLora::new(lora(), quantizer));
     for model in [quantized(BaseFormat::Bits4), of_burn] {
         let optimizer = || AdamConfig::new().init();
-        let error = FusedOptimizer::try_new(model.clone().unfreeze(), optimizer()).unwrap_err();
+        let error = FusedOptimizer::new(model.clone().unfreeze(), optimizer()).unwrap_err();
         let FusedError::QuantizedInTraining { path } = &error else {
             panic!("{error}");
         };
@@ -23,8 +23,10 @@ fn a_quantized_weight_that_is_thawed_is_an_error_by_name() {
             "layers.2.weight",
         ]);
         let model = model.unfreeze_group(ParamGroup::all().exclude(bases));
-        let mut fused = FusedOptimizer::new(model, optimizer());
-        fused.step(RATE, |model| model.loss(batches(1).remove(0)));
+        let mut fused = FusedOptimizer::new(model, optimizer()).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches(1).remove(0)))
+            .unwrap();
         assert_eq!(fused.last_step().updated, 9);
     }
 }
@@ -41,7 +43,7 @@ fn a_weight_that_is_not_finite_is_refused_by_name() {
 #[test]
 #[should_panic(expected = "parameter `layers.1.weight` has a value that is not finite")]
 fn a_weight_in_f64_that_no_f32_holds_is_refused_by_name() {
-    let mut model = cast(Stack::dense(), FloatDType::F64);
+    let mut model = cast(Stack::dense(), FloatDType::F64).unwrap();
     let weight = model.layers[1].weight.clone();
     model.layers[1].weight = weight.map(|weight| weight * 1e60);
     model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));

@@ -33,7 +33,7 @@ pub trait Training {
 impl Training for FusedOptimizer<Network> {
     fn step(&mut self, mut batches: Vec<Tensor<2, Int>>) -> Result<(), String> {
         let batch = batches.remove(0);
-        let step = || self.try_step(RATE, |network| loss(network, batch));
+        let step = || self.step(RATE, |network| loss(network, batch));
         let ended = catch_unwind(AssertUnwindSafe(step)).map_err(|panic| text(panic.as_ref()))?;
         ended.map(drop).map_err(|error| error.to_string())
     }
@@ -49,7 +49,7 @@ impl Training for FusedOptimizer<Network> {
 
 impl Training for FusedReplicas<Network> {
     fn step(&mut self, batches: Vec<Tensor<2, Int>>) -> Result<(), String> {
-        let ended = self.try_step(RATE, batches, loss);
+        let ended = self.step(RATE, batches, loss);
         ended.map(drop).map_err(|error| error.to_string())
     }
 

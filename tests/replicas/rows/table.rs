@@ -240,7 +240,7 @@ pub const ROWS: &[Row] = &[
 impl Row {
     pub fn network(&self, width: usize) -> Network {
         let network = Network::of_width(width, &flex(1)[0]);
-        (self.of)(cast(network, self.dtype))
+        (self.of)(cast(network, self.dtype).unwrap())
     }
 
     /// The type in which it is computed with, if that is another.
@@ -258,12 +258,16 @@ impl Row {
         match self.ranks {
             1 => Box::new(
                 FusedOptimizer::new(network, optimizer)
+                    .unwrap()
                     .with_hook(ParamGroup::all(), Hook)
-                    .with_config_on(config, &Device::flex()),
+                    .with_config_on(config, &Device::flex())
+                    .unwrap(),
             ),
             ranks => Box::new(
                 FusedReplicas::new(network, optimizer, flex(ranks))
+                    .unwrap()
                     .with_config(config)
+                    .unwrap()
                     .with_hook(ParamGroup::all(), Hook),
             ),
         }

@@ -1,0 +1,137 @@
+//! What needs a kernel of backburn, or a type that the device lacks, is refused before the first step.
+
+use backburn::optim::{AdamWConfig, InFormat, MuonWithAdamWConfig, StateFormat, WeightFormat};
+use backburn::{Offload, OffloadConfig, cast, check_device};
+use burn::tensor::FloatDType;
+
+use super::*;
+
+fn bits8() -> ModuleOptimizer {
+    let adamw = AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    adamw.init()
+}
+
+#[track_caller]
+fn assert_refused<T>(made: Result<T, FusedError>, format: &str) {
+    let error = made.map(drop).expect_err(format);
+    assert!(matches!(error, FusedError::Unfit { .. }), "{error}");
+    assert!(error.to_string().contains(format), "{error}");
+}
+
+#[test]
+fn formats_on_servers_are_refused_by_name() {
+    in_time(|| {
+        let server = Server::start();
+        let adamw = AdamWConfig::new;
+        let states = |format| adamw().with_state_format(format).init();
+        let weights = |format| adamw().with_weight_format(format).init();
+        let wrapped = |format| {
+            let stock = burn::optim::AdamWConfig::new().build();
+            ModuleOptimizer::from(InFormat::new(stock, format))
+        };
+        let muon = |format| {
+            let adamw = adamw().with_state_format(format);
+            MuonWithAdamWConfig::new(vec![]).with_adamw(adamw).init()
+        };
+        let refused: [(ModuleOptimizer, FloatDType, &str); 8] = [
+            (bits8(), FloatDType::F32, "`StateFormat::Bits8`"),
+            (
+                states(StateFormat::Bits4),
+                FloatDType::F32,
+                "`StateFormat::Bits4`",
+            ),
+            (bits8(), FloatDType::BF16, "`StateFormat::Bits8`"),
+            (
+                muon(StateFormat::Bits8),
+                FloatDType::F32,
+                "`StateFormat::Bits8`",
+            ),
+            (
+                weights(WeightFormat::Stochastic),
+                FloatDType::BF16,
+                "`WeightFormat::Stochastic`",
+            ),
+            (
+                weights(WeightFormat::Split24),
+                FloatDType::BF16,
+                "`WeightFormat::Split24`",
+            ),
+            (
+                weights(WeightFormat::Split32),
+                FloatDType::BF16,
+                "`WeightFormat::Split32`",
+            ),
+            (
+                wrapped(WeightFormat::Split24),
+                FloatDType::BF16,
+                "`WeightFormat::Split24`",
+            ),
+        ];
+        for (optimizer, dtype, format) in refused {
+            let model = cast(Net::init(&server.device), dtype).unwrap();
+            assert_refused(FusedOptimizer::new(model, optimizer.clone()), format);
+            let model = cast(Net::init(&flex()), dtype).unwrap();
+            let devices = [flex(), server.device.clone()];
+            // The second rank owns the second largest parameter.
+            let config = FusedConfig::new().with_ownership(Ownership::BySize);
+            let replicas = FusedReplicas::new_with_config(model, optimizer, devices, config);
+            assert_refused(replicas, format);
+        }
+    });
+}
+
+#[test]
+fn format_on_local_device_moved_to_server_is_refused() {
+    in_time(|| {
+        let server = Server::start();
+        let fused = FusedOptimizer::new(Net::init(&flex()), bits8()).unwrap();
+        let moved = fused.with_config_on(FusedConfig::new(), &server.device);
+        assert_refused(moved, "`StateFormat::Bits8`");
+    });
+}
+
+#[test]
+fn formats_stepped_beside_the_server_are_trained() {
+    in_time(|| {
+        let server = Server::start();
+        // On the host.
+        let config = FusedConfig::new().with_offload(Some(
+            OffloadConfig::new(Offload::Updates).with_min_elements(0),
+        ));
+        let mut fused = FusedOptimizer::new(Net::init(&flex()), bits8())
+            .unwrap()
+            .with_config_on(config, &server.device)
+            .unwrap();
+        let x = Tensor::<2>::ones([5, 6], &server.device);
+        fused.step(RATE, |model| model.loss(x)).unwrap();
+        // On the main device.
+        let devices = [flex(), server.device.clone()];
+        let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
+        let batches = devices
+            .each_ref()
+            .map(|device| Tensor::ones([5, 6], device));
+        let model = Net::init(&flex());
+        let mut fused = FusedReplicas::new_with_config(model, bits8(), devices, config).unwrap();
+        fused.step(RATE, batches, Net::loss).unwrap();
+    });
+}
+
+#[test]
+fn float_type_of_hosted_device_missing_is_an_error() {
+    in_time(|| {
+        let server = Server::start_as("ndarray");
+        assert_eq!(check_device(&server.device, FloatDType::F32), Ok(()));
+        let error = check_device(&server.device, FloatDType::BF16).unwrap_err();
+        assert!(
+            matches!(error, FusedError::FloatTypeNotSupported { .. }),
+            "{error}"
+        );
+        let model = cast(Net::init(&flex()), FloatDType::BF16).unwrap();
+        let replicas = FusedReplicas::new(model, adamw(), [server.device.clone()]);
+        let error = replicas.map(drop).unwrap_err();
+        assert!(
+            matches!(error, FusedError::FloatTypeNotSupported { .. }),
+            "{error}"
+        );
+    });
+}

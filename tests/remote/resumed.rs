@@ -1,0 +1,159 @@
+//! A server that is lost in the middle of a step ends it in a stated time, and the training continues from its last checkpoint.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use backburn::{
+    Checkpoint, CheckpointError, GradientFlow, GradientHook, HookedParameter, Progress,
+};
+use burn::module::ParamGroup;
+
+use super::*;
+
+type Lose = Box<dyn FnOnce() + Send>;
+
+/// Loses the server when the gradient of the last layer is there.
+#[derive(Clone, Default)]
+struct LoseAt(Arc<Mutex<Option<Lose>>>);
+
+impl GradientHook for LoseAt {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        if parameter.path == "output.weight"
+            && let Some(lose) = self.0.lock().unwrap().take()
+        {
+            lose();
+        }
+        GradientFlow::Continue(gradient)
+    }
+}
+
+/// Asserts that a training on `device` that `lose` takes away in its fourth step ends with an error between `least` and
+/// `most`, and continues on the device of `again` from its last checkpoint to the same weights.
+pub fn assert_resumed(
+    what: &str,
+    device: Device,
+    lose: impl FnOnce() + Send + 'static,
+    [least, most]: [Duration; 2],
+    again: impl FnOnce() -> Device,
+) {
+    let initial = Net::init(&flex());
+    let batches: Vec<Tensor<2>> = (0..6)
+        .map(|_| Tensor::random([5, 6], Distribution::Default, &flex()))
+        .collect();
+    let training = |device: &Device| {
+        let model = copy(&initial, || Net::init(device));
+        let optimizer = backburn::optim::AdamWConfig::new().init();
+        FusedOptimizer::new(model, optimizer).unwrap()
+    };
+    let step = |fused: &mut FusedOptimizer<Net>, batch: &Tensor<2>, device: &Device| {
+        let x = batch.clone().to_device(device);
+        fused.step(RATE, |model| model.loss(x)).map(drop)
+    };
+    let mut expected = training(&flex());
+    for batch in &batches {
+        step(&mut expected, batch, &flex()).unwrap();
+    }
+
+    let run = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(run.path());
+    let doomed = LoseAt::default();
+    let mut fused = training(&device).with_hook(ParamGroup::all(), doomed.clone());
+    for (index, batch) in batches[..3].iter().enumerate() {
+        step(&mut fused, batch, &device).unwrap();
+        if index == 1 {
+            checkpoint.save(&fused, &Progress::new(2)).unwrap();
+        }
+    }
+    *doomed.0.lock().unwrap() = Some(Box::new(lose));
+    let start = Instant::now();
+    let error = step(&mut fused, &batches[3], &device).unwrap_err();
+    let time = start.elapsed();
+    println!("{what}: {time:?}, {error}");
+    assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+    assert!(least <= time && time <= most, "{what}: {time:?}");
+    // It is not waited for again.
+    let saved = checkpoint.save(&fused, &Progress::new(4)).unwrap_err();
+    assert!(matches!(saved, CheckpointError::Devices { .. }), "{saved}");
+    let error = step(&mut fused, &batches[3], &device).unwrap_err();
+    assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+    drop(fused);
+    let again_in = start.elapsed();
+    assert!(
+        again_in <= most + Duration::from_secs(2),
+        "{what}: {again_in:?}"
+    );
+
+    let device = again();
+    let mut fused = training(&device);
+    let progress: Progress = checkpoint.load(&mut fused).unwrap();
+    for batch in &batches[progress.step as usize..] {
+        step(&mut fused, batch, &device).unwrap();
+    }
+    assert_equal_weights(&expected.model(), &fused.model().fork(&flex()));
+}
+
+#[test]
+fn killed_server_in_step_resumes_from_checkpoint() {
+    in_time(|| {
+        let mut server = Server::start();
+        let device = server.device.clone();
+        let lose = move || server.kill();
+        let within = [Duration::ZERO, Duration::from_secs(2)];
+        let other = Server::start();
+        assert_resumed("killed", device, lose, within, || other.device.clone());
+    });
+}
+
+/// The time within which a server must answer in these tests, and with that of the step itself.
+pub const TIMEOUT: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(5)];
+
+/// Runs `test`, that of this name, in a process where servers must answer within the first [`TIMEOUT`].
+pub fn with_timeout(name: &str, test: impl FnOnce() + Send + 'static) {
+    const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
+    if std::env::var_os(VARIABLE).is_some() {
+        return in_time(test);
+    }
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(VARIABLE, TIMEOUT[0].as_secs().to_string())
+        .status();
+    assert!(status.unwrap().success(), "{name}");
+}
+
+#[test]
+fn stopped_server_in_step_resumes_from_checkpoint() {
+    with_timeout(
+        "resumed::stopped_server_in_step_resumes_from_checkpoint",
+        || {
+            let server = Arc::new(Server::start());
+            let (device, stopped) = (server.device.clone(), server.clone());
+            let other = Server::start();
+            let again = || other.device.clone();
+            assert_resumed("stopped", device, move || stopped.stop(), TIMEOUT, again);
+        },
+    );
+}
+
+#[test]
+fn silent_link_in_step_resumes_from_checkpoint() {
+    with_timeout(
+        "resumed::silent_link_in_step_resumes_from_checkpoint",
+        || {
+            let server = Arc::new(Server::start());
+            let (device, silent) = (server.device.clone(), server.clone());
+            // The same server, by another way.
+            let again = || connect(Door::to(server.address).address);
+            assert_resumed(
+                "silent",
+                device,
+                move || silent.fall_silent(),
+                TIMEOUT,
+                again,
+            );
+        },
+    );
+}
