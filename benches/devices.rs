@@ -92,9 +92,11 @@ fn train(way: &str) {
                 "ours" => backburn::optim::AdamConfig::new().init(),
                 _ => AdamConfig::new().init(),
             };
-            let mut fused = FusedOptimizer::new(model, optimizer);
+            let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
             Box::new(move || {
-                fused.step(LEARNING_RATE, |model| model.loss(input.clone(), &second));
+                fused
+                    .step(LEARNING_RATE, |model| model.loss(input.clone(), &second))
+                    .unwrap();
             })
         }
     };

@@ -126,15 +126,19 @@ impl Counts {
             ("weights", Some(Offload::Weights(WaitingBlocks::All))),
         ] {
             let model = Mlp::init(device).with_recompute_blocks(true);
-            let mut fused = FusedOptimizer::new(model, ours::AdamConfig::new().init());
+            let mut fused = FusedOptimizer::new(model, ours::AdamConfig::new().init()).unwrap();
             if let Some(offload) = offload {
-                fused = fused.with_config_on(
-                    FusedConfig::new().with_offload(Some(OffloadConfig::new(offload))),
-                    device,
-                );
+                fused = fused
+                    .with_config_on(
+                        FusedConfig::new().with_offload(Some(OffloadConfig::new(offload))),
+                        device,
+                    )
+                    .unwrap();
             }
             let mut streams = self.of_streams(|| {
-                fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+                fused
+                    .step(LEARNING_RATE, |model| model.loss(input.clone()))
+                    .unwrap();
             });
             streams.sort_by_key(|stream| std::cmp::Reverse(stream[0]));
             let [computing, others @ ..] = streams.as_slice() else {
@@ -185,11 +189,14 @@ impl Counts {
         print("stock", counted, true);
 
         let ours = || ours::AdamConfig::new().init();
-        let fused = |optimizer: ModuleOptimizer| FusedOptimizer::new(init(false), optimizer);
+        let fused =
+            |optimizer: ModuleOptimizer| FusedOptimizer::new(init(false), optimizer).unwrap();
         let exact = GlobalNormClippingConfig::Exact(1.0);
         let step = |fused: &mut FusedOptimizer<N>| {
             self.of(|| {
-                fused.step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()));
+                fused
+                    .step_repeatable(LEARNING_RATE, |model| model.loss(input.clone()))
+                    .unwrap();
             })
         };
         print("fused", step(&mut fused(AdamConfig::new().init())), true);
@@ -197,9 +204,11 @@ impl Counts {
         let recorder = MemoryRecorder::start_on(&self.device).expect("no other records");
         print("ours, recorded", step(&mut fused(ours())), true);
         drop(recorder);
-        let mut clipping = fused(ours()).with_config(FusedConfig::new().with_clipping(Some(exact)));
+        let mut clipping = fused(ours())
+            .with_config(FusedConfig::new().with_clipping(Some(exact)))
+            .unwrap();
         print("ours, exact clipping", step(&mut clipping), false);
-        let mut blocks = FusedOptimizer::new(init(true), ours());
+        let mut blocks = FusedOptimizer::new(init(true), ours()).unwrap();
         print("ours, blocks", step(&mut blocks), false);
     }
 }

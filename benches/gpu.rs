@@ -163,10 +163,15 @@ fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, 
     let device = input.device().inner();
     let parameters = 4 * model.num_params();
     let fused = |model: N, optimizer: ModuleOptimizer| {
-        let mut fused = FusedOptimizer::new(model, optimizer);
+        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
         let input = input.clone();
-        Box::new(move || drop(fused.step(LEARNING_RATE, |model| model.loss(input.clone()))))
-            as Box<dyn FnMut()>
+        Box::new(move || {
+            drop(
+                fused
+                    .step(LEARNING_RATE, |model| model.loss(input.clone()))
+                    .unwrap(),
+            )
+        }) as Box<dyn FnMut()>
     };
     let mut step = match way {
         "fused" => fused(model, AdamConfig::new().init()),

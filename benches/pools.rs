@@ -74,7 +74,7 @@ fn train(pools: &str, way: &str) {
             "persistent" => Persistent(adam.build()).into(),
             _ => adam.init(),
         };
-        let fused = FusedOptimizer::new(model, optimizer);
+        let fused = FusedOptimizer::new(model, optimizer).unwrap();
         let before = |act: fn(&Device)| Before { device: inner, act };
         let all = ParamGroup::all();
         let fused = match way {
@@ -102,7 +102,9 @@ fn train(pools: &str, way: &str) {
 
 fn steps(mut fused: FusedOptimizer<Mlp>, input: Tensor<2>) -> Box<dyn FnMut()> {
     Box::new(move || {
-        fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+        fused
+            .step(LEARNING_RATE, |model| model.loss(input.clone()))
+            .unwrap();
     })
 }
 

@@ -250,10 +250,12 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
         let estimate = MemoryEstimate::new_with_config(&model, &optimizer, &config);
         let most = Most(device.clone(), Arc::default());
         let mut fused = FusedOptimizer::new(model, optimizer)
+            .unwrap()
             .with_hook(ParamGroup::all(), most.clone())
-            .with_config_on(config, &device);
+            .with_config_on(config, &device)
+            .unwrap();
         for _ in 0..4 {
-            fused.step(1e-3, |model| loss(model, x.clone()));
+            fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
         }
         let most = most.1.load(Ordering::Relaxed);
         assert!(

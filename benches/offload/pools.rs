@@ -213,18 +213,24 @@ fn fused(
 ) -> Box<dyn FnMut()> {
     let device = input.device();
     let optimizer = backburn::optim::AdamConfig::new().init();
-    let fused = FusedOptimizer::new(model, optimizer).with_hook(ParamGroup::all(), peaks);
+    let fused = FusedOptimizer::new(model, optimizer)
+        .unwrap()
+        .with_hook(ParamGroup::all(), peaks);
     let mut fused = match offload {
         None => fused,
-        Some(offload) => fused.with_config_on(
-            FusedConfig::new()
-                .with_offload(Some(OffloadConfig::new(offload)))
-                .with_max_bytes_under_way(limit),
-            &device,
-        ),
+        Some(offload) => fused
+            .with_config_on(
+                FusedConfig::new()
+                    .with_offload(Some(OffloadConfig::new(offload)))
+                    .with_max_bytes_under_way(limit),
+                &device,
+            )
+            .unwrap(),
     };
     Box::new(move || {
-        fused.step(LEARNING_RATE, |model| model.loss(input.clone()));
+        fused
+            .step(LEARNING_RATE, |model| model.loss(input.clone()))
+            .unwrap();
     })
 }
 

@@ -22,13 +22,17 @@ fn plan(order: &[Technique], budget: impl Into<Budget>) -> Result<Plan<AdamWConf
 
 /// Bytes in use after a step.
 fn trained(plan: &Plan<AdamWConfig>) -> usize {
-    let mut fused = plan.fuse(|| Mlp::init(&device()));
+    let mut fused = plan.fuse(|| Mlp::init(&device())).unwrap();
     let parts = plan.accumulation as f32;
     for _ in 0..2 {
         for _ in 1..plan.accumulation {
-            fused.accumulate(|model| model.loss(plan.batch) / parts);
+            fused
+                .accumulate(|model| model.loss(plan.batch) / parts)
+                .unwrap();
         }
-        let loss = fused.step(1e-3, |model| model.loss(plan.batch) / parts);
+        let loss = fused
+            .step(1e-3, |model| model.loss(plan.batch) / parts)
+            .unwrap();
         assert!(loss.into_scalar::<f32>().is_finite());
     }
     let usage = device().inner().memory_pool_usage().unwrap();
@@ -106,11 +110,13 @@ fn ranks_are_a_candidate_and_each_device_holds_less() {
     assert!(ranks < fused, "{whole}");
     let plan = planner.plan(Mlp::loss, fused - 1).unwrap();
     assert_eq!((plan.ranks, plan.batch), (2, Mlp::BATCH / 2), "{plan}");
-    let mut fused = plan.replicas(|| Mlp::init(&device()), &devices);
+    let mut fused = plan.replicas(|| Mlp::init(&device()), &devices).unwrap();
     for _ in 0..2 {
-        fused.step(1e-3, [plan.batch; 2], |model: &Mlp, items| {
-            model.loss(items) / 2.0
-        });
+        fused
+            .step(1e-3, [plan.batch; 2], |model: &Mlp, items| {
+                model.loss(items) / 2.0
+            })
+            .unwrap();
     }
     for device in &devices {
         let usage = device.memory_pool_usage().unwrap();
@@ -136,9 +142,9 @@ fn an_update_beside_states_on_the_way_is_counted() {
     let plan = planner.plan(loss, whole.device_bytes - 1).unwrap();
     assert!(plan.host_bytes > 0, "{plan}");
     let train = || {
-        let mut fused = plan.fuse(init);
+        let mut fused = plan.fuse(init).unwrap();
         for _ in 0..8 {
-            let loss = fused.step(1e-3, |model| loss(model, plan.batch));
+            let loss = fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
             assert!(loss.into_scalar::<f32>().is_finite());
         }
     };
