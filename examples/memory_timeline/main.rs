@@ -3,8 +3,8 @@
 //! and fused, and fused with gradient checkpointing.
 //!
 //! ```sh
-//! cargo run --release --example memory_timeline
-//! cargo run --release --example memory_timeline -- --preset vit-b-16
+//! cargo run --release -p memory_timeline
+//! cargo run --release -p memory_timeline -- --preset vit-b-16
 //! ```
 //!
 //! Each way runs in a process of its own and leaves its timeline as JSON and CSV in the output

@@ -2,8 +2,8 @@
 //! into the backward pass.
 //!
 //! ```sh
-//! cargo run --release --example vit
-//! cargo run --release --example vit -- --help
+//! cargo run --release -p vit
+//! cargo run --release -p vit -- --help
 //! ```
 
 #[path = "../shared/backend.rs"]

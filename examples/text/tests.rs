@@ -1,41 +1,31 @@
 //! The example `text`: saving, resuming, and what it says to bad input.
 
-#[path = "../examples/shared/backend.rs"]
+#[path = "../shared/backend.rs"]
 mod backend;
-#[path = "../examples/text/bigram.rs"]
 mod bigram;
-#[path = "../examples/text/checkpoint.rs"]
 mod checkpoint;
-#[path = "promises/compare.rs"]
+#[path = "../../tests/promises/compare.rs"]
 #[allow(dead_code)] // A part of other tests.
 mod compare;
-#[path = "../examples/text/fit.rs"]
 mod fit;
 #[allow(dead_code)] // From here on, parts of an example.
-#[path = "../examples/shared/formats.rs"]
+#[path = "../shared/formats.rs"]
 mod formats;
 #[allow(dead_code)]
-#[path = "../examples/text/model/mod.rs"]
 mod model;
 #[allow(dead_code)]
-#[path = "../examples/shared/offload.rs"]
+#[path = "../shared/offload.rs"]
 mod offload;
 #[allow(dead_code)]
-#[path = "../examples/text/optimizer.rs"]
 mod optimizer;
 #[allow(dead_code)]
-#[path = "../examples/text/technique.rs"]
 mod technique;
 #[allow(dead_code)]
-#[path = "../examples/text/text.rs"]
 mod text;
-#[path = "../examples/text/tokens.rs"]
 mod tokens;
 #[allow(dead_code)]
-#[path = "../examples/text/train.rs"]
 mod train;
 #[allow(dead_code)]
-#[path = "../examples/text/trainer.rs"]
 mod trainer;
 
 use std::path::Path;
