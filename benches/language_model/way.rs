@@ -16,8 +16,8 @@ pub struct Way {
     pub blocks: bool,
     /// The loss in chunks of tokens.
     pub chunked: bool,
-    /// Number of tokens in a tile of the layers.
-    pub tile: Option<usize>,
+    /// Tiles of the layers and small chunks of the loss.
+    pub tiled: bool,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,
     /// The optimizer of this crate, where Burn's would do.
@@ -29,7 +29,7 @@ pub const STOCK: Way = Way {
     fused: false,
     blocks: false,
     chunked: false,
-    tile: None,
+    tiled: false,
     weights: None,
     states: StateFormat::Full,
     single_pass: false,
@@ -80,7 +80,7 @@ pub const WAYS: [Way; 9] = [
     },
     Way {
         name: "tiled-stochastic-4",
-        tile: Some(256),
+        tiled: true,
         weights: Some(WeightFormat::Stochastic),
         states: StateFormat::Bits4,
         ..CHUNKED
@@ -99,10 +99,15 @@ impl Way {
     }
 
     pub fn config(&self, config: LanguageModelConfig) -> LanguageModelConfig {
+        let loss = LinearCrossEntropyLossConfig::new();
+        let loss = match self.tiled {
+            true => loss.with_chunk_size(32),
+            false => loss,
+        };
         config
             .with_recompute_layers(self.blocks)
-            .with_loss(self.chunked.then(LinearCrossEntropyLossConfig::new))
-            .with_tile(self.tile)
+            .with_loss(self.chunked.then_some(loss))
+            .with_tile(self.tiled.then_some(256))
     }
 
     pub fn model(&self, config: &LanguageModelConfig, device: &Device) -> LanguageModel {
