@@ -1,5 +1,7 @@
 //! A step whose closure runs the backward pass itself finds what stock Burn finds.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use backburn::{
     FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
     gradient_checkpointing, scale_loss,
@@ -134,8 +136,31 @@ fn mistakes_change_nothing(device: &Device) {
     assert_equal_weights(&initial, &fused.model());
 }
 
+fn panic_after_backward_leaves_weights_of_the_step(device: &Device) {
+    let initial = Stack::init(device);
+    let xs = xs(device);
+    let train = |panics: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut step = |x: &Tensor<2>, panics: bool| {
+            let train = |model: &Stack| {
+                let gradients = model.gradients(x, false);
+                assert!(!panics, "after the backward pass");
+                gradients
+            };
+            drop(fused.step_with_backward(RATE, train).unwrap());
+        };
+        let first = catch_unwind(AssertUnwindSafe(|| step(&xs[0], panics)));
+        assert_eq!(first.is_err(), panics);
+        step(&xs[1], false);
+        fused.model()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
 on_every_backend!(
     the_gradient_of_the_input_is_that_of_stock,
     policies_work_as_with_a_loss,
     mistakes_change_nothing,
+    panic_after_backward_leaves_weights_of_the_step,
 );

@@ -129,7 +129,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Panics
     ///
-    /// As [`step`](Self::step), but that `train` may run one backward pass.
+    /// As [`step`](Self::step), but that `train` may run one backward pass. If it panics after that, the parameters that were
+    /// stepped keep their new values and states.
     pub fn step_with_backward<R>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
