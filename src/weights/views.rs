@@ -13,7 +13,10 @@ use crate::pass::{Course, Pass};
 /// What one rank has of the parameters of a module.
 #[derive(Debug, Default)]
 pub(crate) struct Views {
-    of: HashMap<ParamId, Arc<View>>,
+    /// In module order: hooks that draw random numbers are called in one order.
+    all: Vec<Arc<View>>,
+    /// Index of each parameter in `all`.
+    indices: HashMap<ParamId, usize>,
     /// The parameters that are ordinary leaves, in module order.
     pub(crate) leaves: Vec<ParamId>,
 }
@@ -23,41 +26,47 @@ impl Views {
     pub(super) fn add(&mut self, view: Arc<View>) {
         let (id, is_leaf) = (view.home.id, view.is_leaf);
         self.leaves.extend(is_leaf.then_some(id));
-        self.of.insert(id, view);
+        self.indices.insert(id, self.all.len());
+        self.all.push(view);
     }
 
-    /// The homes of the parameters.
+    /// The homes of the parameters, in module order.
     pub(crate) fn homes(&self) -> impl Iterator<Item = &Home> {
         self.iter().map(|view| &*view.home)
     }
 
+    /// In module order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<View>> + Clone {
-        self.of.values()
+        self.all.iter()
     }
 
-    /// The ids of the parameters.
+    /// The ids of the parameters, in module order.
     pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
-        self.of.keys().copied()
+        self.iter().map(|view| view.home.id)
     }
 
     pub(super) fn get(&self, id: ParamId) -> &Arc<View> {
-        &self.of[&id]
+        &self.all[self.indices[&id]]
+    }
+
+    fn find(&self, id: ParamId) -> Option<&Arc<View>> {
+        self.indices.get(&id).map(|index| &self.all[*index])
     }
 
     /// Whether there is one of the parameter.
     pub(super) fn has(&self, id: ParamId) -> bool {
-        self.of.contains_key(&id)
+        self.indices.contains_key(&id)
     }
 
     /// The same if that is no ordinary leaf.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
-        self.of.get(&id).is_some_and(|view| !view.is_leaf)
+        self.find(id).is_some_and(|view| !view.is_leaf)
     }
 
     /// The parameters whose values come over whenever they are read.
     pub(super) fn coming_over(&self) -> impl Iterator<Item = ParamId> {
-        let coming = self.of.iter().filter(|(_, view)| view.comes_over());
-        coming.map(|(id, _)| *id)
+        let coming = self.iter().filter(|view| view.comes_over());
+        coming.map(|view| view.home.id)
     }
 
     /// Bytes of all values where they rest.
@@ -76,33 +85,33 @@ impl Views {
     pub(crate) fn keep_copies(&self, course: &Course, waiting: WaitingBlocks) {
         let blocks = course.blocks();
         let bytes = blocks.iter().map(|reads| {
-            let views = reads.iter().map(|id| &self.of[id]);
+            let views = reads.iter().map(|id| self.get(*id));
             let coming = views.filter(|view| view.comes_from_host());
             coming.map(|view| view.bytes()).sum()
         });
         let stays = waiting.staying(&bytes.collect::<Vec<_>>());
         let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
         let parameters = staying.flat_map(|(reads, _)| reads);
-        parameters.for_each(|id| self.of[id].keep_copy());
+        parameters.for_each(|id| self.get(*id).keep_copy());
     }
 
-    /// Uses what has come and what was accumulated, as far as the backward pass has not.
+    /// Uses what has come and what was accumulated, as far as the backward pass has not, in module order.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
-        let released = self.of.values().filter(|view| !view.is_leaf);
+        let released = self.iter().filter(|view| !view.is_leaf);
         released.for_each(|view| view.flush(pass));
     }
 
     /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.
     pub(crate) fn deliver(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
-        let leaves = self.leaves.iter().map(|id| &self.of[id]);
+        let leaves = self.leaves.iter().map(|id| self.get(*id));
         leaves.for_each(|view| view.deliver(pass, &mut gradients));
     }
 
     /// Ends the pass in every view and home. If it has not ended `well`, what had been accumulated before is there
-    /// again, but for sums that were overwritten.
+    /// again, but for sums that were overwritten. In module order.
     pub(crate) fn end(&self, well: bool) -> Vec<(ParamId, ParameterReport)> {
-        let views = self.of.iter();
-        views.map(|(id, view)| (*id, view.end(well))).collect()
+        let end = |view: &Arc<View>| (view.home.id, view.end(well));
+        self.iter().map(end).collect()
     }
 
     /// The path of a parameter whose sum of gradients was overwritten by a pass that has not ended well; of several,
@@ -116,7 +125,7 @@ impl Views {
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
-        for (_, home, from) in self.homes_beside(from) {
+        for (home, from) in self.homes_beside(from) {
             if let Accumulated::InOptimizerState = from.accumulated() {
                 home.leave(Accumulated::InOptimizerState);
             }
@@ -124,11 +133,8 @@ impl Views {
     }
 
     /// Each home with that of the same parameter in another form, if it has one.
-    fn homes_beside<'a>(
-        &'a self,
-        other: &'a Self,
-    ) -> impl Iterator<Item = (ParamId, &'a Home, &'a Home)> {
-        let views = self.of.iter();
-        views.filter_map(|(id, view)| Some((*id, &*view.home, &*other.of.get(id)?.home)))
+    fn homes_beside<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a Home, &'a Home)> {
+        let homes = self.homes();
+        homes.filter_map(|home| Some((home, &*other.find(home.id)?.home)))
     }
 }

@@ -1,6 +1,6 @@
 //! One pass of all ranks, from its begin to its end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
@@ -148,8 +148,8 @@ impl<M: Module> Ending<'_, M> {
         }
     }
 
-    /// Ends well. Returns what has happened to each parameter, on all ranks together.
-    fn well(mut self) -> HashMap<ParamId, ParameterReport> {
+    /// Ends well. Returns what has happened to each parameter, on all ranks together, in module order.
+    fn well(mut self) -> Vec<(ParamId, ParameterReport)> {
         let ended = self.end(true);
         // Nothing is left to be rolled back.
         std::mem::forget(self);
@@ -157,12 +157,13 @@ impl<M: Module> Ending<'_, M> {
     }
 
     /// The leaves of the modules have the values that their homes have then.
-    fn end(&mut self, well: bool) -> HashMap<ParamId, ParameterReport> {
-        let mut reports = HashMap::<ParamId, ParameterReport>::new();
-        for (id, report) in self.forms.iter().flat_map(|form| form.views.end(well)) {
-            let others = reports.entry(id);
-            let others = others.and_modify(|others| others.add(&report));
-            others.or_insert(report);
+    fn end(&mut self, well: bool) -> Vec<(ParamId, ParameterReport)> {
+        let mut ranks = self.forms.iter().map(|form| form.views.end(well));
+        let mut reports = ranks.next().unwrap_or_default();
+        for rank in ranks {
+            // Every rank has the same parameters in the same order.
+            let both = reports.iter_mut().zip(rank);
+            both.for_each(|((_, sum), (_, report))| sum.add(&report));
         }
         for form in self.forms.iter_mut() {
             if !form.views.leaves.is_empty() {
@@ -198,7 +199,7 @@ impl Reports {
     pub(super) fn tell<M: Module>(
         &mut self,
         form: &FusedForm<M>,
-        ended: HashMap<ParamId, ParameterReport>,
+        ended: Vec<(ParamId, ParameterReport)>,
     ) {
         self.parameters = ended.len();
         let mut report = StepReport {

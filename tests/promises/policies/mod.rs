@@ -2,6 +2,7 @@
 
 mod accumulation;
 mod clipping;
+mod hook_order;
 mod hooks;
 mod in_state;
 mod range;
