@@ -293,7 +293,21 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A hook stopped the step at a gradient with an infinite element, or one that is not a number.
+    /// The global norm of the gradients is not finite, and was known only after they were used: lagged clipping on a
+    /// device that computes on its own.
+    #[error(
+        "the global norm of the gradients is {norm}, because the gradient of parameter `{path}` is not finite, and \
+         parameters were updated with it: go on from the last checkpoint. Look for the first loss that is not finite, \
+         lower the learning rate, or clip with `GlobalNormClippingConfig::Exact`, which measures before it updates"
+    )]
+    UpdatedNotFinite {
+        /// The norm.
+        norm: f64,
+        /// Path of the first parameter, by name, whose gradient is not finite.
+        path: String,
+    },
+
+    /// A hook, or lagged clipping, stopped the step at a gradient with an infinite element, or one that is not a number.
     #[error(
         "the gradient of parameter `{path}` is not finite: neither it was updated nor the \
          parameters that the forward pass read before it. Look for the first loss that is not finite, or lower the \

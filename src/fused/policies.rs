@@ -118,7 +118,7 @@ impl Policies {
             Goal::Begin | Goal::Update => self.clips_lagged(),
         };
         if measures {
-            plan.measure();
+            plan.measure(plan.goal.steps() && !self.bear_overflow());
         }
         if !plan.goal.steps() {
             return;

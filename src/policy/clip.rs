@@ -34,6 +34,10 @@ pub enum GlobalNormClippingConfig {
     ExactInBuffer(f64),
     /// One pass, with the coefficient of the norm of the step before; the first step is not
     /// clipped. It comes one step late, for one more look at each gradient.
+    ///
+    /// A gradient that is not finite ends the step with an error before it is used, as with
+    /// [`AnomalyCheck`](crate::AnomalyCheck). CubeCL devices report it after the update
+    /// ([`FusedError::UpdatedNotFinite`]).
     Lagged(f64),
 }
 

@@ -12,6 +12,8 @@ use crate::error::FusedError;
 #[derive(Debug, Default)]
 pub(crate) struct Measure {
     squares: Mutex<Vec<(String, Squares)>>,
+    /// Stops the pass at a gradient that is known not to be finite.
+    stops: bool,
 }
 
 /// The root of the sum of the squares of all gradients.
@@ -32,12 +34,24 @@ impl GradientHook for Measure {
     ) -> GradientFlow<D> {
         let squares = Squares::of(&gradient);
         let path = parameter.path.to_string();
+        if self.stops && squares.value().is_some_and(|sum| !sum.is_finite()) {
+            return GradientFlow::Stop(FusedError::GradientNotFinite { path });
+        }
         self.squares.lock().push((path, squares));
         GradientFlow::Continue(gradient)
     }
 }
 
 impl Measure {
+    /// If it `stops`, a gradient that is not finite ends the pass before it is used, where its norm needs no wait for the
+    /// device.
+    pub(super) fn new(stops: bool) -> Self {
+        Self {
+            stops,
+            ..Self::default()
+        }
+    }
+
     /// The norm of what has passed, read back from each device at once and added up in f64.
     pub(super) fn norm(&self) -> Result<Norm, FusedError> {
         let mut measured = std::mem::take(&mut *self.squares.lock());

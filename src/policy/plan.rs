@@ -54,9 +54,9 @@ impl Plan {
         }
     }
 
-    /// Gradients are measured.
-    pub(crate) fn measure(&mut self) {
-        let measure = Arc::new(Measure::default());
+    /// Gradients are measured. If it `stops`, the pass ends at one that is known not to be finite.
+    pub(crate) fn measure(&mut self, stops: bool) {
+        let measure = Arc::new(Measure::new(stops));
         self.hooks.push(ParamGroup::all(), measure.clone());
         self.measure = Some(measure);
     }

@@ -13,7 +13,7 @@ use crate::fused::policies::Passes;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Failure, Order};
-use crate::policy::{Goal, Plan};
+use crate::policy::{Goal, Norm, Plan};
 use crate::random::Stream;
 use crate::report::StepReport;
 
@@ -156,7 +156,18 @@ impl<M: Module> Core<M> {
         let clip = self.policies.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
         let output = self.pass(plan.clone(), None, task)?;
-        let norm = plan.norm()?.map(|norm| norm.value);
+        let norm = plan.norm()?;
+        if let Some(Norm {
+            value,
+            not_finite: Some(path),
+            ..
+        }) = &norm
+            && !self.policies.bear_overflow()
+        {
+            let (norm, path) = (*value, path.clone());
+            return Err(FusedError::UpdatedNotFinite { norm, path });
+        }
+        let norm = norm.map(|norm| norm.value);
         self.adapt(&plan, clip, norm, plan.overflowed());
         Ok(output)
     }

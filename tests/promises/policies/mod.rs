@@ -5,6 +5,7 @@ mod clipping;
 mod hook_order;
 mod hooks;
 mod in_state;
+mod not_finite;
 mod range;
 mod resume;
 mod scaling;

@@ -1,0 +1,39 @@
+//! A gradient that is not finite ends a step that measures its norm.
+
+use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
+use burn::optim::AdamConfig;
+
+use super::*;
+use crate::backends::on_every_backend;
+
+fn lagged_clipping_not_finite_gradient_is_an_error(device: &Device) {
+    let initial = Squashed::init(device);
+    let before = copy(&initial, || Squashed::init(device));
+    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)));
+    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
+    let error = fused.step(LEARNING_RATE, |model| model.loss(infinite(device)));
+    if !is_exact(device) {
+        let Err(FusedError::UpdatedNotFinite { norm, path }) = error else {
+            panic!("{error:?}")
+        };
+        assert!(!norm.is_finite() && path.starts_with("input."), "{path}");
+        return;
+    }
+    let Err(FusedError::GradientNotFinite { path }) = error else {
+        panic!("{error:?}")
+    };
+    assert!(path.starts_with("input."), "{path}");
+    assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
+
+    // The step can be repeated with better data.
+    let x = batches(device, 1).remove(0);
+    fused
+        .step(LEARNING_RATE, |model| model.loss(x.clone()))
+        .unwrap();
+    assert_changed(&before, &fused.model(), |_| true);
+}
+
+on_every_backend!(lagged_clipping_not_finite_gradient_is_an_error);
