@@ -283,6 +283,32 @@ fn a_config_of_burn_loads_into_ours() {
     assert_loads::<_, ours::LionConfig>(stock::LionConfig::new().with_weight_decay(0.3));
 }
 
+/// On `flex` in one pass over memory, on `ndarray` by operations of whole tensors.
+#[test]
+#[allow(deprecated)] // Burn 0.22 still ships ndarray.
+fn amsgrad_not_finite_gradients_have_maximum_of_burns() {
+    for device in [Device::flex(), Device::ndarray()] {
+        let gradient = |values: [f32; 4]| Tensor::<1>::from_data(values, &device);
+        let first = gradient([1.0, f32::NAN, f32::INFINITY, 1e30]);
+        let second = gradient([1.0, 1.0, 1.0, f32::NAN]);
+        let stock = stock::AdamConfig::new().with_amsgrad(true).build();
+        let ours = ours::AdamConfig::new().with_amsgrad(true).build();
+        let parameter = || Tensor::<1>::ones([4], &device);
+        let (mut stock_state, mut our_state) = (None, None);
+        for gradient in [&first, &second, &first] {
+            let next = stock.step(LEARNING_RATE, parameter(), gradient.clone(), stock_state);
+            stock_state = next.1;
+            let next = ours.step(LEARNING_RATE, parameter(), gradient.clone(), our_state);
+            our_state = next.1;
+            let state: &stock::AdamState<1> = stock_state.as_ref().unwrap();
+            let expected = state.momentum.max_moment_2.clone().unwrap();
+            let found = our_state.as_ref().unwrap().get("momentum.max_moment_2");
+            let found = found.unwrap().into_data();
+            assert_same_numbers("AMSGrad", vec![expected.into_data()], vec![found]);
+        }
+    }
+}
+
 fn mlp(device: &Device) -> Vec<Linear> {
     let linear = |i, o| LinearConfig::new(i, o).init(device);
     vec![linear(6, 16), linear(16, 3)]
