@@ -307,6 +307,18 @@ pub enum FusedError {
         path: String,
     },
 
+    /// A closure that runs the backward pass itself, or a `TrainStep`, returned a gradient of its own for a parameter that
+    /// the backward pass steps.
+    #[error(
+        "the gradients that the training step returned have one for parameter `{path}`, which was stepped in the backward \
+         pass with its own gradient already: don't edit `TrainOutput::grads`, change gradients in a hook (`with_hook`), \
+         which sees each before it is used"
+    )]
+    GradientReturned {
+        /// Path of the parameter; of several, the first of the module.
+        path: String,
+    },
+
     /// A hook, or lagged clipping, stopped the step at a gradient with an infinite element, or one that is not a number.
     #[error(
         "the gradient of parameter `{path}` is not finite: neither it was updated nor the \

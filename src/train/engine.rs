@@ -1,6 +1,7 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
+use crate::caught::catch;
 use crate::error::FusedError;
 use crate::fused::{Core, Door};
 use crate::{FusedOptimizer, FusedReplicas};
@@ -64,6 +65,14 @@ fn train<M: LearnerModel>(
     model: &M,
     item: <M as TrainStep>::Input,
 ) -> (Output<M>, burn::optim::GradientsParams) {
-    let TrainOutput { grads, item } = TrainStep::step(model, item);
+    let step = || TrainStep::step(model, item);
+    let TrainOutput { grads, item } = catch(step).unwrap_or_else(|panic| match panic.text() {
+        // What `GradientsParams::remove(id).unwrap()` says.
+        Some(text) if text.contains("`None` value") => panic!(
+            "{text}. (In `TrainStep::step` the gradients of trained parameters are released when its backward pass returns: \
+             change or read them in a hook, see `FusedLearner::with_hook`)"
+        ),
+        _ => panic.resume(),
+    });
     (item, grads)
 }

@@ -127,6 +127,11 @@ impl<M: LearnerModel> FusedLearner<M> {
 
     /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
     /// it. If a hook stops the step, the training ends with its error.
+    ///
+    /// A `TrainStep::step` that edits `TrainOutput::grads` (a mask, noise, a removed gradient) edits them in a hook
+    /// instead: the gradients of trained parameters are used and released in the backward pass, and `grads` holds none of
+    /// them. A gradient that is registered there ends the training with an error, and a gradient that is removed there is
+    /// used all the same.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
         self.how.policies.hooks.push(group, Arc::new(hook));

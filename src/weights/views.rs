@@ -8,6 +8,7 @@ use super::home::Home;
 use super::stage::{Accumulated, ParameterReport};
 use super::view::View;
 use crate::offload::WaitingBlocks;
+use crate::parameters::with_rank;
 use crate::pass::{Course, Pass};
 
 /// What one rank has of the parameters of a module.
@@ -105,6 +106,19 @@ impl Views {
     pub(crate) fn deliver(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
         let leaves = self.leaves.iter().map(|id| self.get(*id));
         leaves.for_each(|view| view.deliver(pass, &mut gradients));
+    }
+
+    /// Returns the path of the first parameter that has one of `gradients`, although the backward pass releases its gradient.
+    pub(crate) fn released_in(&self, gradients: &GradientsParams) -> Option<&str> {
+        if gradients.is_empty() {
+            return None;
+        }
+        let mut released = self.iter().filter(|view| !view.is_leaf);
+        let found = released.find(|view| {
+            let home = &view.home;
+            with_rank!(home.shape.num_dims(), D => gradients.get::<D>(home.id).is_some())
+        });
+        found.map(|view| &*view.home.path)
     }
 
     /// Ends the pass in every view and home. If it has not ended `well`, what had been accumulated before is there

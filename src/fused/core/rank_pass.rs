@@ -66,6 +66,10 @@ impl RankPass {
         self.pass.begin_forward(numbers, &self.devices)?;
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
+        if let Some(path) = self.views.released_in(&worked.1) {
+            let path = path.to_string();
+            return Err(FusedError::GradientReturned { path });
+        }
         self.pass.end_forward();
         if let Some(InFlight(transfers)) = &in_flight {
             transfers.wait();

@@ -1,6 +1,7 @@
 //! What the tests of launched trainings share: a small regression on a curve, and its runs.
 
 mod averages;
+mod edited;
 mod exchange;
 mod formats;
 mod gradient_checkpointing;
