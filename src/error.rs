@@ -251,6 +251,26 @@ pub enum FusedError {
         unmoved: String,
     },
 
+    /// The second run of a block under gradient checkpointing read other parameters than its first.
+    #[error(
+        "{} run of the recomputed block {name}{} read parameter `{path}`, and the other run did not: its closure took \
+         another branch. Its parameters and those that only blocks before it use have not moved; those behind it may \
+         have. A closure must read the same parameters whenever it runs: draw what decides outside of the block, and \
+         capture it, or pass it as a `Constant`",
+        ["the first", "the second"][usize::from(*is_second)],
+        numbered(*block)
+    )]
+    BlockReads {
+        /// Number of the block in the pass, counted from 0 in the order of the first runs; `None` for a block in another.
+        block: Option<usize>,
+        /// Module and type of the block.
+        name: String,
+        /// Path of the first parameter that one run read alone.
+        path: String,
+        /// `true` if the second run read it, `false` if the first did.
+        is_second: bool,
+    },
+
     /// Another training held the lock of Burn's random generators for too long.
     #[error(
         "the random generators were locked by the forward pass of another training for {waited:?}: call a step that the \
@@ -552,6 +572,14 @@ impl FusedError {
             place: "the second of the two passes of a step".to_string(),
             unmoved: "The parameters whose gradients had not arrived have not moved".to_string(),
         }
+    }
+}
+
+/// The number of a block, behind its name.
+fn numbered(block: Option<usize>) -> String {
+    match block {
+        Some(block) => format!(" (number {block}, counted from 0)"),
+        None => " (in another block)".to_string(),
     }
 }
 

@@ -142,6 +142,9 @@ use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_consta
 /// - If it is called on a thread without the [`StepContext`](crate::StepContext) of the closure.
 /// - In the backward pass, if the second run returns tensors of another shape or dtype.
 ///
+/// A second run that reads other parameters than the first ends the step with
+/// [`FusedError::BlockReads`](crate::FusedError::BlockReads): a layer that it skips would not be stepped.
+///
 /// A panic in `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are unchanged then.
 pub fn gradient_checkpointing<B, X, Y>(
     block: &B,
@@ -261,7 +264,7 @@ where
     let Some(device) = forms.device.clone() else {
         return output;
     };
-    if readers.is_empty() && tracked.is_empty() {
+    if readers.reads().is_empty() && tracked.is_empty() {
         // Nothing in it is trained.
         return output;
     }

@@ -141,6 +141,8 @@ where
             scope,
             call,
             first,
+            readers,
+            index,
             ..
         } = self;
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
@@ -167,7 +169,7 @@ where
         });
         leaves.extend(leaves_of_block);
 
-        let inside = scope.second_run(first.seed);
+        let (inside, reads) = scope.second_run(first.seed);
         let run = || {
             random.iter().for_each(Stream::start);
             let output = forward(&recorded, input);
@@ -187,29 +189,42 @@ where
             };
             located(run, place)
         };
+        let is_other = |first| first != Fingerprint::of(&output);
+        let is_other = first.fingerprint.is_some_and(is_other);
+        let first_reads = readers.reads();
+        let other_reads = first_reads.first_beyond(&reads).map(|path| (path, false));
+        let other_reads = other_reads.or_else(|| Some((reads.first_beyond(first_reads)?, true)));
         let forms = Forms::of(&output);
         assert!(
-            forms.found == first.outputs.found,
+            other_reads.is_some() || forms.found == first.outputs.found,
             "the second run of the recomputed block {name} returned other tensors than the first: \
              it must compute the same from its inputs"
         );
-        let is_other = |first| first != Fingerprint::of(&output);
-        if !first.fingerprint.is_some_and(is_other) {
-            return Ok(Recorded { output, leaves });
+        let error = match other_reads {
+            None if !is_other => return Ok(Recorded { output, leaves }),
+            None => FusedError::other_run(&name),
+            Some((path, is_second)) => FusedError::BlockReads {
+                block: index,
+                name,
+                path: path.to_string(),
+                is_second,
+            },
+        };
+        if is_other {
+            // A model that began to draw without the lock waits for it from now on.
+            inside.pass.blocks.learned.has_drawn();
         }
-        // A model that began to draw without the lock waits for it from now on.
-        inside.pass.blocks.learned.has_drawn();
         inside.abandon();
         drop((output, leaves));
         on.iter().for_each(sweep);
-        Err(FusedError::other_run(&name))
+        Err(error)
     }
 }
 
 /// What a recomputed block is called in messages: its type, and the place in the model of the
 /// parameters that it has read.
 pub(super) fn name<B>(readers: &Readers) -> String {
-    let place = readers.place();
+    let place = readers.reads().place();
     match place.is_empty() {
         true => format!("`{}`", type_name::<B>()),
         false => format!("`{place}` (`{}`)", type_name::<B>()),

@@ -92,7 +92,7 @@ impl Blocks {
 
     /// Such a block has run for the first time.
     pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
-        let reads = readers.ids();
+        let reads = readers.reads().ids();
         if let Some(foresight) = &self.foresight {
             foresight.first_run_is_over(&reads);
         }

@@ -1,10 +1,11 @@
 //! What parameters wait for in a pass, and who owes it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
 use parking_lot::Mutex;
+
+use super::reads::Reads;
 
 /// The gradients that a parameter still waits for: one is owed by every tap, and one by every block that
 /// has yet to run a second time. A debtor who is dropped owes nothing any more.
@@ -52,45 +53,27 @@ impl Graph {
     }
 }
 
-/// The parameters that a block has read without recording: path and debt of each, until the block has
-/// run a second time.
+/// The parameters that a block has read without recording, and the debt of each until the block has run a second time.
 #[derive(Debug, Default)]
-pub(crate) struct Readers(Mutex<HashMap<ParamId, (String, Debt)>>);
+pub(crate) struct Readers {
+    reads: Reads,
+    debts: Mutex<Vec<Debt>>,
+}
 
 impl Readers {
     /// Adds a parameter, if it is not there.
-    pub(crate) fn add(&self, id: ParamId, path: &str, debt: &Debt) {
-        let mut found = self.0.lock();
-        found
-            .entry(id)
-            .or_insert_with(|| (path.to_string(), debt.clone()));
+    pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, debt: &Debt) {
+        if self.reads.add(id, path) {
+            self.debts.lock().push(debt.clone());
+        }
     }
 
-    pub(super) fn ids(&self) -> Vec<ParamId> {
-        self.0.lock().keys().copied().collect()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-
-    /// The module that all of the parameters are in.
-    pub(crate) fn place(&self) -> String {
-        let found = self.0.lock();
-        let mut paths = found.values().map(|(path, _)| path.clone());
-        let place = paths.next().unwrap_or_default();
-        paths.fold(place, |place, path| common(&place, &path))
+    pub(crate) fn reads(&self) -> &Reads {
+        &self.reads
     }
 
     /// The block has run again: it owes nothing but what its taps do.
     pub(crate) fn settle(&self) {
-        self.0.lock().clear();
+        self.debts.lock().clear();
     }
-}
-
-/// The module that both paths go through.
-fn common(a: &str, b: &str) -> String {
-    let pairs = a.split('.').zip(b.split('.'));
-    let names: Vec<&str> = pairs.take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
-    names.join(".")
 }

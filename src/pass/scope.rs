@@ -1,9 +1,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use burn::module::ParamId;
 use burn::tensor::Device;
 
-use super::{Graph, Pass, Readers};
+use super::{Graph, Pass, Readers, Reads};
 use crate::random::Seeds;
 
 /// Where code of a pass is: in the step itself, in a run of a block, in a hook.
@@ -13,6 +14,8 @@ pub(crate) struct Scope {
     pub(crate) place: Place,
     /// Of the blocks within the one that is under way, whichever of its runs.
     seeds: Option<Arc<Seeds>>,
+    /// What the innermost second run has read, those of blocks within it included.
+    second_reads: Option<Arc<Reads>>,
 }
 
 /// What becomes of a parameter that is read.
@@ -61,6 +64,7 @@ impl Scope {
             place: Place::Recorded(pass.graph.clone()),
             pass: pass.clone(),
             seeds: None,
+            second_reads: None,
         }
     }
 
@@ -81,9 +85,14 @@ impl Scope {
         self.block(self.place.clone(), seed)
     }
 
-    /// The second run of a block, in a graph of its own.
-    pub(crate) fn second_run(&self, seed: u64) -> Self {
-        self.block(Place::Recorded(Arc::default()), seed)
+    /// The second run of a block, in a graph of its own, and what it reads.
+    pub(crate) fn second_run(&self, seed: u64) -> (Self, Arc<Reads>) {
+        let reads = Arc::<Reads>::default();
+        let scope = Self {
+            second_reads: Some(reads.clone()),
+            ..self.block(Place::Recorded(Arc::default()), seed)
+        };
+        (scope, reads)
     }
 
     fn block(&self, place: Place, seed: u64) -> Self {
@@ -91,6 +100,7 @@ impl Scope {
             pass: self.pass.clone(),
             place,
             seeds: Some(Arc::new(Seeds::from(seed))),
+            second_reads: self.second_reads.clone(),
         }
     }
 
@@ -100,6 +110,14 @@ impl Scope {
             pass: pass.clone(),
             place: Place::Hook(path.into()),
             seeds: None,
+            second_reads: None,
+        }
+    }
+
+    /// A parameter is read here.
+    pub(crate) fn note_read(&self, id: ParamId, path: &Arc<str>) {
+        if let Some(reads) = &self.second_reads {
+            reads.add(id, path);
         }
     }
 

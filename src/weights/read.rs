@@ -41,21 +41,27 @@ impl View {
         if let Some(base) = &self.waiting_base {
             refuse_outside_of_a_block(base);
         }
-        if let Some(scope) = Scope::current()
-            && let Place::Unrecorded(readers) = &scope.place
-            && self
-                .session
-                .pass()
-                .is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
-        {
-            let mut state = self.state.lock();
-            if !state.has_answered() {
-                self.note_reader(&mut state, readers);
-            }
-            drop(state);
-            return self.plain(Keeps::ForRun);
+        let in_pass = |scope: &Scope| {
+            let pass = self.session.pass();
+            pass.is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
+        };
+        let Some(scope) = Scope::current().filter(in_pass) else {
+            return self.plain(Keeps::Nothing);
+        };
+        let mut state = self.state.lock();
+        let has_answered = state.has_answered();
+        if !has_answered {
+            scope.note_read(self.home.id, &self.home.path);
         }
-        self.plain(Keeps::Nothing)
+        let Place::Unrecorded(readers) = &scope.place else {
+            drop(state);
+            return self.plain(Keeps::Nothing);
+        };
+        if !has_answered {
+            self.note_reader(&mut state, readers);
+        }
+        drop(state);
+        self.plain(Keeps::ForRun)
     }
 
     /// The value as the pass under way needs it: with its gradient tapped, or as a constant where operations are not recorded.
@@ -125,7 +131,10 @@ impl View {
         }
         let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));
         match here {
-            Some(scope) => scope.place,
+            Some(scope) => {
+                scope.note_read(self.home.id, &self.home.path);
+                scope.place
+            }
             None if pass.is_in_hook() => Place::Hook("another".into()),
             None if pass.blocks.is_running() => panic!(
                 "parameter `{}` was read on another thread while a block under gradient \

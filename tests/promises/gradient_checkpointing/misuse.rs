@@ -141,6 +141,56 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
     ));
 }
 
+/// As stochastic depth that draws from a generator of its own: the runs take different branches.
+#[test]
+fn block_runs_that_read_other_parameters_are_an_error() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    // In which run the block skips its layer, and whether it is in another block.
+    for (skips, is_nested) in [(1, false), (0, false), (1, true)] {
+        RUNS.store(0, Ordering::SeqCst);
+        let (mut fused, before, x) = start();
+        let run = move |block: &Block, x: Tensor<2>| {
+            let run = RUNS.fetch_add(1, Ordering::SeqCst);
+            let hidden = block.expand.forward(x.clone()).tanh();
+            match run == skips {
+                true => x + hidden.narrow(1, 0, 6),
+                false => x + block.contract.forward(hidden),
+            }
+        };
+        let outer = move |block: &Block, x: Tensor<2>| match is_nested {
+            true => gradient_checkpointing(block, x, run),
+            false => run(block, x),
+        };
+        let result = fused.step(RATE, |model| {
+            let x = gradient_checkpointing(
+                &model.blocks[2],
+                model.input.forward(x.clone()),
+                plain_block,
+            );
+            let x = gradient_checkpointing(&model.blocks[1], x, outer);
+            model.output.forward(x).mean()
+        });
+        let Err(error @ FusedError::BlockReads { .. }) = result else {
+            panic!("{result:?}")
+        };
+        let which = ["the second run", "the first run"][skips];
+        let message = error.to_string();
+        assert!(message.starts_with(which), "{message}");
+        assert!(message.contains("(number 1, counted from 0)"), "{message}");
+        assert!(message.contains("`blocks.1.contract.weight`"), "{message}");
+        assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
+        // Training goes on.
+        fused
+            .step(RATE, |model| model.loss(x.clone(), each))
+            .unwrap();
+        assert_eq!(fused.last_step().without_gradient, 0);
+    }
+}
+
+fn plain_block(block: &Block, x: Tensor<2>) -> Tensor<2> {
+    block.contract.forward(block.expand.forward(x).tanh())
+}
+
 #[test]
 fn a_block_called_on_another_thread_is_refused() {
     let (mut fused, before, x) = start();

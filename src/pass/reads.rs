@@ -1,0 +1,61 @@
+//! Which parameters a run of a block reads.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use parking_lot::Mutex;
+
+/// The parameters that a run of a block reads, in the order of their first reads.
+#[derive(Debug, Default)]
+pub(crate) struct Reads(Mutex<Found>);
+
+#[derive(Debug, Default)]
+struct Found {
+    ids: HashSet<ParamId>,
+    in_order: Vec<(ParamId, Arc<str>)>,
+}
+
+impl Reads {
+    /// Adds a parameter. Returns `false` if it was there.
+    pub(crate) fn add(&self, id: ParamId, path: &Arc<str>) -> bool {
+        let mut found = self.0.lock();
+        let is_new = found.ids.insert(id);
+        if is_new {
+            found.in_order.push((id, path.clone()));
+        }
+        is_new
+    }
+
+    pub(super) fn ids(&self) -> Vec<ParamId> {
+        let found = self.0.lock();
+        found.in_order.iter().map(|(id, _)| *id).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().in_order.is_empty()
+    }
+
+    /// Returns the path of the first parameter that is not in `other`.
+    pub(crate) fn first_beyond(&self, other: &Self) -> Option<Arc<str>> {
+        let (found, other) = (self.0.lock(), other.0.lock());
+        let mut reads = found.in_order.iter();
+        let beyond = reads.find(|(id, _)| !other.ids.contains(id));
+        beyond.map(|(_, path)| path.clone())
+    }
+
+    /// The module that all of the parameters are in.
+    pub(crate) fn place(&self) -> String {
+        let found = self.0.lock();
+        let mut paths = found.in_order.iter().map(|(_, path)| path.to_string());
+        let place = paths.next().unwrap_or_default();
+        paths.fold(place, |place, path| common(&place, &path))
+    }
+}
+
+/// The module that both paths go through.
+fn common(a: &str, b: &str) -> String {
+    let pairs = a.split('.').zip(b.split('.'));
+    let names: Vec<&str> = pairs.take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
+    names.join(".")
+}
