@@ -5,7 +5,7 @@ use backburn::{
     Offload, Ownership, Progress, Sharding, WaitingBlocks,
 };
 
-use burn::module::ParamGroup;
+use burn::module::{Lora, ParamGroup};
 
 use super::policies::assert_close_weights;
 use super::rows::table::offloaded;
@@ -202,6 +202,20 @@ fn owners_are_told_and_shared_out_by_size() {
         .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice))
         .unwrap();
     assert_eq!(fused.owner("layers.3.bias"), Some(0));
+}
+
+/// It stays an ordinary leaf, and has an owner that steps it all the same.
+#[test]
+fn owner_of_lora_base_in_training_is_told() {
+    let _alone = alone();
+    let base = LinearConfig::new(4, 4).init(&flex(1)[0]);
+    let model = base.apply_lora(Lora::new(2, 4.0));
+    let fuse = |model: Linear| {
+        let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
+        FusedReplicas::new_with_config(model, adamw(), flex(2), config).unwrap()
+    };
+    assert_eq!(fuse(model.clone()).owner("weight"), None);
+    assert_eq!(fuse(model.unfreeze()).owner("weight"), Some(0));
 }
 
 #[test]

@@ -160,7 +160,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// The rank that owns the parameter of this path; none if there is no such parameter in training.
     pub fn owner(&self, path: &str) -> Option<usize> {
         let form = self.core.ranks.form();
-        let mut parameters = form.inventory.sizes(Role::Released);
+        let trained = [Role::Released, Role::Retained];
+        let mut parameters = trained
+            .into_iter()
+            .flat_map(|role| form.inventory.sizes(role));
         let found = parameters.find(|size| *size.path == *path)?;
         Some(form.layout.owner(found.id))
     }
