@@ -1,4 +1,7 @@
-use burn::config::Config;
+use std::fmt::{Display, Formatter};
+
+use burn::config::{Config, config_to_json};
+use serde::{Deserialize, Serialize};
 
 use crate::error::FusedError;
 
@@ -17,7 +20,11 @@ use crate::error::FusedError;
 /// let in_buffer = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::ExactInBuffer(1.0)));
 /// let lagged = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(5.0)));
 /// ```
-#[derive(Config, Copy, Debug, PartialEq)]
+///
+/// An infinite maximum measures the norm for [`StepReport::gradient_norm`](crate::StepReport::gradient_norm) and clips
+/// nothing. A saved config holds it as `"inf"`, since JSON has no such number.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(from = "Saved", into = "Saved")]
 pub enum GlobalNormClippingConfig {
     /// Forward and backward run twice: the first time each gradient is measured and released, the
     /// second time multiplied and used
@@ -69,5 +76,75 @@ impl GlobalNormClippingConfig {
     pub(crate) fn coefficient(self, norm: f64) -> Option<f64> {
         let clips = norm.is_finite() && norm > self.max_norm();
         clips.then(|| self.max_norm() / norm)
+    }
+}
+
+impl Config for GlobalNormClippingConfig {}
+
+impl Display for GlobalNormClippingConfig {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&config_to_json(self))
+    }
+}
+
+/// The form of the config in a file.
+#[derive(Deserialize, Serialize)]
+#[serde(rename = "GlobalNormClippingConfig")]
+enum Saved {
+    Exact(MaxNorm),
+    ExactInBuffer(MaxNorm),
+    Lagged(MaxNorm),
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(untagged)]
+enum MaxNorm {
+    Number(f64),
+    Named(Infinity),
+}
+
+#[derive(Deserialize, Serialize)]
+enum Infinity {
+    #[serde(rename = "inf")]
+    Positive,
+}
+
+impl From<f64> for MaxNorm {
+    fn from(max_norm: f64) -> Self {
+        match max_norm == f64::INFINITY {
+            true => Self::Named(Infinity::Positive),
+            false => Self::Number(max_norm),
+        }
+    }
+}
+
+impl From<MaxNorm> for f64 {
+    fn from(saved: MaxNorm) -> Self {
+        match saved {
+            MaxNorm::Number(max_norm) => max_norm,
+            MaxNorm::Named(Infinity::Positive) => Self::INFINITY,
+        }
+    }
+}
+
+impl From<GlobalNormClippingConfig> for Saved {
+    fn from(config: GlobalNormClippingConfig) -> Self {
+        match config {
+            GlobalNormClippingConfig::Exact(max_norm) => Self::Exact(max_norm.into()),
+            GlobalNormClippingConfig::ExactInBuffer(max_norm) => {
+                Self::ExactInBuffer(max_norm.into())
+            }
+            GlobalNormClippingConfig::Lagged(max_norm) => Self::Lagged(max_norm.into()),
+        }
+    }
+}
+
+impl From<Saved> for GlobalNormClippingConfig {
+    fn from(saved: Saved) -> Self {
+        match saved {
+            Saved::Exact(max_norm) => Self::Exact(max_norm.into()),
+            Saved::ExactInBuffer(max_norm) => Self::ExactInBuffer(max_norm.into()),
+            Saved::Lagged(max_norm) => Self::Lagged(max_norm.into()),
+        }
     }
 }

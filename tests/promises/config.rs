@@ -78,6 +78,36 @@ fn a_config_that_was_saved_is_the_same() {
     assert_eq!(FusedConfig::load_binary(b"{}").ok(), None);
 }
 
+/// An infinite maximum measures the norm alone.
+#[test]
+fn config_infinite_clipping_norm_loads_as_saved() {
+    let x = batches(1, &device()).remove(0);
+    for clipping in [
+        GlobalNormClippingConfig::Exact,
+        GlobalNormClippingConfig::ExactInBuffer,
+        GlobalNormClippingConfig::Lagged,
+    ] {
+        for max_norm in [f64::INFINITY, 1.0, 1e-300] {
+            let config = FusedConfig::new().with_clipping(Some(clipping(max_norm)));
+            let file = tempfile::NamedTempFile::new().unwrap();
+            config.save(file.path()).unwrap();
+            assert_eq!(FusedConfig::load(file.path()).unwrap(), config);
+        }
+        let config = FusedConfig::new().with_clipping(Some(clipping(f64::INFINITY)));
+        let mut plain = fuse(init());
+        let mut fused = fuse(plain.model()).with_config(config).unwrap();
+        for _ in 0..2 {
+            plain.step(RATE, |model| loss(model, x.clone())).unwrap();
+            fused
+                .step_repeatable(RATE, |model| loss(model, x.clone()))
+                .unwrap();
+            assert_eq!(fused.last_step().clipping, Some(1.0));
+            assert!(fused.last_step().gradient_norm.unwrap() > 0.0);
+        }
+        assert_equal_weights(&plain.model(), &fused.model());
+    }
+}
+
 #[test]
 fn config_of_a_training_made_again_drops_sums_and_adaptive_state() {
     let batches = batches(7, &device());
