@@ -60,6 +60,9 @@ macro_rules! door {
             /// model, or have another shape, are dropped. Accumulated gradients are dropped, but for those in the optimizer
             /// state.
             ///
+            /// Updates of running statistics that Burn keeps pending are merged. So a batch normalization that is frozen here
+            /// computes with the last update, which a stock loop misses until `valid` is called.
+            ///
             /// A parameter that comes back under the id of one that was removed starts anew. The other states go through a record
             /// then, as in [`load_record`](Self::load_record), and those that gradients were accumulated in begin a new
             /// group.
