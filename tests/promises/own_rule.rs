@@ -3,8 +3,8 @@
 
 use backburn::FusedOptimizer;
 use backburn::optim::{
-    self as ours, AccumulateInState, ElementState, ElementWise, Number, Rule, Ruled, Step,
-    UpdateRule,
+    self as ours, AccumulateInState, ElementState, ElementWise, Number, Rule, Ruled, StateFormat,
+    Step, UpdateRule,
 };
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
@@ -13,6 +13,7 @@ use burn::tensor::{Device, Distribution, Tensor, TensorData};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
+use crate::panics::panic_of;
 
 const RATE: f64 = 0.01;
 
@@ -167,7 +168,49 @@ fn its_state_takes_micro_batches_as_that_of_sgd(device: &Device) {
     assert_changed(&initial, &own.model(), |_| true);
 }
 
+/// A formula that panics when its table ends.
+#[derive(Clone, Debug)]
+struct Table([f64; 2]);
+
+#[derive(Clone, Debug)]
+struct TableRule(Table, usize, f64);
+
+impl UpdateRule<1> for TableRule {
+    fn update<N: Number>(&self, parameter: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
+        let Self(Table(decays), step, learning_rate) = self;
+        let velocity = velocity * N::of(decays[*step]) + gradient;
+        (parameter - velocity * N::of(*learning_rate), [velocity])
+    }
+}
+
+impl ElementWise for Table {
+    const STATES: &'static [ElementState] = &[ElementState::signed("velocity")];
+
+    fn rule(&self, step: Step) -> Rule {
+        Rule::new(TableRule(
+            self.clone(),
+            step.time as usize - 1,
+            step.learning_rate,
+        ))
+    }
+}
+
+fn formula_panic_keeps_value(device: &Device) {
+    let x = Tensor::<2>::ones([4, 6], device);
+    for format in [StateFormat::Full, StateFormat::Bits8] {
+        let optimizer = Ruled::new(Table([0.5, 0.9])).with_state_format(format);
+        let mut fused = FusedOptimizer::new(model(device), optimizer.into()).unwrap();
+        let mut step = || fused.step(RATE, |model| loss(model, x.clone())).map(drop);
+        assert_eq!([step(), step()], [Ok(()), Ok(())]);
+        let before = fused.model();
+        let message = panic_of(|| fused.step(RATE, |model| loss(model, x.clone())).unwrap());
+        assert!(message.contains("which keeps its value"), "{message}");
+        assert_equal_weights(&before, &fused.model());
+    }
+}
+
 on_every_backend!(
+    formula_panic_keeps_value,
     its_steps_are_those_of_burns_own,
     fused_it_equals_stock_and_resumes_from_its_record,
     its_state_takes_micro_batches_as_that_of_sgd,

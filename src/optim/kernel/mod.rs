@@ -71,7 +71,8 @@ pub(super) fn update<const D: usize>(
     if way == Way::Operations {
         return way.update(update, weight, gradient, states);
     }
-    // From here on nothing goes wrong.
+    // A user's formula that panics does so here, while the caller holds the value: it depends on its fields alone.
+    update.traced();
     call::give_up_parameter();
     let (weight, states) = way.update(update, weight, gradient, states);
     call::show_parameter(|| weight.value.clone().into());
