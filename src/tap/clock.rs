@@ -13,6 +13,9 @@ use super::{lift, sweep};
 /// of the clock; where they do, it catches up within a few reads.
 const SPACING: usize = 64;
 
+/// The most ticks whose operations are kept before they are collected.
+const MOST_UNSWEPT: usize = 64;
+
 /// Untracked tensors of growing depth on the autodiff tape, one per parameter read.
 ///
 /// Burn's backward pass runs the tape by depth, deepest first, and a node's depth is one more than
@@ -66,7 +69,7 @@ impl Clock {
             let last = self.ticks.last().cloned();
             let last = last.unwrap_or_else(|| self.start());
             self.ticks.push(next(last));
-            sweep(&self.device);
+            self.sweep_after(self.ticks.len());
         }
         self.ticks[index].clone()
     }
@@ -77,8 +80,8 @@ impl Clock {
         if let Some((_, below)) = self.below.as_ref().filter(is_deep) {
             return below.clone();
         }
-        let deepest = (0..=reads).fold(self.start(), |tick, _| {
-            sweep(&self.device);
+        let deepest = (0..=reads).fold(self.start(), |tick, made| {
+            self.sweep_after(made);
             next(tick)
         });
         let leaf = lift(self.zero(), self.strategy).require_grad();
@@ -86,6 +89,15 @@ impl Clock {
         sweep(&self.device);
         self.below = Some((reads, below.clone()));
         below
+    }
+
+    /// Collects the operations between ticks when so many are made. A collection looks at all ticks, so there is none for
+    /// each of many.
+    fn sweep_after(&self, ticks: usize) {
+        let every = (ticks / 16).clamp(1, MOST_UNSWEPT);
+        if ticks.is_multiple_of(every) {
+            sweep(&self.device);
+        }
     }
 
     /// Above all ticks.
@@ -113,5 +125,22 @@ struct Untracked;
 impl GradientSink for Untracked {
     fn receive(&self, _gradient: DispatchTensor) -> Passed {
         unreachable!("nothing passes a gradient on to a clock")
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::super::sweeps;
+    use super::*;
+
+    #[test]
+    fn many_reads_collect_less_often_than_they_tick() {
+        let device = Device::flex();
+        let mut clocks = Clocks::default();
+        let clock = clocks.of(&device, GradientCheckpointingStrategy::default());
+        let before = sweeps();
+        (0..2048).for_each(|read| drop(clock.tick(read)));
+        let collections = sweeps() - before;
+        assert!(collections <= 256, "{collections}");
     }
 }

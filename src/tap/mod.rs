@@ -56,8 +56,21 @@ pub(crate) fn lift<const D: usize>(
 /// Lets autodiff let go of what nobody holds any more: it keeps its entries of abandoned operations, with
 /// what they have saved for their backward steps, until a backward pass, any backward pass, sweeps them up.
 pub(crate) fn sweep(device: &Device) {
+    #[cfg(test)]
+    SWEEPS.set(SWEEPS.get() + 1);
     let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &device.clone().inner()));
     leaf.require_grad().backward();
+}
+
+#[cfg(test)]
+thread_local! {
+    static SWEEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns the number of sweeps on this thread.
+#[cfg(all(test, feature = "flex"))]
+fn sweeps() -> usize {
+    SWEEPS.get()
 }
 
 /// Whether autodiff takes operations: not while a thread waits for a graph that is locked, to join it with another.
