@@ -48,6 +48,17 @@ impl Litter {
     }
 }
 
+/// Collects abandoned operations if enough have come since this was last called: code outside of a pass that lifts tensors calls it.
+/// What a caller still holds stays.
+pub(crate) fn sweep_litter(device: &Device) {
+    static SWEPT: AtomicU64 = AtomicU64::new(0);
+    let now = operations();
+    if now.saturating_sub(SWEPT.load(Ordering::Relaxed)) >= FEW {
+        SWEPT.store(now, Ordering::Relaxed);
+        sweep(device);
+    }
+}
+
 /// Those that autodiff has numbered so far, on all threads.
 fn operations() -> u64 {
     NodeId::new().value

@@ -14,7 +14,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub(crate) use clock::Clocks;
 pub(crate) use extension::{GradientSink, Passed, primitive};
-pub(crate) use litter::Litter;
+pub(crate) use litter::{Litter, sweep_litter};
 
 use extension::{Delivery, TapBackend};
 

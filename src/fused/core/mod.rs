@@ -18,7 +18,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Device;
 
 use crate::config::FusedConfig;
-use crate::device::caught;
+use crate::device::{caught, host};
 use crate::error::FusedError;
 use crate::estimate::made_on_host;
 use crate::fused::policies::Policies;
@@ -29,6 +29,7 @@ use crate::pass::Session;
 use crate::policy::{AverageKeeper, Update};
 use crate::record;
 use crate::report::StepReport;
+use crate::tap::sweep_litter;
 use crate::weights::{Accumulated, Inventory, Role, Value, forked_in_codes};
 pub(crate) use change::Unfit;
 pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked};
@@ -151,17 +152,24 @@ impl<M: Module> Core<M> {
 impl<M: Module> Core<M> {
     /// An ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
-        self.ranks.form().ordinary(Value::Current)
+        self.and_collect(self.ranks.form().ordinary(Value::Current))
+    }
+
+    /// Returns `made`, which lifted the values of parameters, after what autodiff has noted of earlier ones is collected.
+    pub(in crate::fused) fn and_collect<R>(&self, made: R) -> R {
+        // Autodiff has one collection for all devices, and this one computes at once.
+        sweep_litter(&host(&self.ranks.device()));
+        made
     }
 
     /// The same with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        self.ranks.form().ordinary(Value::Averaged)
+        self.and_collect(self.ranks.form().ordinary(Value::Averaged))
     }
 
     /// The current model for inference, where it computes.
     pub(super) fn valid(&self) -> M {
-        self.ranks.form().valid(Value::Current)
+        self.and_collect(self.ranks.form().valid(Value::Current))
     }
 
     /// The model for validation: with the averages of its weights, if the config says so.
@@ -169,7 +177,7 @@ impl<M: Module> Core<M> {
     pub(crate) fn validated(&self) -> M {
         let averaging = self.policies.config.averaging;
         match averaging.is_some_and(|averaging| averaging.validate) {
-            true => self.ranks.form().valid(Value::Averaged),
+            true => self.and_collect(self.ranks.form().valid(Value::Averaged)),
             false => self.valid(),
         }
     }
@@ -219,10 +227,10 @@ impl<M: Module> Core<M> {
     pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
         let model = self.ranks.form().at_home();
         if !trained_only {
-            return model.into_record();
+            return self.and_collect(model.into_record());
         }
         let trained = self.trained_in(&model).into_iter().collect();
-        model.into_record_group(ParamGroup::from_ids(trained))
+        self.and_collect(model.into_record_group(ParamGroup::from_ids(trained)))
     }
 
     /// Returns the parameters in training and the running statistics of `model`.

@@ -31,6 +31,7 @@ impl<M: Module> FusedOptimizer<M> {
                 }
             },
         );
-        cast(joined, FloatDType::F32).expect("every device computes in f32")
+        self.core
+            .and_collect(cast(joined, FloatDType::F32).expect("every device computes in f32"))
     }
 }
