@@ -1,5 +1,7 @@
 //! Optimizer records: read at once, and loaded after a look at the model and the optimizer that they are for.
 
+mod sample;
+
 use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{Module, ParamId};
@@ -17,6 +19,8 @@ use crate::optimizer_record::{
 use crate::parameters::{Parameter, list};
 use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average};
 
+use sample::Sample;
+
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
 /// and `optimizer` can load them all.
 pub(crate) fn load<M: Module>(
@@ -26,8 +30,8 @@ pub(crate) fn load<M: Module>(
 ) -> Result<ModuleOptimizer, FusedError> {
     let bytes = written(record)?.shared();
     let [states, averages] = states(bytes.clone())?;
-    let parameters = check_fit(&states, model)?;
     let empty = optimizer.clone().load_record(OptimizerRecord::default());
+    let parameters = check_fit(&states, model, &empty)?;
     for state in states.into_values() {
         check_loads(state, &empty)?;
     }
@@ -59,7 +63,8 @@ pub(crate) fn parameters_without_state<M: Module>(
     model: &M,
 ) -> Result<Vec<(ParamId, String)>, FusedError> {
     let [states, averages] = states(written(optimizer.to_record())?)?;
-    let parameters = check_fit(&states, model)?;
+    let empty = optimizer.clone().load_record(OptimizerRecord::default());
+    let parameters = check_fit(&states, model, &empty)?;
     check_averages(averages, &parameters)?;
     let stateless = parameters
         .into_iter()
@@ -86,10 +91,11 @@ fn states(record: Bytes) -> Result<[States; 2], FusedError> {
     Ok([states, averages])
 }
 
-/// The parameters of `model`. Refuses states that are none of theirs.
+/// The parameters of `model`. Refuses states that are none of theirs. `empty` is the optimizer without states.
 fn check_fit<M: Module>(
     states: &States,
     model: &M,
+    empty: &ModuleOptimizer,
 ) -> Result<HashMap<ParamId, Parameter>, FusedError> {
     let parameters = list(model).into_iter();
     let parameters = parameters.map(|parameter| (parameter.param.id(), parameter));
@@ -101,14 +107,26 @@ fn check_fit<M: Module>(
             return Err(FusedError::ForeignRecord { id, path });
         };
         // In fused form, too: a placeholder has the shape of its value.
-        check_fits(state, &parameter.path, &parameter.param.shape())?;
+        let sample = Sample::new(empty, parameter, state.is_compact());
+        check_fits(
+            state,
+            &parameter.path,
+            &parameter.param.shape(),
+            Some(&sample),
+        )?;
     }
     Ok(parameters)
 }
 
 /// A state is as large as its parameter, or of size one in some dimensions (Adafactor keeps the
-/// rows and columns of a second moment). Tensors of another rank are the optimizer's own affair.
-fn check_fits(state: &RecordedState, path: &str, shape: &Shape) -> Result<(), FusedError> {
+/// rows and columns of a second moment), or as the optimizer itself makes it in a `sample` (one for each block of columns).
+/// Tensors of another rank are the optimizer's own affair.
+fn check_fits(
+    state: &RecordedState,
+    path: &str,
+    shape: &Shape,
+    sample: Option<&Sample<'_>>,
+) -> Result<(), FusedError> {
     let rank = state.rank()?;
     if rank != shape.num_dims() {
         return Err(FusedError::RecordRank {
@@ -138,7 +156,9 @@ fn check_fits(state: &RecordedState, path: &str, shape: &Shape) -> Result<(), Fu
             let fits = sizes.all(|(found, expected)| *found == 1 || found == expected);
             fits || tensor.shape.num_dims() != rank
         };
-        if !fits {
+        let is_made =
+            || sample.is_some_and(|sample| sample.has_tensor(&tensor.name, &tensor.shape));
+        if !fits && !is_made() {
             return Err(of_another_shape(&tensor.name, tensor.shape.to_vec()));
         }
     }
@@ -147,7 +167,8 @@ fn check_fits(state: &RecordedState, path: &str, shape: &Shape) -> Result<(), Fu
             continue;
         };
         let found = usize::try_from(*scalar).unwrap_or_default();
-        if found != expected {
+        let is_made = || sample.is_some_and(|sample| sample.has_scalar(name, found));
+        if found != expected && !is_made() {
             return Err(of_another_shape(name, vec![found]));
         }
     }
@@ -166,7 +187,7 @@ fn check_averages(
         let Some(average) = averages.remove(&average_id(*id).val()) else {
             continue;
         };
-        check_fits(&average, path, &param.shape())?;
+        check_fits(&average, path, &param.shape(), None)?;
         let record = OptimizerRecord::from_bytes(write([average])?).map_err(unreadable)?;
         let loaded = caught(|| keeper.clone().load_record(record));
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use crate::parameters::{AnyTensor, as_inner, with_rank};
 
 /// The value of the parameter at `path` after a step of `optimizer`.
-pub(super) fn step_one(
+pub(crate) fn step_one(
     optimizer: &mut ModuleOptimizer,
     learning_rate: ModuleLearningRate,
     path: &str,

@@ -23,6 +23,7 @@ mod update;
 mod waiting;
 
 pub(crate) use accumulation::{Accumulation, PartialSum};
+pub(crate) use addressed::step_one;
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
 pub(crate) use hook::Hooks;

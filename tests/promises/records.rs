@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{FusedError, FusedOptimizer, optim as ours};
+use backburn::{Checkpoint, FusedError, FusedOptimizer, Progress, optim as ours};
 use burn::module::{Param, ParamGroup};
 use burn::nn::{Linear, LinearConfig, LinearLayout};
 use burn::optim::momentum::MomentumConfig;
@@ -231,6 +231,95 @@ fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
     }
 }
 
+/// Muon on each half of the columns of a matrix.
+#[derive(Clone)]
+struct SegmentedMuon(Muon);
+
+#[derive(Clone)]
+struct Segments<const D: usize> {
+    left: MuonState<D>,
+    right: MuonState<D>,
+}
+
+impl<const D: usize> RecordState for Segments<D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        self.left.state_flatten(&format!("{prefix}.left"), sink);
+        self.right.state_flatten(&format!("{prefix}.right"), sink);
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let mut part =
+            |name| MuonState::state_unflatten(&format!("{prefix}.{name}"), source, device);
+        Some(Self {
+            left: part("left")?,
+            right: part("right")?,
+        })
+    }
+}
+
+impl Optimizer for SegmentedMuon {
+    type State<const D: usize> = Segments<D>;
+
+    fn step<const D: usize>(
+        &self,
+        learning_rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<Segments<D>>,
+    ) -> (Tensor<D>, Option<Segments<D>>) {
+        let half = tensor.dims()[1] / 2;
+        let halves = |tensor: Tensor<D>| tensor.split(half, 1);
+        let (values, gradients) = (halves(tensor), halves(gradient));
+        let states = state.map_or([None, None], |it| [Some(it.left), Some(it.right)]);
+        let all = values.into_iter().zip(gradients).zip(states);
+        let step = |((value, gradient), state)| self.0.step(learning_rate, value, gradient, state);
+        let (values, states): (Vec<_>, Vec<_>) = all.map(step).unzip();
+        let mut states = states.into_iter().flatten();
+        let mut next = || states.next().unwrap();
+        let (left, right) = (next(), next());
+        (Tensor::cat(values, 1), Some(Segments { left, right }))
+    }
+
+    fn to_device<const D: usize>(state: Segments<D>, device: &Device) -> Segments<D> {
+        Segments {
+            left: Muon::to_device(state.left, device),
+            right: Muon::to_device(state.right, device),
+        }
+    }
+}
+
+fn segmented_state_resumes_from_its_record(device: &Device) {
+    let init = || LinearConfig::new(6, 4).with_bias(false).init(device);
+    let x = Tensor::<2>::random([5, 6], Distribution::Default, device);
+    let optimizer = || ModuleOptimizer::from(SegmentedMuon(MuonConfig::new().build()));
+    let loss = |model: &Linear| model.forward(x.clone()).powi_scalar(2).mean();
+    let initial = init();
+    let mut first = FusedOptimizer::new(copy(&initial, init), optimizer()).unwrap();
+    first.step(RATE, loss).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    checkpoint.save(&first, &Progress::new(1)).unwrap();
+    let model = copy(&first.model(), init);
+    let mut second = FusedOptimizer::new(model, optimizer()).unwrap();
+    assert_eq!(second.load_record(first.to_record()), Ok(()));
+    let mut third = FusedOptimizer::new(init(), optimizer()).unwrap();
+    checkpoint.load::<()>(&mut third).unwrap();
+    for fused in [&mut first, &mut second, &mut third] {
+        fused.step(RATE, loss).unwrap();
+    }
+    assert_equal_weights(&first.model(), &second.model());
+    assert_equal_weights(&first.model(), &third.model());
+    // That of another model is refused still.
+    let wide = LinearConfig::new(6, 6).with_bias(false).init(device);
+    let wide = Linear {
+        weight: Param::initialized(initial.weight.id, wide.weight.val()),
+        ..wide
+    };
+    let mut wide = FusedOptimizer::new(wide, optimizer()).unwrap();
+    let error = wide.load_record(first.to_record()).unwrap_err();
+    assert!(matches!(error, FusedError::RecordShape { .. }), "{error}");
+}
+
 /// Two matrices of one id.
 fn matrices(device: &Device) -> [Param<Tensor<2>>; 2] {
     let first = Param::from_tensor(Tensor::<2>::ones([4, 6], device));
@@ -356,6 +445,7 @@ on_every_backend!(
     a_record_with_other_parameter_groups,
     records_of_stock_accumulate_in_state_and_back,
     the_record_of_a_parameter_of_another_shape,
+    segmented_state_resumes_from_its_record,
 );
 
 #[test]

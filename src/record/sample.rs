@@ -1,0 +1,77 @@
+//! A state as the optimizer itself makes it, to compare a loaded one with.
+
+use std::cell::OnceCell;
+
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{DType, Device, Shape, Tensor};
+
+use super::states;
+use crate::device::host;
+use crate::optim::Call;
+use crate::optimizer_record::{RecordedState, compact_records, written};
+use crate::parameters::{AnyTensor, Parameter, with_rank};
+use crate::policy::step_one;
+
+/// The state of one parameter after a step of its optimizer, made in host memory when it is first needed.
+pub(super) struct Sample<'a> {
+    optimizer: &'a ModuleOptimizer,
+    parameter: &'a Parameter,
+    is_compact: bool,
+    made: OnceCell<Option<RecordedState>>,
+}
+
+impl<'a> Sample<'a> {
+    /// `optimizer` has no states.
+    pub(super) fn new(
+        optimizer: &'a ModuleOptimizer,
+        parameter: &'a Parameter,
+        is_compact: bool,
+    ) -> Self {
+        Self {
+            optimizer,
+            parameter,
+            is_compact,
+            made: OnceCell::new(),
+        }
+    }
+
+    /// Returns `true` if the optimizer keeps a tensor of this name and shape for the parameter.
+    pub(super) fn has_tensor(&self, name: &str, shape: &Shape) -> bool {
+        let is_it = |tensor: &burn_pack::Tensor| tensor.name == name && tensor.shape == *shape;
+        self.made()
+            .is_some_and(|made| made.tensors.iter().any(is_it))
+    }
+
+    /// Returns `true` if the optimizer keeps a scalar of this name and value for the parameter.
+    pub(super) fn has_scalar(&self, name: &str, value: usize) -> bool {
+        let scalar = self.made().and_then(|made| made.scalars.get(name));
+        scalar.is_some_and(|scalar| usize::try_from(*scalar) == Ok(value))
+    }
+
+    fn made(&self) -> Option<&RecordedState> {
+        self.made.get_or_init(|| self.make()).as_ref()
+    }
+
+    /// Returns `None` if the optimizer can't step the parameter.
+    fn make(&self) -> Option<RecordedState> {
+        let Parameter { param, path, .. } = self.parameter;
+        let (id, shape) = (param.id(), param.shape());
+        let (device, dtype) = match param.is_initialized() {
+            true => (param.value().device(), param.value().dtype()),
+            false => (Device::default(), DType::F32),
+        };
+        let host = host(&device.inner());
+        let ones = || -> AnyTensor {
+            with_rank!(shape.num_dims(), D => Tensor::<D>::ones(shape.clone(), (&host, dtype)).into())
+        };
+        let mut optimizer = self.optimizer.clone();
+        let step = || step_one(&mut optimizer, 0.0.into(), path, id, ones(), ones());
+        Call::default().make(step).0.ok()?;
+        let record = match self.is_compact {
+            true => compact_records(|| optimizer.to_record()),
+            false => optimizer.to_record(),
+        };
+        let [mut states, _] = states(written(record).ok()?).ok()?;
+        states.remove(&id.val())
+    }
+}
