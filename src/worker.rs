@@ -3,17 +3,26 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, ThreadId};
 
 use parking_lot::{Condvar, Mutex};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::caught::catch;
 use crate::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// A job with its bytes.
+struct Given {
+    bytes: usize,
+    /// Whether it was given on a thread of a rayon pool, which may wait for it.
+    by_pool: bool,
+    job: Job,
+}
+
 /// A thread that moves things and updates them beside the one that computes, one job after the other. On CubeCL
 /// devices it has a stream of its own, which lives as long as it does.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    jobs: Sender<(usize, Job)>,
+    jobs: Sender<Given>,
     under_way: Arc<UnderWay>,
     thread: ThreadId,
 }
@@ -33,13 +42,22 @@ struct Load {
 
 impl Worker {
     pub(crate) fn new(name: &str) -> std::io::Result<Self> {
-        let (jobs, queue) = channel::<(usize, Job)>();
+        let (jobs, queue) = channel::<Given>();
         let under_way = Arc::<UnderWay>::default();
         let done = under_way.clone();
         let handle = thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
-                for (bytes, job) in queue {
+                let mut own_pool = None;
+                for Given {
+                    bytes,
+                    by_pool,
+                    job,
+                } in queue
+                {
+                    if by_pool && own_pool.is_none() {
+                        own_pool = leave_pool();
+                    }
                     #[cfg(test)]
                     crate::schedule::point();
                     let _finished = Finished {
@@ -66,7 +84,11 @@ impl Worker {
         while load.jobs > 0 && load.bytes + bytes > limit {
             self.under_way.less.wait(&mut load);
         }
-        let given = self.jobs.send((bytes, Box::new(job)));
+        let given = self.jobs.send(Given {
+            bytes,
+            by_pool: rayon::current_thread_index().is_some(),
+            job: Box::new(job),
+        });
         given.expect("the thread waits for jobs as long as it can get any");
         // The thread can't count it as done before: it needs the lock for that.
         load.jobs += 1;
@@ -84,6 +106,14 @@ impl Worker {
             self.under_way.less.wait(&mut load);
         }
     }
+}
+
+/// Has this thread compute alone from now on, in a pool of its own: all threads of rayon's may be waiting for it.
+fn leave_pool() -> Option<ThreadPool> {
+    let alone = ThreadPoolBuilder::new().num_threads(1).use_current_thread();
+    let pool = alone.build();
+    pool.inspect_err(|error| log::warn!("a thread of backburn computes in rayon's pool: {error}"))
+        .ok()
 }
 
 /// Counts a job as done when dropped.
@@ -126,6 +156,22 @@ mod tests {
         }
         worker.wait();
         assert_eq!(finished.load(Ordering::SeqCst), given);
+    }
+
+    #[test]
+    fn job_of_blocked_pool_computes_on_its_own_thread() {
+        let worker = Worker::new("test").unwrap();
+        let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let (sender, receiver) = channel();
+        pool.install(|| {
+            worker.give(0, 10, move || {
+                let threads = rayon::join(|| thread::current().id(), || thread::current().id());
+                let _ = sender.send((threads, rayon::current_num_threads()));
+            });
+            worker.wait();
+        });
+        let here = worker.thread;
+        assert_eq!(receiver.recv().unwrap(), ((here, here), 1));
     }
 
     #[test]
