@@ -4,7 +4,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
     AdjustLrFn, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
 };
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::call;
 use super::element_wise::{ElementState, ElementWise};
@@ -90,8 +90,8 @@ impl MuonConfig {
 ///
 /// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)),
 /// whose rows are the first dimension of a weight. Momentum and weight are each updated in a single pass; between the two
-/// there are two buffers of the size of the matrix and three of the square of its shorter side. In formats the iteration
-/// runs in f32.
+/// there are two buffers of the size of the matrix and three of the square of its shorter side. In formats and for weights in
+/// f16 the iteration runs in f32.
 ///
 /// # Errors
 ///
@@ -182,8 +182,16 @@ impl Optimizer for Muon {
         let momentum = || self.momentum.step(1.0, any, gradient, Some(state));
         let (direction, state) = call::unheard(momentum);
         // As it lies in memory, which decides the last bits of a product.
-        let matrix = AnyTensor::from(direction).of_rank();
-        let direction = AnyTensor::from(self.config.orthogonalized(matrix)).of_rank();
+        let matrix = AnyTensor::from(direction).of_rank::<2>();
+        let orthogonalized = match matrix.dtype() {
+            // Its squares leave the range of f16.
+            DType::F16 => {
+                let wide = self.config.orthogonalized(matrix.cast(FloatDType::F32));
+                wide.cast(FloatDType::F16)
+            }
+            _ => self.config.orthogonalized(matrix),
+        };
+        let direction = AnyTensor::from(orthogonalized).of_rank();
         let penalty = self.config.weight_decay.as_ref();
         let shape = [parameter.shape()[0], parameter.shape()[1]];
         let rule = Rule::new::<0>(rule::Decayed {

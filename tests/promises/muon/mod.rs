@@ -19,7 +19,7 @@ use burn::optim::{
     self as stock, AdjustLrFn, GradientsAccumulator, GradientsParams, ModuleOptimizer,
     OptimizerRecord,
 };
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 
 use crate::backends::on_every_backend;
 use crate::compare::*;
@@ -177,6 +177,30 @@ fn steps_in_f64_and_half_types_equal_burns_own(device: &Device) {
                 }
             }
         }
+    }
+}
+
+fn f16_steps_of_small_and_large_gradients_equal_f32(device: &Device) {
+    let device = device.clone().inner();
+    if !device.supports_dtype(FloatDType::F16) {
+        return;
+    }
+    let muon = || ours::MuonConfig::new().build();
+    let zeros = Tensor::<2>::zeros([8, 5], &device);
+    for scale in [1e-4, 1.0, 1e3] {
+        let normal = Distribution::Normal(0.0, scale);
+        let gradient = Tensor::<2>::random([8, 5], normal, &device).cast(FloatDType::F16);
+        let narrow = run(
+            muon(),
+            zeros.clone().cast(FloatDType::F16),
+            &[gradient.clone()],
+        );
+        let wide = run(muon(), zeros.clone(), &[gradient.cast(FloatDType::F32)]);
+        let length = |data: &TensorData| data.iter::<f64>().map(|it| it * it).sum::<f64>().sqrt();
+        let pairs = narrow[0].iter::<f64>().zip(wide[0].iter::<f64>());
+        let apart = pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+        assert!(length(&wide[0]) > 0.0);
+        assert!(apart < 0.02 * length(&wide[0]), "{scale}: {apart}");
     }
 }
 
@@ -406,6 +430,7 @@ fn without_names_all_matrices_are_muons() {
 on_every_backend!(
     steps_equal_burns_own,
     steps_in_f64_and_half_types_equal_burns_own,
+    f16_steps_of_small_and_large_gradients_equal_f32,
     fused_equals_a_loop_with_groups_of_burns_own,
     policies_equal_a_loop_with_groups_of_burns_own,
 );
