@@ -1,4 +1,6 @@
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use burn::module::{Module, Param, ParamId};
@@ -139,6 +141,9 @@ fn loaded<M: Module, S: ModuleStore>(
         path: path.to_path_buf(),
         reason,
     };
+    if let Some(reason) = no_weights(path) {
+        return Err(unloadable(reason.to_string()));
+    }
     let applied = loading
         .load_from(&mut store(path.to_path_buf()))
         .map_err(|error| unloadable(error.to_string()))?;
@@ -158,6 +163,32 @@ fn loaded<M: Module, S: ModuleStore>(
         )));
     }
     Ok((loading, applied))
+}
+
+/// Returns what the file at `path` is, if it is one of those that are often taken for weights, and what to do.
+fn no_weights(path: &Path) -> Option<&'static str> {
+    let name = path.file_name()?.to_string_lossy();
+    if name.ends_with(".index.json") {
+        return Some(
+            "it is the index of a model in several files: load each file that its `weight_map` names, with \
+             `allow_partial(true)`",
+        );
+    }
+    let mut head = [0; 64];
+    let length = File::open(path).and_then(|mut file| file.read(&mut head));
+    let head = String::from_utf8_lossy(&head[..length.ok()?]).to_lowercase();
+    let head = head.trim_start();
+    if head.starts_with("version https://git-lfs") {
+        Some(
+            "it is a Git LFS pointer in the place of the file: run `git lfs pull`, or download the file itself",
+        )
+    } else if head.starts_with("<!doctype html") || head.starts_with("<html") {
+        Some(
+            "it is an HTML page, not the file that it links to: download the file itself, logged in if it asks for that",
+        )
+    } else {
+        None
+    }
 }
 
 /// Casts parameters as soon as they are loaded, on the host.

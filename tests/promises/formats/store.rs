@@ -113,6 +113,29 @@ fn a_file_that_can_not_be_loaded_is_named() {
 }
 
 #[test]
+fn file_without_weights_is_named_for_what_it_is() {
+    let device = Device::flex().autodiff();
+    let folder = tempfile::tempdir().unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    for (name, contents, words) in [
+        ("a.safetensors", pointer, "git lfs pull"),
+        ("b.safetensors", "\n<!DOCTYPE html><html>", "HTML page"),
+        (
+            "model.safetensors.index.json",
+            "{\"weight_map\": {}}",
+            "`weight_map`",
+        ),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, contents).unwrap();
+        let open = SafetensorsStore::from_file;
+        let loaded = load_from_store(Net::init(5, &device), &path, open, FloatDType::F32);
+        let error = loaded.map(drop).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(name), "{error}");
+    }
+}
+
+#[test]
 fn misshapen_tensors_are_errors_whatever_the_store_validates() {
     let device = Device::flex().autodiff();
     let bytes = file(&Net::init(5, &device), false);
