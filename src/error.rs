@@ -426,7 +426,8 @@ pub enum FusedError {
     /// The model is to be computed with in one float type, and has a parameter of another that stays as it is.
     #[error(
         "`FusedConfig::compute_dtype` is {compute_dtype}, and parameter `{path}` stays {dtype}, since it is frozen, a running \
-         statistic, or carries a reparameterization: cast it, or leave `compute_dtype` out"
+         statistic, or carries a reparameterization: cast it, and have the closure cast its inputs to {compute_dtype}, too, or \
+         leave `compute_dtype` out"
     )]
     ComputeDtype {
         /// Path of the parameter in the model.

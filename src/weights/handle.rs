@@ -55,10 +55,10 @@ impl Reparameterization for Handle {
         let view = &self.view;
         if Identity::of(&base) != self.placeholder {
             panic!(
-                "parameter `{}` was mapped, moved or loaded in the closure of a fused step, where the \
+                "parameter `{}` was mapped (`Param::map`), moved or loaded in the closure of a fused step, where the \
                  model has no values of its own: change it between steps with \
                  `FusedOptimizer::change_model`, or compute with another value in the closure \
-                 (`param.val() + noise`)",
+                 (`param.val().transpose()`, `param.val() + noise`)",
                 view.home.path
             );
         }

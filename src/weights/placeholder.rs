@@ -13,9 +13,10 @@ use crate::tap::{GradientSink, Passed, join, lift};
 /// What is wrong with a read of a placeholder of the parameter at `path`.
 fn around(path: &str) -> String {
     format!(
-        "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()` or \
-         `into_value()`, or by a visitor or mapper, which Burn hands a parameter without what is \
-         attached to it. That gives a placeholder: read it with `val()` on the model itself, or read \
+        "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()`, \
+         `into_value()` or `Param::map`, or by a visitor or mapper, which Burn hands a parameter without what is \
+         attached to it. That gives a placeholder: read it with `val()` on the model itself \
+         (`weight.val().transpose()` instead of `weight.map(|it| it.transpose())`), or read \
          `model.valid()`, whose values have no gradient"
     )
 }

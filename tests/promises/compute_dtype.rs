@@ -296,7 +296,7 @@ fn what_stays_as_it_is_must_have_the_type() {
         );
         let text = error.to_string();
         assert!(
-            text.contains(path) && text.contains("compute_dtype"),
+            text.contains(path) && text.contains("compute_dtype") && text.contains("its inputs"),
             "{text}"
         );
     }

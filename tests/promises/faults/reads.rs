@@ -112,6 +112,21 @@ fn a_read_around_val_is_an_error_by_name_where_it_happens() {
     assert!(norm.into_scalar::<f32>().is_finite());
 }
 
+#[test]
+fn mapped_parameter_in_closure_names_the_way_that_works() {
+    let device = &flex();
+    let x = &xs(device, 1)[0];
+    let mapped: [fn(Tensor<2>) -> Tensor<2>; 2] = [Tensor::transpose, |value| value * 2.0];
+    for map in mapped {
+        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
+        let read = |model: &Mlp| model.input.weight.clone().map(map).val().sum();
+        let mut step = || fused.step(RATE, |model| model.loss(x.clone()) + read(model));
+        let message = panic_of(|| step().unwrap());
+        let names = message.contains("`Param::map`") && message.contains("val().transpose()");
+        assert!(names, "{message}");
+    }
+}
+
 /// Adds to every parameter.
 struct Perturb(f32);
 
