@@ -5,6 +5,7 @@
 mod compare;
 mod disturbed;
 mod fidelity;
+mod side_by_side;
 
 use std::sync::Mutex;
 

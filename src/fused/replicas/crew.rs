@@ -78,7 +78,8 @@ impl Crew {
         }
         if let Some(numbers) = numbers {
             // What is drawn next does not depend on how many numbers the ranks have drawn.
-            if lock(first, &group)?.is_some() {
+            let locked = lock(first, &group)?;
+            if locked.is_some() {
                 numbers.end();
             }
         }

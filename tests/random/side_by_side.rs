@@ -1,0 +1,137 @@
+//! Trainings that draw random numbers on several threads wait for each other.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use backburn::{
+    FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
+    GradientHook, HookedParameter, Sharding, gradient_checkpointing,
+};
+use burn::module::{Param, ParamGroup};
+use burn::nn::{Dropout, DropoutConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::{Device, Distribution, Tensor};
+
+use crate::on_the_cpu;
+
+type Dropping = (Param<Tensor<1>>, Dropout);
+
+const STEPS: usize = 8;
+
+/// Where a model draws.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Block,
+    NestedBlock,
+    OutsideOfBlocks,
+    Both,
+}
+
+const PLACES: [Place; 4] = [
+    Place::Block,
+    Place::NestedBlock,
+    Place::OutsideOfBlocks,
+    Place::Both,
+];
+
+impl Place {
+    /// A loss that is linear in the weight, and its gradient.
+    fn loss(self, model: &Dropping, x: Tensor<1>) -> (Tensor<1>, Tensor<1>) {
+        let drops = |model: &Dropping, x: Tensor<1>| model.1.forward(x);
+        let dropped = match self {
+            Self::Block => gradient_checkpointing(model, x, weighted),
+            Self::NestedBlock => gradient_checkpointing(model, x, |model: &Dropping, x| {
+                gradient_checkpointing(model, model.1.forward(x), weighted)
+            }),
+            Self::OutsideOfBlocks => weighted(model, x),
+            Self::Both => gradient_checkpointing(model, drops(model, x), weighted),
+        };
+        (dropped.clone().sum(), dropped.detach())
+    }
+}
+
+fn weighted((weight, dropout): &Dropping, x: Tensor<1>) -> Tensor<1> {
+    // So long that another thread runs meanwhile.
+    let noise = Tensor::<1>::random([20_000], Distribution::Default, &x.device());
+    dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
+}
+
+fn model(device: &Device) -> Dropping {
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    (weight, DropoutConfig::new(0.5).init())
+}
+
+fn config(clips: bool, sharding: Sharding) -> FusedConfig {
+    let clipping = clips.then_some(GlobalNormClippingConfig::Exact(1e9));
+    FusedConfig::new()
+        .with_clipping(clipping)
+        .with_sharding(sharding)
+}
+
+/// Keeps the last gradient.
+#[derive(Clone, Default)]
+struct Gradient(Arc<Mutex<Vec<f32>>>);
+
+impl GradientHook for Gradient {
+    fn call<const D: usize>(
+        &self,
+        _parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        *self.0.lock().unwrap() = gradient.clone().into_data().iter().collect();
+        GradientFlow::Continue(gradient)
+    }
+}
+
+impl Gradient {
+    fn check(&self, ranks: Vec<Tensor<1>>) {
+        let mut sum = vec![0.0; 64];
+        for dropped in ranks {
+            let values = dropped.into_data();
+            let pairs = sum.iter_mut().zip(values.iter::<f32>());
+            pairs.for_each(|(sum, value)| *sum += value);
+        }
+        assert_eq!(*self.0.lock().unwrap(), sum);
+    }
+}
+
+fn train_alone(device: &Device, place: Place, clips: bool) {
+    let gradient = Gradient::default();
+    let mut fused = FusedOptimizer::new(model(device), SgdConfig::new().init())
+        .and_then(|fused| fused.with_config(config(clips, Sharding::State)))
+        .unwrap()
+        .with_hook(ParamGroup::all(), gradient.clone());
+    for _ in 0..STEPS {
+        let step =
+            fused.step_repeatable(0.0, |model| place.loss(model, Tensor::ones([64], device)));
+        gradient.check(vec![step.unwrap().1]);
+    }
+}
+
+fn train_replicas(device: &Device, place: Place, clips: bool, sharding: Sharding) {
+    let gradient = Gradient::default();
+    let (devices, config) = (vec![device.clone(); 3], config(clips, sharding));
+    let optimizer = SgdConfig::new().init();
+    let mut fused = FusedReplicas::new_with_config(model(device), optimizer, devices, config)
+        .unwrap()
+        .with_hook(ParamGroup::all(), gradient.clone());
+    for _ in 0..STEPS {
+        let batches = vec![Tensor::<1>::ones([64], device); 3];
+        let step = fused.step_repeatable(0.0, batches, move |model, x| place.loss(model, x));
+        gradient.check(step.unwrap().into_iter().map(|(_, it)| it).collect());
+    }
+}
+
+#[test]
+fn replicas_beside_other_trainings_wait_for_each_other() {
+    on_the_cpu(|device| {
+        for sharding in [Sharding::State, Sharding::Full] {
+            thread::scope(|scope| {
+                for (place, clips) in PLACES.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+                    scope.spawn(move || train_alone(device, place, clips));
+                    scope.spawn(move || train_replicas(device, place, clips, sharding));
+                }
+            });
+        }
+    });
+}
