@@ -92,15 +92,32 @@ impl<O: PlannedOptimizer> Plan<O> {
     }
 
     fn check_ranks(&self, devices: usize) -> Result<(), PlanError> {
+        self.check_numbers()?;
         if devices == self.ranks {
             return Ok(());
         }
         let ranks = self.ranks;
         Err(PlanError::Unusable {
             reason: format!(
-                "it is for {ranks} devices, not {devices}: `replicas` takes several, `fuse` one"
+                "its number of devices is {ranks}, not {devices}: `replicas` takes several, `fuse` one"
             ),
         })
+    }
+
+    /// Refuses numbers that are zero.
+    fn check_numbers(&self) -> Result<(), PlanError> {
+        for (name, number) in [
+            ("ranks", self.ranks),
+            ("batch", self.batch),
+            ("accumulation", self.accumulation),
+        ] {
+            if number == 0 {
+                return Err(PlanError::Unusable {
+                    reason: format!("its `{name}` is 0: set it to 1 or more, or plan again"),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The optimizer, and what is done with gradients for its sake.
@@ -114,17 +131,7 @@ impl<O: PlannedOptimizer> Plan<O> {
 
     /// The model in the type of its weights, if it is the one that was planned for.
     fn model<M: Module>(&self, init: impl FnOnce() -> M) -> Result<M, PlanError> {
-        for (name, number) in [
-            ("ranks", self.ranks),
-            ("batch", self.batch),
-            ("accumulation", self.accumulation),
-        ] {
-            if number == 0 {
-                return Err(PlanError::Unusable {
-                    reason: format!("its `{name}` is 0: set it to 1 or more, or plan again"),
-                });
-            }
-        }
+        self.check_numbers()?;
         let model = init();
         let found = ModelKey::of(&model);
         if found != self.model {

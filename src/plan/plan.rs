@@ -134,7 +134,8 @@ impl<O: PlannedOptimizer> Plan<O> {
 impl<O> Display for Plan<O> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let mega = |bytes: usize| bytes as f64 / 1e6;
-        let items = self.ranks * self.batch * self.accumulation;
+        let items = self.ranks.saturating_mul(self.batch);
+        let items = items.saturating_mul(self.accumulation);
         writeln!(
             f,
             "budget {:.2} MB, {items} items in a step; peaks are about:",

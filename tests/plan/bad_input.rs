@@ -98,6 +98,13 @@ fn an_edited_plan_that_cannot_be_is_refused() {
     plan.accumulation = 0;
     let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
     assert!(error.contains("`accumulation` is 0"), "{error}");
+    plan.accumulation = usize::MAX;
+    plan.batch = 2;
+    assert!(plan.to_string().contains(&usize::MAX.to_string()));
+    let mut plan = whole.clone();
+    plan.ranks = 0;
+    let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
+    assert!(error.contains("`ranks` is 0"), "{error}");
     let mut plan = whole;
     plan.config.loss_scaling = Some(backburn::LossScalingConfig::new().with_initial_scale(-1.0));
     let error = plan.fuse(init::<Bag>).unwrap_err();
