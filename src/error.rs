@@ -171,7 +171,7 @@ pub enum FusedError {
         path: String,
     },
 
-    /// The loss has no gradient to offer.
+    /// The loss is not part of an autodiff graph.
     #[error(
         "the loss is not tracked by autodiff: it depends on no trainable parameter of the model \
          (is everything frozen, or the loss detached?)"
@@ -198,9 +198,9 @@ pub enum FusedError {
         max_norm: f64,
     },
 
-    /// A loss scale that is none.
+    /// A loss scale that is out of range.
     #[error(
-        "the loss can't be scaled by {scale:e}: set `initial_scale` to a positive and finite number of f32 whose inverse is one, too"
+        "the loss can't be scaled by {scale:e}: `initial_scale` must be a positive finite f32 with a finite reciprocal"
     )]
     LossScale {
         /// The scale asked for.
@@ -273,8 +273,8 @@ pub enum FusedError {
 
     /// Another training held the lock of Burn's random generators for too long.
     #[error(
-        "the random generators were locked by the forward pass of another training for {waited:?}: call a step that the \
-         closure of another step waits for outside of it"
+        "the random generators were locked by the forward pass of another training for {waited:?}: don't wait for another step \
+         in the closure of a step, and call it before or after"
     )]
     RandomNumbersLocked {
         /// How long the other held the lock.
@@ -341,8 +341,8 @@ pub enum FusedError {
 
     /// A hook, or lagged clipping, stopped the step at a gradient with an infinite element, or one that is not a number.
     #[error(
-        "the gradient of parameter `{path}` is not finite: neither it was updated nor the \
-         parameters that the forward pass read before it. Look for the first loss that is not finite, or lower the \
+        "the gradient of parameter `{path}` is not finite: it and every parameter that the forward pass read \
+         earlier were not updated. Look for the first loss that is not finite, or lower the \
          learning rate"
     )]
     GradientNotFinite {
@@ -416,7 +416,7 @@ pub enum FusedError {
         reason: String,
     },
 
-    /// An average of the weights that can't be.
+    /// A config of an average of the weights with a value out of range.
     #[error("the weights can't be averaged: {reason}")]
     Averaging {
         /// Why, and what to do.
