@@ -15,10 +15,14 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// # Panics
     ///
-    /// As [`FusedOptimizer::new`](crate::FusedOptimizer::new) and
-    /// [`step`](crate::FusedOptimizer::step) do, and as `SupervisedTraining::launch` does; if the
-    /// checkpoint that it resumes from has a state that does not fit its parameter, or that the
-    /// optimizer can't load.
+    /// - If the model can't be fused or trained with its config, with the message of the error of
+    ///   [`FusedOptimizer::new`](crate::FusedOptimizer::new) or
+    ///   [`with_config`](crate::FusedOptimizer::with_config).
+    /// - If the checkpoint that it resumes from has a state that does not fit its parameter, or that the
+    ///   optimizer can't load.
+    /// - If the code of the model panics, on one device, and as `SupervisedTraining::launch` does.
+    ///
+    /// A step that fails ends the training with an error in the result.
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M>;
 }
 

@@ -43,10 +43,6 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// As [`step`](Self::step) and [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
-    ///
-    /// # Panics
-    ///
-    /// As [`step`](Self::step).
     pub fn step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -66,10 +62,6 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// As [`step`](Self::step).
-    ///
-    /// # Panics
-    ///
-    /// As [`step`](Self::step).
     pub fn accumulate<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
@@ -86,10 +78,6 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// As [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward) and [`step`](Self::step).
-    ///
-    /// # Panics
-    ///
-    /// As [`step`](Self::step).
     pub fn step_with_backward<B: Clone + Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
