@@ -32,7 +32,7 @@ use crate::replica::{Ownership, Sharding};
 pub struct FusedConfig {
     /// Clipping of the gradients of every step by their global norm; over several devices, the norm of the sums.
     ///
-    /// [`StepReport`](crate::StepReport) tells the norm and the coefficient. The norm that lagged clipping goes by is part of
+    /// [`StepReport`](crate::StepReport) tells the norm and the coefficient. The norm that lagged clipping uses is part of
     /// the optimizer's record. Clipping by value, and by the norm of each parameter's own gradient, is Burn's, set on the
     /// optimizer's config, and comes after this one.
     pub clipping: Option<GlobalNormClippingConfig>,

@@ -1,6 +1,6 @@
 use burn::module::ParamId;
 
-/// A training that can't be made, or a step that can't be taken: the message names the parameter or option, and what to do.
+/// An error of creating a training, or of a step. The message names the parameter or option, and what to do.
 ///
 /// `Debug` prints the message, too, so that `unwrap` and a `main` that returns the error show it.
 #[derive(Clone, PartialEq, thiserror::Error)]

@@ -24,7 +24,7 @@ macro_rules! door {
                 Ok(self)
             }
 
-            /// How it trains.
+            /// Returns the config of the training.
             pub fn config(&self) -> &crate::FusedConfig {
                 &self.core.policies.config
             }
@@ -63,7 +63,7 @@ macro_rules! door {
             /// Updates of running statistics that Burn keeps pending are merged. So a batch normalization that is frozen here
             /// computes with the last update, which a stock loop misses until `valid` is called.
             ///
-            /// A parameter that comes back under the id of one that was removed starts anew. The other states go through a record
+            /// A parameter that comes back under the id of one that was removed starts with a fresh state. The other states go through a record
             /// then, as in [`load_record`](Self::load_record), and those that gradients were accumulated in begin a new
             /// group.
             ///
@@ -99,7 +99,7 @@ macro_rules! door {
                 self.core.drop_accumulated();
             }
 
-            /// An ordinary Burn model with the current values: to save, to validate, to keep. It is where the model computes, on the
+            /// Returns an ordinary Burn model with the current values: to save, to validate, to keep. It is where the model computes, on the
             /// first of several devices, or on the host if something waits there; with [`Sharding::Full`](crate::Sharding::Full) all weights
             /// come to that device for it.
             ///
@@ -116,7 +116,7 @@ macro_rules! door {
                 self.core.valid()
             }
 
-            /// An ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
+            /// Returns an ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
             /// to save, to use.
             ///
             /// Frozen parameters and running statistics have their current values; later steps do not change them. Averages are cast to the type of the parameter.
@@ -164,7 +164,7 @@ macro_rules! door {
                 self.core.load_record(record)
             }
 
-            /// What the last pass did, on all devices together.
+            /// Returns the report of the last pass, on all devices together.
             pub fn last_step(&self) -> &crate::StepReport {
                 self.core.last_step()
             }

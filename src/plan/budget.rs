@@ -21,7 +21,7 @@ use crate::host_memory::HostMemory;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// So many.
+    /// A number of bytes.
     Bytes(usize),
     /// Nine tenths of what this process can have: the memory that is available on the machine and what the process has
     /// already, or the limit of its control group if that is less. The tenth is for what is not counted: the pages that the heap keeps,

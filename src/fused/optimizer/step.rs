@@ -154,7 +154,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.core.step(learning_rate, task)
     }
 
-    /// Forward and backward that change nothing: gradients are released, and used for nothing; hooks are not called. Running
+    /// Runs a forward and backward pass without an update: gradients are released, and used for nothing; hooks are not called. Running
     /// statistics are restored. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
     ///
     /// With a recorder it tells before the first step, and before there is any optimizer state, what activations

@@ -97,7 +97,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Self::new_with_config(model, optimizer, devices, FusedConfig::default())
     }
 
-    /// The same that train as `config` says from the start. What waits on the host goes there at once: a model that does not fit
+    /// Creates replicas that train as `config` says from the start. What waits on the host goes there at once: a model that does not fit
     /// on the devices is created on the host, and a parameter goes over alone, if at all.
     ///
     /// # Errors
@@ -146,12 +146,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Ok(fused)
     }
 
-    /// The bytes of weights and gradients on each rank.
+    /// Returns the bytes of weights and gradients on each rank.
     pub fn bytes(&self) -> Vec<RankBytes> {
         self.core.ranks.forms.iter().map(RankBytes::of).collect()
     }
 
-    /// The devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
+    /// Returns the devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
     /// model, whichever the devices had that were named.
     pub fn devices(&self) -> &[Device] {
         self.core.ranks.named.as_deref().unwrap_or_default()

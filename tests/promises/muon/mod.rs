@@ -193,7 +193,7 @@ fn f16_steps_of_small_and_large_gradients_equal_f32(device: &Device) {
         let narrow = run(
             muon(),
             zeros.clone().cast(FloatDType::F16),
-            &[gradient.clone()],
+            std::slice::from_ref(&gradient),
         );
         let wide = run(muon(), zeros.clone(), &[gradient.cast(FloatDType::F32)]);
         let length = |data: &TensorData| data.iter::<f64>().map(|it| it * it).sum::<f64>().sqrt();
