@@ -13,12 +13,21 @@ use crate::parameters::AnyTensor;
 pub(crate) struct Call {
     /// Whether the gradient is not the last of its group of micro-batches.
     pub(crate) more_to_come: bool,
-    /// Set if the call only asks whether the optimizer can step on this device.
-    pub(crate) asked_for: Option<Device>,
+    /// Set if the call only asks whether the optimizer can step such a parameter.
+    pub(crate) asked_for: Option<Asked>,
     /// A handle to the parameter: of before, or as a step has written it. There is none while one writes in place.
     pub(crate) parameter: Option<AnyTensor>,
     /// Why the optimizer has not stepped, and has given back what it got.
     pub(crate) refusal: Option<String>,
+}
+
+/// A parameter in whose place a single element is stepped.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    /// Where it is stepped.
+    pub(crate) device: Device,
+    /// The number of its elements.
+    pub(crate) elements: usize,
 }
 
 thread_local! {
@@ -51,8 +60,16 @@ pub(super) fn more_to_come() -> bool {
 
 /// Returns the device of the step: that of the parameter, unless the caller asks about another one.
 pub(super) fn device(parameter: Device) -> Device {
-    let asked_for = CALL.with_borrow(|call| call.as_ref()?.asked_for.clone());
-    asked_for.unwrap_or(parameter)
+    asked_for().map_or(parameter, |asked| asked.device)
+}
+
+/// Returns the number of elements of the parameter, which has so many unless the caller asks about another one.
+pub(super) fn elements(parameter: usize) -> usize {
+    asked_for().map_or(parameter, |asked| asked.elements)
+}
+
+fn asked_for() -> Option<Asked> {
+    CALL.with_borrow(|call| call.as_ref()?.asked_for.clone())
 }
 
 /// Says why a step can't be: the optimizer gives parameter and state back as they are.

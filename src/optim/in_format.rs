@@ -2,7 +2,9 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, WeightFormat, around};
+use super::format::{
+    Formats, LowBits, Noise, RecordedFormat, StateFormat, WeightFormat, around, use_formats,
+};
 use super::kernel;
 
 /// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
@@ -25,9 +27,10 @@ use super::kernel;
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// # Panics
+/// # Errors
 ///
-/// In a step, if the parameter is not in bf16; one in f32 of fewer than 4096 elements is stepped as it is.
+/// A parameter that is not in bf16 is refused before training starts ([`FusedError::Unfit`](crate::FusedError::Unfit)), one of
+/// fewer than 4096 elements in its step; such a small one in f32 is stepped as it is. In a stock loop the step panics.
 #[derive(Clone, Debug)]
 pub struct InFormat<O> {
     optimizer: O,
@@ -37,6 +40,7 @@ pub struct InFormat<O> {
 impl<O> InFormat<O> {
     /// `optimizer`, for weights in `format`.
     pub fn new(optimizer: O, format: WeightFormat) -> Self {
+        use_formats();
         Self { optimizer, format }
     }
 }

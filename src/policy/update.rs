@@ -11,7 +11,7 @@ use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::Caught;
 use crate::device::{host, is_remote};
-use crate::optim::Call;
+use crate::optim::{Asked, Call, formats_may_refuse};
 use crate::optimizer_record::{
     RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
 };
@@ -68,8 +68,8 @@ impl Update {
         call.refusal
     }
 
-    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. It steps a single element in
-    /// this process to answer. Only devices of servers lack what an optimizer needs.
+    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`, for the formats that it keeps
+    /// things in. It steps a single element in this process to answer, where that may be.
     pub(crate) fn unfit_on(
         &self,
         device: &Device,
@@ -77,15 +77,20 @@ impl Update {
         path: &str,
         rank: usize,
         dtype: DType,
+        elements: usize,
     ) -> Option<String> {
-        if !is_remote(device) {
+        // Only devices of servers lack what an optimizer needs.
+        if !is_remote(device) && !formats_may_refuse(dtype, elements) {
             return None;
         }
         let host = host(device);
         let one =
             || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
         let call = Call {
-            asked_for: Some(device.clone()),
+            asked_for: Some(Asked {
+                device: device.clone(),
+                elements,
+            }),
             ..Call::default()
         };
         // An optimizer that panics for such a small parameter has refused nothing.

@@ -85,7 +85,7 @@ impl Inventory {
             let unfit = update.unfit(id, path, rank);
             let unfit = unfit.or_else(|| {
                 let device = entry.stepped_on(layout);
-                update.unfit_on(&device, id, path, rank, entry.dtype)
+                update.unfit_on(&device, id, path, rank, entry.dtype, entry.elements())
             });
             if let Some(reason) = unfit {
                 let path = path.to_string();

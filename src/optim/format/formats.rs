@@ -1,4 +1,5 @@
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
@@ -38,6 +39,19 @@ pub(crate) struct Weight<const D: usize> {
     pub(crate) low_bits: Option<LowBits>,
 }
 
+/// Whether the process has an optimizer with formats: only then is one asked what it refuses.
+static ARE_IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// An optimizer keeps weights or states in a format.
+pub(crate) fn use_formats() {
+    ARE_IN_USE.store(true, Ordering::Relaxed);
+}
+
+/// Returns `true` if an optimizer may refuse a parameter of this type and so many elements for its formats.
+pub(crate) fn formats_may_refuse(dtype: DType, elements: usize) -> bool {
+    dtype != DType::BF16 && elements >= MIN_ELEMENTS && ARE_IN_USE.load(Ordering::Relaxed)
+}
+
 impl Formats {
     /// Those of this parameter. Refuses a step whose operands don't fit, or that would lose something.
     pub(crate) fn fit<const D: usize>(
@@ -51,7 +65,7 @@ impl Formats {
             self.check_has_kernels(&call::device(parameter.device()))?;
         }
         let dtype = parameter.dtype();
-        let is_small = parameter.shape().num_elements() < MIN_ELEMENTS;
+        let is_small = call::elements(parameter.shape().num_elements()) < MIN_ELEMENTS;
         let is_whole = is_small && dtype == DType::F32;
         let weight = match is_whole {
             true => WeightFormat::Plain,
@@ -107,7 +121,7 @@ impl Formats {
 
     /// Refuses a parameter that is not in bf16.
     fn check_bf16<const D: usize>(self, parameter: &Tensor<D>) -> Result<(), String> {
-        let (device, dtype) = (parameter.device(), parameter.dtype());
+        let (device, dtype) = (call::device(parameter.device()), parameter.dtype());
         if dtype == DType::BF16 {
             return Ok(());
         }
