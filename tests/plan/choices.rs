@@ -102,8 +102,11 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     let planner = planner::<Bag>().with_order(&order);
     let whole = planner.plan(Bag::loss, ENOUGH).unwrap();
     let names: Vec<_> = whole.candidates.iter().map(|it| it.name.as_str()).collect();
-    // A buffer would take more than smaller passes save.
-    assert_eq!(names, ["fused", "32 micro-batches summed in states"]);
+    // A buffer would take more than smaller passes save. The smallest passes differ by less than a measurement does.
+    assert!(
+        matches!(names[..], ["fused", summed] if summed.ends_with(" micro-batches summed in states")),
+        "{names:?}"
+    );
     assert!(bytes(&whole)[1] < bytes(&whole)[0], "{whole}");
 
     // As the door for it trains by hand.

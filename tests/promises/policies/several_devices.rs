@@ -146,7 +146,8 @@ fn the_norm_is_that_over_all_devices() {
     for devices in pairs() {
         let (initial, batches) = (Placed::init(&devices), x(&devices));
         let groups: Vec<_> = batches.chunks(1).collect();
-        let adam = || AdamConfig::new().init();
+        // Clipped gradients are small: with the default, rounding differences between devices decide their updates.
+        let adam = || AdamConfig::new().with_epsilon(1e-3).init();
         // All steps are clipped.
         let largest = 0.01;
         let exact = |norms: &[f64]| (largest / norms[norms.len() - 1]).min(1.0);
