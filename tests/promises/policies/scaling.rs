@@ -286,7 +286,7 @@ fn mistakes_in_loss_scaling_get_a_clear_error() {
         let error = fused()
             .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
             .unwrap_err();
-        assert!(error.to_string().contains("positive and finite"), "{error}");
+        assert!(error.to_string().contains("positive finite"), "{error}");
     }
     let scaling = LossScalingConfig::new().with_growth_interval(Some(0));
     let error = fused()
