@@ -69,7 +69,7 @@ macro_rules! door {
             ///
             /// # Errors
             ///
-            /// As [`new`](Self::new) on the model that `change` returns; nothing has changed then.
+            /// Returns the errors of [`new`](Self::new) on the model that `change` returns; nothing has changed then.
             pub fn change_model(
                 &mut self,
                 change: impl FnOnce(M) -> M,

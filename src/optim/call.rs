@@ -63,7 +63,7 @@ pub(super) fn device(parameter: Device) -> Device {
     asked_for().map_or(parameter, |asked| asked.device)
 }
 
-/// Returns the number of elements of the parameter, which has so many unless the caller asks about another one.
+/// Returns the number of elements to judge: those of the parameter, unless the caller asks about another one.
 pub(super) fn elements(parameter: usize) -> usize {
     asked_for().map_or(parameter, |asked| asked.elements)
 }

@@ -10,7 +10,7 @@ use super::search::Search;
 use super::set::{Split, TechniqueSet};
 use super::storage::WeightStorage;
 
-/// The buffers of threads differ from run to run by about so many bytes.
+/// Bytes by which the buffers of threads differ from run to run.
 const SLACK: usize = 1 << 17;
 
 /// A way to train.

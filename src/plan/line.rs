@@ -64,7 +64,7 @@ impl Expected {
 mod tests {
     use super::*;
 
-    /// The pass over some items that holds so many bytes.
+    /// Returns a pass over `items` that holds `bytes`.
     fn over(items: usize, bytes: usize) -> (usize, Run) {
         let run = Run {
             start: 100,

@@ -4,7 +4,7 @@
 //! - *Measured*: the [`planner`] makes the model and a [`probe`] runs dry runs of it: over one item, two, and on to the batch, with all blocks recomputed
 //!   ([`pass`]). What a pass holds whose blocks keep their activations is computed from the [`curve`] of its recording, what a pass over more items
 //!   holds from the [`line`] through those over fewer.
-//! - *Reckoned*: a [`profile`] has what was measured of the model in one [`storage`] of its weights. The [`search`] takes the first [`set`] of
+//! - *Computed*: a [`profile`] has what was measured of the model in one [`storage`] of its weights. The [`search`] takes the first [`set`] of
 //!   techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`known`]).
 //! - *Proved*: one dry run of exactly that. If it does not fit, the search goes on.
 //! - *Output*: a [`plan`] to [`follow`], with its [`candidate`]s, or an [`error`].

@@ -91,8 +91,8 @@ impl Clock {
         below
     }
 
-    /// Collects the operations between ticks when so many are made. A collection looks at all ticks, so there is none for
-    /// each of many.
+    /// Collects abandoned operations after every sixteenth of the `ticks`, 64 at most. A collection visits all ticks, so one for
+    /// each tick takes time in the square of their number.
     fn sweep_after(&self, ticks: usize) {
         let every = (ticks / 16).clamp(1, MOST_UNSWEPT);
         if ticks.is_multiple_of(every) {

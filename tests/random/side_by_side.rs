@@ -51,7 +51,7 @@ impl Place {
 }
 
 fn weighted((weight, dropout): &Dropping, x: Tensor<1>) -> Tensor<1> {
-    // So long that another thread runs meanwhile.
+    // Long enough for another thread to run meanwhile.
     let noise = Tensor::<1>::random([20_000], Distribution::Default, &x.device());
     dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
 }

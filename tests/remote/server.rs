@@ -78,7 +78,7 @@ pub fn start(command: &[&str], backend: &str, address: &str) -> (Child, SocketAd
     let mut lines = output.lines().map(Result::unwrap);
     let address = lines.find_map(|line| Some(line.strip_prefix("serves ")?.to_string()));
     let address = address.expect("the server tells its address");
-    // Nobody reads on, and the server must not wait for that.
+    // The test reads no further, and the server must not block on its output.
     std::thread::spawn(move || lines.for_each(drop));
     (process, address.parse().unwrap())
 }

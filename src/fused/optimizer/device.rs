@@ -37,7 +37,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`with_config`](Self::with_config) and, if the model moves, [`new`](Self::new).
+    /// Returns the errors of [`with_config`](Self::with_config) and, if the model moves, of [`new`](Self::new).
     pub fn with_config_on(
         mut self,
         config: FusedConfig,

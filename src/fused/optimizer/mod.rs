@@ -110,7 +110,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); if the options of the optimizer don't allow it (an L2 penalty in
+    /// Returns the errors of [`new`](Self::new), and one if the options of the optimizer don't allow it (an L2 penalty in
     /// `Adam`, no momentum in `Sgd`).
     pub fn accumulating_in_state(
         model: M,

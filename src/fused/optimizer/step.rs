@@ -59,13 +59,13 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). If the norm is not finite and there is no loss scale to
+    /// Returns the errors of [`step`](Self::step). If the norm is not finite and there is no loss scale to
     /// blame, nothing has changed (but running statistics, where gradients
     /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer)).
     ///
     /// # Panics
     ///
-    /// As [`step`](Self::step).
+    /// Panics as [`step`](Self::step) does.
     pub fn step_repeatable<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -83,13 +83,13 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). Whatever ends the backward pass of a micro-batch when sums were overwritten
+    /// Returns the errors of [`step`](Self::step). Whatever ends the backward pass of a micro-batch when sums were overwritten
     /// already, a panic in the second run of a block, too, is [`FusedError::AccumulatedLost`]: all accumulated
     /// gradients are dropped then, in any other case they are those of before.
     ///
     /// # Panics
     ///
-    /// As [`step`](Self::step).
+    /// Panics as [`step`](Self::step) does.
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         self.with_loss(None, once(forward))
     }
@@ -124,12 +124,12 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// As [`step_repeatable`](Self::step_repeatable); if loss scaling is on and `train` did not
+    /// Returns the errors of [`step_repeatable`](Self::step_repeatable), and one if loss scaling is on and `train` did not
     /// scale its loss: nothing has changed then.
     ///
     /// # Panics
     ///
-    /// As [`step`](Self::step), but that `train` may run one backward pass. If it panics after that, the parameters that were
+    /// Panics as [`step`](Self::step) does, but `train` may run one backward pass. If it panics after that, the parameters that were
     /// stepped keep their new values and states.
     pub fn step_with_backward<R>(
         &mut self,

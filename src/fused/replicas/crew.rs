@@ -113,8 +113,8 @@ fn take_part<R>(
     Some(output)
 }
 
-/// Returns the random numbers that those of all ranks in a pass are derived from; `None` if another training draws, and this
-/// one draws nothing.
+/// Returns the stream from which the numbers of all ranks in a pass are derived; `None` if this model draws nothing and another
+/// training holds the generators.
 fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, FusedError> {
     let learned = &first.pass.blocks.learned;
     let holds = |outer: Scope| outer.pass.holds_generators();

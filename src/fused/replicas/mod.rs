@@ -102,7 +102,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new) and [`with_config`](Self::with_config).
+    /// Returns the errors of [`new`](Self::new) and [`with_config`](Self::with_config).
     pub fn new_with_config(
         model: M,
         optimizer: ModuleOptimizer,
@@ -118,7 +118,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new) and [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+    /// Returns the errors of [`new`](Self::new) and [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
     pub fn accumulating_in_state(
         model: M,
         optimizer: Ruled<impl AccumulateInState>,

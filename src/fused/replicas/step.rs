@@ -22,7 +22,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::step`](crate::FusedOptimizer::step); if there is no batch, or more than ranks. If a rank fails or panics, the step
+    /// Returns the errors of [`FusedOptimizer::step`](crate::FusedOptimizer::step); if there is no batch, or more than ranks. If a rank fails or panics, the step
     /// ends on all ranks with [`FusedError::Rank`] or [`FusedError::RankPanicked`].
     pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
@@ -42,7 +42,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step) and [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
+    /// Returns the errors of [`step`](Self::step) and [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
     pub fn step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -61,7 +61,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step).
+    /// Returns the errors of [`step`](Self::step).
     pub fn accumulate<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
@@ -77,7 +77,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// As [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward) and [`step`](Self::step).
+    /// Returns the errors of [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward) and [`step`](Self::step).
     pub fn step_with_backward<B: Clone + Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,

@@ -47,7 +47,7 @@ pub(crate) fn use_formats() {
     ARE_IN_USE.store(true, Ordering::Relaxed);
 }
 
-/// Returns `true` if an optimizer may refuse a parameter of this type and so many elements for its formats.
+/// Returns `true` if the formats of an optimizer may refuse a parameter of this type and number of elements.
 pub(crate) fn formats_may_refuse(dtype: DType, elements: usize) -> bool {
     dtype != DType::BF16 && elements >= MIN_ELEMENTS && ARE_IN_USE.load(Ordering::Relaxed)
 }
