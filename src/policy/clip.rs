@@ -24,28 +24,27 @@ use crate::error::FusedError;
 /// An infinite maximum measures the norm for [`StepReport::gradient_norm`](crate::StepReport::gradient_norm) and clips
 /// nothing. A saved config holds it as `"inf"`, since JSON has no such number.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(from = "Saved", into = "Saved")]
 pub enum GlobalNormClippingConfig {
     /// Forward and backward run twice: the first time each gradient is measured and released, the
     /// second time multiplied and used
     /// (LOMO, [Lv et al., 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping
     /// before a stock update, for a second forward and backward pass and without the memory of the
     /// gradients.
-    Exact(f64),
+    Exact(#[serde(with = "max_norm")] f64),
     /// One pass, whose gradients wait in the buffer of micro-batches until the norm is known. The result is that of clipping
     /// before a stock update, random numbers included, for the memory of the gradients, and closures run once. With
     /// [offload](crate::FusedConfig::offload) gradients wait in host memory, and take none of the device.
     ///
     /// A step that fails after its backward pass drops what was [accumulated](crate::FusedOptimizer::accumulate) before it, too, and
     /// leaves running statistics as its forward pass has updated them; so does one that is skipped for an overflow.
-    ExactInBuffer(f64),
+    ExactInBuffer(#[serde(with = "max_norm")] f64),
     /// One pass, with the coefficient of the norm of the step before; the first step is not
     /// clipped. It comes one step late, for one more look at each gradient.
     ///
     /// A gradient that is not finite ends the step with an error before it is used, as with
     /// [`AnomalyCheck`](crate::AnomalyCheck). CubeCL devices report it after the update
     /// ([`FusedError::UpdatedNotFinite`]).
-    Lagged(f64),
+    Lagged(#[serde(with = "max_norm")] f64),
 }
 
 impl GlobalNormClippingConfig {
@@ -87,64 +86,35 @@ impl Display for GlobalNormClippingConfig {
     }
 }
 
-/// The form of the config in a file.
-#[derive(Deserialize, Serialize)]
-#[serde(rename = "GlobalNormClippingConfig")]
-enum Saved {
-    Exact(MaxNorm),
-    ExactInBuffer(MaxNorm),
-    Lagged(MaxNorm),
-}
+/// The form of a largest norm in a file: a number, or `"inf"`.
+mod max_norm {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-#[derive(Deserialize, Serialize)]
-#[serde(untagged)]
-enum MaxNorm {
-    Number(f64),
-    Named(Infinity),
-}
-
-#[derive(Deserialize, Serialize)]
-enum Infinity {
-    #[serde(rename = "inf")]
-    Positive,
-}
-
-impl From<f64> for MaxNorm {
-    fn from(max_norm: f64) -> Self {
-        match max_norm == f64::INFINITY {
-            true => Self::Named(Infinity::Positive),
-            false => Self::Number(max_norm),
-        }
+    #[derive(Deserialize, Serialize)]
+    #[serde(untagged)]
+    enum Saved {
+        Number(f64),
+        Named(Infinity),
     }
-}
 
-impl From<MaxNorm> for f64 {
-    fn from(saved: MaxNorm) -> Self {
-        match saved {
-            MaxNorm::Number(max_norm) => max_norm,
-            MaxNorm::Named(Infinity::Positive) => Self::INFINITY,
-        }
+    #[derive(Deserialize, Serialize)]
+    enum Infinity {
+        #[serde(rename = "inf")]
+        Positive,
     }
-}
 
-impl From<GlobalNormClippingConfig> for Saved {
-    fn from(config: GlobalNormClippingConfig) -> Self {
-        match config {
-            GlobalNormClippingConfig::Exact(max_norm) => Self::Exact(max_norm.into()),
-            GlobalNormClippingConfig::ExactInBuffer(max_norm) => {
-                Self::ExactInBuffer(max_norm.into())
-            }
-            GlobalNormClippingConfig::Lagged(max_norm) => Self::Lagged(max_norm.into()),
-        }
+    pub(super) fn serialize<S: Serializer>(norm: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        let saved = match *norm == f64::INFINITY {
+            true => Saved::Named(Infinity::Positive),
+            false => Saved::Number(*norm),
+        };
+        saved.serialize(serializer)
     }
-}
 
-impl From<Saved> for GlobalNormClippingConfig {
-    fn from(saved: Saved) -> Self {
-        match saved {
-            Saved::Exact(max_norm) => Self::Exact(max_norm.into()),
-            Saved::ExactInBuffer(max_norm) => Self::ExactInBuffer(max_norm.into()),
-            Saved::Lagged(max_norm) => Self::Lagged(max_norm.into()),
-        }
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(match Saved::deserialize(deserializer)? {
+            Saved::Number(norm) => norm,
+            Saved::Named(Infinity::Positive) => f64::INFINITY,
+        })
     }
 }
