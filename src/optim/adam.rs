@@ -73,9 +73,9 @@ impl ElementWise for AdamConfig {
             epsilon: (self.epsilon * root).into(),
         };
         if self.amsgrad {
-            Rule::new::<3>(rule)
+            Rule::built_in::<3>(rule)
         } else {
-            Rule::new::<2>(rule)
+            Rule::built_in::<2>(rule)
         }
     }
 }

@@ -71,10 +71,10 @@ impl ElementWise for AdamWConfig {
             epsilon: self.epsilon.into(),
         };
         match (is_cautious, self.amsgrad) {
-            (false, false) => Rule::new::<2>(rule),
-            (false, true) => Rule::new::<3>(rule),
-            (true, false) => Rule::new::<2>(rule::Cautious(rule)),
-            (true, true) => Rule::new::<3>(rule::Cautious(rule)),
+            (false, false) => Rule::built_in::<2>(rule),
+            (false, true) => Rule::built_in::<3>(rule),
+            (true, false) => Rule::built_in::<2>(rule::Cautious(rule)),
+            (true, true) => Rule::built_in::<3>(rule::Cautious(rule)),
         }
     }
 }

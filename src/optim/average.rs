@@ -86,7 +86,7 @@ impl Average {
     /// Applies the counted update of this number to `mean`, in place.
     fn next(&self, count: usize, mean: Tensor<1>, value: &Tensor<1>) -> Tensor<1> {
         let value = in_type(value.clone(), mean.dtype());
-        let rule = Rule::new::<0>(self.config.rule(count));
+        let rule = Rule::built_in::<0>(self.config.rule(count));
         let (mean, _) = kernel::update(rule, Weight::plain(mean), value, Vec::new(), count);
         mean.value
     }

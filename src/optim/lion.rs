@@ -51,6 +51,6 @@ impl ElementWise for LionConfig {
             learning_rate: step.learning_rate,
             decay: 1.0 - step.learning_rate * f64::from(self.weight_decay),
         };
-        Rule::new::<1>(rule)
+        Rule::built_in::<1>(rule)
     }
 }

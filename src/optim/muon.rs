@@ -116,7 +116,7 @@ impl ElementWise for Direction {
     const TIME: Option<&'static str> = None;
 
     fn rule(&self, step: Step) -> Rule {
-        Rule::new::<1>(rule::Momentum::new(step, &self.0))
+        Rule::built_in::<1>(rule::Momentum::new(step, &self.0))
     }
 }
 
@@ -197,7 +197,7 @@ impl Optimizer for Muon {
         let direction = AnyTensor::from(orthogonalized).of_rank();
         let penalty = self.config.weight_decay.as_ref();
         let shape = [parameter.shape()[0], parameter.shape()[1]];
-        let rule = Rule::new::<0>(rule::Decayed {
+        let rule = Rule::built_in::<0>(rule::Decayed {
             decay: penalty.map_or(1.0, |decay| 1.0 - lr * f64::from(decay.penalty)),
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });

@@ -70,8 +70,8 @@ impl ElementWise for SgdConfig {
             momentum: Momentum::new(step, &momentum),
         };
         match self.momentum {
-            Some(_) => Rule::new::<1>(rule),
-            None => Rule::new::<0>(rule),
+            Some(_) => Rule::built_in::<1>(rule),
+            None => Rule::built_in::<0>(rule),
         }
     }
 }

@@ -37,7 +37,7 @@ fn try_step(
         let coding = StateFormat::Bits8.coding(root, usize::MAX);
         full.conformed(coding.filter(|_| format.is_some()))
     };
-    let rule = Rule::new::<2>(AdamW {
+    let rule = Rule::built_in::<2>(AdamW {
         moments: Moments {
             beta_1: 0.5,
             beta_2: 0.75,

@@ -71,8 +71,10 @@ pub(super) fn update<const D: usize>(
     if way == Way::Operations {
         return way.update(update, weight, gradient, states);
     }
-    // A user's formula that panics does so here, while the caller holds the value: it depends on its fields alone.
-    update.traced();
+    if update.rule.may_panic {
+        // While the caller holds the value: whether the formula panics depends on its fields alone.
+        update.traced();
+    }
     call::give_up_parameter();
     let (weight, states) = way.update(update, weight, gradient, states);
     call::show_parameter(|| weight.value.clone().into());
@@ -86,7 +88,7 @@ pub(super) fn set_in_format<const D: usize>(
     noise: Noise,
 ) -> Weight<D> {
     let set = Update {
-        rule: Rule::new::<0>(Set),
+        rule: Rule::built_in::<0>(Set),
         formats: Some((weight.format, noise)),
     };
     let way = Way::of(&weight.value, false);

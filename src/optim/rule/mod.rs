@@ -86,6 +86,8 @@ pub struct Rule {
     /// How many states it updates.
     pub(crate) states: usize,
     pub(crate) formula: Arc<dyn Formula>,
+    /// Set for the formula of a user.
+    pub(crate) may_panic: bool,
 }
 
 impl Rule {
@@ -93,8 +95,17 @@ impl Rule {
     pub fn new<const S: usize>(rule: impl UpdateRule<S>) -> Self {
         const { assert!(S <= MOST_STATES, "a rule has three states at most") };
         Self {
+            may_panic: true,
+            ..Self::built_in(rule)
+        }
+    }
+
+    /// Returns the rule of a formula of this crate, which does not panic.
+    pub(crate) fn built_in<const S: usize>(rule: impl UpdateRule<S>) -> Self {
+        Self {
             states: S,
             formula: Arc::new(OfStates::<_, S>(rule)),
+            may_panic: false,
         }
     }
 }
