@@ -15,6 +15,8 @@ pub(crate) struct Call {
     pub(crate) more_to_come: bool,
     /// Set if the call only asks whether the optimizer can step such a parameter.
     pub(crate) asked_for: Option<Asked>,
+    /// Set if the optimizer may keep weights or states in a format.
+    pub(crate) may_have_formats: bool,
     /// A handle to the parameter: of before, or as a step has written it. There is none while one writes in place.
     pub(crate) parameter: Option<AnyTensor>,
     /// Why the optimizer has not stepped, and has given back what it got.
@@ -93,6 +95,15 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
         }
     });
     reason
+}
+
+/// Reports that the state which Burn loads may be in a format.
+pub(super) fn report_formats() {
+    CALL.with_borrow_mut(|call| {
+        if let Some(call) = call {
+            call.may_have_formats = true;
+        }
+    });
 }
 
 /// Gives up the caller's handle to the parameter, so that a step that can't fail any more writes in place.

@@ -2,9 +2,7 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{
-    Formats, LowBits, Noise, RecordedFormat, StateFormat, WeightFormat, around, use_formats,
-};
+use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, WeightFormat, around};
 use super::kernel;
 
 /// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
@@ -40,7 +38,6 @@ pub struct InFormat<O> {
 impl<O> InFormat<O> {
     /// `optimizer`, for weights in `format`.
     pub fn new(optimizer: O, format: WeightFormat) -> Self {
-        use_formats();
         Self { optimizer, format }
     }
 }

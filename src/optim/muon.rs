@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::call;
 use super::element_wise::{ElementState, ElementWise};
-use super::format::{Formats, StateFormat, WeightFormat, use_formats};
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::{self, Rule, Step};
 use super::ruled::Ruled;
@@ -50,9 +50,6 @@ pub struct MuonConfig {
 impl MuonConfig {
     /// The bare optimizer, for a parameter group of matrices.
     pub fn build(&self) -> Muon {
-        if self.weight_format != WeightFormat::Plain {
-            use_formats();
-        }
         let momentum = Ruled::new(Direction(self.momentum.clone()));
         Muon {
             momentum: momentum.with_state_format(self.state_format),

@@ -3,7 +3,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Fitted, Formats, StateFormat, WeightFormat, use_formats};
+use super::format::{Fitted, Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::RuledState;
@@ -61,18 +61,12 @@ impl<R: ElementWise> Ruled<R> {
 
     /// How states are kept.
     pub fn with_state_format(mut self, format: StateFormat) -> Self {
-        if format != StateFormat::Full {
-            use_formats();
-        }
         self.formats.state = format;
         self
     }
 
     /// What weights in bf16 have beside their bits.
     pub fn with_weight_format(mut self, format: WeightFormat) -> Self {
-        if format != WeightFormat::Plain {
-            use_formats();
-        }
         self.formats.weight = format;
         self
     }

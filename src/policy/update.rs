@@ -52,9 +52,18 @@ impl Update {
         self.anew.clone()
     }
 
-    /// Why a parameter of this path and rank can't be stepped, if its optimizer says so. Burn lets the optimizer of a
-    /// parameter read its state when it loads a record; this one has none.
-    pub(crate) fn unfit(&self, id: ParamId, path: &str, rank: usize) -> Option<String> {
+    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. Burn lets the optimizer of a
+    /// parameter read its state when it loads a record; this one has none. For the formats that it may keep things in, the
+    /// optimizer steps a single element in this process, where that may be.
+    pub(crate) fn unsupported(
+        &self,
+        device: &Device,
+        id: ParamId,
+        path: &str,
+        rank: usize,
+        dtype: DType,
+        elements: usize,
+    ) -> Option<String> {
         if rank > MAX_RANK {
             return Some(format!(
                 "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {rank}: freeze it, or keep it in another shape"
@@ -65,23 +74,10 @@ impl Update {
         let load = || self.anew().load_record(joined([nothing]));
         let (loaded, call) = Call::default().make(load);
         loaded.unwrap_or_else(|panic| panic.resume());
-        call.refusal
-    }
-
-    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`, for the formats that it keeps
-    /// things in. It steps a single element in this process to answer, where that may be.
-    pub(crate) fn unfit_on(
-        &self,
-        device: &Device,
-        id: ParamId,
-        path: &str,
-        rank: usize,
-        dtype: DType,
-        elements: usize,
-    ) -> Option<String> {
+        let formats_may_refuse = call.may_have_formats && formats_may_refuse(dtype, elements);
         // Only devices of servers lack what an optimizer needs.
-        if !is_remote(device) && !formats_may_refuse(dtype, elements) {
-            return None;
+        if call.refusal.is_some() || !is_remote(device) && !formats_may_refuse {
+            return call.refusal;
         }
         let host = host(device);
         let one =

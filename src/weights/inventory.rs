@@ -82,12 +82,9 @@ impl Inventory {
         trained.sort_unstable_by_key(|entry| &entry.path);
         for entry in trained {
             let (id, path, rank) = (entry.id, &entry.path, entry.shape.num_dims());
-            let unfit = update.unfit(id, path, rank);
-            let unfit = unfit.or_else(|| {
-                let device = entry.stepped_on(layout);
-                update.unfit_on(&device, id, path, rank, entry.dtype, entry.elements())
-            });
-            if let Some(reason) = unfit {
+            let (device, elements) = (entry.stepped_on(layout), entry.elements());
+            let unsupported = update.unsupported(&device, id, path, rank, entry.dtype, elements);
+            if let Some(reason) = unsupported {
                 let path = path.to_string();
                 return Err(FusedError::Unfit { path, reason });
             }

@@ -1,5 +1,4 @@
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
@@ -39,17 +38,9 @@ pub(crate) struct Weight<const D: usize> {
     pub(crate) low_bits: Option<LowBits>,
 }
 
-/// Whether the process has an optimizer with formats: only then is one asked what it refuses.
-static ARE_IN_USE: AtomicBool = AtomicBool::new(false);
-
-/// An optimizer keeps weights or states in a format.
-pub(crate) fn use_formats() {
-    ARE_IN_USE.store(true, Ordering::Relaxed);
-}
-
-/// Returns `true` if the formats of an optimizer may refuse a parameter of this type and number of elements.
+/// Returns `true` if a format may refuse a parameter of this type and number of elements.
 pub(crate) fn formats_may_refuse(dtype: DType, elements: usize) -> bool {
-    dtype != DType::BF16 && elements >= MIN_ELEMENTS && ARE_IN_USE.load(Ordering::Relaxed)
+    dtype != DType::BF16 && elements >= MIN_ELEMENTS
 }
 
 impl Formats {
@@ -61,11 +52,13 @@ impl Formats {
         states: &[Option<StateTensor<D>>],
         low_bits: Option<&LowBits>,
     ) -> Result<Fitted, String> {
-        if self.state != StateFormat::Full || self.weight != WeightFormat::Plain {
+        let has_format = self.state != StateFormat::Full || self.weight != WeightFormat::Plain;
+        if has_format {
             self.check_has_kernels(&call::device(parameter.device()))?;
         }
         let dtype = parameter.dtype();
-        let is_small = call::elements(parameter.shape().num_elements()) < MIN_ELEMENTS;
+        let is_small = (has_format || self.is_around)
+            && call::elements(parameter.shape().num_elements()) < MIN_ELEMENTS;
         let is_whole = is_small && dtype == DType::F32;
         let weight = match is_whole {
             true => WeightFormat::Plain,

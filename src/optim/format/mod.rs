@@ -16,7 +16,7 @@ mod weight;
 mod widen;
 
 pub(crate) use column::{Column, Kept};
-pub(crate) use formats::{Fitted, Formats, Weight, formats_may_refuse, use_formats};
+pub(crate) use formats::{Fitted, Formats, Weight, formats_may_refuse};
 pub(crate) use low_bits::LowBits;
 pub(crate) use noise::{Dither, Noise};
 pub(crate) use record::{RecordedFormat, around, loaded, recorded_low_bits, steps};

@@ -4,6 +4,7 @@ use burn::optim::{StateSink, StateSource};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_pack::Scalar;
 
+use super::super::call;
 use super::column::Kept;
 use super::low_bits::LowBits;
 use super::root::{Coding, GROUP, Width};
@@ -85,6 +86,7 @@ impl RecordedFormat {
         source: &mut StateSource,
         device: &Device,
     ) -> Option<Self> {
+        call::report_formats();
         let prefix = format!("{prefix}.{FORMAT}");
         let width = match scalar(source, &prefix, STATE_BITS) {
             Some(bits) => Some(Width::of_bits(bits)?),
