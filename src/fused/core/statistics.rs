@@ -24,7 +24,7 @@ impl<M: Module> Ranks<M> {
         &self,
         before: &[StatisticsGuard<M>],
     ) -> Result<(), FusedError> {
-        if self.forms.len() == 1 || self.statistics.is_empty() {
+        if self.forms.len() == 1 {
             return Ok(());
         }
         caught(|| self.average(before)).map_err(|reason| FusedError::Replicas {
