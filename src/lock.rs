@@ -2,7 +2,6 @@
 //! while a thread waits for another. Builds with debug assertions check it.
 
 use std::cell::Cell;
-use std::ops::{Deref, DerefMut};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -28,6 +27,7 @@ pub(crate) fn check_none_held(doing: &str) {
 /// A lock of a level.
 #[derive(Debug)]
 pub(crate) struct Leveled<T> {
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
     level: Level,
     value: Mutex<T>,
 }
@@ -43,18 +43,10 @@ impl<T> Leveled<T> {
     pub(crate) fn lock(&self) -> Locked<'_, T> {
         #[cfg(test)]
         crate::schedule::point();
-        let level = self.level;
-        if cfg!(debug_assertions) {
-            let held = HELD.get();
-            let is_first = held < level as u8;
-            assert!(
-                is_first,
-                "a {level:?} is locked while another is (held: {held:#b})"
-            );
-            HELD.set(held | level as u8);
-        }
-        let value = self.value.lock();
-        Locked { level, value }
+        #[cfg(debug_assertions)]
+        return Locked::checked(self);
+        #[cfg(not(debug_assertions))]
+        self.value.lock()
     }
 
     /// The same if nobody else has it. Who does not wait may take it in any order.
@@ -63,29 +55,54 @@ impl<T> Leveled<T> {
     }
 }
 
-/// What is locked, until it is dropped.
-pub(crate) struct Locked<'a, T> {
-    level: Level,
-    value: MutexGuard<'a, T>,
-}
+#[cfg(not(debug_assertions))]
+pub(crate) type Locked<'a, T> = MutexGuard<'a, T>;
 
-impl<T> Deref for Locked<'_, T> {
-    type Target = T;
+#[cfg(debug_assertions)]
+pub(crate) use checked::Locked;
 
-    fn deref(&self) -> &T {
-        &self.value
+/// Guards that check the order of locks.
+#[cfg(debug_assertions)]
+mod checked {
+    use std::ops::{Deref, DerefMut};
+
+    use super::{HELD, Level, Leveled, MutexGuard};
+
+    /// A guard of a [`Leveled`] lock.
+    pub(crate) struct Locked<'a, T> {
+        level: Level,
+        value: MutexGuard<'a, T>,
     }
-}
 
-impl<T> DerefMut for Locked<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.value
+    impl<'a, T> Locked<'a, T> {
+        pub(super) fn checked(leveled: &'a Leveled<T>) -> Self {
+            let (level, held) = (leveled.level, HELD.get());
+            assert!(
+                held < level as u8,
+                "a {level:?} is locked while another is (held: {held:#b})"
+            );
+            HELD.set(held | level as u8);
+            let value = leveled.value.lock();
+            Self { level, value }
+        }
     }
-}
 
-impl<T> Drop for Locked<'_, T> {
-    fn drop(&mut self) {
-        if cfg!(debug_assertions) {
+    impl<T> Deref for Locked<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.value
+        }
+    }
+
+    impl<T> DerefMut for Locked<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.value
+        }
+    }
+
+    impl<T> Drop for Locked<'_, T> {
+        fn drop(&mut self) {
             HELD.set(HELD.get() & !(self.level as u8));
         }
     }
