@@ -35,7 +35,7 @@ pub(crate) struct Blocks {
     /// Those of the blocks.
     own_seeds: OnceLock<Seeds>,
     /// The devices that blocks have drawn on.
-    devices: Mutex<Vec<Device>>,
+    pub(super) drawn_on: Mutex<Vec<Device>>,
 }
 
 /// What becomes of a block.
@@ -68,7 +68,7 @@ impl Blocks {
             learned,
             seeds,
             own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
-            devices: Mutex::default(),
+            drawn_on: Mutex::default(),
         }
     }
 
@@ -139,7 +139,7 @@ impl Blocks {
 
     /// A block draws on these devices.
     pub(crate) fn draw_on(&self, devices: &[Device]) {
-        let mut known = self.devices.lock();
+        let mut known = self.drawn_on.lock();
         for device in devices {
             if !known.contains(device) {
                 known.push(device.clone());
@@ -147,15 +147,10 @@ impl Blocks {
         }
     }
 
-    /// Whether some have drawn, or may have.
-    pub(super) fn have_drawn(&self) -> bool {
-        !self.devices.lock().is_empty()
-    }
-
     /// What the generators give next does not depend on which blocks ran twice.
     pub(super) fn end(&self) {
         if let Some(seeds) = self.own_seeds.get() {
-            random::seed(&self.devices.lock(), mix(seeds.first, u64::MAX));
+            random::seed(&self.drawn_on.lock(), mix(seeds.first, u64::MAX));
         }
     }
 }

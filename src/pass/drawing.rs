@@ -37,7 +37,8 @@ impl Pass {
         Ok(lock)
     }
 
-    /// Takes the lock for the forward pass, which begins with `numbers`, if it has some of its own or may draw.
+    /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if it has some of its own or may draw.
+    /// What it draws is launched on the `late` ones of the devices before the lock is released.
     ///
     /// If another pass holds the lock, the numbers of the program are out of order already. So this one is seeded, which
     /// shows if it draws: a model that draws nothing waits once.
@@ -45,21 +46,22 @@ impl Pass {
         &self,
         numbers: Option<Stream>,
         devices: &[Device],
+        late: &[Device],
     ) -> Result<(), FusedError> {
         let learned = &self.blocks.learned;
         let draws = learned.begin_forward(numbers.is_some());
         let (lock, numbers) = match (numbers, draws) {
             (None, Draws::Never) => return Ok(()),
-            (None, Draws::OutsideOfBlocks) => match RngLock::take(self, devices, false)? {
+            (None, Draws::OutsideOfBlocks) => match RngLock::take(self, late, false)? {
                 Some(lock) => (Some(lock), None),
                 None => {
-                    let lock = RngLock::take(self, devices, true)?;
+                    let lock = RngLock::take(self, late, true)?;
                     learned.begin_forward(true);
                     let seed = |device: &Device| self.blocks.seeds.next(device);
                     (lock, Some(Stream::new(devices.to_vec(), seed)))
                 }
             },
-            (numbers, _) => (self.lock_generators(devices)?, numbers),
+            (numbers, _) => (self.lock_generators(late)?, numbers),
         };
         if let Some(lock) = lock {
             numbers.iter().for_each(Stream::start);
@@ -73,14 +75,16 @@ impl Pass {
 
     /// Releases the lock of the forward pass, before other ranks are waited for.
     pub(crate) fn end_forward(&self) {
-        self.end_numbers();
-        self.release_generators();
+        let mut forward = self.forward.lock();
+        if let Some(numbers) = forward.as_mut().and_then(|it| it.numbers.take()) {
+            self.end_numbers(numbers);
+        }
+        *forward = None;
     }
 
     /// Releases the lock of a forward pass that may have failed.
     pub(crate) fn release_generators(&self) {
-        let forward = self.forward.lock().take();
-        drop(forward);
+        *self.forward.lock() = None;
     }
 
     /// Returns `true` if the forward pass holds the lock.
@@ -88,17 +92,13 @@ impl Pass {
         self.forward.lock().is_some()
     }
 
-    /// The numbers that the forward pass draws outside of blocks end here. What is drawn next does not depend on them, nor on
+    /// Ends the numbers that the forward pass draws outside of blocks. What is drawn next does not depend on them, nor on
     /// whether they are checked.
-    fn end_numbers(&self) {
-        let mut forward = self.forward.lock();
-        let numbers = forward.as_mut().and_then(|forward| forward.numbers.take());
-        if let Some(mut numbers) = numbers {
-            if self.blocks.learned.draws() != Draws::Always {
-                self.has_drawn(&numbers);
-            }
-            numbers.follow(3);
+    fn end_numbers(&self, mut numbers: Stream) {
+        if self.blocks.learned.draws() != Draws::Always {
+            self.has_drawn(&numbers);
         }
+        numbers.follow(3);
     }
 
     /// The forward pass goes on with `numbers`.
@@ -154,7 +154,11 @@ impl Scope {
     pub(crate) fn begin_random(&self, devices: Vec<Device>) -> Result<RandomRun, FusedError> {
         let pass = self.pass.clone();
         let lock = pass.lock_generators(&devices)?;
-        pass.end_numbers();
+        if let Some(forward) = &mut *pass.forward.lock()
+            && let Some(numbers) = forward.numbers.take()
+        {
+            pass.end_numbers(numbers);
+        }
         let numbers = Stream::new(devices, |device| match &lock {
             Some(_) => self.next_seed(device),
             None => seed_of_system(),

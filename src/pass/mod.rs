@@ -50,7 +50,7 @@ pub(crate) struct Pass {
     pub(crate) graph: Arc<Graph>,
     /// How far it is.
     pub(crate) stage: Mutex<Stage>,
-    closure: Closure,
+    pub(crate) closure: Closure,
     /// Set when the loss has been scaled; none if the closure need not see to that.
     scaled: Option<AtomicBool>,
     /// Hooks that are under way.

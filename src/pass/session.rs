@@ -126,10 +126,10 @@ pub(crate) struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.pass.release_generators();
+        *self.pass.forward.lock() = None;
         let blocks = &self.pass.blocks;
         // Blocks leave the generators with a seed.
-        if blocks.have_drawn()
+        if !blocks.drawn_on.lock().is_empty()
             && let Ok(Some(_lock)) = self.pass.lock_generators(&[])
         {
             blocks.end();

@@ -16,7 +16,7 @@ use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::memory::{self, Category};
 use crate::parameters::{AnyTensor, with_rank};
-use crate::pass::{self, Owed, Pass};
+use crate::pass::{self, Closure, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
 use crate::tap::{self, GradientSink, Passed};
@@ -47,7 +47,9 @@ impl GradientSink for Arrival {
         if self.pass.is_recorded {
             self.pass.guarded(memory::end_beyond_limit);
         }
-        self.pass.guarded(|| self.pass.end_forward());
+        if self.pass.closure == Closure::Backward {
+            self.pass.end_forward();
+        }
         let gradient = Tensor::<1>::from_dispatch(gradient);
         if self.pass.is_recorded {
             memory::show(Category::Gradient, &gradient);

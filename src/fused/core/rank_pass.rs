@@ -52,6 +52,8 @@ pub(in crate::fused) struct RankPass {
     pub(super) devices: Vec<Device>,
     /// Whether a device that has not computed something says so when it is asked.
     pub(super) read_late: bool,
+    /// Whether one of the devices is behind a server.
+    pub(super) remote: bool,
 }
 
 impl RankPass {
@@ -63,7 +65,11 @@ impl RankPass {
         work: impl FnOnce() -> Worked<R>,
     ) -> Worked<R> {
         let in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
-        self.pass.begin_forward(numbers, &self.devices)?;
+        let late = match self.read_late || self.remote {
+            true => &self.devices[..],
+            false => &[],
+        };
+        self.pass.begin_forward(numbers, &self.devices, late)?;
         let _scope = Scope::of_step(&self.pass).enter();
         let worked = work()?;
         if let Some(path) = self.views.released_in(&worked.1) {

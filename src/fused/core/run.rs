@@ -61,6 +61,7 @@ impl<M: Module> Ranks<M> {
                     None => self.devices.clone(),
                 },
                 read_late: self.read_late,
+                remote: self.remote,
             };
             (part, &form.module)
         });
