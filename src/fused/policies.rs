@@ -19,17 +19,17 @@ pub(crate) struct Policies {
     learned: PolicyState,
 }
 
-/// In which passes a step is made.
+/// The passes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passes {
-    /// One, whose gradients are used as they come. Nothing goes by the gradients of whole steps.
-    One,
-    /// The same, from which the policies learn for the next.
-    Learning,
-    /// Two, of which the first measures all gradients before the second uses any.
-    Two,
-    /// One, whose gradients wait in the buffer until all are measured.
-    Waiting,
+pub(crate) enum StepSchedule {
+    /// One pass, which applies gradients as they arrive. No policy depends on the gradients of whole steps.
+    OnePass,
+    /// One pass, whose gradients adapt the policies for the next step.
+    Adaptive,
+    /// Two passes: the first measures all gradients, the second applies them.
+    TwoPass,
+    /// One pass, whose gradients stay in the buffer until all are measured.
+    Buffered,
 }
 
 impl Policies {
@@ -76,15 +76,15 @@ impl Policies {
         kept.then_some(&self.learned)
     }
 
-    /// In which passes a step is made.
-    pub(crate) fn passes(&self) -> Passes {
+    /// Returns the passes of a step.
+    pub(crate) fn schedule(&self) -> StepSchedule {
         let overflow = self.config.loss_scaling.map(|it| it.overflow);
         match (self.config.clipping, overflow) {
-            (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => Passes::Waiting,
-            (Some(GlobalNormClippingConfig::Exact(_)), _) => Passes::Two,
-            (_, Some(Overflow::SkipStep)) => Passes::Two,
-            (None, None) => Passes::One,
-            _ => Passes::Learning,
+            (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => StepSchedule::Buffered,
+            (Some(GlobalNormClippingConfig::Exact(_)), _) => StepSchedule::TwoPass,
+            (_, Some(Overflow::SkipStep)) => StepSchedule::TwoPass,
+            (None, None) => StepSchedule::OnePass,
+            _ => StepSchedule::Adaptive,
         }
     }
 
@@ -95,10 +95,11 @@ impl Policies {
         } else {
             Accumulation::AsParameter
         };
-        let mut plan = Plan::new(goal, accumulation);
-        let passes = self.passes();
-        if passes != Passes::One {
-            self.take_part(&mut plan, passes, clip);
+        let mut plan = Plan::default();
+        (plan.goal, plan.accumulation) = (goal, accumulation);
+        let schedule = self.schedule();
+        if schedule != StepSchedule::OnePass {
+            self.take_part(&mut plan, schedule, clip);
         }
         if !self.hooks.is_empty() && goal.steps() {
             plan.hooks.extend(&self.hooks);
@@ -106,15 +107,15 @@ impl Policies {
         plan
     }
 
-    /// Clips and scales in the `plan` of a step in these `passes`.
-    fn take_part(&self, plan: &mut Plan, passes: Passes, clip: Option<f64>) {
-        let waits = passes == Passes::Waiting;
+    /// Clips and scales in the `plan` of a step with this `schedule`.
+    fn take_part(&self, plan: &mut Plan, schedule: StepSchedule, clip: Option<f64>) {
+        let waits = schedule == StepSchedule::Buffered;
         plan.scale = self.loss_scale().map(|it| it.scale);
         plan.spends_sums = plan.goal == Goal::Update && waits;
         // To be known before gradients are used, or for the next step.
         let measures = match plan.goal {
             Goal::Accumulate => false,
-            Goal::Measure => waits || passes == Passes::Two || self.clips_lagged(),
+            Goal::Measure => waits || schedule == StepSchedule::TwoPass || self.clips_lagged(),
             Goal::Begin | Goal::Update => self.clips_lagged(),
         };
         if measures {

@@ -58,13 +58,17 @@ impl Scope {
         }
     }
 
-    /// The closure of a step.
-    pub(crate) fn of_step(pass: &Arc<Pass>) -> Self {
-        Self {
+    /// Enters the closure of a step on this thread, until what is returned is dropped.
+    #[must_use]
+    pub(crate) fn enter_step(pass: &Arc<Pass>) -> Entered {
+        let scope = Self {
             place: Place::Recorded(pass.graph.clone()),
             pass: pass.clone(),
             seeds: None,
             second_reads: None,
+        };
+        Entered {
+            before: CURRENT.replace(Some(scope)),
         }
     }
 

@@ -45,15 +45,6 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Gradients go straight to the goal.
-    pub(crate) fn new(goal: Goal, accumulation: Accumulation) -> Self {
-        Self {
-            goal,
-            accumulation,
-            ..Self::default()
-        }
-    }
-
     /// Gradients are measured. If it `stops`, the pass ends at one that is known not to be finite.
     pub(crate) fn measure(&mut self, stops: bool) {
         let measure = Arc::new(Measure::new(stops));

@@ -110,9 +110,6 @@ impl Views {
 
     /// Returns the path of the first parameter that has one of `gradients`, although the backward pass releases its gradient.
     pub(crate) fn released_in(&self, gradients: &GradientsParams) -> Option<&str> {
-        if gradients.is_empty() {
-            return None;
-        }
         let mut released = self.iter().filter(|view| !view.is_leaf);
         let found = released.find(|view| {
             let home = &view.home;

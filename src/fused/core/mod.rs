@@ -1,6 +1,7 @@
 //! What is behind every door: a model on its ranks, its optimizer, and what is done with gradients. A door calls the closures.
 
 mod change;
+mod executor;
 mod rank_pass;
 mod ranks;
 mod run;
@@ -32,7 +33,8 @@ use crate::report::StepReport;
 use crate::tap::sweep_litter;
 use crate::weights::{Accumulated, Inventory, Role, Value, forked_in_codes};
 pub(crate) use change::Unfit;
-pub(in crate::fused) use rank_pass::{Computed, Parts, RankPass, Task, Worked};
+pub(in crate::fused) use executor::{Inline, RankExecutor, RankOutput, RankOutputs};
+pub(in crate::fused) use rank_pass::RankPass;
 pub(super) use ranks::Ranks;
 use run::Reports;
 

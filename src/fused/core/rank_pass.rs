@@ -1,4 +1,4 @@
-//! What a rank does in a pass.
+//! The part of one rank in a pass.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
+use super::executor::RankOutput;
 use crate::caught::{Caught, catch};
 use crate::device::check_written;
 use crate::error::FusedError;
@@ -13,34 +14,10 @@ use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::offload::Transfers;
-use crate::pass::{Closure, Failure, Pass, Scope};
+use crate::pass::{Failure, Pass, Scope};
 use crate::random::Stream;
 use crate::replica::Membership;
 use crate::weights::Views;
-
-/// What the closure of a rank gives, with the gradients of the parameters that are ordinary leaves.
-pub(in crate::fused) type Worked<R> = Result<(R, GradientsParams), FusedError>;
-
-/// The same of all ranks.
-pub(in crate::fused) type Computed<R> = Result<(R, Vec<GradientsParams>), FusedError>;
-
-/// The parts of all ranks in a pass, each with its model.
-pub(in crate::fused) type Parts<'a, M> = Vec<(RankPass, &'a M)>;
-
-/// What a door has the ranks do in the passes of a step.
-pub(in crate::fused) struct Task<'a, M, R> {
-    /// What the closure of each rank does.
-    pub(in crate::fused) closures: &'a [Closure],
-    /// Has every rank [compute](RankPass::compute) its part of a pass with its model.
-    pub(in crate::fused) compute: &'a mut dyn FnMut(Parts<'_, M>) -> Computed<R>,
-}
-
-impl<M, R> Task<'_, M, R> {
-    /// Whether a rank has a closure.
-    pub(super) fn computes(&self) -> bool {
-        self.closures.iter().any(|it| *it != Closure::Nothing)
-    }
-}
 
 /// The part of one rank in a pass that has begun, on whichever thread.
 #[derive(Clone)]
@@ -57,22 +34,24 @@ pub(in crate::fused) struct RankPass {
 }
 
 impl RankPass {
-    /// Does the `work` of a closure, and uses what the backward pass has left then.
-    /// Its forward pass begins with `numbers`, if it has some of its own.
-    pub(in crate::fused) fn compute<R>(
+    /// Runs `work`, the forward and backward pass, and uses what the backward pass has left. The forward pass begins with
+    /// `numbers`, if it has some of its own.
+    pub(in crate::fused) fn run<R>(
         &self,
         numbers: Option<Stream>,
-        work: impl FnOnce() -> Worked<R>,
-    ) -> Worked<R> {
+        work: impl FnOnce() -> RankOutput<R>,
+    ) -> RankOutput<R> {
         let in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
         let late = match self.read_late || self.remote {
             true => &self.devices[..],
             false => &[],
         };
         self.pass.begin_forward(numbers, &self.devices, late)?;
-        let _scope = Scope::of_step(&self.pass).enter();
-        let worked = work()?;
-        if let Some(path) = self.views.released_in(&worked.1) {
+        let _scope = Scope::enter_step(&self.pass);
+        let (output, gradients) = work()?;
+        if !gradients.is_empty()
+            && let Some(path) = self.views.released_in(&gradients)
+        {
             let path = path.to_string();
             return Err(FusedError::GradientReturned { path });
         }
@@ -81,14 +60,14 @@ impl RankPass {
             transfers.wait();
         }
         self.views.flush(&self.pass);
-        Ok(worked)
+        Ok((output, gradients))
     }
 
-    /// The same without a closure: uses what has been accumulated. What goes wrong ends the pass.
-    pub(in crate::fused) fn stand_by(&self) {
+    /// Uses what has been accumulated, for a rank without a closure. A failure ends the pass.
+    pub(in crate::fused) fn use_accumulated(&self) {
         let flushed = catch(|| {
             let _in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
-            let _scope = Scope::of_step(&self.pass).enter();
+            let _scope = Scope::enter_step(&self.pass);
             self.views.flush(&self.pass);
             Ok(())
         });
@@ -114,11 +93,11 @@ impl RankPass {
     }
 
     /// Computes the loss, and the gradients back from it.
-    pub(in crate::fused) fn there_and_back<M: Module, L: Loss>(
+    pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
         model: &M,
         forward: impl FnOnce(&M) -> L,
-    ) -> Worked<L> {
+    ) -> RankOutput<L> {
         let loss = forward(model);
         // A backward pass inside of the closure has failed in a block, and gone on.
         self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
@@ -152,16 +131,4 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         self.0.wait();
     }
-}
-
-/// Has all ranks stand by in a pass, which then only uses what has been accumulated.
-pub(super) fn all_stand_by<M>(ranks: Parts<'_, M>) -> Computed<()> {
-    if let Some(member) = &ranks[0].0.layout.member {
-        member.group.begin(&vec![false; ranks.len()]);
-    }
-    let gradients = ranks.iter().map(|(part, _)| {
-        part.stand_by();
-        GradientsParams::new()
-    });
-    Ok(((), gradients.collect()))
 }

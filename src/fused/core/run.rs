@@ -1,38 +1,25 @@
-//! One pass of all ranks, from its begin to its end.
+//! One pass of all ranks, from its beginning to its end.
 
 use std::collections::HashSet;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 
-use super::rank_pass::{RankPass, Task};
+use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::device::{Written, check_connected};
 use crate::error::FusedError;
 use crate::memory;
-use crate::pass::{Order, Running};
+use crate::pass::{Closure, Order, Running};
 use crate::policy::Goal;
 use crate::replica::Group;
 use crate::report::StepReport;
 use crate::weights::{FusedForm, ParameterReport};
 
 impl<M: Module> Ranks<M> {
-    /// A pass.
-    ///
-    /// It ends well on all ranks or on none: where there is an error, or a panic, what has been accumulated is that of
-    /// before, but for sums that were overwritten, which are lost. (What the optimizer state has taken stays.)
-    pub(super) fn pass<R>(
-        &mut self,
-        reports: &mut Reports,
-        order: &Order,
-        task: &mut Task<'_, M, R>,
-    ) -> Result<R, FusedError> {
-        reports.last = StepReport::default();
-        let goal = order.plan.goal;
-        let group = self.group.as_deref();
-
-        // Begin.
-        let running = self.forms.iter().zip(task.closures).map(|(form, closure)| {
+    /// Begins a pass in which the closure of each rank does what `closures` says.
+    pub(super) fn begin(&mut self, order: &Order, closures: &[Closure]) -> PassTransaction<'_, M> {
+        let running = self.forms.iter().zip(closures).map(|(form, closure)| {
             let transfers = form.layout.transfers.as_ref();
             let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
             let foresight = form.brings.then(|| form.foresight());
@@ -40,19 +27,11 @@ impl<M: Module> Ranks<M> {
             session.begin(order, *closure, foresight, transfers.cloned())
         });
         let running: Vec<_> = running.collect();
-        let mut ending = Ending {
-            forms: &mut self.forms,
-            is_recorded: running[0].pass.is_recorded,
-        };
-        if ending.is_recorded {
-            let homes = ending.forms[0].views.homes();
-            homes.for_each(|home| home.show());
-            memory::enter(memory::Phase::Forward);
-        }
-
-        // Forward and backward, and what the backward pass has left.
-        let ranks = ending.forms.iter().zip(&running).map(|(form, running)| {
-            let part = RankPass {
+        let ranks = self
+            .forms
+            .iter()
+            .zip(&running)
+            .map(|(form, running)| RankPass {
                 pass: running.pass.clone(),
                 views: form.views.clone(),
                 layout: form.layout.clone(),
@@ -62,38 +41,20 @@ impl<M: Module> Ranks<M> {
                 },
                 read_late: self.read_late,
                 remote: self.remote,
-            };
-            (part, &form.module)
-        });
-        let (output, gradients) = (task.compute)(ranks.collect())?;
-        check(&running, group)?;
-        if !ending.forms[0].views.leaves.is_empty() {
-            ending.deliver(goal, &running, gradients);
-            check(&running, group)?;
+            });
+        let transaction = PassTransaction {
+            ranks: ranks.collect(),
+            forms: &mut self.forms,
+            is_recorded: running[0].pass.is_recorded,
+            running,
+            group: self.group.as_deref(),
+        };
+        if transaction.is_recorded {
+            let homes = transaction.forms[0].views.homes();
+            homes.for_each(|home| home.show());
+            memory::enter(memory::Phase::Forward);
         }
-
-        // Commit; whoever has left before has rolled back.
-        let ended = ending.well();
-        for (form, running) in self.forms.iter_mut().zip(&running) {
-            if form.brings {
-                form.learn_course(&running.pass.blocks.course.lock());
-            }
-        }
-        if task.computes() {
-            running[0].pass.blocks.learned.end_pass();
-        }
-        drop(running);
-        let form = &self.forms[0];
-        reports.tell(form, ended);
-
-        // What others have sent a rank since it was through, and what the devices say of the update.
-        if self.remote {
-            self.check_connected()?;
-        }
-        if self.read_late && goal.steps() {
-            self.check_written()?;
-        }
-        Ok(output)
+        transaction
     }
 
     /// Refuses devices that are lost.
@@ -102,7 +63,7 @@ impl<M: Module> Ranks<M> {
     }
 
     /// Refuses values that their device has not computed.
-    fn check_written(&self) -> Result<(), FusedError> {
+    pub(super) fn check_written(&self) -> Result<(), FusedError> {
         let mut written = Written::new();
         let views = self.forms.iter().flat_map(|form| form.views.iter());
         views.for_each(|view| view.ask_written(&mut written));
@@ -110,51 +71,76 @@ impl<M: Module> Ranks<M> {
     }
 }
 
-/// Goes on with what has ended a pass, if something has: of several ranks with what was the first.
-fn check(running: &[Running], group: Option<&Group>) -> Result<(), FusedError> {
-    let failures = running.iter().enumerate().filter_map(|(rank, running)| {
-        let failure = running.pass.take_failure()?;
-        Some((rank, running.pass.twice.is_some(), failure))
-    });
-    let first = group.and_then(|group| group.flow.failed());
-    let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
-    match (first, group) {
-        (None, _) => Ok(()),
-        (Some((.., failure)), None) => failure.go_on(),
-        (Some((rank, repeated, failure)), Some(group)) => {
-            Err(failure.on_rank(rank, group.device(rank), repeated))
-        }
-    }
-}
-
-/// A pass under way. When dropped, it ends in every view and home as one that has not ended well.
-struct Ending<'a, M: Module> {
-    forms: &'a mut [FusedForm<M>],
+/// A pass in flight. It commits on all ranks or on none: a drop rolls back what has been accumulated to what it was before,
+/// but for sums that were overwritten, which are lost. (What the optimizer state has taken stays.)
+pub(super) struct PassTransaction<'a, M: Module> {
+    pub(super) forms: &'a mut [FusedForm<M>],
+    pub(super) ranks: Vec<RankPass>,
+    running: Vec<Running>,
+    group: Option<&'a Group>,
     is_recorded: bool,
 }
 
-impl<M: Module> Ending<'_, M> {
-    /// Uses the gradients of the parameters that are ordinary leaves, of every rank in its pass.
-    fn deliver(&mut self, goal: Goal, running: &[Running], gradients: Vec<GradientsParams>) {
+impl<M: Module> PassTransaction<'_, M> {
+    /// Returns the failure of the pass, if there is one: of several ranks that of the first to fail.
+    pub(super) fn check(&self) -> Result<(), FusedError> {
+        let failures = self
+            .running
+            .iter()
+            .enumerate()
+            .filter_map(|(rank, running)| {
+                let failure = running.pass.take_failure()?;
+                Some((rank, running.pass.twice.is_some(), failure))
+            });
+        let first = self.group.and_then(|group| group.flow.failed());
+        let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
+        match (first, self.group) {
+            (None, _) => Ok(()),
+            (Some((.., failure)), None) => failure.go_on(),
+            (Some((rank, repeated, failure)), Some(group)) => {
+                Err(failure.on_rank(rank, group.device(rank), repeated))
+            }
+        }
+    }
+
+    /// Applies the gradients of the parameters that are ordinary leaves, of every rank in its pass.
+    pub(super) fn apply_after_backward(
+        &mut self,
+        goal: Goal,
+        gradients: Vec<GradientsParams>,
+    ) -> Result<(), FusedError> {
         if goal.steps() {
             let forms = self.forms.iter_mut();
             forms.for_each(FusedForm::let_go_of_leaves);
         }
-        for ((form, running), gradients) in self.forms.iter().zip(running).zip(gradients) {
+        for ((form, running), gradients) in self.forms.iter().zip(&self.running).zip(gradients) {
             let pass = &running.pass;
             pass.guarded_in_queue(|| form.views.deliver(pass, gradients));
             if let Some(transfers) = form.layout.transfers.as_ref() {
                 transfers.wait();
             }
         }
+        self.check()
     }
 
-    /// Ends well. Returns what has happened to each parameter, on all ranks together, in module order.
-    fn well(mut self) -> Vec<(ParamId, ParameterReport)> {
-        let ended = self.end(true);
-        // Nothing is left to be rolled back.
+    /// Commits the pass. Returns what has happened to each parameter, on all ranks together, in module order.
+    pub(super) fn commit(mut self, computed: bool) -> Vec<(ParamId, ParameterReport)> {
+        let reports = self.end(true);
+        for (form, running) in self.forms.iter_mut().zip(&self.running) {
+            if form.brings {
+                form.learn_course(&running.pass.blocks.course.lock());
+            }
+        }
+        if computed {
+            self.running[0].pass.blocks.learned.end_pass();
+        }
+        drop((
+            std::mem::take(&mut self.running),
+            std::mem::take(&mut self.ranks),
+        ));
+        // Nothing is left to roll back.
         std::mem::forget(self);
-        ended
+        reports
     }
 
     /// The leaves of the modules have the values that their homes have then.
@@ -178,7 +164,7 @@ impl<M: Module> Ending<'_, M> {
     }
 }
 
-impl<M: Module> Drop for Ending<'_, M> {
+impl<M: Module> Drop for PassTransaction<'_, M> {
     fn drop(&mut self) {
         self.end(false);
     }

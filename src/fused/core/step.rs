@@ -6,10 +6,10 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::{Computed, Parts, Task, all_stand_by};
+use super::executor::{RankExecutor, WithoutClosures};
 use crate::caught::catch;
 use crate::error::FusedError;
-use crate::fused::policies::Passes;
+use crate::fused::policies::StepSchedule;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Failure, Order};
@@ -18,42 +18,39 @@ use crate::random::Stream;
 use crate::report::StepReport;
 
 impl<M: Module> Core<M> {
-    /// A step, or without a learning rate the gradients of a micro-batch.
-    pub(in crate::fused) fn step<R>(
+    /// Makes a step, or without a learning rate adds up the gradients of a micro-batch.
+    pub(in crate::fused) fn step<E: RankExecutor<M>>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        mut task: Task<'_, M, R>,
-    ) -> Result<R, FusedError> {
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
+        let schedule = self.policies.schedule();
         let Some(learning_rate) = learning_rate else {
-            return self.add(&mut task);
+            return self.accumulate(schedule, executor);
         };
-        if self.policies.passes() != Passes::Waiting {
-            return self.update(learning_rate, &mut task);
+        let mut closures = executor.closures().iter();
+        let computes = closures.any(|closure| *closure != Closure::Nothing);
+        if schedule == StepSchedule::Buffered && computes {
+            let output = self.accumulate(schedule, executor)?;
+            if self.has_accumulated() {
+                self.step_accumulated(learning_rate)?;
+            }
+            return Ok(output);
         }
-        let output = self.add(&mut task)?;
-        if self.has_accumulated() {
-            self.step_accumulated(learning_rate)?;
-        }
-        Ok(output)
-    }
-
-    /// A step with the gradients of a pass, and those that were accumulated.
-    fn update<R>(
-        &mut self,
-        learning_rate: ModuleLearningRate,
-        task: &mut Task<'_, M, R>,
-    ) -> Result<R, FusedError> {
         self.ranks.session().update.lock().learning_rate = learning_rate;
-        let ended = self.attempt(|core| match core.policies.passes() {
-            Passes::One | Passes::Learning => core.one_pass(Goal::Update, task),
-            Passes::Two | Passes::Waiting if task.computes() => core.two_passes(task),
-            Passes::Two | Passes::Waiting => core.use_waiting(task),
+        let ended = self.attempt(|core| match schedule {
+            StepSchedule::OnePass => {
+                core.pass(core.policies.plan(Goal::Update, None), None, executor)
+            }
+            StepSchedule::Adaptive => core.adaptive_pass(Goal::Update, executor),
+            StepSchedule::TwoPass if computes => core.two_passes(executor),
+            StepSchedule::TwoPass | StepSchedule::Buffered => core.apply_buffered(executor),
         });
         ended.or_else(|failure| {
             if !self.policies.bear_overflow() {
                 self.drop_accumulated_if_not_finite();
             }
-            if self.policies.passes() == Passes::Waiting {
+            if schedule == StepSchedule::Buffered {
                 // Some have been used.
                 self.drop_accumulated();
             }
@@ -70,35 +67,19 @@ impl<M: Module> Core<M> {
             return self.refuse(FusedError::NothingAccumulated);
         }
         let closures = vec![Closure::Nothing; self.ranks.forms.len()];
-        let mut task = Task {
-            closures: &closures,
-            compute: &mut all_stand_by,
-        };
-        self.update(learning_rate, &mut task)
+        self.step(Some(learning_rate), &mut WithoutClosures(closures))
     }
 
     /// Forward and backward that change nothing.
-    pub(in crate::fused) fn dry_run<R>(
+    pub(in crate::fused) fn dry_run<E: RankExecutor<M>>(
         &mut self,
-        compute: &mut dyn FnMut(Parts<'_, M>) -> Computed<R>,
-    ) -> Result<R, FusedError> {
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
         memory::enter_dry_run(|| ModelKey::of(&self.ranks.form().module));
-        let mut task = Task {
-            closures: &[Closure::Loss],
-            compute,
-        };
         let plan = self.policies.plan(Goal::Measure, None);
-        let output = self.pass(plan, None, &mut task)?;
+        let output = self.pass(plan, None, executor)?;
         self.check_reached()?;
         Ok(output)
-    }
-
-    /// Refuses a closure that runs once where the policies need two passes.
-    pub(in crate::fused) fn check_runs_once(&mut self) -> Result<(), FusedError> {
-        match self.policies.passes() {
-            Passes::Two => self.refuse(FusedError::RunsTwice),
-            Passes::One | Passes::Learning | Passes::Waiting => Ok(()),
-        }
     }
 
     /// The error of a step that has not begun.
@@ -117,13 +98,18 @@ impl<M: Module> Core<M> {
     }
 
     /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
-    fn add<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
-        let ended = self.attempt(|core| {
-            if core.policies.in_state {
-                return core.one_pass(Goal::Begin, task);
-            }
-            let plan = core.policies.plan(Goal::Accumulate, None);
-            core.pass(plan, None, task)
+    fn accumulate<E: RankExecutor<M>>(
+        &mut self,
+        schedule: StepSchedule,
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
+        let goal = match self.policies.in_state {
+            true => Goal::Begin,
+            false => Goal::Accumulate,
+        };
+        let ended = self.attempt(|core| match goal {
+            Goal::Begin if schedule != StepSchedule::OnePass => core.adaptive_pass(goal, executor),
+            _ => core.pass(core.policies.plan(goal, None), None, executor),
         });
         let lost = self.ranks.views().lost_accumulated().map(str::to_string);
         let Some(path) = lost else {
@@ -148,14 +134,15 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// An update in one pass, or the begin of one.
-    fn one_pass<R>(&mut self, goal: Goal, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
-        if self.policies.passes() == Passes::One {
-            return self.pass(self.policies.plan(goal, None), None, task);
-        }
+    /// Runs a pass that policies adapt to.
+    fn adaptive_pass<E: RankExecutor<M>>(
+        &mut self,
+        goal: Goal,
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
         let clip = self.policies.lagged_coefficient();
         let plan = self.policies.plan(goal, clip);
-        let output = self.pass(plan.clone(), None, task)?;
+        let output = self.pass(plan.clone(), None, executor)?;
         let norm = plan.norm()?;
         if let Some(Norm {
             value,
@@ -172,31 +159,50 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Runs a pass. If it fails or only measures, the running statistics are restored.
-    pub(super) fn pass<R>(
+    /// Runs a pass: begin, forward and backward, finish, commit. If it fails or only measures, the running statistics are
+    /// restored.
+    pub(super) fn pass<E: RankExecutor<M>>(
         &mut self,
         plan: Plan,
         twice: Option<Stream>,
-        task: &mut Task<'_, M, R>,
-    ) -> Result<R, FusedError> {
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
+        self.reports.last = StepReport::default();
         let goal = plan.goal;
         let order = Order {
             plan,
             twice,
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
+        let closures = executor.closures().to_vec();
         let statistics = match self.ranks.statistics.is_empty() {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let output = self.ranks.pass(&mut self.reports, &order, task)?;
+        let mut transaction = self.ranks.begin(&order, &closures);
+        let (output, gradients) = executor.run(&transaction.ranks, transaction.forms)?;
+        transaction.check()?;
+        if !transaction.forms[0].views.leaves.is_empty() {
+            transaction.apply_after_backward(goal, gradients)?;
+        }
+        let computed = closures.iter().any(|closure| *closure != Closure::Nothing);
+        let reports = transaction.commit(computed);
+        self.reports.tell(&self.ranks.forms[0], reports);
+
+        // Other ranks may have sent gradients to a rank after its part, and devices report late that an update failed.
+        if self.ranks.remote {
+            self.ranks.check_connected()?;
+        }
+        if self.ranks.read_late && goal.steps() {
+            self.ranks.check_written()?;
+        }
         if goal == Goal::Measure {
             return Ok(output);
         }
         if !statistics.is_empty() {
             self.ranks.average_statistics(&statistics)?;
         }
-        if task.closures.contains(&Closure::Loss) {
+        if closures.contains(&Closure::Loss) {
             self.check_reached()?;
         }
         for guard in statistics {

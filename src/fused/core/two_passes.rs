@@ -3,7 +3,7 @@
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::Task;
+use super::executor::RankExecutor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::policy::{Goal, Norm, Plan};
@@ -11,7 +11,10 @@ use crate::random::{RngLock, Stream, seed_of_system};
 
 impl<M: Module> Core<M> {
     /// First all gradients are measured, then they are used.
-    pub(super) fn two_passes<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
+    pub(super) fn two_passes<E: RankExecutor<M>>(
+        &mut self,
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
         let session = self.ranks.session().clone();
         let learned = session.learned.clone();
         let devices = self.ranks.devices.clone();
@@ -26,7 +29,7 @@ impl<M: Module> Core<M> {
         };
         let plan = self.policies.plan(Goal::Measure, None);
         learned.ran_unlocked();
-        let output = self.pass(plan.clone(), Some(twice.clone()), task)?;
+        let output = self.pass(plan.clone(), Some(twice.clone()), executor)?;
         let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
             return Ok(output);
         };
@@ -35,7 +38,7 @@ impl<M: Module> Core<M> {
         if reads && (learned.may_draw() || learned.ran_unlocked()) {
             plan = plan.comparing(norm);
         }
-        let output = self.pass(plan.clone(), Some(twice), task);
+        let output = self.pass(plan.clone(), Some(twice), executor);
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that began to draw without the lock waits for it from now on.
             learned.has_drawn();
@@ -45,15 +48,18 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// The same with gradients that are there: nothing is computed twice, and no random numbers are drawn.
-    pub(super) fn use_waiting<R>(&mut self, task: &mut Task<'_, M, R>) -> Result<R, FusedError> {
+    /// Measures the buffered gradients, then applies them. Nothing is computed twice, and no random numbers are drawn.
+    pub(super) fn apply_buffered<E: RankExecutor<M>>(
+        &mut self,
+        executor: &mut E,
+    ) -> Result<E::Output, FusedError> {
         let plan = self.policies.plan(Goal::Measure, None);
-        let output = self.pass(plan.clone(), None, task)?;
+        let output = self.pass(plan.clone(), None, executor)?;
         let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
             return Ok(output);
         };
         let plan = self.policies.plan(Goal::Update, coefficient);
-        let output = self.pass(plan.clone(), None, task)?;
+        let output = self.pass(plan.clone(), None, executor)?;
         self.adapt(&plan, coefficient, Some(norm.value), false);
         Ok(output)
     }

@@ -6,7 +6,8 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use crate::error::FusedError;
-use crate::fused::core::{Computed, Parts, RankPass, Task, Worked};
+use crate::fused::core::{Inline, RankPass};
+use crate::fused::policies::StepSchedule;
 use crate::loss::Loss;
 use crate::pass::Closure;
 
@@ -40,8 +41,13 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.core.check_runs_once()?;
-        self.with_loss(Some(learning_rate.into()), once(forward))
+        if self.core.policies.schedule() == StepSchedule::TwoPass {
+            return self.core.refuse(FusedError::RunsTwice);
+        }
+        let mut forward = Some(forward);
+        self.with_loss(Some(learning_rate.into()), |model| {
+            forward.take().expect("the step is one pass")(model)
+        })
     }
 
     /// [`step`](Self::step) with a closure that may run twice: what
@@ -91,7 +97,10 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Panics as [`step`](Self::step) does.
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
-        self.with_loss(None, once(forward))
+        let mut forward = Some(forward);
+        self.with_loss(None, |model| {
+            forward.take().expect("an accumulation is one pass")(model)
+        })
     }
 
     /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
@@ -147,11 +156,9 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let task = Task {
-            closures: &[Closure::Backward],
-            compute: &mut alone(|_, model| Ok(train(model))),
-        };
-        self.core.step(learning_rate, task)
+        let work = |_: &RankPass, model: &M| Ok(train(model));
+        let closure = Closure::Backward;
+        self.core.step(learning_rate, &mut Inline { closure, work })
     }
 
     /// Runs a forward and backward pass without an update: gradients are released, and used for nothing; hooks are not called. Running
@@ -164,37 +171,23 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
-        let mut forward = once(forward);
-        let mut compute = alone(|rank, model| rank.there_and_back(model, &mut forward));
-        self.core.dry_run(&mut compute)
+        let mut forward = Some(forward);
+        let work = |rank: &RankPass, model: &M| {
+            let forward = forward.take().expect("a dry run is one pass");
+            rank.forward_backward(model, forward)
+        };
+        let closure = Closure::Loss;
+        self.core.dry_run(&mut Inline { closure, work })
     }
 
+    /// A step, or without a learning rate an accumulation, of a closure that returns a loss.
     fn with_loss<L: Loss>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         mut forward: impl FnMut(&M) -> L,
     ) -> Result<L, FusedError> {
-        let task = Task {
-            closures: &[Closure::Loss],
-            compute: &mut alone(|rank, model| rank.there_and_back(model, &mut forward)),
-        };
-        self.core.step(learning_rate, task)
-    }
-}
-
-/// The closure of a step in one pass.
-fn once<M, L>(forward: impl FnOnce(&M) -> L) -> impl FnMut(&M) -> L {
-    let mut forward = Some(forward);
-    move |model| forward.take().expect("the plan is one pass")(model)
-}
-
-/// Has the only rank do its work.
-fn alone<M: Module, R>(
-    mut work: impl FnMut(&RankPass, &M) -> Worked<R>,
-) -> impl FnMut(Parts<'_, M>) -> Computed<R> {
-    move |ranks| {
-        let (rank, model) = &ranks[0];
-        let (output, gradients) = rank.compute(rank.pass.twice.clone(), || work(rank, model))?;
-        Ok((output, vec![gradients]))
+        let work = |rank: &RankPass, model: &M| rank.forward_backward(model, &mut forward);
+        let closure = Closure::Loss;
+        self.core.step(learning_rate, &mut Inline { closure, work })
     }
 }

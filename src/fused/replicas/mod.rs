@@ -1,10 +1,10 @@
 //! A model trained on several devices, each with a batch of its own.
 
 mod bytes;
-mod crew;
 #[cfg(all(test, feature = "flex", feature = "ndarray"))]
 mod shuffled;
 mod step;
+mod threads;
 
 use std::fmt::{Display, Formatter};
 
@@ -20,7 +20,7 @@ use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::weights::Role;
 pub use bytes::RankBytes;
-use crew::Crew;
+use threads::RankThreads;
 
 /// A [`FusedOptimizer`](crate::FusedOptimizer) on several devices: data parallel training with gradient release.
 ///
@@ -75,7 +75,7 @@ use crew::Crew;
 /// What waits on the host stays.
 pub struct FusedReplicas<M: Module> {
     core: Core<M>,
-    crew: Crew,
+    threads: RankThreads,
 }
 
 door!(FusedReplicas);
@@ -140,8 +140,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
             return Err(FusedError::Replicas { reason });
         }
         let core = Core::on_devices(model, optimizer, policies, &devices)?;
-        let crew = Crew::new(devices.len())?;
-        let fused = Self { core, crew };
+        let threads = RankThreads::new(devices.len())?;
+        let fused = Self { core, threads };
         log::info!("{fused}");
         Ok(fused)
     }

@@ -7,9 +7,9 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedReplicas;
-use super::crew::Work;
+use super::threads::{Threads, Work};
 use crate::error::FusedError;
-use crate::fused::core::{Parts, Task};
+use crate::fused::policies::StepSchedule;
 use crate::loss::Loss;
 use crate::pass::Closure;
 
@@ -30,7 +30,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        self.core.check_runs_once()?;
+        if self.core.policies.schedule() == StepSchedule::TwoPass {
+            return self.core.refuse(FusedError::RunsTwice);
+        }
         let mut batches = Some(self.dealt(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)
@@ -110,7 +112,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
         let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
-            rank.there_and_back(model, |model| forward(model, batch))
+            rank.forward_backward(model, |model| forward(model, batch))
         });
         self.run(Closure::Loss, learning_rate, batches, work)
     }
@@ -119,22 +121,20 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         closure: Closure,
         learning_rate: Option<ModuleLearningRate>,
-        mut batches: impl FnMut() -> Vec<Option<B>>,
+        mut next: impl FnMut() -> Vec<Option<B>>,
         work: Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
-        let Self { core, crew } = self;
-        let mut next = Some(batches());
+        let Self { core, threads } = self;
+        let first = next();
         let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);
-        let closures: Vec<_> = next.iter().flatten().map(of_rank).collect();
-        let mut compute = |ranks: Parts<'_, M>| {
-            let batches = next.take().unwrap_or_else(&mut batches);
-            crew.compute(ranks, batches, &work)
+        let mut executor = Threads {
+            threads,
+            closures: first.iter().map(of_rank).collect(),
+            first: Some(first),
+            next,
+            work,
         };
-        let task = Task {
-            closures: &closures,
-            compute: &mut compute,
-        };
-        core.step(learning_rate, task)
+        core.step(learning_rate, &mut executor)
     }
 
     /// The batches by rank.

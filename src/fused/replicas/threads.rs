@@ -1,4 +1,4 @@
-//! The threads of all ranks, and what each does in a pass.
+//! The threads of all ranks, and the part of each in a pass.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -9,19 +9,20 @@ use burn::optim::GradientsParams;
 use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
-use crate::fused::core::{Computed, Parts, RankPass, Worked};
-use crate::pass::{Failure, Scope};
+use crate::fused::core::{RankExecutor, RankOutput, RankOutputs, RankPass};
+use crate::pass::{Closure, Failure, Scope};
 use crate::random::{RngLock, Stream};
 use crate::replica::{Group, Membership};
+use crate::weights::FusedForm;
 use crate::worker::Worker;
 
-/// What a rank does in a pass with its batch.
-pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &RankPass, B) -> Worked<R> + Send + Sync>;
+/// The forward and backward pass of a rank with its batch.
+pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &RankPass, B) -> RankOutput<R> + Send + Sync>;
 
 /// One thread a rank. They stay: CubeCL keeps a stream for each.
-pub(super) struct Crew(Vec<Worker>);
+pub(super) struct RankThreads(Vec<Worker>);
 
-impl Crew {
+impl RankThreads {
     pub(super) fn new(ranks: usize) -> Result<Self, FusedError> {
         let thread = |rank| {
             Worker::new(&format!("rank {rank}")).map_err(|error| FusedError::Replicas {
@@ -30,16 +31,36 @@ impl Crew {
         };
         (0..ranks).map(thread).collect::<Result<_, _>>().map(Self)
     }
+}
 
-    /// Has all ranks that have a batch do their `work`, each on its thread, and the others stand by. Returns what they gave,
-    /// in their order; whoever has failed has ended its pass.
-    pub(super) fn compute<M: Module + 'static, B: Send + 'static, R: Send + 'static>(
-        &self,
-        ranks: Parts<'_, M>,
-        batches: Vec<Option<B>>,
-        work: &Work<M, B, R>,
-    ) -> Computed<Vec<R>> {
-        let first = &ranks[0].0.clone();
+/// Runs the closures of the ranks that have a batch, each on its thread. The other ranks use what has been accumulated.
+pub(super) struct Threads<'a, M, B, R, N> {
+    pub(super) threads: &'a RankThreads,
+    pub(super) closures: Vec<Closure>,
+    /// The batches of the first pass, by rank.
+    pub(super) first: Option<Vec<Option<B>>>,
+    /// Returns those of a further pass.
+    pub(super) next: N,
+    pub(super) work: Work<M, B, R>,
+}
+
+impl<M, B, R, N> RankExecutor<M> for Threads<'_, M, B, R, N>
+where
+    M: Module + 'static,
+    B: Send + 'static,
+    R: Send + 'static,
+    N: FnMut() -> Vec<Option<B>>,
+{
+    type Output = Vec<R>;
+
+    fn closures(&self) -> &[Closure] {
+        &self.closures
+    }
+
+    /// Returns the outputs in the order of the ranks. The failure of a rank ends its pass.
+    fn run(&mut self, ranks: &[RankPass], forms: &[FusedForm<M>]) -> RankOutputs<Vec<R>> {
+        let batches = self.first.take().unwrap_or_else(&mut self.next);
+        let first = &ranks[0];
         let group = first.member().group.clone();
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
         let numbers = numbers(first, &group)?;
@@ -49,16 +70,17 @@ impl Crew {
 
         let (sender, computed) = channel();
         let (mut idle, mut at_work) = (Vec::new(), Vec::new());
-        for (rank, ((part, model), batch)) in ranks.into_iter().zip(batches).enumerate() {
+        for (rank, (part, batch)) in ranks.iter().zip(batches).enumerate() {
             let Some(batch) = batch else {
                 idle.push(part);
                 continue;
             };
             at_work.push((rank, part.clone()));
-            let (model, work, sender) = (model.clone(), work.clone(), sender.clone());
+            let (part, model) = (part.clone(), forms[rank].module.clone());
+            let (work, sender) = (self.work.clone(), sender.clone());
             let numbers = numbers.as_ref();
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
-            self.0[rank].give(0, usize::MAX, move || {
+            self.threads.0[rank].give(0, usize::MAX, move || {
                 let output = take_part(&part, numbers, || work(&model, &part, batch));
                 // What it has of the training is gone before anybody goes on.
                 drop((model, work, part));
@@ -66,7 +88,7 @@ impl Crew {
             });
         }
         drop(sender);
-        idle.iter().for_each(RankPass::stand_by);
+        idle.into_iter().for_each(RankPass::use_accumulated);
         let mut outputs: Vec<_> = (0..group.ranks()).map(|_| None).collect();
         for (rank, output) in computed {
             at_work.retain(|(at_work, _)| *at_work != rank);
@@ -96,12 +118,12 @@ impl Crew {
 fn take_part<R>(
     part: &RankPass,
     numbers: Option<Stream>,
-    work: impl FnOnce() -> Worked<R>,
+    work: impl FnOnce() -> RankOutput<R>,
 ) -> Option<(R, GradientsParams)> {
     let Membership { group, rank } = part.member();
     let taken = group.flow.take_part(*rank);
     let done = catch(|| {
-        let output = part.compute(numbers, work)?;
+        let output = part.run(numbers, work)?;
         // Updates on behalf of others, too: where they fail, the step does.
         group.devices().iter().for_each(hand_over);
         check_connected(|| vec![group.device(*rank).clone()])?;
