@@ -2,6 +2,8 @@
 //!
 //! A process of its own: it installs the recording allocator.
 
+mod common;
+
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
@@ -11,6 +13,8 @@ use backburn::{
 use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Distribution, Tensor};
+
+use crate::common::*;
 
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
@@ -26,25 +30,21 @@ fn record_recomputed(config: GradientCheckpointingConfig, sizes: [usize; DEPTH])
     let device = Device::flex().autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_gradient_checkpointing(config))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(config));
     let x = Tensor::<2>::random([64, WIDTH], Distribution::Default, &device);
     let mut step = || {
-        fused
-            .step(1e-3, |model| {
-                let mut x = x.clone();
-                for (linear, size) in model.iter().zip(sizes) {
-                    // Several activations of the same size.
-                    let run = move |linear: &Linear, x| {
-                        (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
-                    };
-                    x = gradient_checkpointing(linear, x, run);
-                }
-                x.powi_scalar(2).mean()
-            })
-            .unwrap();
+        fused.step_ok(1e-3, |model| {
+            let mut x = x.clone();
+            for (linear, size) in model.iter().zip(sizes) {
+                // Several activations of the same size.
+                let run = move |linear: &Linear, x| {
+                    (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
+                };
+                x = gradient_checkpointing(linear, x, run);
+            }
+            x.powi_scalar(2).mean()
+        });
     };
     step();
     let recorder = MemoryRecorder::start().unwrap();

@@ -4,6 +4,8 @@
 
 #![cfg(feature = "wgpu")]
 
+mod common;
+
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
@@ -15,6 +17,8 @@ use backburn::{
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
+
+use crate::common::*;
 
 /// One test at a time: they share the device.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -35,23 +39,19 @@ fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
     let device = Device::wgpu(Default::default()).autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
     let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_gradient_checkpointing(config))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(config));
     let x = Tensor::<2>::random([1024, WIDTH], Distribution::Default, &device);
     let mut step = || {
         let before = in_use(&device);
-        let (_, after) = fused
-            .step(1e-3, |model| {
-                let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh().tanh();
-                let blocks = model.iter();
-                let x = blocks.fold(x.clone(), |x, linear| {
-                    gradient_checkpointing(linear, x, run)
-                });
-                (x.mean(), in_use(&device))
-            })
-            .unwrap();
+        let (_, after) = fused.step_ok(1e-3, |model| {
+            let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh().tanh();
+            let blocks = model.iter();
+            let x = blocks.fold(x.clone(), |x, linear| {
+                gradient_checkpointing(linear, x, run)
+            });
+            (x.mean(), in_use(&device))
+        });
         after.saturating_sub(before)
     };
     step();
@@ -104,10 +104,10 @@ fn at_rest(states: StateFormat) -> f64 {
         .with_bias(false)
         .init(&device);
     let optimizer = AdamWConfig::new().with_state_format(states).init();
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer);
     for _ in 0..2 {
         let x = Tensor::<2>::ones([2, WIDTH], &device);
-        fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
+        fused.step_ok(1e-3, |model| model.forward(x).mean());
         device.sync().unwrap();
     }
     let parameter = (4 * WIDTH * WIDTH) as f64;
@@ -150,29 +150,24 @@ fn no_device_holds_the_weights_that_another_owns() {
         .map(|linear| linear.init(&devices[0]))
         .collect();
     let optimizer = AdamWConfig::new().init();
-    let mut fused = FusedReplicas::new(model, optimizer, devices.to_vec())
-        .unwrap()
-        .with_config(
-            FusedConfig::new()
-                .with_sharding(Sharding::Full)
-                .with_ownership(Ownership::BySize),
-        )
-        .unwrap();
+    let mut fused = FusedReplicas::new_ok(model, optimizer, devices.to_vec()).with_config_ok(
+        FusedConfig::new()
+            .with_sharding(Sharding::Full)
+            .with_ownership(Ownership::BySize),
+    );
     for (rank, held) in held().enumerate() {
         assert!((0.5..0.55).contains(&held), "rank {rank} holds {held} P");
     }
     let batches = devices
         .iter()
         .map(|device| Tensor::<2>::ones([2, WIDTH], device));
-    fused
-        .step(1e-3, batches, |model: &Vec<Linear>, x| {
-            let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
-            let blocks = model.iter();
-            blocks
-                .fold(x, |x, linear| gradient_checkpointing(linear, x, run))
-                .mean()
-        })
-        .unwrap();
+    fused.step_ok(1e-3, batches, |model: &Vec<Linear>, x| {
+        let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
+        let blocks = model.iter();
+        blocks
+            .fold(x, |x, linear| gradient_checkpointing(linear, x, run))
+            .mean()
+    });
     // Weights and two states.
     for (rank, held) in held().enumerate() {
         assert!((1.5..1.55).contains(&held), "rank {rank} holds {held} P");
@@ -190,15 +185,15 @@ fn a_dry_run_on_a_device_sees_what_there_is_when_gradients_come() {
     let loss = |model: &Linear| model.forward(x.clone()).powi_scalar(2).mean();
     let optimizer = AdamWConfig::new().init();
     let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer);
     fused.dry_run(loss).unwrap();
     let recorder = MemoryRecorder::start_on(&device).unwrap();
     fused.dry_run(loss).unwrap();
     let estimate = estimate.with_dry_run(&recorder.finish().unwrap());
     let estimated = estimate.unwrap().fused;
-    fused.step(1e-3, loss).unwrap();
+    fused.step_ok(1e-3, loss);
     let recorder = MemoryRecorder::start_on(&device).unwrap();
-    fused.step(1e-3, loss).unwrap();
+    fused.step_ok(1e-3, loss);
     let measured = recorder.finish().unwrap().peak().bytes.total() - before;
     let ratio = estimated as f64 / measured as f64;
     assert!((0.9..1.1).contains(&ratio), "{estimated} for {measured}");

@@ -2,6 +2,7 @@
 //!
 //! A process of its own: it counts every allocated byte.
 
+mod common;
 #[path = "../benches/plan/models.rs"]
 mod models;
 #[allow(dead_code)] // A part of a benchmark.
@@ -22,6 +23,8 @@ use peak_alloc::PeakAlloc;
 
 use models::*;
 use peaks::{OPTIMIZERS, Peaks};
+
+use crate::common::*;
 
 static BYTES: PeakAlloc = PeakAlloc;
 
@@ -107,7 +110,7 @@ fn loss(model: &Linear) -> Tensor<1> {
 
 fn recorded(work: impl FnOnce(&mut FusedOptimizer<Linear>)) -> MemoryTimeline {
     let model = LinearConfig::new(8, 8).init(&device());
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     let recorder = MemoryRecorder::start().unwrap();
     work(&mut fused);
     recorder.finish().unwrap()
@@ -134,11 +137,11 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
             (0..3).for_each(|_| drop(fused.dry_run(loss).unwrap()))
         }))
         .unwrap();
-    let step = recorded(|fused| drop(fused.step(1e-3, loss).unwrap()));
+    let step = recorded(|fused| drop(fused.step_ok(1e-3, loss)));
     refused(&step, "no dry run");
     let both = recorded(|fused| {
         fused.dry_run(loss).unwrap();
-        fused.step(1e-3, loss).unwrap();
+        fused.step_ok(1e-3, loss);
     });
     refused(&both, "no dry run");
     let forward = recorded(|fused| drop(loss(&fused.model())));

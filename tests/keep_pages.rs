@@ -4,6 +4,8 @@
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
+mod common;
+
 use std::process::Command;
 
 use backburn::FusedOptimizer;
@@ -11,6 +13,8 @@ use backburn::memory::keep_pages;
 use burn::nn::LinearConfig;
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor};
+
+use crate::common::*;
 
 /// Bytes of buffers: so few that they come from the heap by default, and so many that each is mapped by itself.
 const SMALL: usize = 100_000;
@@ -39,9 +43,9 @@ fn assert_kept(size: usize, part: f64) {
 fn train() {
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(8, 8).init(&device);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let x = Tensor::<2>::ones([4, 8], &device);
-    fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
+    fused.step_ok(1e-3, |model| model.forward(x).mean());
 }
 
 #[test]

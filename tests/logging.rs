@@ -2,6 +2,8 @@
 //!
 //! A process of its own: it installs a logger.
 
+mod common;
+
 use std::sync::{Mutex, Once};
 
 use backburn::train::{FusedLearner, LaunchFused};
@@ -16,6 +18,8 @@ use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use log::{Level, LevelFilter, Log, Metadata, Record};
+
+use crate::common::*;
 
 struct Told(Mutex<Vec<(Level, String)>>);
 
@@ -60,7 +64,7 @@ fn attaching_copies_and_missing_gradients_are_told_once() {
     let model = model.freeze_group(ParamGroup::from_predicate("2."));
     let x = Tensor::<2>::ones([3, 2], &device);
 
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     let attached = told();
     assert_eq!(attached.len(), 1);
     assert_eq!(attached[0].0, Level::Info);
@@ -69,9 +73,7 @@ fn attaching_copies_and_missing_gradients_are_told_once() {
     assert!(attached[0].1.contains("0 left to its end, 2 frozen"));
 
     let mut step = || {
-        let loss = fused
-            .step(0.1, |model| model[0].forward(x.clone()).mean())
-            .unwrap();
+        let loss = fused.step_ok(0.1, |model| model[0].forward(x.clone()).mean());
         (loss, fused.model(), told())
     };
     let (_, _, mut missing) = step();
@@ -117,17 +119,15 @@ fn an_input_that_a_block_leaves_unused_is_told_once() {
     let model: Vec<Linear> = (0..2)
         .map(|_| LinearConfig::new(2, 2).init(&device))
         .collect();
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     told();
     let x = Tensor::<2>::ones([3, 2], &device);
     for _ in 0..3 {
-        fused
-            .step(0.1, |model| {
-                let unused = model[0].forward(x.clone());
-                let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
-                gradient_checkpointing(&model[1], (x.clone(), unused), ignoring).mean()
-            })
-            .unwrap();
+        fused.step_ok(0.1, |model| {
+            let unused = model[0].forward(x.clone());
+            let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
+            gradient_checkpointing(&model[1], (x.clone(), unused), ignoring).mean()
+        });
     }
     let told = told();
     let [(Level::Warn, text)] = &told[..] else {

@@ -3,6 +3,8 @@
 //! A process of its own: it counts every allocated byte, and reads all that the pools of a device hold.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,6 +18,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamConfig, LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
+
+use crate::common::*;
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -49,14 +53,12 @@ fn allocated_bytes_do_not_grow_over_500_steps() {
     for mode in MODES {
         let config = OffloadConfig::new(mode).with_min_elements(5);
         let model = stack(4, 4, &Device::flex().autodiff());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-            .unwrap()
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device)
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
+            .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &device);
         let x = Tensor::<2>::random([3, 4], Distribution::Default, &device.clone().autodiff());
         let mut after = |steps: usize| {
             for _ in 0..steps {
-                fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
+                fused.step_ok(1e-3, |model| loss(model, x.clone()));
             }
             BYTES.current_usage()
         };
@@ -84,7 +86,7 @@ fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
         let mut model = LinearConfig::new(2, 2).with_bias(false).init(&device);
         let long = Tensor::<2>::ones([1, 1], &device).expand([elements as i64, 1]);
         model.weight = Param::initialized(model.weight.id, long.require_grad());
-        let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
         let offload = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
         let config = FusedConfig::new().with_offload(Some(offload));
         let error = fused.with_config_on(config, &device).unwrap_err();
@@ -179,21 +181,19 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
             .with_offload(Some(config))
             .with_max_bytes_under_way(limit);
         let model = stack(4, 4, &Device::flex().autodiff());
-        let mut fused = FusedOptimizer::new(model, CountedSgd.into()).unwrap();
-        fused = fused.with_config_on(config, &device).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, CountedSgd.into());
+        fused = fused.with_config_on_ok(config, &device);
         MOST.store(0, Ordering::SeqCst);
         for step in 0..60 {
             let fails = step % 10 == 9;
             PANICS.store(fails, Ordering::SeqCst);
             let ended = catch_unwind(AssertUnwindSafe(|| {
-                fused
-                    .step(1e-3, |model| {
-                        let mut model = model.clone();
-                        model.rotate_left(step % 3);
-                        model.truncate(4 - step % 2);
-                        loss(&model, x.clone())
-                    })
-                    .unwrap();
+                fused.step_ok(1e-3, |model| {
+                    let mut model = model.clone();
+                    model.rotate_left(step % 3);
+                    model.truncate(4 - step % 2);
+                    loss(&model, x.clone())
+                });
             }));
             assert_eq!(ended.is_err(), fails);
             assert_eq!(STATES.load(Ordering::SeqCst), 0, "after step {step}");
@@ -249,13 +249,11 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
         let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(mode)));
         let estimate = MemoryEstimate::new_with_config(&model, &optimizer, &config);
         let most = Most(device.clone(), Arc::default());
-        let mut fused = FusedOptimizer::new(model, optimizer)
-            .unwrap()
+        let mut fused = FusedOptimizer::new_ok(model, optimizer)
             .with_hook(ParamGroup::all(), most.clone())
-            .with_config_on(config, &device)
-            .unwrap();
+            .with_config_on_ok(config, &device);
         for _ in 0..4 {
-            fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
+            fused.step_ok(1e-3, |model| loss(model, x.clone()));
         }
         let most = most.1.load(Ordering::Relaxed);
         assert!(

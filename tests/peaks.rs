@@ -2,6 +2,7 @@
 //!
 //! A process of its own: it installs the recording allocator.
 
+mod common;
 #[allow(dead_code)] // A part of an example.
 #[path = "../examples/text/model/mod.rs"]
 mod model;
@@ -21,6 +22,8 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 use peak_alloc::PeakAlloc;
 
 use model::{LanguageModel, LanguageModelConfig, Preset};
+
+use crate::common::*;
 
 static BYTES: PeakAlloc = PeakAlloc;
 
@@ -55,7 +58,7 @@ fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> MemoryEstima
     let model = config.init(&Device::flex().autodiff());
     let optimizer = AdamWConfig::new().init();
     let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer);
     // The first pass starts the threads of the backend.
     fused.dry_run(|model| loss(model, text)).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
@@ -66,8 +69,8 @@ fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> MemoryEstima
 fn fused(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
     peak(|| {
         let model = config.init(&Device::flex().autodiff());
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
-        (0..2).for_each(|_| drop(fused.step(1e-3, |model| loss(model, text)).unwrap()));
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+        (0..2).for_each(|_| drop(fused.step_ok(1e-3, |model| loss(model, text))));
     })
 }
 
@@ -120,7 +123,7 @@ fn a_recording_without_its_end_is_refused() {
     let model = LinearConfig::new(4, 4).init(&device);
     let optimizer = AdamWConfig::new().init();
     let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer);
     let recorder = MemoryRecorder::start().unwrap();
     fused
         .dry_run(|model| model.forward(Tensor::<2>::ones([2, 4], &device)).mean())
@@ -158,14 +161,14 @@ fn a_dry_run_changes_nothing() {
         let model = fused.valid().into_record().into_bytes().unwrap().to_vec();
         (model, fused.to_record().into_bytes().unwrap().to_vec())
     };
-    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
-    fused.step(1e-2, loss).unwrap();
-    fused.accumulate(loss).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+    fused.step_ok(1e-2, loss);
+    fused.accumulate_ok(loss);
     let before = bytes(&fused);
     fused.dry_run(loss).unwrap();
     assert!(bytes(&fused) == before);
     assert!(fused.dry_run(|_| x.clone().mean()).is_err());
-    fused.step_accumulated(1e-2).unwrap();
+    fused.step_accumulated_ok(1e-2);
 }
 
 #[test]
@@ -180,15 +183,15 @@ fn a_dry_run_leaves_a_group_that_has_begun() {
     let first = |model: &Vec<Linear>| model[0].forward(x.clone()).mean();
     let optimizer = optim::AdamWConfig::new().build();
     let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap();
-    fused.step(1e-2, both).unwrap();
-    fused.accumulate(both).unwrap();
+    fused.step_ok(1e-2, both);
+    fused.accumulate_ok(both);
     let before = fused.model().into_record().into_bytes().unwrap();
     // The second layer has no gradient: it must not be stepped for that.
     fused.dry_run(first).unwrap();
     assert_eq!(fused.last_step().updated, 0);
     let after = fused.model().into_record().into_bytes().unwrap();
     assert!(before.to_vec() == after.to_vec());
-    fused.step(1e-2, first).unwrap();
+    fused.step_ok(1e-2, first);
     assert_eq!(fused.last_step().updated, 4);
 }
 
@@ -199,13 +202,11 @@ fn a_checkpoint_that_is_loaded_again_and_again_leaves_nothing_behind() {
     let device = Device::flex().autodiff();
     let linear = |_| LinearConfig::new(8, 8).init(&device);
     let model: Vec<Linear> = (0..16).map(linear).collect();
-    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
-    fused
-        .step(1e-3, |model| {
-            let x = Tensor::<2>::ones([2, 8], &device);
-            model.iter().fold(x, |x, linear| linear.forward(x)).mean()
-        })
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+    fused.step_ok(1e-3, |model| {
+        let x = Tensor::<2>::ones([2, 8], &device);
+        model.iter().fold(x, |x, linear| linear.forward(x)).mean()
+    });
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     checkpoint.save(&fused, &Progress::new(1)).unwrap();

@@ -2,6 +2,8 @@
 //!
 //! A process of its own: it installs the recording allocator, over an independent counter.
 
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
@@ -15,6 +17,8 @@ use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
+
+use crate::common::*;
 
 static COUNTER: PeakAlloc = PeakAlloc;
 
@@ -61,11 +65,11 @@ fn record_fused(device: &Device) -> (MemoryTimeline, usize, usize) {
     let model = init(device);
     let parameters = bytes(&model);
     let x = x(device);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let recorder = MemoryRecorder::start().unwrap();
     COUNTER.reset_peak_usage();
     for _ in 0..STEPS {
-        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
+        fused.step_ok(1e-3, |model| loss(model, x.clone()));
     }
     let peak = COUNTER.peak_usage();
     (recorder.finish().unwrap(), parameters, peak)
@@ -194,13 +198,11 @@ fn the_phases_name_the_parameters_and_the_summary_the_peak() {
 fn a_recording_survives_a_panic_in_what_it_records() {
     let _alone = ALONE.lock();
     let device = device();
-    let mut fused = FusedOptimizer::new(init(&device), AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(init(&device), AdamConfig::new().init());
     let recorder = MemoryRecorder::start().unwrap();
-    fused.step(1e-3, |model| loss(model, x(&device))).unwrap();
+    fused.step_ok(1e-3, |model| loss(model, x(&device)));
     let panic = catch_unwind(AssertUnwindSafe(|| {
-        fused
-            .step(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
-            .unwrap()
+        fused.step_ok(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
     }));
     assert!(panic.is_err());
     let timeline = recorder.finish().unwrap();
@@ -217,7 +219,7 @@ fn a_pass_of_a_long_recurrent_network_fits_in_a_recording() {
     let device = device();
     let layer = |_| LstmConfig::new(8, 8, true).init(&device);
     let model: Vec<Lstm> = (0..2).map(layer).collect();
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let x = Tensor::<3>::random([1, 300, 8], Distribution::Default, &device);
     let mut pass = || {
         let layers = |model: &Vec<Lstm>| {
@@ -243,8 +245,8 @@ fn the_log_is_no_memory_of_the_program_and_goes_with_the_recording() {
     let device = device();
     let model = init(&device);
     let x = x(&device);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-    let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())).unwrap());
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut step = || drop(fused.step_ok(1e-3, |model| loss(model, x.clone())));
     step();
     let before = COUNTER.current_usage();
     COUNTER.reset_peak_usage();
@@ -432,10 +434,10 @@ fn weights_and_states_in_formats_are_recorded_as_what_they_take() {
         .with_state_format(StateFormat::Bits8)
         .with_weight_format(WeightFormat::Split24);
     let x = Tensor::from_inner(x(&device).inner().cast(FloatDType::BF16));
-    let mut fused = FusedOptimizer::new(model, optimizer.init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer.init());
     let recorder = MemoryRecorder::start().unwrap();
     for _ in 0..STEPS {
-        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
+        fused.step_ok(1e-3, |model| loss(model, x.clone()));
     }
     let timeline = recorder.finish().unwrap();
     let last = timeline.samples.last().unwrap().bytes;

@@ -4,7 +4,7 @@
 mod backend;
 mod bigram;
 mod checkpoint;
-#[path = "../../tests/promises/compare.rs"]
+#[path = "../../tests/common/compare.rs"]
 #[allow(dead_code)] // A part of other tests.
 mod compare;
 mod fit;

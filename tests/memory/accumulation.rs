@@ -6,11 +6,9 @@ use super::*;
 fn peak_of_groups(mut fused: FusedOptimizer<Mlp>, x: &Tensor<2>) -> usize {
     let mut group = || {
         for _ in 0..3 {
-            fused.accumulate(|model| model.loss(x.clone())).unwrap();
+            fused.accumulate_ok(|model| model.loss(x.clone()));
         }
-        fused
-            .step_repeatable(1e-3, |model| model.loss(x.clone()))
-            .unwrap();
+        fused.step_repeatable_ok(1e-3, |model| model.loss(x.clone()));
     };
     group();
     peak(|| (0..2).for_each(|_| group()))
@@ -25,12 +23,12 @@ fn accumulation_takes_one_buffer_and_in_the_optimizer_state_none() {
     let parameters = 4 * model().num_params();
     let adam = backburn::optim::AdamConfig::new();
 
-    let buffered = peak_of_groups(FusedOptimizer::new(model(), adam.init()).unwrap(), &x);
+    let buffered = peak_of_groups(FusedOptimizer::new_ok(model(), adam.init()), &x);
     let in_state = FusedOptimizer::accumulating_in_state(model(), adam.build()).unwrap();
     let in_state = peak_of_groups(in_state, &x);
-    let mut plain = FusedOptimizer::new(model(), adam.init()).unwrap();
-    plain.step(1e-3, |model| model.loss(x.clone())).unwrap();
-    let plain = peak(|| drop(plain.step(1e-3, |model| model.loss(x.clone())).unwrap()));
+    let mut plain = FusedOptimizer::new_ok(model(), adam.init());
+    plain.step_ok(1e-3, |model| model.loss(x.clone()));
+    let plain = peak(|| drop(plain.step_ok(1e-3, |model| model.loss(x.clone()))));
 
     let multiple = |bytes: usize| bytes as f64 / parameters as f64;
     let [buffered, in_state, plain] = [buffered, in_state, plain].map(multiple);
@@ -49,11 +47,11 @@ fn accumulation_beside_blocks_that_run_twice_takes_one_buffer() {
     let parameters = 4 * Mlp::init(depth, width, &device()).num_params();
     let peak_beside = |loss: fn(&Mlp, Tensor<2>) -> Tensor<1>| {
         let model = Mlp::init(depth, width, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        fused.step_ok(1e-3, |model| loss(model, x.clone()));
         let peak = peak(|| {
             for _ in 0..4 {
-                fused.accumulate(|model| loss(model, x.clone())).unwrap();
+                fused.accumulate_ok(|model| loss(model, x.clone()));
             }
         });
         peak as f64 / parameters as f64

@@ -7,6 +7,8 @@ use burn::tensor::Tensor;
 
 use super::{ALONE, BYTES, device, x};
 
+use crate::common::*;
+
 const PARAMETERS: usize = 2000;
 
 fn model() -> Vec<Linear> {
@@ -47,10 +49,10 @@ fn a_parameter_takes_two_kilobytes_more_than_in_stock_at_most() {
     drop((stock, optimizer));
 
     let before = BYTES.current_usage();
-    let mut fused = FusedOptimizer::new(model(), AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model(), AdamConfig::new().init());
     let attached = each(before);
     for _ in 0..2 {
-        fused.step(1e-3, |model| loss(model, x(4))).unwrap();
+        fused.step_ok(1e-3, |model| loss(model, x(4)));
     }
     let fused_bytes = [attached, each(before)];
     println!("a parameter of stock takes {stock_bytes:?} bytes, of fused {fused_bytes:?}");

@@ -7,6 +7,8 @@ use burn::tensor::{Distribution, Tensor};
 
 use crate::{ALONE, BYTES, device, peak};
 
+use crate::common::*;
+
 const LAYERS: usize = 2;
 
 fn recurrent() -> Vec<Lstm> {
@@ -42,17 +44,15 @@ fn a_recurrent_layer_in_a_block_takes_less_than_stock() {
         step();
         peak(step)
     };
-    let mut fused = FusedOptimizer::new(recurrent(), AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(recurrent(), AdamConfig::new().init());
     let mut first_runs = 0;
     let mut step = || {
         let before = BYTES.current_usage();
-        fused
-            .step(1e-3, |model| {
-                let loss = loss(model, x.clone(), true);
-                first_runs = BYTES.current_usage() - before;
-                loss
-            })
-            .unwrap();
+        fused.step_ok(1e-3, |model| {
+            let loss = loss(model, x.clone(), true);
+            first_runs = BYTES.current_usage() - before;
+            loss
+        });
     };
     step();
     let blocks = peak(step);
@@ -74,16 +74,14 @@ fn the_activations_of_one_tile_are_there_at_a_time() {
     let least = |tile: usize| {
         let linear = |from, to| LinearConfig::new(from, to).init(&device());
         let mlp: (Linear, Linear) = (linear(8, WIDE), linear(WIDE, 8));
-        let mut fused = FusedOptimizer::new(mlp, SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(mlp, SgdConfig::new().init());
         let x = Tensor::<3>::ones([1, TOKENS, 8], &device());
         let run =
             |(expand, contract): &(Linear, Linear), x| contract.forward(expand.forward(x).tanh());
         let mut step = || {
-            fused
-                .step(0.1, |mlp| {
-                    gradient_checkpointing_tiled(mlp, x.clone(), 1, tile, run).mean()
-                })
-                .unwrap();
+            fused.step_ok(0.1, |mlp| {
+                gradient_checkpointing_tiled(mlp, x.clone(), 1, tile, run).mean()
+            });
         };
         (0..4).map(|_| peak(&mut step)).min().unwrap()
     };

@@ -14,8 +14,8 @@ fn needed<R>(exchange: impl FnOnce(FusedOptimizer<Mlp>) -> R) -> f64 {
     let model = Mlp::init(DEPTH, WIDTH, &device());
     let parameters = 4 * model.num_params();
     let optimizer: ModuleOptimizer = backburn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
-    fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer);
+    fused.step_ok(1e-3, |model| model.loss(x.clone()));
     let needed = peak(|| drop(exchange(fused)));
     needed as f64 / parameters as f64
 }
@@ -26,12 +26,12 @@ fn parts_share_what_they_have() {
     let parts = needed(FusedOptimizer::into_parts);
     let fused_again = needed(|fused| {
         let (model, optimizer) = fused.into_parts();
-        FusedOptimizer::new(model, optimizer).unwrap()
+        FusedOptimizer::new_ok(model, optimizer)
     });
-    let made_again = needed(|fused| fused.with_config(FusedConfig::new()).unwrap());
+    let made_again = needed(|fused| fused.with_config_ok(FusedConfig::new()));
     let frozen = needed(|mut fused| {
-        fused.change_model(Module::freeze).unwrap();
-        fused.change_model(Module::unfreeze).unwrap();
+        fused.change_model_ok(Module::freeze);
+        fused.change_model_ok(Module::unfreeze);
         fused
     });
     for (exchange, needed) in [
@@ -53,8 +53,8 @@ fn exports_without_backward_pass_hold_nothing() {
     let _alone = ALONE.lock();
     let x = x(2);
     let optimizer = || backburn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new(Mlp::init(25, 2, &device()), optimizer()).unwrap();
-    fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(25, 2, &device()), optimizer());
+    fused.step_ok(1e-3, |model| model.loss(x.clone()));
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     type Export<'a> = &'a dyn Fn(&FusedOptimizer<Mlp>);
@@ -86,21 +86,21 @@ fn a_step_after_an_exchange_needs_what_one_before_needs() {
     let x = x(WIDTH);
     let parameters = 4 * Mlp::init(DEPTH, WIDTH, &device()).num_params();
     let optimizer = || backburn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new(Mlp::init(DEPTH, WIDTH, &device()), optimizer()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(DEPTH, WIDTH, &device()), optimizer());
     let step = |fused: &mut FusedOptimizer<Mlp>| {
-        let needed = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone())).unwrap()));
+        let needed = peak(|| drop(fused.step_ok(1e-3, |model| model.loss(x.clone()))));
         assert_eq!(fused.last_step().copied, Some(0));
         needed as f64 / parameters as f64
     };
     step(&mut fused);
     let plain = step(&mut fused);
     let (model, optimizer) = fused.into_parts();
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer);
     let after_parts = step(&mut fused);
-    let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+    let mut fused = fused.with_config_ok(FusedConfig::new());
     let after_config = step(&mut fused);
-    fused.change_model(Module::freeze).unwrap();
-    fused.change_model(Module::unfreeze).unwrap();
+    fused.change_model_ok(Module::freeze);
+    fused.change_model_ok(Module::unfreeze);
     let after_thaw = step(&mut fused);
     for after in [after_parts, after_config, after_thaw] {
         assert!(after < plain + 0.02, "{after} P, {plain} P before");

@@ -8,27 +8,27 @@ use burn::tensor::{Device, Tensor};
 
 use super::{ALONE, BYTES, device};
 
+use crate::common::*;
+
 type Model = Vec<Linear>;
 
 const PARAMETERS: usize = 4 * (256 * 256 + 256);
 
 fn training(optimizer: ModuleOptimizer) -> FusedOptimizer<Model> {
     let layers = (0..4).map(|_| LinearConfig::new(256, 256).init(&device()));
-    FusedOptimizer::new(layers.collect(), optimizer).unwrap()
+    FusedOptimizer::new_ok(layers.collect(), optimizer)
 }
 
 /// In multiples of the parameters' bytes, since `before`, after some steps: states are written in place by then.
 fn held(fused: &mut FusedOptimizer<Model>, before: usize) -> f64 {
     for _ in 0..3 {
-        fused
-            .step(1e-3, |model| {
-                let x = Tensor::<2>::ones([4, 256], &device());
-                model
-                    .iter()
-                    .fold(x, |x, layer| layer.forward(x).tanh())
-                    .mean()
-            })
-            .unwrap();
+        fused.step_ok(1e-3, |model| {
+            let x = Tensor::<2>::ones([4, 256], &device());
+            model
+                .iter()
+                .fold(x, |x, layer| layer.forward(x).tanh())
+                .mean()
+        });
     }
     (BYTES.current_usage() - before) as f64 / (4 * PARAMETERS) as f64
 }
@@ -43,9 +43,7 @@ fn holds_the_same(
     // Threads of the backend have buffers of their own.
     held(&mut training(optimizer.clone()), 0);
     let before = BYTES.current_usage();
-    let mut fused = training(optimizer)
-        .with_config_on(config.clone(), &Device::flex())
-        .unwrap();
+    let mut fused = training(optimizer).with_config_on_ok(config.clone(), &Device::flex());
     let first = held(&mut fused, before);
     load(&mut fused);
     let then = held(&mut fused, before);
@@ -65,11 +63,11 @@ fn a_loaded_record_leaves_nothing_behind_but_states() {
     ] {
         holds_the_same(optimizer.clone(), &FusedConfig::new(), |fused| {
             let record = fused.to_record();
-            fused.load_record(record).unwrap();
+            fused.load_record_ok(record);
         });
         holds_the_same(optimizer, &FusedConfig::new(), |fused| {
             let record = compact_records(|| fused.to_record());
-            fused.load_record(record).unwrap();
+            fused.load_record_ok(record);
         });
     }
 }

@@ -19,20 +19,18 @@ fn no_more_logits_than_those_of_a_chunk_are_there_at_once() {
     let head = LinearConfig::new(DIM, CLASSES).init(&device());
     let hidden = Tensor::<2>::random([TOKENS, DIM], Distribution::Default, &device());
     let targets = Tensor::<1, Int>::arange(0..TOKENS as i64, &device());
-    let mut fused = FusedOptimizer::new(head, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(head, SgdConfig::new().init());
     let loss = LinearCrossEntropyLossConfig::new()
         .with_chunk_size(CHUNK)
         .init();
     let mut step = |whole: bool| {
         peak(|| {
-            fused
-                .step(0.1, |head| match whole {
-                    true => CrossEntropyLossConfig::new()
-                        .init(&device())
-                        .forward(head.forward(hidden.clone()), targets.clone()),
-                    false => loss.forward(head, hidden.clone(), targets.clone()),
-                })
-                .unwrap();
+            fused.step_ok(0.1, |head| match whole {
+                true => CrossEntropyLossConfig::new()
+                    .init(&device())
+                    .forward(head.forward(hidden.clone()), targets.clone()),
+                false => loss.forward(head, hidden.clone(), targets.clone()),
+            });
         })
     };
     // The most of some: what other threads give back meanwhile is not there to be counted.

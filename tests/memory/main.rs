@@ -5,6 +5,8 @@
 mod accumulation;
 mod beside_tensors;
 mod blocks;
+#[path = "../common/mod.rs"]
+mod common;
 mod exchange;
 mod formats;
 mod loaded;
@@ -26,6 +28,8 @@ use burn::nn::{Gelu, Linear, LinearConfig};
 use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
+
+use crate::common::*;
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -92,18 +96,15 @@ fn gradients_held_at_once_do_not_grow_with_depth() {
     let largest_gradient = 4 * 4 * width * width;
     for depth in [3, 24, 96] {
         let model = Mlp::init(depth, width, &device());
-        let mut fused =
-            FusedOptimizer::new(model, backburn::optim::SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, backburn::optim::SgdConfig::new().init());
         let mut activations = 0;
         let mut step = || {
             let before = BYTES.current_usage();
-            fused
-                .step(0.1, |model| {
-                    let loss = model.loss(x.clone());
-                    activations = BYTES.current_usage() - before;
-                    loss
-                })
-                .unwrap();
+            fused.step_ok(0.1, |model| {
+                let loss = model.loss(x.clone());
+                activations = BYTES.current_usage() - before;
+                loss
+            });
         };
         step();
         let peak = peak(step);
@@ -121,11 +122,10 @@ fn gradients_held_at_once_do_not_grow_with_depth() {
 /// Allocated bytes after so many steps, over 1,000 steps.
 fn assert_no_growth(loss: impl Fn(&Mlp, Tensor<2>) -> Tensor<1>) {
     let _alone = ALONE.lock();
-    let mut fused =
-        FusedOptimizer::new(Mlp::init(3, 4, &device()), AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(3, 4, &device()), AdamConfig::new().init());
     let mut after = |steps: usize| {
         for _ in 0..steps {
-            fused.step(1e-3, |model| loss(model, x(4))).unwrap();
+            fused.step_ok(1e-3, |model| loss(model, x(4)));
         }
         BYTES.current_usage()
     };
@@ -159,13 +159,11 @@ fn loading_a_checkpoint_adds_nothing_to_the_optimizer() {
     let _alone = ALONE.lock();
     let grown = |config: FusedConfig| {
         let model = Mlp::init(3, 4, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-            .unwrap()
-            .with_config(config)
-            .unwrap();
+        let mut fused =
+            FusedOptimizer::new_ok(model, AdamConfig::new().init()).with_config_ok(config);
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path().join("run"));
-        fused.step(1e-3, |model| model.loss(x(4))).unwrap();
+        fused.step_ok(1e-3, |model| model.loss(x(4)));
         checkpoint.save(&fused, &Progress::new(1)).unwrap();
         let mut after = |loads: usize| {
             for _ in 0..loads {
@@ -214,19 +212,17 @@ fn fused_needs_little_more_than_parameters_state_and_activations() {
     let mut fused_peak = 0;
     peak(|| {
         let model = Mlp::init(depth, width, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        fused.step_ok(1e-3, |model| model.loss(x.clone()));
         let held = BYTES.current_usage();
         fused_peak = 3 * parameters
             + peak(|| {
                 for _ in 0..2 {
-                    fused
-                        .step(1e-3, |model| {
-                            let loss = model.loss(x.clone());
-                            activations = BYTES.current_usage() - held;
-                            loss
-                        })
-                        .unwrap();
+                    fused.step_ok(1e-3, |model| {
+                        let loss = model.loss(x.clone());
+                        activations = BYTES.current_usage() - held;
+                        loss
+                    });
                 }
             });
     });
@@ -252,13 +248,11 @@ fn average_takes_four_bytes_and_is_updated_in_place() {
     let of = |averaging: Option<WeightAveragingConfig>| {
         let model = Mlp::init(depth, width, &device());
         let before = BYTES.current_usage();
-        let mut fused = FusedOptimizer::new(model, backburn::optim::AdamConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_averaging(averaging))
-            .unwrap();
-        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, backburn::optim::AdamConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_averaging(averaging));
+        fused.step_ok(1e-3, |model| model.loss(x.clone()));
         let at_rest = BYTES.current_usage() - before;
-        let peak = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone())).unwrap()));
+        let peak = peak(|| drop(fused.step_ok(1e-3, |model| model.loss(x.clone()))));
         [at_rest, peak].map(|bytes| bytes as f64 / parameters as f64)
     };
     // The first one starts the threads of the backend.
@@ -276,25 +270,18 @@ fn measuring_passes_release_their_gradients() {
     let x = x(width);
     let model = || Mlp::init(depth, width, &device());
     let parameters = 4 * model().num_params();
-    let fused = || FusedOptimizer::new(model(), AdamConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(model(), AdamConfig::new().init());
     let peak_of_step = |mut fused: FusedOptimizer<Mlp>| {
-        let mut step = || {
-            drop(
-                fused
-                    .step_repeatable(1e-3, |model| model.loss(x.clone()))
-                    .unwrap(),
-            )
-        };
+        let mut step = || drop(fused.step_repeatable_ok(1e-3, |model| model.loss(x.clone())));
         step();
         peak(step) as f64 / parameters as f64
     };
     let plain = peak_of_step(fused());
-    let exact = fused()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))))
-        .unwrap();
+    let exact = fused().with_config_ok(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))),
+    );
     let scaled = fused()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
-        .unwrap();
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     for peak in [peak_of_step(exact), peak_of_step(scaled)] {
         // A gradient that is multiplied is no second one; its largest is 1/16 of the parameters.
         assert!(peak < plain + 0.07, "{peak} P, {plain} P without");
@@ -310,8 +297,8 @@ fn recomputed_blocks_keep_their_inputs_and_release_their_gradients() {
         let x = Tensor::random([batch, width], Distribution::Default, &device());
         let model = Mlp::init(depth, width, &device());
         parameters = 4 * model.num_params();
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
-        let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())).unwrap());
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+        let mut step = || drop(fused.step_ok(1e-3, |model| loss(model, x.clone())));
         step();
         peak(step)
     };
@@ -396,12 +383,12 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
     let x = x(64);
     let held_after = |fail: &mut dyn FnMut(&mut FusedOptimizer<Mlp>)| {
         let model = Mlp::init(4, 64, &device());
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        fused.step_ok(1e-3, |model| model.loss(x.clone()));
         let mut after = |failures: usize| {
             (0..failures).for_each(|_| fail(&mut fused));
-            fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
-            fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+            fused.step_ok(1e-3, |model| model.loss(x.clone()));
+            fused.step_ok(1e-3, |model| model.loss(x.clone()));
             BYTES.current_usage()
         };
         after(3);
@@ -414,21 +401,19 @@ fn panics_and_errors_in_the_backward_pass_leak_nothing() {
     };
     let in_second_run = held_after(&mut |fused| {
         caught(&mut || {
-            fused
-                .step(1e-3, |model| {
-                    let runs = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-                    type Runs = Constant<std::sync::Arc<std::sync::atomic::AtomicBool>>;
-                    let once = |model: &Mlp, (x, Constant(runs)): (_, Runs)| {
-                        assert!(
-                            !runs.swap(true, std::sync::atomic::Ordering::Relaxed),
-                            "once"
-                        );
-                        model.loss(x)
-                    };
-                    let input = (x.clone(), Constant(runs));
-                    backburn::gradient_checkpointing(model, input, once) + model.loss(x.clone())
-                })
-                .unwrap();
+            fused.step_ok(1e-3, |model| {
+                let runs = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+                type Runs = Constant<std::sync::Arc<std::sync::atomic::AtomicBool>>;
+                let once = |model: &Mlp, (x, Constant(runs)): (_, Runs)| {
+                    assert!(
+                        !runs.swap(true, std::sync::atomic::Ordering::Relaxed),
+                        "once"
+                    );
+                    model.loss(x)
+                };
+                let input = (x.clone(), Constant(runs));
+                backburn::gradient_checkpointing(model, input, once) + model.loss(x.clone())
+            });
         });
     });
     let after_it = held_after(&mut |fused| {

@@ -6,14 +6,11 @@ use super::*;
 
 fn replicas(ranks: usize, depth: usize, width: usize, sharding: Sharding) -> FusedReplicas<Mlp> {
     let model = Mlp::init(depth, width, &device());
-    FusedReplicas::new(model, AdamConfig::new().init(), vec![device(); ranks])
-        .unwrap()
-        .with_config(
-            FusedConfig::new()
-                .with_sharding(sharding)
-                .with_ownership(Ownership::BySize),
-        )
-        .unwrap()
+    FusedReplicas::new_ok(model, AdamConfig::new().init(), vec![device(); ranks]).with_config_ok(
+        FusedConfig::new()
+            .with_sharding(sharding)
+            .with_ownership(Ownership::BySize),
+    )
 }
 
 #[test]
@@ -25,9 +22,7 @@ fn five_hundred_steps_of_replicas_take_no_more_bytes_than_fifty() {
         let mut train = |steps| {
             for _ in 0..steps {
                 let batches = vec![input.clone(); 3];
-                fused
-                    .step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x))
-                    .unwrap();
+                fused.step_ok(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x));
             }
             BYTES.current_usage()
         };
@@ -54,9 +49,7 @@ fn replicas_hold_few_gradients_at_once() {
         let input = x(width);
         for _ in 0..3 {
             let batches = vec![input.clone(); ranks];
-            fused
-                .step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x))
-                .unwrap();
+            fused.step_ok(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x));
         }
         let peak = (BYTES.peak_usage() - before) as f64 / parameters as f64;
         // Weights and two moments; stock has four gradients more.

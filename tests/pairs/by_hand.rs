@@ -6,7 +6,7 @@ use backburn::FusedOptimizer;
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 
-use crate::compare::copy;
+use crate::common::*;
 use crate::in_state::{Given, in_state};
 use crate::mean::Means;
 use crate::model::{Batch, Model};
@@ -107,9 +107,9 @@ impl ByHand {
                 // It reads all parameters.
                 let all = Batch::of_rows(2);
                 if is_last {
-                    fused.step(RATE, |model| model.loss(&all, false)).unwrap();
+                    fused.step_ok(RATE, |model| model.loss(&all, false));
                 } else {
-                    fused.accumulate(|model| model.loss(&all, false)).unwrap();
+                    fused.accumulate_ok(|model| model.loss(&all, false));
                 }
                 let statistics = self.model.statistics();
                 let record = fused.model().into_record();
@@ -149,7 +149,7 @@ impl ByHand {
     pub fn change_model(&mut self, change: impl Fn(Model) -> Model) {
         self.model = change(self.model.clone());
         if let Update::InState(fused, ..) = &mut self.update {
-            fused.change_model(change).unwrap();
+            fused.change_model_ok(change);
         }
         self.drop_sum();
     }

@@ -4,7 +4,7 @@ use backburn::FusedError;
 use burn::tensor::TensorData;
 
 use crate::by_hand::ByHand;
-use crate::compare::{assert_equal_weights, copy, weights};
+use crate::common::*;
 use crate::model::{Batch, Model, batches, device};
 use crate::options::{Blocks, Event, Moment, Options, Stepped, Waiting};
 use crate::refusals::refusals;

@@ -2,9 +2,8 @@
 //! by hand to the same bits. `PAIRS_CASES=1000` draws as many trainings beyond the pairs, from `PAIRS_SEED` on.
 
 mod by_hand;
-#[allow(dead_code)] // A part of other tests.
-#[path = "../promises/compare.rs"]
-mod compare;
+#[path = "../common/mod.rs"]
+mod common;
 mod config;
 mod course;
 mod event;

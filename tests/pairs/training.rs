@@ -10,7 +10,7 @@ use burn::module::{Module, ParamGroup};
 use burn::tensor::Tensor;
 
 use crate::by_hand::RATE;
-use crate::compare::copy;
+use crate::common::*;
 use crate::in_state::in_state;
 use crate::model::{Batch, Model, device};
 use crate::options::{Options, Stepped};
@@ -135,9 +135,7 @@ impl Training {
         let panics = |batch: &Batch| -> Tensor<1> { panic!("in the closure, with {batch:?}") };
         let ended = match self {
             Self::One(fused) => catch_unwind(AssertUnwindSafe(|| {
-                fused
-                    .step_repeatable(RATE, |_| panics(&batches[0]))
-                    .unwrap();
+                fused.step_repeatable_ok(RATE, |_| panics(&batches[0]));
             }))
             .is_err(),
             Self::Several(fused) => {
@@ -154,7 +152,7 @@ impl Training {
         let model = copy(&self.model(), || Model::init(options));
         let mut next = Self::new(options, model).unwrap();
         let record = either!(&self, fused => fused.to_record());
-        either!(&mut next, fused => fused.load_record(record).unwrap());
+        either!(&mut next, fused => fused.load_record_ok(record));
         next
     }
 
@@ -177,19 +175,18 @@ impl Training {
         match self {
             Self::One(fused) => {
                 let (model, optimizer) = fused.into_parts();
-                let fused = FusedOptimizer::new(model, optimizer).unwrap();
+                let fused = FusedOptimizer::new_ok(model, optimizer);
                 Self::One(Box::new(
                     fused
                         .with_hook(hook.0, hook.1)
-                        .with_config_on(config, &device())
-                        .unwrap(),
+                        .with_config_on_ok(config, &device()),
                 ))
             }
             Self::Several(fused) => {
                 let (model, optimizer) = fused.into_parts();
                 let devices = vec![device(); options.devices.ranks()];
-                let fused = FusedReplicas::new(model, optimizer, devices).unwrap();
-                let fused = fused.with_hook(hook.0, hook.1).with_config(config).unwrap();
+                let fused = FusedReplicas::new_ok(model, optimizer, devices);
+                let fused = fused.with_hook(hook.0, hook.1).with_config_ok(config);
                 Self::Several(Box::new(fused))
             }
         }

@@ -10,6 +10,8 @@ use burn::tensor::{Device, DeviceKind, Tensor};
 use crate::models::*;
 use crate::{ENOUGH, alone};
 
+use crate::common::*;
+
 fn device() -> Device {
     Device::wgpu(Default::default()).autodiff()
 }
@@ -26,13 +28,9 @@ fn trained(plan: &Plan<AdamWConfig>) -> usize {
     let parts = plan.accumulation as f32;
     for _ in 0..2 {
         for _ in 1..plan.accumulation {
-            fused
-                .accumulate(|model| model.loss(plan.batch) / parts)
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(plan.batch) / parts);
         }
-        let loss = fused
-            .step(1e-3, |model| model.loss(plan.batch) / parts)
-            .unwrap();
+        let loss = fused.step_ok(1e-3, |model| model.loss(plan.batch) / parts);
         assert!(loss.into_scalar::<f32>().is_finite());
     }
     let usage = device().inner().memory_pool_usage().unwrap();
@@ -112,11 +110,9 @@ fn ranks_are_a_candidate_and_each_device_holds_less() {
     assert_eq!((plan.ranks, plan.batch), (2, Mlp::BATCH / 2), "{plan}");
     let mut fused = plan.replicas(|| Mlp::init(&device()), &devices).unwrap();
     for _ in 0..2 {
-        fused
-            .step(1e-3, [plan.batch; 2], |model: &Mlp, items| {
-                model.loss(items) / 2.0
-            })
-            .unwrap();
+        fused.step_ok(1e-3, [plan.batch; 2], |model: &Mlp, items| {
+            model.loss(items) / 2.0
+        });
     }
     for device in &devices {
         let usage = device.memory_pool_usage().unwrap();
@@ -144,7 +140,7 @@ fn an_update_beside_states_on_the_way_is_counted() {
     let train = || {
         let mut fused = plan.fuse(init).unwrap();
         for _ in 0..8 {
-            let loss = fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+            let loss = fused.step_ok(1e-3, |model| loss(model, plan.batch));
             assert!(loss.into_scalar::<f32>().is_finite());
         }
     };

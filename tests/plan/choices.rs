@@ -10,7 +10,7 @@ use backburn::{
 use burn::config::Config;
 use burn::tensor::Device;
 
-use crate::compare::assert_equal_weights;
+use crate::common::*;
 use crate::models::*;
 use crate::{ENOUGH, alone, bytes, init, plan, planner, trained};
 
@@ -122,12 +122,8 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     let mut fused = plan.fuse(|| model).unwrap();
     for training in [&mut by_hand, &mut fused] {
         for _ in 0..2 {
-            training
-                .accumulate(|model| model.loss(plan.batch) / 2.0)
-                .unwrap();
-            training
-                .step(1e-3, |model| model.loss(plan.batch) / 2.0)
-                .unwrap();
+            training.accumulate_ok(|model| model.loss(plan.batch) / 2.0);
+            training.step_ok(1e-3, |model| model.loss(plan.batch) / 2.0);
         }
     }
     assert_equal_weights(&by_hand.model(), &fused.model());
@@ -187,9 +183,7 @@ fn a_plan_for_several_devices_is_followed_on_as_many() {
         FusedReplicas::new_with_config(model.clone(), optimizer, devices.clone(), config).unwrap();
     let mut fused = plan.replicas(|| model, &devices).unwrap();
     for training in [&mut by_hand, &mut fused] {
-        training
-            .step(1e-3, [16, 16], |model: &Bag, items| model.loss(items) / 2.0)
-            .unwrap();
+        training.step_ok(1e-3, [16, 16], |model: &Bag, items| model.loss(items) / 2.0);
     }
     assert_equal_weights(&by_hand.model(), &fused.model());
 }

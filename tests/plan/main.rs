@@ -2,9 +2,8 @@
 //!
 //! A process of its own: it counts every allocated byte.
 
-#[allow(dead_code)] // A part of other tests.
-#[path = "../promises/compare.rs"]
-mod compare;
+#[path = "../common/mod.rs"]
+mod common;
 #[path = "../../benches/plan/models.rs"]
 mod models;
 
@@ -27,6 +26,8 @@ use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
 
 use models::Kind;
+
+use crate::common::*;
 
 static BYTES: PeakAlloc = PeakAlloc;
 
@@ -93,13 +94,9 @@ fn trained<K: Kind, O: PlannedOptimizer>(plan: &Plan<O>) -> usize {
         let parts = plan.accumulation as f32;
         for _ in 0..2 {
             for _ in 1..plan.accumulation {
-                fused
-                    .accumulate(|model| model.loss(plan.batch) / parts)
-                    .unwrap();
+                fused.accumulate_ok(|model| model.loss(plan.batch) / parts);
             }
-            fused
-                .step(1e-3, |model| model.loss(plan.batch) / parts)
-                .unwrap();
+            fused.step_ok(1e-3, |model| model.loss(plan.batch) / parts);
         }
     };
     peak(train).1

@@ -11,6 +11,8 @@ use crate::{
     BYTES, ENOUGH, alone, bytes, device, in_one_thread, init, peak, plan, planner, trained,
 };
 
+use crate::common::*;
+
 /// Plans for budgets from what fused training takes down to half of the smallest candidate, and trains each. What is planned is from
 /// `least_ratio` to `most_ratio` of the peak.
 fn hold<K: Kind>(least_ratio: f64, most_ratio: f64) {
@@ -150,10 +152,10 @@ fn weights_that_the_maker_holds_are_counted_twice() {
         let train = || {
             let mut fused = plan.fuse(init).unwrap();
             for _ in 1..plan.accumulation {
-                fused.accumulate(|model| model.loss(plan.batch)).unwrap();
+                fused.accumulate_ok(|model| model.loss(plan.batch));
             }
-            fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
-            fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
+            fused.step_ok(1e-3, |model| model.loss(plan.batch));
+            fused.step_ok(1e-3, |model| model.loss(plan.batch));
         };
         let bytes = peak(train).1;
         assert!(bytes <= budget, "{bytes} of {budget}\n{plan}");

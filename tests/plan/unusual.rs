@@ -17,6 +17,8 @@ use burn::tensor::{FloatDType, Tensor};
 use crate::models::*;
 use crate::{ENOUGH, alone, bytes, device, init, peak, plan, planner, trained};
 
+use crate::common::*;
+
 #[test]
 fn a_model_in_which_nothing_is_trained_is_refused() {
     let _alone = alone();
@@ -58,7 +60,7 @@ fn weights_in_f16_are_planned_for() {
         assert_eq!(plan.weights, None);
         let train = || {
             let mut fused = plan.fuse(init).unwrap();
-            (0..2).for_each(|_| drop(fused.step(1e-3, |model| model.loss(plan.batch)).unwrap()));
+            (0..2).for_each(|_| drop(fused.step_ok(1e-3, |model| model.loss(plan.batch))));
         };
         let taken = peak(train).1;
         let ratio = plan.device_bytes as f64 / taken as f64;
@@ -103,13 +105,7 @@ fn a_plan_is_made_on_another_thread_and_with_threads_in_the_loss() {
     let plan = planner::<Bag>().plan(on_a_thread, ENOUGH).unwrap();
     let train = || {
         let mut fused = plan.fuse(init::<Bag>).unwrap();
-        (0..2).for_each(|_| {
-            drop(
-                fused
-                    .step(1e-3, |model| on_a_thread(model, plan.batch))
-                    .unwrap(),
-            )
-        });
+        (0..2).for_each(|_| drop(fused.step_ok(1e-3, |model| on_a_thread(model, plan.batch))));
     };
     let taken = peak(train).1;
     assert!(taken <= plan.device_bytes, "{taken} taken\n{plan}");
@@ -208,7 +204,7 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     };
     let step = |plan: &Plan<AdamWConfig>| {
         let mut fused = plan.fuse(init::<Bag>).unwrap();
-        fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
+        fused.step_ok(1e-3, |model| model.loss(plan.batch));
     };
     let panic = catch_unwind(AssertUnwindSafe(|| step(&edited))).unwrap_err();
     let text = panic.downcast_ref::<String>().unwrap();

@@ -13,8 +13,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Bytes, DType, Device, Distribution, FloatDType, Tensor};
 
-use crate::compare::*;
-use crate::contents::Contents;
+use crate::common::*;
 
 const RATE: f64 = 0.05;
 
@@ -73,10 +72,7 @@ fn on_host(offload: Offload) -> OffloadConfig {
 
 fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
     let model = copy(initial, Stack::init);
-    FusedOptimizer::new(model, AdamWConfig::new().init())
-        .unwrap()
-        .with_config(config)
-        .unwrap()
+    FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config)
 }
 
 fn stock_step(model: Stack, optimizer: &mut ModuleOptimizer, x: &Tensor<2>) -> Stack {
@@ -169,17 +165,15 @@ fn average_after_each_step_equals_stock_loop() {
             let mut stock = AdamWConfig::new().init();
             let mut by_hand = ByHand::all(config, &model);
             let how = averaging(config).with_offload(offload.clone());
-            let mut fused = FusedOptimizer::new(copy(&initial, Stack::init), optimizer.clone())
-                .unwrap()
-                .with_config_on(how.clone(), &Device::flex())
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(copy(&initial, Stack::init), optimizer.clone())
+                .with_config_on_ok(how.clone(), &Device::flex());
             assert_equal_weights(&initial, &fused.averaged());
             for x in &xs {
                 model = stock_step(model, &mut stock, x);
                 for (average, value) in by_hand.iter_mut().zip(values(&model)) {
                     average.update(value);
                 }
-                fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+                fused.step_ok(RATE, |model| model.loss(x.clone()));
                 if offload.is_none() {
                     assert_eq!(fused.last_step().copied, Some(0), "{how}");
                 }
@@ -215,23 +209,19 @@ fn average_without_update_stays() {
     // Micro-batches are one update.
     let mut group = fused(&initial, averaging(WeightAveragingConfig::new()));
     for x in &xs {
-        group.accumulate(|model| model.loss(x.clone())).unwrap();
+        group.accumulate_ok(|model| model.loss(x.clone()));
     }
     assert_equal_weights(&initial, &group.averaged());
-    group.step_accumulated(RATE).unwrap();
+    group.step_accumulated_ok(RATE);
     assert_equal_weights(&group.model(), &group.averaged());
 
     // A skipped step is none.
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
     let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
     let mut skipping = fused(&initial, how);
-    skipping
-        .step_repeatable(RATE, |model| model.loss(xs[0].clone()))
-        .unwrap();
+    skipping.step_repeatable_ok(RATE, |model| model.loss(xs[0].clone()));
     let before = skipping.averaged();
-    skipping
-        .step_repeatable(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY)
-        .unwrap();
+    skipping.step_repeatable_ok(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY);
     assert!(skipping.last_step().overflowed);
     assert_equal_weights(&before, &skipping.averaged());
 
@@ -240,10 +230,8 @@ fn average_without_update_stays() {
     let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
     let mut plain = fused(&initial, averaging(ema(0.5)));
     for x in &xs {
-        clipped
-            .step_repeatable(RATE, |model| model.loss(x.clone()))
-            .unwrap();
-        plain.step(RATE, |model| model.loss(x.clone())).unwrap();
+        clipped.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
+        plain.step_ok(RATE, |model| model.loss(x.clone()));
     }
     assert_equal_weights(&plain.averaged(), &clipped.averaged());
 }
@@ -292,11 +280,9 @@ const EVENTS: [Event; 18] = {
 fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType) {
     let switch = Switch::default();
     let start = |model: Stack, optimizer: ModuleOptimizer| {
-        FusedOptimizer::new(model, optimizer)
-            .unwrap()
+        FusedOptimizer::new_ok(model, optimizer)
             .with_hook(ParamGroup::from_predicate("layers.2"), switch.clone())
-            .with_config_on(how.clone(), &Device::flex())
-            .unwrap()
+            .with_config_on_ok(how.clone(), &Device::flex())
     };
     let xs = batches(2 * EVENTS.len()).into_iter();
     let mut xs = xs.map(|x| Tensor::from_inner(x.inner().cast(dtype)));
@@ -311,14 +297,14 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
         match event {
             Event::Step | Event::Vetoed => {
                 let x = x();
-                fused.step(RATE, |model| model.loss(x)).unwrap();
+                fused.step_ok(RATE, |model| model.loss(x));
                 steps = true;
             }
             Event::Accumulated => {
                 for x in [x(), x()] {
-                    fused.accumulate(|model| model.loss(x)).unwrap();
+                    fused.accumulate_ok(|model| model.loss(x));
                 }
-                fused.step_accumulated(RATE).unwrap();
+                fused.step_accumulated_ok(RATE);
                 steps = true;
             }
             Event::DryRun => {
@@ -327,20 +313,18 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
             }
             Event::Freeze => {
                 let group = ParamGroup::from_predicate("layers.1");
-                fused
-                    .change_model(|model| model.freeze_group(group))
-                    .unwrap();
+                fused.change_model_ok(|model| model.freeze_group(group));
                 frozen = true;
             }
             Event::Thaw => {
-                fused.change_model(Stack::unfreeze).unwrap();
+                fused.change_model_ok(Stack::unfreeze);
                 frozen = false;
             }
             Event::Resume => {
                 let record = fused.to_record();
                 let (model, _) = fused.into_parts();
                 fused = start(model, optimizer.clone());
-                fused.load_record(record).unwrap();
+                fused.load_record_ok(record);
             }
         }
         let (values, found) = (values(&fused.model()), values(&fused.averaged()));
@@ -401,21 +385,19 @@ fn average_resumed_from_record_continues_to_the_bit() {
             let how = averaging(config).with_offload(offload);
             let start = |model: &Stack| {
                 let model = copy(model, Stack::init);
-                FusedOptimizer::new(model, optim::AdamWConfig::new().init())
-                    .unwrap()
-                    .with_config_on(how.clone(), &Device::flex())
-                    .unwrap()
+                FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init())
+                    .with_config_on_ok(how.clone(), &Device::flex())
             };
             let train = |fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>]| {
                 for x in xs {
-                    fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+                    fused.step_ok(RATE, |model| model.loss(x.clone()));
                 }
             };
             let (mut whole, mut first) = (start(&initial), start(&initial));
             train(&mut whole, &xs);
             train(&mut first, &xs[..3]);
             let mut second = start(&first.model());
-            second.load_record(first.to_record()).unwrap();
+            second.load_record_ok(first.to_record());
             assert_equal_weights(&first.averaged(), &second.averaged());
             train(&mut second, &xs[3..]);
             assert_equal_weights(&whole.averaged(), &second.averaged());
@@ -423,8 +405,8 @@ fn average_resumed_from_record_continues_to_the_bit() {
 
             // Without averaging, and in stock Burn.
             let model = copy(&first.model(), Stack::init);
-            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init()).unwrap();
-            without.load_record(first.to_record()).unwrap();
+            let mut without = FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init());
+            without.load_record_ok(first.to_record());
             train(&mut without, &xs[3..]);
             let mut model = copy(&first.model(), Stack::init);
             let mut optimizer = AdamWConfig::new().init().load_record(first.to_record());
@@ -438,7 +420,7 @@ fn average_resumed_from_record_continues_to_the_bit() {
             // A record without averages: they start as the weights.
             let mut started = start(&first.model());
             train(&mut started, &xs[..1]);
-            started.load_record(without.to_record()).unwrap();
+            started.load_record_ok(without.to_record());
             assert_equal_weights(&started.model(), &started.averaged());
         }
     }
@@ -448,7 +430,7 @@ fn average_resumed_from_record_continues_to_the_bit() {
 fn average_of_another_shape_is_refused_by_name() {
     let x = batches(1).remove(0);
     let mut fused = fused(&Stack::init(), averaging(ema(0.5)));
-    fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(RATE, |model| model.loss(x.clone()));
     let contents = Contents::of(fused.to_record());
     let is_average =
         |it: &burn_pack::Tensor| it.name.ends_with(".average") && it.shape.num_dims() == 2;
@@ -491,34 +473,29 @@ fn average_of_new_layer_starts_as_its_weights() {
     let xs = batches(3);
     // Burn's own does not step in f64 after it was in a record.
     let optimizer = optim::AdamWConfig::new().init();
-    let mut one = FusedOptimizer::new(Stack::init(), optimizer)
-        .unwrap()
-        .with_config(averaging(ema(0.5)))
-        .unwrap();
-    one.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
+    let mut one =
+        FusedOptimizer::new_ok(Stack::init(), optimizer).with_config_ok(averaging(ema(0.5)));
+    one.step_ok(RATE, |model| model.loss(xs[0].clone()));
     let mut gone = None;
-    one.change_model(|mut model| {
+    one.change_model_ok(|mut model| {
         gone = model.layers.pop();
         model
-    })
-    .unwrap();
-    one.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
-    one.change_model(|mut model| {
+    });
+    one.step_ok(RATE, |model| model.loss(xs[1].clone()));
+    one.change_model_ok(|mut model| {
         model.layers.extend(gone);
         model
-    })
-    .unwrap();
+    });
     let [model, averaged] = [one.model(), one.averaged()].map(|model| values(&model));
     for (of, (value, average)) in model.iter().zip(&averaged).enumerate() {
         assert_eq!(value.to_data() == average.to_data(), of / 2 == 2);
     }
 
     // In another type it continues.
-    one.change_model(|model| cast(model, FloatDType::F64).unwrap())
-        .unwrap();
+    one.change_model_ok(|model| cast(model, FloatDType::F64).unwrap());
     let before = values(&one.averaged());
     let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));
-    one.step(RATE, |model| model.loss(x)).unwrap();
+    one.step_ok(RATE, |model| model.loss(x));
     let next = before.into_iter().zip(values(&one.model()));
     let next: Vec<_> = next.map(|(mean, value)| mean * 0.5 + value * 0.5).collect();
     assert_values(&next, &one.averaged());
@@ -537,17 +514,13 @@ fn averaged_model_has_current_running_statistics() {
         linear: LinearConfig::new(8, 8).init(&device),
         norm: BatchNormConfig::new(8).init(&device),
     };
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-        .unwrap()
-        .with_config(averaging(ema(0.5)))
-        .unwrap();
+    let mut fused =
+        FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(averaging(ema(0.5)));
     for x in batches(3) {
-        fused
-            .step(RATE, |model| {
-                let x = model.norm.forward(model.linear.forward(x));
-                x.powi_scalar(2).mean()
-            })
-            .unwrap();
+        fused.step_ok(RATE, |model| {
+            let x = model.norm.forward(model.linear.forward(x));
+            x.powi_scalar(2).mean()
+        });
     }
     let [current, averaged] = [fused.model(), fused.averaged()].map(|model| model.valid());
     let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
@@ -591,12 +564,10 @@ fn layer_named_like_averages_matches_stock() {
     let model = Named::init();
     let mut stock = copy(&model, Named::init);
     let mut optimizer = AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new(model, optimizer.clone())
-        .unwrap()
-        .with_config(averaging(ema(0.5)))
-        .unwrap();
+    let mut fused =
+        FusedOptimizer::new_ok(model, optimizer.clone()).with_config_ok(averaging(ema(0.5)));
     for x in batches(3) {
-        fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(x.clone()));
         let gradients = GradientsParams::from_grads(stock.loss(x).backward(), &stock);
         stock = optimizer.step(RATE, stock, gradients);
     }

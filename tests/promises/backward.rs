@@ -12,7 +12,7 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
@@ -65,8 +65,7 @@ fn the_gradient_of_the_input_is_that_of_stock(device: &Device) {
         let xs = xs(device);
         let mut stock = copy(&initial, init);
         let mut optimizer = AdamWConfig::new().init();
-        let mut fused =
-            FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(&initial, init), AdamWConfig::new().init());
         for x in &xs {
             let (expected, gradients) = stock.gradients(x, false);
             stock = optimizer.step(RATE, stock, gradients);
@@ -87,20 +86,15 @@ fn policies_work_as_with_a_loss(device: &Device) {
     let initial = Stack::init(device);
     let start = || {
         let model = copy(&initial, || Stack::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new()
-                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2)))
-                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
-            )
-            .unwrap()
+        FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2)))
+                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+        )
     };
     let (mut of_loss, mut with_backward) = (start(), start());
     for x in xs(device) {
-        of_loss
-            .step_repeatable(RATE, |model| model.loss(x.clone()))
-            .unwrap();
+        of_loss.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
         let found = with_backward
             .step_with_backward(RATE, |model| model.gradients(&x, true))
             .unwrap();
@@ -117,15 +111,13 @@ fn policies_work_as_with_a_loss(device: &Device) {
 fn mistakes_change_nothing(device: &Device) {
     let initial = Stack::init(device);
     let x = xs(device).remove(0);
-    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamWConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     let result = fused.step_with_backward(RATE, |model| model.gradients(&x, false));
     assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
     assert_equal_weights(&initial, &fused.model());
 
-    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamWConfig::new().init());
     let nothing = |_: &Stack| ((), GradientsParams::new());
     let result = fused.step_with_backward(RATE, nothing);
     let parameters = 6;
@@ -141,7 +133,7 @@ fn panic_after_backward_leaves_weights_of_the_step(device: &Device) {
     let xs = xs(device);
     let train = |panics: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         let mut step = |x: &Tensor<2>, panics: bool| {
             let train = |model: &Stack| {
                 let gradients = model.gradients(x, false);

@@ -10,8 +10,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 
-use crate::compare::*;
-use crate::in_types_of::in_types_of;
+use crate::common::*;
 
 const RATE: f64 = 0.02;
 const WIDTH: usize = 64;
@@ -100,10 +99,7 @@ impl Way {
 
     fn fused(self, initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
         let model = copy(initial, || Stack::init(self.rests));
-        FusedOptimizer::new(model, (self.optimizer)())
-            .unwrap()
-            .with_config(config)
-            .unwrap()
+        FusedOptimizer::new_ok(model, (self.optimizer)()).with_config_ok(config)
     }
 
     /// With a copy to compute with, the gradients cast back.
@@ -168,13 +164,11 @@ fn training_equals_mixed_precision_by_hand() {
         let expected = way.by_hand(&initial, &groups, 1.0, |_, gradients| gradients);
         let mut fused = way.fused(&initial, way.config());
         for x in &batches {
-            fused
-                .step(RATE, |model| {
-                    let dtype = model.layers[0].weight.val().dtype();
-                    assert_eq!(dtype, DType::from(way.computes));
-                    model.loss(x.clone())
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let dtype = model.layers[0].weight.val().dtype();
+                assert_eq!(dtype, DType::from(way.computes));
+                model.loss(x.clone())
+            });
             assert_eq!(fused.last_step().copied, Some(0));
         }
         assert_equal_weights(&expected, &fused.model());
@@ -196,10 +190,8 @@ fn blocks_train_as_plain_ones() {
             way.fused(&initial, config),
         );
         for x in way.batches(4) {
-            plain.step(RATE, |model| model.loss(x.clone())).unwrap();
-            blocks
-                .step(RATE, |model| model.loss_in_blocks(x.clone()))
-                .unwrap();
+            plain.step_ok(RATE, |model| model.loss(x.clone()));
+            blocks.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
         }
         assert_equal_weights(&plain.model(), &blocks.model());
     }
@@ -215,12 +207,8 @@ fn policies_are_those_of_a_loop_by_hand() {
         let expected = way.by_hand(&initial, &groups, 1.0, |_, gradients| gradients);
         let mut fused = way.fused(&initial, way.config());
         for group in &groups {
-            fused
-                .accumulate(|model| model.loss(group[0].clone()))
-                .unwrap();
-            fused
-                .step(RATE, |model| model.loss(group[1].clone()))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(group[0].clone()));
+            fused.step_ok(RATE, |model| model.loss(group[1].clone()));
         }
         assert_equal_weights(&expected, &fused.model());
 
@@ -232,12 +220,8 @@ fn policies_are_those_of_a_loop_by_hand() {
         let clipping = Some(GlobalNormClippingConfig::Exact(1e-3));
         let mut fused = way.fused(&initial, way.config().with_clipping(clipping));
         for group in &groups {
-            fused
-                .accumulate(|model| model.loss(group[0].clone()))
-                .unwrap();
-            fused
-                .step_repeatable(RATE, |model| model.loss(group[1].clone()))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(group[0].clone()));
+            fused.step_repeatable_ok(RATE, |model| model.loss(group[1].clone()));
             assert!(fused.last_step().clipping < Some(1.0));
         }
         let (expected, found) = (weights(&expected), weights(&fused.model()));
@@ -255,9 +239,7 @@ fn policies_are_those_of_a_loop_by_hand() {
         let scaling = Some(LossScalingConfig::new().with_initial_scale(64.0));
         let mut fused = way.fused(&initial, way.config().with_loss_scaling(scaling));
         for x in &batches {
-            fused
-                .step_repeatable(RATE, |model| model.loss(x.clone()))
-                .unwrap();
+            fused.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -279,8 +261,8 @@ fn what_stays_as_it_is_must_have_the_type() {
     };
     let frozen = || vec![layer(), layer()].freeze_group(ParamGroup::from_predicate("1."));
     let config = FusedConfig::new().with_compute_dtype(Some(FloatDType::BF16));
-    let with_statistics = FusedOptimizer::new(normed(), SgdConfig::new().init()).unwrap();
-    let with_frozen = FusedOptimizer::new(frozen(), SgdConfig::new().init()).unwrap();
+    let with_statistics = FusedOptimizer::new_ok(normed(), SgdConfig::new().init());
+    let with_frozen = FusedOptimizer::new_ok(frozen(), SgdConfig::new().init());
     let errors = [
         (
             with_statistics.with_config(config.clone()).map(drop),

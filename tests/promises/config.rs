@@ -11,7 +11,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Distribution, Tensor};
 
-use crate::compare::{assert_equal_weights, copy};
+use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
@@ -46,7 +46,7 @@ fn batches(count: usize, device: &Device) -> Vec<Tensor<2>> {
 }
 
 fn fuse(model: Vec<Linear>) -> FusedOptimizer<Vec<Linear>> {
-    FusedOptimizer::new(model, AdamConfig::new().init()).unwrap()
+    FusedOptimizer::new_ok(model, AdamConfig::new().init())
 }
 
 fn lagged() -> FusedConfig {
@@ -95,12 +95,10 @@ fn config_infinite_clipping_norm_loads_as_saved() {
         }
         let config = FusedConfig::new().with_clipping(Some(clipping(f64::INFINITY)));
         let mut plain = fuse(init());
-        let mut fused = fuse(plain.model()).with_config(config).unwrap();
+        let mut fused = fuse(plain.model()).with_config_ok(config);
         for _ in 0..2 {
-            plain.step(RATE, |model| loss(model, x.clone())).unwrap();
-            fused
-                .step_repeatable(RATE, |model| loss(model, x.clone()))
-                .unwrap();
+            plain.step_ok(RATE, |model| loss(model, x.clone()));
+            fused.step_repeatable_ok(RATE, |model| loss(model, x.clone()));
             assert_eq!(fused.last_step().clipping, Some(1.0));
             assert!(fused.last_step().gradient_norm.unwrap() > 0.0);
         }
@@ -114,29 +112,21 @@ fn config_of_a_training_made_again_drops_sums_and_adaptive_state() {
     let both = lagged().with_loss_scaling(Some(scaling()));
     let initial = init();
     let train = |drops: bool| {
-        let mut fused = fuse(copy(&initial, init))
-            .with_config(both.clone())
-            .unwrap();
+        let mut fused = fuse(copy(&initial, init)).with_config_ok(both.clone());
         for x in &batches[..3] {
-            fused.step(RATE, |model| loss(model, x.clone())).unwrap();
+            fused.step_ok(RATE, |model| loss(model, x.clone()));
         }
         assert!(fused.last_step().clipping.unwrap() < 1.0);
         assert_eq!(fused.last_step().loss_scale, Some(16.0));
         if !drops {
-            fused
-                .accumulate(|model| loss(model, batches[3].clone()))
-                .unwrap();
+            fused.accumulate_ok(|model| loss(model, batches[3].clone()));
         }
-        let mut fused = fused.with_config(FusedConfig::new()).unwrap();
-        fused
-            .step(RATE, |model| loss(model, batches[4].clone()))
-            .unwrap();
+        let mut fused = fused.with_config_ok(FusedConfig::new());
+        fused.step_ok(RATE, |model| loss(model, batches[4].clone()));
         assert_eq!(fused.last_step().clipping, None);
         assert_eq!(fused.last_step().loss_scale, None);
-        let mut fused = fused.with_config(both.clone()).unwrap();
-        fused
-            .step(RATE, |model| loss(model, batches[5].clone()))
-            .unwrap();
+        let mut fused = fused.with_config_ok(both.clone());
+        fused.step_ok(RATE, |model| loss(model, batches[5].clone()));
         assert_eq!(fused.last_step().clipping, Some(1.0), "of the first step");
         assert_eq!(fused.last_step().loss_scale, Some(8.0));
         fused.model()
@@ -157,10 +147,8 @@ fn config_after_hook_keeps_the_hook() {
         }
     }
     let fused = fuse(init()).with_hook(ParamGroup::all(), Veto);
-    let mut fused = fused.with_config(lagged()).unwrap();
-    fused
-        .step(RATE, |model| loss(model, batches(1, &device()).remove(0)))
-        .unwrap();
+    let mut fused = fused.with_config_ok(lagged());
+    fused.step_ok(RATE, |model| loss(model, batches(1, &device()).remove(0)));
     assert_eq!(fused.last_step().vetoed, 4);
 }
 
@@ -176,11 +164,9 @@ fn offload_can_begin_and_end_in_a_training_made_again() {
         for (step, x) in batches.iter().enumerate() {
             if let Some(offload) = modes.get(step) {
                 let config = |offload| OffloadConfig::new(offload).with_min_elements(1);
-                fused = fused
-                    .with_config(FusedConfig::new().with_offload(offload.map(config)))
-                    .unwrap();
+                fused = fused.with_config_ok(FusedConfig::new().with_offload(offload.map(config)));
             }
-            fused.step(RATE, |model| loss(model, x.clone())).unwrap();
+            fused.step_ok(RATE, |model| loss(model, x.clone()));
         }
         let rests: Vec<_> = fused.model().devices();
         (fused.model().fork(&device()), rests)
@@ -200,11 +186,11 @@ fn offload_can_begin_and_end_in_a_training_made_again() {
 fn several_devices_take_the_same_config_but_for_offload() {
     let devices = [device(), device()];
     let config = lagged().with_sharding(Sharding::Full);
-    let fused = || FusedReplicas::new(init(), AdamConfig::new().init(), devices.clone()).unwrap();
+    let fused = || FusedReplicas::new_ok(init(), AdamConfig::new().init(), devices.clone());
     let x = batches(2, &device());
-    let mut fused_in_full = fused().with_config(config.clone()).unwrap();
+    let mut fused_in_full = fused().with_config_ok(config.clone());
     for _ in 0..2 {
-        fused_in_full.step(RATE, x.clone(), loss).unwrap();
+        fused_in_full.step_ok(RATE, x.clone(), loss);
     }
     assert_eq!(fused_in_full.config(), &config);
     assert!(fused_in_full.last_step().clipping.unwrap() < 1.0);

@@ -9,7 +9,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 use model::{LanguageModel, LanguageModelConfig, Preset};
 
 /// A small one of each part. Two tokens for many experts: some have nothing to do.
@@ -42,7 +42,7 @@ fn both(
     let loss = |model: &LanguageModel, step: usize| model.losses(texts[step].clone()).total;
     let (steps, adamw) = (texts.len(), AdamWConfig::new());
     let stock = train_stock(copy(), &mut adamw.init(), steps, 1e-3, loss);
-    let mut fused = FusedOptimizer::new(copy(), adamw.init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), adamw.init());
     train_fused(&mut fused, steps, 1e-3, loss);
     [initial, stock, fused.model()]
 }

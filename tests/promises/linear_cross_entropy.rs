@@ -13,8 +13,7 @@ use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor};
 use proptest::prelude::*;
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
-use crate::panics::panic_of;
+use crate::common::*;
 
 const CLASSES: usize = 11;
 const DIM: usize = 6;
@@ -230,7 +229,7 @@ fn fused_equals_stock_in_chunks(device: &Device) {
             .init();
         let loss = |model: &Bigram, _| model.chunked(&loss, &text);
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 4, 1e-2, loss);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
         train_fused(&mut fused, 4, 1e-2, loss);
         assert_equal_weights(&stock, &fused.model());
         assert_changed(&initial, &fused.model(), |_| true);
@@ -242,21 +241,14 @@ fn chunks_and_policies_go_together(device: &Device) {
     let text = text(10, device);
     let train = |chunk_size| {
         let model = copy(&initial, || Bigram::init(HeadKind::WithBias, device));
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
+        );
         let config = LinearCrossEntropyLossConfig::new().with_chunk_size(chunk_size);
         let loss = config.init();
         for _ in 0..3 {
-            fused
-                .accumulate(|model| model.chunked(&loss, &text))
-                .unwrap();
-            fused
-                .step_repeatable(0.5, |model| model.chunked(&loss, &text))
-                .unwrap();
+            fused.accumulate_ok(|model| model.chunked(&loss, &text));
+            fused.step_repeatable_ok(0.5, |model| model.chunked(&loss, &text));
         }
         weights(&fused.model())
     };
@@ -282,7 +274,7 @@ fn weighted_loss_equals_stock(device: &Device) {
         let loss = config.with_reduction(reduction).init();
         let loss = |model: &Bigram, _| model.weighted(&loss, &text, weights.clone()).mean();
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, 1e-2, loss);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
         train_fused(&mut fused, 3, 1e-2, loss);
         assert_equal_weights(&stock, &fused.model());
         assert_changed(&initial, &fused.model(), |_| true);
@@ -495,10 +487,8 @@ fn probabilities_of_a_model_in_bf16_are_in_f32() {
     let chunked = model.chunked(&config.init(), &text);
     assert_eq!(chunked.dtype(), DType::F32);
     assert_eq!(number(&whole), number(&chunked));
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
-    let loss = fused
-        .step(0.1, |model| model.chunked(&config.init(), &text))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let loss = fused.step_ok(0.1, |model| model.chunked(&config.init(), &text));
     assert_eq!(number(&whole), number(&loss));
 }
 
@@ -519,21 +509,16 @@ fn the_gradient_of_a_head_in_bf16_can_be_summed_in_f32() {
     let config = LinearCrossEntropyLossConfig::new().with_chunk_size(1);
     let loss = config.init();
     let moved = |mut fused: FusedOptimizer<Linear>| {
-        fused
-            .step(1.0, |head| {
-                loss.forward(head, hidden.clone(), targets.clone())
-            })
-            .unwrap();
+        fused.step_ok(1.0, |head| {
+            loss.forward(head, hidden.clone(), targets.clone())
+        });
         let weight = fused.model().weight.val().inner().into_data();
         weight.iter::<f32>().next().unwrap()
     };
-    let fused = || FusedOptimizer::new(head(), SgdConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(head(), SgdConfig::new().init());
     let in_bf16 = moved(fused());
-    let in_f32 = moved(
-        fused()
-            .with_config(FusedConfig::new().with_full_precision_accumulation(true))
-            .unwrap(),
-    );
+    let in_f32 =
+        moved(fused().with_config_ok(FusedConfig::new().with_full_precision_accumulation(true)));
     assert_eq!((in_bf16, in_f32), (0.125, 0.5));
 }
 
@@ -596,11 +581,9 @@ fn a_target_outside_of_the_vocabulary_is_nan_on_a_device() {
     let initial = Bigram::init(HeadKind::WithBias, &device);
     let mut text = text(4, &device);
     text.targets = Tensor::from_data([1, 2, 11, 3], &device);
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
     let loss = LinearCrossEntropyLossConfig::new().init();
-    let loss = fused
-        .step(0.1, |model| model.chunked(&loss, &text))
-        .unwrap();
+    let loss = fused.step_ok(0.1, |model| model.chunked(&loss, &text));
     assert!(number(&loss).is_nan());
     let finite = |data: &burn::tensor::TensorData| data.iter::<f32>().all(f32::is_finite);
     assert!(weights(&fused.model()).iter().all(|(_, data)| finite(data)));

@@ -7,12 +7,11 @@ use burn::optim::{AdamWConfig, MuonConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 use crate::mlp::Mlp;
-use crate::panics::panic_of;
 
 fn fused(device: &Device) -> FusedOptimizer<Mlp> {
-    FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap()
+    FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())
 }
 
 fn x(device: &Device) -> Tensor<2> {
@@ -28,7 +27,7 @@ fn assert_refused(
     mistake: impl Fn(&mut FusedOptimizer<Mlp>, Tensor<2>),
 ) {
     let (x, mut fused) = (x(device), fused(device));
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
     let before = fused.model();
     let record = fused.to_record().into_bytes().unwrap();
 
@@ -39,10 +38,10 @@ fn assert_refused(
     assert_equal_weights(&before, &fused.model());
     assert_eq!(fused.to_record().into_bytes().unwrap().len(), record.len());
 
-    let mut twin = FusedOptimizer::new(before, AdamWConfig::new().init()).unwrap();
-    twin.load_record(fused.to_record()).unwrap();
+    let mut twin = FusedOptimizer::new_ok(before, AdamWConfig::new().init());
+    twin.load_record_ok(fused.to_record());
     for fused in [&mut fused, &mut twin] {
-        fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+        fused.step_ok(1e-2, |model| model.loss(x.clone()));
     }
     assert_equal_weights(&twin.model(), &fused.model());
 }
@@ -53,7 +52,7 @@ fn a_model_without_autodiff(device: &Device) {
     assert!(matches!(&error, FusedError::NotAutodiff { path, .. } if path == "input.weight"));
 
     // `unwrap` and a `main` that returns the error print its message.
-    let message = panic_of(|| FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap());
+    let message = panic_of(|| FusedOptimizer::new_ok(model, AdamWConfig::new().init()));
     assert!(message.ends_with(&error.to_string()), "{message}");
     assert!(message.contains("device.autodiff()"), "{message}");
 }
@@ -71,12 +70,10 @@ fn one_parameter_at_two_places(device: &Device) {
 fn a_model_cloned_out_of_a_step(device: &Device) {
     let mut fused = fused(device);
     let mut escaped = None;
-    fused
-        .step(1e-2, |model| {
-            escaped = Some(model.clone());
-            model.loss(x(device))
-        })
-        .unwrap();
+    fused.step_ok(1e-2, |model| {
+        escaped = Some(model.clone());
+        model.loss(x(device))
+    });
     let escaped = escaped.unwrap();
 
     let message = panic_of(|| escaped.loss(x(device)));
@@ -91,34 +88,28 @@ fn a_model_cloned_out_of_a_step(device: &Device) {
 fn a_parameter_read_through_deref(device: &Device) {
     let words = ["`output.weight`", "Param::val()"];
     assert_refused(device, &words, |fused, x| {
-        fused
-            .step(1e-2, |model| {
-                let penalty = (*model.output.weight).clone().powi_scalar(2).mean();
-                model.loss(x) + penalty
-            })
-            .unwrap();
+        fused.step_ok(1e-2, |model| {
+            let penalty = (*model.output.weight).clone().powi_scalar(2).mean();
+            model.loss(x) + penalty
+        });
     });
 }
 
 fn a_parameter_read_through_base(device: &Device) {
     assert_refused(device, &["`input.weight`", "Param::val()"], |fused, x| {
-        fused
-            .step(1e-2, |model| {
-                let x = x.matmul(model.input.weight.base()).tanh();
-                model.output.forward(x).mean()
-            })
-            .unwrap();
+        fused.step_ok(1e-2, |model| {
+            let x = x.matmul(model.input.weight.base()).tanh();
+            model.output.forward(x).mean()
+        });
     });
 }
 
 fn a_parameter_read_through_into_value(device: &Device) {
     assert_refused(device, &["`input.weight`", "Param::val()"], |fused, x| {
-        fused
-            .step(1e-2, |model| {
-                let weight = model.input.weight.clone().into_value();
-                model.loss(x) + weight.mean()
-            })
-            .unwrap();
+        fused.step_ok(1e-2, |model| {
+            let weight = model.input.weight.clone().into_value();
+            model.loss(x) + weight.mean()
+        });
     });
 }
 
@@ -133,26 +124,24 @@ fn a_loss_without_a_parameter(device: &Device) {
     assert_eq!(error, FusedError::LossWithoutParameters { parameters: 4 });
     assert_equal_weights(&before, &fused.model());
 
-    fused.step(1e-2, |model| model.loss(x)).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x));
     assert_changed(&before, &fused.model(), |_| true);
 }
 
 fn a_loss_detached(device: &Device) {
     assert_refused(device, &["not tracked", "detached"], |fused, x| {
-        fused.step(1e-2, |model| model.loss(x).detach()).unwrap();
+        fused.step_ok(1e-2, |model| model.loss(x).detach());
     });
 }
 
 fn a_backward_pass_inside_the_closure(device: &Device) {
     let words = ["backward was called inside", "unchanged"];
     assert_refused(device, &words, |fused, x| {
-        fused
-            .step(1e-2, |model| {
-                let loss = model.loss(x);
-                loss.backward();
-                loss
-            })
-            .unwrap();
+        fused.step_ok(1e-2, |model| {
+            let loss = model.loss(x);
+            loss.backward();
+            loss
+        });
     });
 }
 
@@ -161,29 +150,27 @@ fn a_loss_consumed_before(device: &Device) {
         let weight = Tensor::<1>::ones([1], device).require_grad();
         let penalty = weight.clone() * weight;
         penalty.backward();
-        fused.step(1e-2, |model| model.loss(x) + penalty).unwrap();
+        fused.step_ok(1e-2, |model| model.loss(x) + penalty);
     });
 }
 
 fn a_panic_in_the_forward_closure(device: &Device) {
     assert_refused(device, &["the data ran out"], |fused, x| {
-        fused
-            .step(1e-2, |model| {
-                let _loss = model.loss(x);
-                if true {
-                    panic!("the data ran out");
-                }
-                _loss
-            })
-            .unwrap();
+        fused.step_ok(1e-2, |model| {
+            let _loss = model.loss(x);
+            if true {
+                panic!("the data ran out");
+            }
+            _loss
+        });
     });
 }
 
 fn an_optimizer_that_refuses_a_parameter(device: &Device) {
     let (x, model) = (x(device), Mlp::init(device));
-    let mut fused = FusedOptimizer::new(model.clone(), MuonConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model.clone(), MuonConfig::new().init());
     // Muon is for matrices, and the bias of the last layer is the first to be updated.
-    let message = panic_of(|| fused.step(1e-2, |model| model.loss(x)).unwrap());
+    let message = panic_of(|| fused.step_ok(1e-2, |model| model.loss(x)));
     assert!(message.contains("2D tensors, got 1D"), "{message}");
     assert_equal_weights(&model, &fused.model());
 }
@@ -191,26 +178,26 @@ fn an_optimizer_that_refuses_a_parameter(device: &Device) {
 fn the_optimizer_record_of_another_model(device: &Device) {
     let x = x(device);
     let mut other = fused(device);
-    other.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    other.step_ok(1e-2, |model| model.loss(x.clone()));
 
     let mut fused = fused(device);
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
     let error = fused.load_record(other.to_record()).unwrap_err();
     let FusedError::ForeignRecord { path, .. } = &error else {
         panic!("{error}");
     };
     assert!(path.ends_with("put.weight") || path.ends_with("put.bias"));
-    let message = panic_of(|| fused.load_record(other.to_record()).unwrap());
+    let message = panic_of(|| fused.load_record_ok(other.to_record()));
     assert!(
         message.contains("which the model does not have"),
         "{message}"
     );
 
     // The state is still the model's own.
-    let mut twin = FusedOptimizer::new(fused.model(), AdamWConfig::new().init()).unwrap();
-    twin.load_record(fused.to_record()).unwrap();
+    let mut twin = FusedOptimizer::new_ok(fused.model(), AdamWConfig::new().init());
+    twin.load_record_ok(fused.to_record());
     for fused in [&mut fused, &mut twin] {
-        fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+        fused.step_ok(1e-2, |model| model.loss(x.clone()));
     }
     assert_equal_weights(&twin.model(), &fused.model());
 }
@@ -218,10 +205,10 @@ fn the_optimizer_record_of_another_model(device: &Device) {
 fn the_optimizer_record_of_a_parameter_of_another_rank(device: &Device) {
     let vector = Param::from_tensor(Tensor::<1>::ones([3], device));
     let matrix = Param::initialized(vector.id, Tensor::<2>::ones([3, 3], device).require_grad());
-    let mut of_vector = FusedOptimizer::new(vector, AdamWConfig::new().init()).unwrap();
-    of_vector.step(1e-2, |vector| vector.val().mean()).unwrap();
+    let mut of_vector = FusedOptimizer::new_ok(vector, AdamWConfig::new().init());
+    of_vector.step_ok(1e-2, |vector| vector.val().mean());
 
-    let mut of_matrix = FusedOptimizer::new(matrix, AdamWConfig::new().init()).unwrap();
+    let mut of_matrix = FusedOptimizer::new_ok(matrix, AdamWConfig::new().init());
     let error = of_matrix.load_record(of_vector.to_record()).unwrap_err();
     let FusedError::RecordRank {
         expected, found, ..
@@ -234,11 +221,11 @@ fn the_optimizer_record_of_a_parameter_of_another_rank(device: &Device) {
 
 fn a_clone_of_the_model_keeps_its_values(device: &Device) {
     let (x, mut fused) = (x(device), fused(device));
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
     let kept = fused.model();
     let values = weights(&kept);
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
 
     assert_eq!(weights(&kept), values);
     assert_changed(&kept, &fused.model(), |_| true);
@@ -248,14 +235,14 @@ fn a_clone_of_the_model_keeps_its_values(device: &Device) {
 fn a_kept_clone_is_told_by_the_step_that_copies() {
     let device = &Device::flex().autodiff();
     let (x, mut fused) = (x(device), fused(device));
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().copied, Some(0));
     let kept = fused.model();
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().copied, Some(4));
     drop(kept);
-    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(1e-2, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().copied, Some(0));
 }
 
@@ -265,8 +252,8 @@ fn a_nan_loss_is_passed_on_as_in_stock(device: &Device) {
     let initial = Mlp::init(device);
     let stock = copy(&initial, || Mlp::init(device));
     let stock = train_stock(stock, &mut SgdConfig::new().init(), 1, 1e-2, loss);
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
-    let nan = fused.step(1e-2, |model| loss(model, 0)).unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
+    let nan = fused.step_ok(1e-2, |model| loss(model, 0));
     assert!(nan.into_scalar::<f32>().is_nan());
     for ((_, stock), (path, fused)) in weights(&stock).iter().zip(&weights(&fused.model())) {
         assert!(stock.iter::<f32>().all(f32::is_nan), "`{path}` in stock");

@@ -13,7 +13,7 @@ use burn::tensor::{Bytes, DType, Device, Distribution, FloatDType, Tensor, Tenso
 use proptest::prelude::*;
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const LEARNING_RATE: f64 = 0.01;
 const STEPS: usize = 5;
@@ -336,7 +336,7 @@ fn fused_with_ours_equals_stock_with_burns_own(device: &Device) {
     let loss = |model: &Vec<Linear>, _| loss(model, x.clone());
     let model = copy(&initial, || mlp(device));
     let stock = train_stock(model, &mut stock, 4, LEARNING_RATE, loss);
-    let mut fused = FusedOptimizer::new(copy(&initial, || mlp(device)), ours).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(&initial, || mlp(device)), ours);
     train_fused(&mut fused, 4, LEARNING_RATE, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);

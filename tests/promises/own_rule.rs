@@ -12,8 +12,7 @@ use burn::optim::{self as stock, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
-use crate::panics::panic_of;
+use crate::common::*;
 
 const RATE: f64 = 0.01;
 
@@ -139,10 +138,10 @@ fn fused_it_equals_stock_and_resumes_from_its_record(device: &Device) {
     let loss = |model: &Vec<Linear>, _| loss(model, x.clone());
     let mut stock = ModuleOptimizer::from(rms_prop());
     let stock = train_stock(copy(&initial), &mut stock, 4, RATE, loss);
-    let mut first = FusedOptimizer::new(copy(&initial), ModuleOptimizer::from(rms_prop())).unwrap();
+    let mut first = FusedOptimizer::new_ok(copy(&initial), ModuleOptimizer::from(rms_prop()));
     train_fused(&mut first, 2, RATE, loss);
     let mut second =
-        FusedOptimizer::new(copy(&first.model()), ModuleOptimizer::from(rms_prop())).unwrap();
+        FusedOptimizer::new_ok(copy(&first.model()), ModuleOptimizer::from(rms_prop()));
     assert_eq!(second.load_record(first.to_record()), Ok(()));
     train_fused(&mut second, 2, RATE, loss);
     assert_equal_weights(&stock, &second.model());
@@ -160,8 +159,8 @@ fn its_state_takes_micro_batches_as_that_of_sgd(device: &Device) {
     for _ in 0..2 {
         let (x, y) = (batch(), batch());
         for fused in [&mut sgd, &mut own] {
-            fused.accumulate(|model| loss(model, x.clone())).unwrap();
-            fused.step(RATE, |model| loss(model, y.clone())).unwrap();
+            fused.accumulate_ok(|model| loss(model, x.clone()));
+            fused.step_ok(RATE, |model| loss(model, y.clone()));
         }
     }
     assert_equal_weights(&sgd.model(), &own.model());
@@ -199,11 +198,11 @@ fn formula_panic_keeps_value(device: &Device) {
     let x = Tensor::<2>::ones([4, 6], device);
     for format in [StateFormat::Full, StateFormat::Bits8] {
         let optimizer = Ruled::new(Table([0.5, 0.9])).with_state_format(format);
-        let mut fused = FusedOptimizer::new(model(device), optimizer.into()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model(device), optimizer.into());
         let mut step = || fused.step(RATE, |model| loss(model, x.clone())).map(drop);
         assert_eq!([step(), step()], [Ok(()), Ok(())]);
         let before = fused.model();
-        let message = panic_of(|| fused.step(RATE, |model| loss(model, x.clone())).unwrap());
+        let message = panic_of(|| fused.step_ok(RATE, |model| loss(model, x.clone())));
         assert!(message.contains("which keeps its value"), "{message}");
         assert_equal_weights(&before, &fused.model());
     }

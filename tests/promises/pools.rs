@@ -24,13 +24,13 @@ fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
     let device = Device::wgpu(Default::default()).autodiff();
     let model = LinearConfig::new(512, 512).init(&device);
     let parameters = 4 * model.num_params();
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let recorder = MemoryRecorder::start_on(&device).unwrap();
     let again = MemoryRecorder::start_on(&device);
     assert!(matches!(again, Err(MemoryError::AlreadyRecording)));
     for _ in 0..2 {
         let x = Tensor::<2>::ones([8, 512], &device);
-        fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
+        fused.step_ok(1e-3, |model| model.forward(x).mean());
     }
     let timeline = recorder.finish().unwrap();
 

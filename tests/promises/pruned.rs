@@ -10,7 +10,7 @@ use burn::optim::{AdamWConfig, AdanConfig, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const RATE: f64 = 0.01;
 
@@ -53,12 +53,12 @@ fn the_states_of_a_removed_layer_leave_the_record(device: &Device) {
     for optimizer in optimizers() {
         let loss = |model: &Net, _| loss(model, x.clone());
         let start = || copy(&initial, || init(device));
-        let mut fused = FusedOptimizer::new(start(), optimizer.clone()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(start(), optimizer.clone());
         let mut in_stock = optimizer.clone();
         train_fused(&mut fused, 2, RATE, loss);
         let stock = train_stock(start(), &mut in_stock, 2, RATE, loss);
 
-        fused.change_model(without_the_last_layer).unwrap();
+        fused.change_model_ok(without_the_last_layer);
         let stock = without_the_last_layer(stock);
         train_fused(&mut fused, 2, RATE, loss);
         let stock = train_stock(stock, &mut in_stock, 2, RATE, loss);
@@ -66,7 +66,7 @@ fn the_states_of_a_removed_layer_leave_the_record(device: &Device) {
 
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         let (model, optimizer) = fused.into_parts();
-        let mut again = FusedOptimizer::new(model, optimizer).unwrap();
+        let mut again = FusedOptimizer::new_ok(model, optimizer);
         assert_eq!(again.load_record(again.to_record()), Ok(()));
     }
 }
@@ -78,17 +78,15 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         let loss = |model: &Net, _| loss(model, x.clone());
         let start = || copy(&initial, || init(device));
         let fused = |model| {
-            let fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
-            fused
-                .with_config(
-                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-                )
-                .unwrap()
+            let fused = FusedOptimizer::new_ok(model, optimizer.clone());
+            fused.with_config_ok(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
+            )
         };
         let mut first = fused(start());
         train_fused(&mut first, 2, RATE, loss);
         let whole = first.model();
-        first.change_model(without_the_last_layer).unwrap();
+        first.change_model_ok(without_the_last_layer);
         train_fused(&mut first, 1, RATE, loss);
         let record = || first.to_record();
         let back = |mut model: Net| {
@@ -98,17 +96,14 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         let mut expected = fused(copy(&first.model(), || {
             without_the_last_layer(init(device))
         }));
-        expected.load_record(record()).unwrap();
+        expected.load_record_ok(record());
         let (model, optimizer) = expected.into_parts();
-        let mut expected = FusedOptimizer::new(back(model), optimizer)
-            .unwrap()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-            )
-            .unwrap();
-        expected.load_record(record()).unwrap();
+        let mut expected = FusedOptimizer::new_ok(back(model), optimizer).with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
+        );
+        expected.load_record_ok(record());
         train_fused(&mut expected, 2, RATE, loss);
-        first.change_model(back).unwrap();
+        first.change_model_ok(back);
         train_fused(&mut first, 2, RATE, loss);
         assert_equal_weights(&expected.model(), &first.model());
         assert_eq!(first.load_record(first.to_record()), Ok(()));
@@ -119,19 +114,17 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
 fn a_layer_that_is_cut_down_starts_anew(device: &Device) {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
-        let mut fused = FusedOptimizer::new(init(device), optimizer).unwrap();
+        let mut fused = FusedOptimizer::new_ok(init(device), optimizer);
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
-        fused
-            .change_model(|mut model| {
-                let last = model.pop().unwrap();
-                let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
-                model.push(Linear {
-                    weight: last.weight.map(cut),
-                    bias: None,
-                });
-                model
-            })
-            .unwrap();
+        fused.change_model_ok(|mut model| {
+            let last = model.pop().unwrap();
+            let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
+            model.push(Linear {
+                weight: last.weight.map(cut),
+                bias: None,
+            });
+            model
+        });
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         train_fused(&mut fused, 1, RATE, |model, _| loss(model, x.clone()));
@@ -146,9 +139,9 @@ fn the_states_of_merged_adapters_leave_the_record() {
     for optimizer in optimizers() {
         let model = backburn::cast(init(device), FloatDType::BF16).unwrap();
         let adapted = model.apply_lora(Lora::new(2, 4.0)).unfreeze();
-        let mut fused = FusedOptimizer::new(adapted, optimizer).unwrap();
+        let mut fused = FusedOptimizer::new_ok(adapted, optimizer);
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
-        fused.change_model(Module::materialize).unwrap();
+        fused.change_model_ok(Module::materialize);
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
     }
@@ -162,19 +155,16 @@ fn the_states_of_a_removed_layer_that_wait_on_the_host_leave_the_record() {
         .with_host(OffloadHost::NdArray)
         .with_min_elements(10);
     for optimizer in optimizers() {
-        let mut fused = FusedOptimizer::new(init(device), optimizer.clone())
-            .unwrap()
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config.clone())),
-                device,
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(init(device), optimizer.clone()).with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config.clone())),
+            device,
+        );
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         let whole = fused.model();
-        fused.change_model(without_the_last_layer).unwrap();
+        fused.change_model_ok(without_the_last_layer);
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
-        fused.change_model(|_| whole).unwrap();
+        fused.change_model_ok(|_| whole);
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
     }
@@ -189,26 +179,22 @@ fn a_layer_that_comes_back_starts_anew_whatever_waits() {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let train = |offload: Option<Offload>| {
         let model = copy(&initial, || init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         let step = |fused: &mut FusedOptimizer<Net>| {
             train_fused(fused, 2, RATE, |model, _| loss(model, x.clone()));
         };
         step(&mut fused);
         let offload = offload.map(|offload| OffloadConfig::new(offload).with_min_elements(5));
-        let mut fused = fused
-            .with_config(FusedConfig::new().with_offload(offload))
-            .unwrap();
+        let mut fused = fused.with_config_ok(FusedConfig::new().with_offload(offload));
         let last = fused.model().fork(device).pop();
-        fused.change_model(without_the_last_layer).unwrap();
+        fused.change_model_ok(without_the_last_layer);
         step(&mut fused);
-        fused
-            .change_model(|mut model| {
-                model.extend(last);
-                model
-            })
-            .unwrap();
+        fused.change_model_ok(|mut model| {
+            model.extend(last);
+            model
+        });
         step(&mut fused);
-        let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+        let mut fused = fused.with_config_ok(FusedConfig::new());
         step(&mut fused);
         fused.model()
     };
@@ -228,13 +214,11 @@ fn a_group_in_the_optimizer_state_outlives_a_removed_layer() {
         let model = copy(&initial, || init(device));
         let adamw = ours::AdamWConfig::new().build();
         let mut fused = FusedOptimizer::accumulating_in_state(model, adamw).unwrap();
-        fused.accumulate(|model| loss(model, x.clone())).unwrap();
+        fused.accumulate_ok(|model| loss(model, x.clone()));
         if removes {
-            fused.change_model(without_the_last_layer).unwrap();
+            fused.change_model_ok(without_the_last_layer);
         }
-        fused
-            .step(RATE, |model| model[0].forward(x.clone()).mean())
-            .unwrap();
+        fused.step_ok(RATE, |model| model[0].forward(x.clone()).mean());
         fused.model()[0].clone()
     };
     assert_equal_weights(&train(false), &train(true));

@@ -10,7 +10,7 @@ use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-use crate::compare::*;
+use crate::common::*;
 
 pub const RATE: f64 = 0.02;
 const WIDTH: usize = 16;
@@ -80,21 +80,17 @@ pub fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
 
 /// Fused, with what waits on flex.
 pub fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
-    FusedOptimizer::new(model, optim::AdamConfig::new().init())
-        .unwrap()
-        .with_config_on(config, &Device::flex())
-        .unwrap()
+    FusedOptimizer::new_ok(model, optim::AdamConfig::new().init())
+        .with_config_on_ok(config, &Device::flex())
 }
 
 /// One batch an update.
 pub fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
     for x in xs {
-        fused
-            .step(RATE, |model| match in_blocks {
-                true => model.loss_in_blocks(x.clone()),
-                false => model.loss(x.clone()),
-            })
-            .unwrap();
+        fused.step_ok(RATE, |model| match in_blocks {
+            true => model.loss_in_blocks(x.clone()),
+            false => model.loss(x.clone()),
+        });
         assert_eq!(fused.last_step().updated, 6);
     }
 }
@@ -113,12 +109,8 @@ pub fn with_policies<'a>(
     configs.into_iter().map(move |config| {
         let mut fused = fused(twin(initial), config);
         for group in groups {
-            fused
-                .accumulate(|model| model.loss_in_blocks(group[0].clone()))
-                .unwrap();
-            fused
-                .step_repeatable(RATE, |model| model.loss_in_blocks(group[1].clone()))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss_in_blocks(group[0].clone()));
+            fused.step_repeatable_ok(RATE, |model| model.loss_in_blocks(group[1].clone()));
         }
         fused.model()
     })
@@ -147,7 +139,7 @@ pub fn interrupted(initial: &Stack, init: impl FnOnce() -> Stack) -> [Stack; 2] 
     let mut first = fused(twin(initial), FusedConfig::new());
     train(&mut first, &xs[..3], true);
     let mut second = fused(copy(&first.model(), init), FusedConfig::new());
-    second.load_record(first.to_record()).unwrap();
+    second.load_record_ok(first.to_record());
     train(&mut second, &xs[3..], true);
     [whole.model(), second.model()]
 }

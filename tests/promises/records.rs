@@ -10,7 +10,7 @@ use burn::optim::*;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const RATE: f64 = 0.01;
 
@@ -109,16 +109,14 @@ impl Training {
     }
 
     fn fused(&self, optimizer: ModuleOptimizer) -> FusedOptimizer<Vec<Linear>> {
-        FusedOptimizer::new(copy(&self.initial, || mlp(&self.device)), optimizer).unwrap()
+        FusedOptimizer::new_ok(copy(&self.initial, || mlp(&self.device)), optimizer)
     }
 
     fn step(&self, fused: &mut FusedOptimizer<Vec<Linear>>) {
-        fused
-            .step(RATE, |model| {
-                let x = model[0].forward(self.x.clone()).tanh();
-                model[1].forward(x).powi_scalar(2).mean()
-            })
-            .unwrap();
+        fused.step_ok(RATE, |model| {
+            let x = model[0].forward(self.x.clone()).tanh();
+            model[1].forward(x).powi_scalar(2).mean()
+        });
     }
 }
 
@@ -128,7 +126,7 @@ fn every_optimizer_loads_its_own_record(device: &Device) {
         let mut through = training.fused(optimizer());
         training.step(&mut through);
         let mut resumed =
-            FusedOptimizer::new(copy(&through.model(), || mlp(device)), optimizer()).unwrap();
+            FusedOptimizer::new_ok(copy(&through.model(), || mlp(device)), optimizer());
         let loaded = resumed.load_record(through.to_record());
         assert_eq!(loaded, Ok(()), "{name}");
         training.step(&mut through);
@@ -149,9 +147,8 @@ fn the_record_of_another_optimizer(device: &Device) {
             }
             let mut fused = training.fused(reads());
             training.step(&mut fused);
-            let mut twin =
-                FusedOptimizer::new(copy(&fused.model(), || mlp(device)), reads()).unwrap();
-            twin.load_record(fused.to_record()).unwrap();
+            let mut twin = FusedOptimizer::new_ok(copy(&fused.model(), || mlp(device)), reads());
+            twin.load_record_ok(fused.to_record());
 
             let error = fused.load_record(written.to_record());
             let Err(FusedError::RecordOfAnotherOptimizer { path, state }) = error else {
@@ -173,14 +170,14 @@ fn a_weight_of_column_layout_loads_its_own_record(device: &Device) {
         let config = LinearConfig::new(3, 5).with_layout(LinearLayout::Col);
         config.init(device)
     };
-    let fused = |model| FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+    let fused = |model| FusedOptimizer::new_ok(model, AdamWConfig::new().init());
     let loss = |model: &Linear| model.forward(Tensor::<2>::ones([4, 3], device)).sum();
     let mut through = fused(column());
-    through.step(RATE, loss).unwrap();
+    through.step_ok(RATE, loss);
     let mut resumed = fused(copy(&through.model(), column));
-    resumed.load_record(through.to_record()).unwrap();
-    through.step(RATE, loss).unwrap();
-    resumed.step(RATE, loss).unwrap();
+    resumed.load_record_ok(through.to_record());
+    through.step_ok(RATE, loss);
+    resumed.step_ok(RATE, loss);
     assert_equal_weights(&through.model(), &resumed.model());
 }
 
@@ -211,14 +208,13 @@ fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
         ours::AdamWConfig::new().build(),
     )
     .unwrap();
-    in_state.load_record(stock.to_record()).unwrap();
+    in_state.load_record_ok(stock.to_record());
     training.step(&mut in_state);
-    let mut back = FusedOptimizer::new(
+    let mut back = FusedOptimizer::new_ok(
         copy(&in_state.model(), || mlp(device)),
         AdamWConfig::new().init(),
-    )
-    .unwrap();
-    back.load_record(in_state.to_record()).unwrap();
+    );
+    back.load_record_ok(in_state.to_record());
     training.step(&mut back);
     training.step(&mut stock);
     training.step(&mut stock);
@@ -294,18 +290,18 @@ fn segmented_state_resumes_from_its_record(device: &Device) {
     let optimizer = || ModuleOptimizer::from(SegmentedMuon(MuonConfig::new().build()));
     let loss = |model: &Linear| model.forward(x.clone()).powi_scalar(2).mean();
     let initial = init();
-    let mut first = FusedOptimizer::new(copy(&initial, init), optimizer()).unwrap();
-    first.step(RATE, loss).unwrap();
+    let mut first = FusedOptimizer::new_ok(copy(&initial, init), optimizer());
+    first.step_ok(RATE, loss);
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     checkpoint.save(&first, &Progress::new(1)).unwrap();
     let model = copy(&first.model(), init);
-    let mut second = FusedOptimizer::new(model, optimizer()).unwrap();
+    let mut second = FusedOptimizer::new_ok(model, optimizer());
     assert_eq!(second.load_record(first.to_record()), Ok(()));
-    let mut third = FusedOptimizer::new(init(), optimizer()).unwrap();
+    let mut third = FusedOptimizer::new_ok(init(), optimizer());
     checkpoint.load::<()>(&mut third).unwrap();
     for fused in [&mut first, &mut second, &mut third] {
-        fused.step(RATE, loss).unwrap();
+        fused.step_ok(RATE, loss);
     }
     assert_equal_weights(&first.model(), &second.model());
     assert_equal_weights(&first.model(), &third.model());
@@ -315,7 +311,7 @@ fn segmented_state_resumes_from_its_record(device: &Device) {
         weight: Param::initialized(initial.weight.id, wide.weight.val()),
         ..wide
     };
-    let mut wide = FusedOptimizer::new(wide, optimizer()).unwrap();
+    let mut wide = FusedOptimizer::new_ok(wide, optimizer());
     let error = wide.load_record(first.to_record()).unwrap_err();
     assert!(matches!(error, FusedError::RecordShape { .. }), "{error}");
 }
@@ -332,10 +328,10 @@ fn the_record_of_a_parameter_of_another_shape(device: &Device) {
     for (name, optimizer) in unlike().into_iter().chain(ours_unlike()) {
         let [wide, narrow] = matrices(device);
         let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-        let mut written = FusedOptimizer::new(wide, optimizer()).unwrap();
-        written.step(RATE, loss).unwrap();
-        let mut fused = FusedOptimizer::new(narrow, optimizer()).unwrap();
-        fused.step(RATE, loss).unwrap();
+        let mut written = FusedOptimizer::new_ok(wide, optimizer());
+        written.step_ok(RATE, loss);
+        let mut fused = FusedOptimizer::new_ok(narrow, optimizer());
+        fused.step_ok(RATE, loss);
         let before = fused.to_record().into_bytes().unwrap();
 
         let error = fused.load_record(written.to_record()).unwrap_err();
@@ -356,7 +352,7 @@ fn the_record_of_a_parameter_of_another_shape(device: &Device) {
             before[..],
             "{name}"
         );
-        fused.step(RATE, loss).unwrap();
+        fused.step_ok(RATE, loss);
     }
 }
 
@@ -415,12 +411,12 @@ fn half_and_double_parameters_resume_from_a_record(device: &Device) {
             let values = values.cast(dtype).detach().require_grad();
             let matrix = || Param::from_tensor(values.clone());
             let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-            let mut through = FusedOptimizer::new(matrix(), optimizer()).unwrap();
-            through.step(RATE, loss).unwrap();
-            let mut resumed = FusedOptimizer::new(through.model(), optimizer()).unwrap();
-            resumed.load_record(through.to_record()).unwrap();
-            through.step(RATE, loss).unwrap();
-            resumed.step(RATE, loss).unwrap();
+            let mut through = FusedOptimizer::new_ok(matrix(), optimizer());
+            through.step_ok(RATE, loss);
+            let mut resumed = FusedOptimizer::new_ok(through.model(), optimizer());
+            resumed.load_record_ok(through.to_record());
+            through.step_ok(RATE, loss);
+            resumed.step_ok(RATE, loss);
             let [through, resumed] =
                 [through, resumed].map(|fused| fused.model().val().into_data());
             assert_eq!(through.dtype(), dtype.into());

@@ -12,7 +12,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 
 use crate::backends::on_every_cpu_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
@@ -62,10 +62,10 @@ fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
         offloaded(Offload::Weights(WaitingBlocks::All)),
     ];
     let fused = |config: FusedConfig| {
-        let fused = FusedOptimizer::new(Normed::init(device), AdamWConfig::new().init()).unwrap();
+        let fused = FusedOptimizer::new_ok(Normed::init(device), AdamWConfig::new().init());
         match config.offload {
-            None => fused.with_config(config).unwrap(),
-            Some(_) => fused.with_config_on(config, device).unwrap(),
+            None => fused.with_config_ok(config),
+            Some(_) => fused.with_config_on_ok(config, device),
         }
     };
     configs.into_iter().map(fused).collect()
@@ -76,16 +76,16 @@ type Values = Vec<(String, TensorData)>;
 fn model_taken_before_more_steps_is_unchanged(device: &Device) {
     let xs = xs(device);
     for mut fused in trainings(device) {
-        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(xs[0].clone()));
         let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
         let taken = || -> [Values; 3] { [weights(&model), weights(&valid), weights(&averaged)] };
         let before = taken();
-        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
         assert!(taken() == before);
         assert_changed(&model, &fused.model(), |_| true);
 
         let nan = Tensor::full([6, 4], f32::NAN, device);
-        fused.step(RATE, |model| model.loss(nan)).unwrap();
+        fused.step_ok(RATE, |model| model.loss(nan));
         assert!(taken() == before);
         let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
         assert!(mean(&fused.model()).iter::<f32>().all(f32::is_nan));
@@ -107,16 +107,14 @@ fn statistics_after_change_or_parts_continue_as_in_stock(device: &Device) {
         loss,
     );
 
-    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(&initial, init), AdamWConfig::new().init());
     train_fused(&mut fused, 2, RATE, loss);
     let before = weights(&fused.model());
-    fused
-        .change_model(|model| {
-            assert!(weights(&model) == before);
-            model
-        })
-        .unwrap();
-    fused.step(RATE, |model| loss(model, 2)).unwrap();
+    fused.change_model_ok(|model| {
+        assert!(weights(&model) == before);
+        model
+    });
+    fused.step_ok(RATE, |model| loss(model, 2));
     let (model, mut optimizer) = fused.into_parts();
     let parts = train_stock(model, &mut optimizer, 1, RATE, |model, _| loss(model, 3));
     assert_equal_weights(&stock.valid(), &parts.valid());
@@ -143,22 +141,20 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
         statistics.collect::<Values>()
     };
     for mut fused in trainings(device) {
-        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(xs[0].clone()));
         let before = of(&fused);
         fused.dry_run(|model| model.loss(xs[1].clone())).unwrap();
         assert!(of(&fused) == before);
         let panics = AssertUnwindSafe(|| {
-            fused
-                .step(RATE, |model| -> Tensor<1> {
-                    let loss = model.loss(xs[1].clone());
-                    assert!(loss.dims()[0] == 0, "after the forward pass");
-                    loss
-                })
-                .unwrap()
+            fused.step_ok(RATE, |model| -> Tensor<1> {
+                let loss = model.loss(xs[1].clone());
+                assert!(loss.dims()[0] == 0, "after the forward pass");
+                loss
+            })
         });
         catch_unwind(panics).expect_err("it panics");
         assert!(of(&fused) == before);
-        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
         let before = of(&fused);
         let mut fused = fused.with_hook(ParamGroup::all(), Stop);
         let stopped = fused.step(RATE, |model| model.loss(xs[2].clone()));

@@ -4,14 +4,14 @@ use backburn::{FusedOptimizer, optim::AdamWConfig};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
+use crate::common::*;
+
 fn step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
-    fused
-        .step(1e-3, |layers| {
-            let layers = layers.iter();
-            let x = layers.fold(x.clone(), |x, layer| layer.forward(x).tanh());
-            x.powi_scalar(2).mean()
-        })
-        .unwrap();
+    fused.step_ok(1e-3, |layers| {
+        let layers = layers.iter();
+        let x = layers.fold(x.clone(), |x, layer| layer.forward(x).tanh());
+        x.powi_scalar(2).mean()
+    });
 }
 
 /// What `.ci/trace` looks into, under the name that it looks for.
@@ -24,7 +24,7 @@ fn one_plain_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
 fn a_plain_step() {
     let device = Device::flex().autodiff();
     let layers = (0..3).map(|_| LinearConfig::new(8, 8).init(&device));
-    let mut fused = FusedOptimizer::new(layers.collect(), AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(layers.collect(), AdamWConfig::new().init());
     let x = Tensor::random([4, 8], Distribution::Default, &device);
     // The first makes the states.
     step(&mut fused, &x);

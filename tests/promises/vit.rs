@@ -11,7 +11,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 use model::{Vit, VitConfig};
 
 /// The counts that torchvision documents for `vit_b_16` and `vit_l_16`.
@@ -32,7 +32,7 @@ fn recomputed_blocks_train_as_plain_ones(device: &Device) {
 
     let config = config.with_recompute_blocks(true);
     let fused = copy(&initial, || config.init(device));
-    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, AdamWConfig::new().init());
     train_fused(&mut fused, 3, 1e-3, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);

@@ -14,7 +14,7 @@ use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
-use crate::compare::{assert_changed, assert_equal_weights, copy};
+use crate::common::*;
 use crate::{Model, distance, on_the_cpu};
 
 /// Says so when dropped.
@@ -49,8 +49,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     let dropout = DropoutConfig::new(0.5).init();
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
     let seen = Gradient::default();
-    let mut fused = FusedOptimizer::new((weight, dropout), SgdConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok((weight, dropout), SgdConfig::new().init())
         .with_hook(ParamGroup::all(), seen.clone());
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
@@ -110,11 +109,10 @@ fn training_that_draws_outside_of_blocks_waits_for_blocks(device: &Device) {
             steps_with_the_mask_of_their_loss(device, 50)
         });
         scope.spawn(|| {
-            let mut fused =
-                FusedOptimizer::new(Model::init(device), SgdConfig::new().init()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(Model::init(device), SgdConfig::new().init());
             start.wait();
             for _ in 0..25 {
-                fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+                fused.step_ok(1e-2, |model| model.loss(x.clone()));
             }
         });
         assert_eq!(blocks.join().unwrap(), 50);
@@ -128,30 +126,24 @@ fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let model = LinearConfig::new(8, 8).init(device);
-            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
             let x = Tensor::<2>::ones([4, 8], device);
             start.wait();
             for _ in 0..50 {
                 let run = |linear: &Linear, x| linear.forward(x);
-                fused
-                    .step(1e-2, |model| {
-                        gradient_checkpointing(model, x.clone(), run).mean()
-                    })
-                    .unwrap();
+                fused.step_ok(1e-2, |model| {
+                    gradient_checkpointing(model, x.clone(), run).mean()
+                });
             }
         });
         scope.spawn(|| {
             let config =
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
-            let mut fused = FusedOptimizer::new(Model::init(device), SgdConfig::new().init())
-                .unwrap()
-                .with_config(config)
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(Model::init(device), SgdConfig::new().init())
+                .with_config_ok(config);
             start.wait();
             for _ in 0..25 {
-                fused
-                    .step_repeatable(1e-2, |model| model.loss(x.clone()))
-                    .unwrap();
+                fused.step_repeatable_ok(1e-2, |model| model.loss(x.clone()));
             }
         });
     });
@@ -165,7 +157,7 @@ fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
             DropoutConfig::new(0.5).init(),
         )
     };
-    let mut other = FusedOptimizer::new(model(), SgdConfig::new().init()).unwrap();
+    let mut other = FusedOptimizer::new_ok(model(), SgdConfig::new().init());
     let block = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
     let [locked, done] = [(); 2].map(|()| Barrier::new(2));
     thread::scope(|scope| {
@@ -190,10 +182,7 @@ fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) 
     let model = (weight, DropoutConfig::new(0.5).init());
     // A step in two passes begins with a seed, which shows that it draws nothing.
     let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-        .unwrap()
-        .with_config(config)
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(config);
     let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
     step(false).unwrap();
     let error = while_locked(device, || step(true)).unwrap_err();
@@ -245,23 +234,18 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
+        );
         for _ in 0..20 {
-            fused
-                .step_repeatable(1e-2, |model| {
-                    let run = |linear: &Linear, x| linear.forward(x).tanh();
-                    let forward = |x, linear| match recompute {
-                        true => gradient_checkpointing(linear, x, run),
-                        false => run(linear, x),
-                    };
-                    model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
-                })
-                .unwrap();
+            fused.step_repeatable_ok(1e-2, |model| {
+                let run = |linear: &Linear, x| linear.forward(x).tanh();
+                let forward = |x, linear| match recompute {
+                    true => gradient_checkpointing(linear, x, run),
+                    false => run(linear, x),
+                };
+                model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
+            });
         }
         fused.model()
     };
@@ -277,13 +261,11 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
     for pause in [0, 20, 1000] {
         for _ in 0..10 {
             let before = Model::init(device);
-            let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
-                .unwrap()
-                .with_config(
+            let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
+                .with_config_ok(
                     FusedConfig::new()
                         .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-                )
-                .unwrap();
+                );
             let step = disturbed(device, Duration::from_micros(pause), || {
                 fused.step_repeatable(1.0, |model| model.loss(x.clone()))
             });
@@ -308,10 +290,10 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
     let model: Vec<Linear> = (0..3)
         .map(|_| LinearConfig::new(8, 8).init(device))
         .collect();
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))))
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+        .with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))),
+        )
         .with_hook(ParamGroup::all(), Noting(updates.clone()));
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();

@@ -12,7 +12,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
-use crate::compare::{self, assert_changed, assert_equal_weights, copy, train_fused, train_stock};
+use crate::common::*;
 use crate::{Model, distance, on_every_backend};
 
 fn dropout_draws_the_numbers_of_stock(device: &Device) {
@@ -26,7 +26,7 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
 
     let fused = copy(&initial, || Model::init(device));
     device.seed(7);
-    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, AdamWConfig::new().init());
     train_fused(&mut fused, 5, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -34,10 +34,10 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
     device.seed(8);
     train_fused(&mut fused, 1, 1e-2, loss);
     let after_one_seed = fused.model();
-    let mut again = FusedOptimizer::new(stock, AdamWConfig::new().init()).unwrap();
+    let mut again = FusedOptimizer::new_ok(stock, AdamWConfig::new().init());
     device.seed(9);
     train_fused(&mut again, 1, 1e-2, loss);
-    let differ = compare::weights(&after_one_seed) != compare::weights(&again.model());
+    let differ = weights(&after_one_seed) != compare::weights(&again.model());
     assert!(differ, "another seed gives other numbers");
 }
 
@@ -46,16 +46,11 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
 fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     let before = Model::init(device);
     let max_norm = 1e-3;
-    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
-        .unwrap()
-        .with_config(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-        )
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init()).with_config_ok(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+    );
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-    fused
-        .step_repeatable(1.0, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_repeatable_ok(1.0, |model| model.loss(x.clone()));
     let report = fused.last_step();
     assert!(report.gradient_norm.unwrap() > max_norm, "nothing to clip");
 
@@ -80,10 +75,8 @@ fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
     device.seed(7);
     // A norm that no gradient has.
     let exact = GlobalNormClippingConfig::ExactInBuffer(1e9);
-    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(exact)))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, AdamWConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_clipping(Some(exact)));
     train_fused(&mut fused, 5, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
 }
@@ -91,32 +84,30 @@ fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
 /// What a block draws in its runs, and what is drawn after the block and after the step.
 fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     let model = LinearConfig::new(3, 3).init(device);
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     let found = Arc::new(Mutex::new(Vec::new()));
     let rest = || {
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         rest.into_data().iter().collect::<Vec<f32>>()
     };
     device.seed(7);
-    let (_, after_block) = fused
-        .step(0.1, |model| {
-            let x = Tensor::<2>::ones([2, 3], device);
-            type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
-            let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
-                let noise =
-                    Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
-                let noise: Vec<f32> = noise.into_data().iter().collect();
-                noting.lock().unwrap().push(noise);
-                model.forward(x)
-            };
-            let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
-                let x = gradient_checkpointing(model, (x, noting.clone()), inner);
-                inner(model, (x, noting))
-            };
-            let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
-            (x.mean(), rest())
-        })
-        .unwrap();
+    let (_, after_block) = fused.step_ok(0.1, |model| {
+        let x = Tensor::<2>::ones([2, 3], device);
+        type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
+        let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
+            let noise =
+                Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
+            let noise: Vec<f32> = noise.into_data().iter().collect();
+            noting.lock().unwrap().push(noise);
+            model.forward(x)
+        };
+        let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
+            let x = gradient_checkpointing(model, (x, noting.clone()), inner);
+            inner(model, (x, noting))
+        };
+        let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
+        (x.mean(), rest())
+    });
     let found = found.lock().unwrap().clone();
     (found, [after_block, rest()])
 }
@@ -146,9 +137,9 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     };
     // A new optimizer each time: on CubeCL devices it is the first step that takes the seed.
     let step = |model: Model, rate: f64| {
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
         device.seed(7);
-        let loss = fused.step(rate, recomputed).unwrap().into_scalar::<f64>();
+        let loss = fused.step_ok(rate, recomputed).into_scalar::<f64>();
         (loss, fused.model())
     };
     let loss_after = |rate: f64| {
@@ -159,12 +150,12 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     let (before, same) = loss_after(0.0);
     assert_eq!(before, same, "the same seed gives the same loss");
     // To first order, a step changes the loss by the rate times the squared norm of the gradient.
-    let mut measuring = FusedOptimizer::new(initial.clone(), SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e9))))
-        .unwrap();
+    let mut measuring = FusedOptimizer::new_ok(initial.clone(), SgdConfig::new().init())
+        .with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e9))),
+        );
     device.seed(7);
-    measuring.step(0.0, recomputed).unwrap();
+    measuring.step_ok(0.0, recomputed);
     let norm = measuring.last_step().gradient_norm.unwrap();
     let rate = 1e-3;
     let (before, after) = loss_after(rate);
@@ -198,13 +189,11 @@ fn a_model_with_dropout_trains_the_same_whichever_blocks_are_recomputed(device: 
         let config = FusedConfig::new()
             .with_gradient_checkpointing(config)
             .with_clipping(clipping);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .unwrap()
-            .with_config(config)
-            .unwrap();
+        let mut fused =
+            FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config);
         device.seed(7);
         for _ in 0..4 {
-            fused.step_repeatable(1e-2, loss).unwrap();
+            fused.step_repeatable_ok(1e-2, loss);
         }
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         (fused.model(), rest.into_data())
@@ -248,7 +237,7 @@ fn drawn_in_module_order_both_start_alike(device: &Device) {
         };
         let mut optimizer = SgdConfig::new().init();
         let stock = train_stock(start(), &mut optimizer, 2, 1e-2, loss);
-        let mut fused = FusedOptimizer::new(start(), SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(start(), SgdConfig::new().init());
         train_fused(&mut fused, 2, 1e-2, loss);
         (stock, fused.model())
     };
@@ -256,7 +245,7 @@ fn drawn_in_module_order_both_start_alike(device: &Device) {
     assert_equal_weights(&stock, &fused);
     let (stock, fused) = train(false);
     assert!(
-        compare::weights(&stock) != compare::weights(&fused),
+        weights(&stock) != compare::weights(&fused),
         "they draw elsewhere"
     );
 }

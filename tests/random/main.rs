@@ -1,8 +1,8 @@
 //! Random numbers of a process that nobody else draws in: one test at a time, since the random stream of a backend
 //! is shared by all threads.
 
-#[path = "../promises/compare.rs"]
-mod compare;
+#[path = "../common/mod.rs"]
+mod common;
 mod disturbed;
 mod fidelity;
 mod side_by_side;
@@ -43,9 +43,7 @@ impl Model {
 
 /// The global norm of the difference of two models.
 fn distance(before: &Model, after: &Model) -> f64 {
-    let pairs = compare::weights(before)
-        .into_iter()
-        .zip(compare::weights(after));
+    let pairs = weights(before).into_iter().zip(weights(after));
     let squares = pairs.map(|((_, before), (_, after))| {
         let pairs = before.iter::<f64>().zip(after.iter::<f64>());
         pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>()

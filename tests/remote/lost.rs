@@ -29,11 +29,9 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
                 let batches = devices.iter();
                 batches.map(|device| Tensor::ones([5, 6], device)).collect()
             };
-            let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
-                .unwrap()
-                .with_config(FusedConfig::new().with_sharding(sharding))
-                .unwrap();
-            fused.step(RATE, batches(&devices), Net::loss).unwrap();
+            let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices.clone())
+                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            fused.step_ok(RATE, batches(&devices), Net::loss);
             servers.swap(killed, 2);
             let [first, second, mut doomed] = servers;
             let killer = std::thread::spawn(move || {
@@ -55,8 +53,8 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
             // The servers that are left train on, with others.
             let devices = &[first.connected_again(), second.connected_again()];
             let model = Net::init(&flex());
-            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec()).unwrap();
-            fused.step(RATE, batches(devices), Net::loss).unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.to_vec());
+            fused.step_ok(RATE, batches(devices), Net::loss);
         });
     }
 }
@@ -101,10 +99,7 @@ fn stopped_server_is_an_error_with_every_policy() {
         ] {
             let server = Server::start();
             let model = Net::init(&server.device);
-            let mut fused = FusedOptimizer::new(model, adamw())
-                .unwrap()
-                .with_config(config)
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
             let x = Tensor::<2>::ones([5, 6], &server.device);
             let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
             step().unwrap();
@@ -129,11 +124,9 @@ fn stopped_server_of_a_rank_ends_the_step_on_all() {
                 let batches = devices
                     .each_ref()
                     .map(|device| Tensor::ones([5, 6], device));
-                let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices)
-                    .unwrap()
-                    .with_config(FusedConfig::new().with_sharding(sharding))
-                    .unwrap();
-                fused.step(RATE, batches.clone(), Net::loss).unwrap();
+                let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices)
+                    .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                fused.step_ok(RATE, batches.clone(), Net::loss);
                 server.stop();
                 let start = Instant::now();
                 let error = fused.step(RATE, batches, Net::loss).unwrap_err();
@@ -151,25 +144,21 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
     let policies: [Policy; 3] = [
         |fused| fused,
         |fused| {
-            fused
-                .with_config(
-                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0))),
-                )
-                .unwrap()
+            fused.with_config_ok(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0))),
+            )
         },
         |fused| {
-            fused
-                .with_config(
-                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-                )
-                .unwrap()
+            fused.with_config_ok(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+            )
         },
     ];
     for policy in policies {
         in_time(move || {
             let mut server = Server::start();
             let device = server.device.clone();
-            let mut fused = policy(FusedOptimizer::new(Net::init(&device), adamw()).unwrap());
+            let mut fused = policy(FusedOptimizer::new_ok(Net::init(&device), adamw()));
             let x = Tensor::<2>::ones([5, 6], &device);
             let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
             step().unwrap();
@@ -218,12 +207,10 @@ fn a_lost_server_takes_states_and_no_weights() {
             path: "output.weight",
             server: doomed.clone(),
         };
-        let mut fused = FusedReplicas::new(initial, adamw(), devices)
-            .unwrap()
-            .with_config(FusedConfig::new().with_ownership(Ownership::BySize))
-            .unwrap()
+        let mut fused = FusedReplicas::new_ok(initial, adamw(), devices)
+            .with_config_ok(FusedConfig::new().with_ownership(Ownership::BySize))
             .with_hook(ParamGroup::all(), hook);
-        fused.step(RATE, batches.clone(), Net::loss).unwrap();
+        fused.step_ok(RATE, batches.clone(), Net::loss);
         let before = fused.model().output.weight.val().into_data();
         *doomed.lock().unwrap() = Some(server);
         assert_clean(&fused.step(RATE, batches, Net::loss).unwrap_err());
@@ -258,8 +245,8 @@ fn a_lost_server_is_an_error_where_there_are_running_statistics() {
         let batches = devices
             .each_ref()
             .map(|device| Tensor::<2>::ones([5, 6], device));
-        let mut fused = FusedReplicas::new(model, adamw(), devices).unwrap();
-        fused.step(RATE, batches.clone(), loss).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices);
+        fused.step_ok(RATE, batches.clone(), loss);
         server.kill();
         assert_clean(&fused.step(RATE, batches, loss).unwrap_err());
         assert_eq!(weights(&fused.model()).len(), 6);

@@ -1,8 +1,7 @@
 //! Devices of servers in other processes, which Burn's remote backend reaches, are trained on as those of this one.
 
-#[allow(dead_code)] // A part of other tests.
-#[path = "../promises/compare.rs"]
-mod compare;
+#[path = "../common/mod.rs"]
+mod common;
 mod door;
 mod formats;
 mod hosts;
@@ -24,7 +23,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
 use burn::tensor::{Device, Distribution, Tensor};
 
-use compare::{assert_equal_weights, copy, weights};
+use crate::common::*;
 use door::Door;
 use server::{Server, connect};
 
@@ -137,10 +136,10 @@ fn a_remote_device_is_trained_on_as_one_of_this_process() {
                 stock = optimizer.step(RATE, stock, gradients);
             }
             let model = copy(&initial, || Net::init(&server.device));
-            let mut fused = FusedOptimizer::new(model, optimizers().remove(index)).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, optimizers().remove(index));
             for x in &batches {
                 let x = x.clone().to_device(&server.device);
-                fused.step(RATE, |model| model.loss(x)).unwrap();
+                fused.step_ok(RATE, |model| model.loss(x));
             }
             assert_equal_weights(&stock, &fused.model().fork(&flex()));
         }
@@ -158,22 +157,20 @@ fn replicas_train_on_two_servers() {
             .collect();
         let expected = {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new(model, adamw(), [flex(), flex()]).unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), [flex(), flex()]);
             for batches in &steps {
-                fused.step(RATE, batches.clone(), Net::loss).unwrap();
+                fused.step_ok(RATE, batches.clone(), Net::loss);
             }
             fused.model()
         };
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .unwrap()
-                .with_config(FusedConfig::new().with_sharding(sharding))
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+                .with_config_ok(FusedConfig::new().with_sharding(sharding));
             for batches in &steps {
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step(RATE, batches, Net::loss).unwrap();
+                fused.step_ok(RATE, batches, Net::loss);
             }
             assert_equal_weights(&expected, &fused.model().fork(&flex()));
         }

@@ -54,20 +54,18 @@ fn what_moves_between_servers_goes_through_this_process() {
         let trained = |devices: [Device; 2]| {
             let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[1]);
             let optimizer = AdamWConfig::new().init();
-            let mut fused = FusedReplicas::new(model, optimizer, devices.clone()).unwrap();
+            let mut fused = FusedReplicas::new_ok(model, optimizer, devices.clone());
             for (index, batches) in steps.iter().enumerate() {
                 let config = fused.config().clone();
-                fused = fused
-                    .with_config(match index {
-                        2 => config.with_ownership(Ownership::MainDevice),
-                        4 => config.with_sharding(Sharding::Full),
-                        6 => config.with_ownership(Ownership::BySize),
-                        _ => config,
-                    })
-                    .unwrap();
+                fused = fused.with_config_ok(match index {
+                    2 => config.with_ownership(Ownership::MainDevice),
+                    4 => config.with_sharding(Sharding::Full),
+                    6 => config.with_ownership(Ownership::BySize),
+                    _ => config,
+                });
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step(RATE, batches, Mixed::loss).unwrap();
+                fused.step_ok(RATE, batches, Mixed::loss);
             }
             fused.model().fork(&flex())
         };
@@ -88,14 +86,14 @@ fn a_model_moves_to_another_server_with_its_states() {
             let trained = |devices: [Device; 2]| {
                 let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[0]);
                 let optimizer = ours().nth(index).unwrap();
-                let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+                let mut fused = FusedOptimizer::new_ok(model, optimizer);
                 for (step, [x, _]) in steps.iter().enumerate() {
                     let device = &devices[step / 2];
                     if step == 2 {
-                        fused = fused.with_config_on(FusedConfig::new(), device).unwrap();
+                        fused = fused.with_config_on_ok(FusedConfig::new(), device);
                     }
                     let x = x.clone().to_device(device);
-                    fused.step(RATE, |model| model.loss(x)).unwrap();
+                    fused.step_ok(RATE, |model| model.loss(x));
                 }
                 fused.into_parts().0.fork(&flex())
             };

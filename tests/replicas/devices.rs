@@ -63,21 +63,17 @@ fn replicas_equal_stock_on_devices_of_several_kinds() {
             (Sharding::Full, true),
         ] {
             let model = copy(&initial, || Network::init(&devices[0]));
-            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .unwrap()
-                .with_config(FusedConfig::new().with_sharding(sharding))
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+                .with_config_ok(FusedConfig::new().with_sharding(sharding));
             for batches in &steps {
-                fused
-                    .step(
-                        RATE,
-                        batches.clone(),
-                        move |model: &Network, batch| match in_blocks {
-                            true => model.loss_in_blocks(batch),
-                            false => model.loss(batch),
-                        },
-                    )
-                    .unwrap();
+                fused.step_ok(
+                    RATE,
+                    batches.clone(),
+                    move |model: &Network, batch| match in_blocks {
+                        true => model.loss_in_blocks(batch),
+                        false => model.loss(batch),
+                    },
+                );
             }
             assert_equal_weights(&expected, &fused.model());
         }
@@ -93,20 +89,16 @@ fn a_model_comes_to_the_devices_of_its_ranks() {
         let initial = Network::init(&flex);
         let steps = dealt(&devices, 2);
         let model = copy(&initial, || Network::init(&flex));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(Sharding::Full))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            .with_config_ok(FusedConfig::new().with_sharding(Sharding::Full));
         for batches in &steps {
-            fused
-                .step(RATE, batches.clone(), Network::loss_in_blocks)
-                .unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
         let (model, optimizer) = fused.into_parts();
         let lies_on: Vec<_> = model.devices().into_iter().map(Device::inner).collect();
         assert_eq!(lies_on, [devices[0].clone().inner()]);
-        let mut again = FusedReplicas::new(model, optimizer, devices.clone()).unwrap();
-        again.step(RATE, steps[0].clone(), Network::loss).unwrap();
+        let mut again = FusedReplicas::new_ok(model, optimizer, devices.clone());
+        again.step_ok(RATE, steps[0].clone(), Network::loss);
     }
 }
 
@@ -120,21 +112,14 @@ fn policies_hold_on_devices_of_several_kinds() {
         let expected = train_stock(model, &devices, &steps, Stock::Sharded).fork(&devices[0]);
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Network::init(&devices[0]));
-            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .unwrap()
-                .with_config(
-                    FusedConfig::new()
-                        .with_sharding(sharding)
-                        .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
-                        .with_loss_scaling(Some(
-                            LossScalingConfig::new().with_initial_scale(256.0),
-                        )),
-                )
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone()).with_config_ok(
+                FusedConfig::new()
+                    .with_sharding(sharding)
+                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
+                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(256.0))),
+            );
             for batches in &steps {
-                fused
-                    .step_repeatable(RATE, batches.clone(), Network::loss_in_blocks)
-                    .unwrap();
+                fused.step_repeatable_ok(RATE, batches.clone(), Network::loss_in_blocks);
                 assert!(fused.last_step().gradient_norm.is_some_and(f64::is_finite));
             }
             assert_equal_weights(&expected, &fused.model());
@@ -185,10 +170,8 @@ fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
             Device::flex(),
             Device::flex().autodiff().gradient_checkpointing(),
         ];
-        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), ranks)
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), ranks)
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
             let batches = batches.iter().cloned();
             let places = fused.devices().iter();
@@ -197,23 +180,21 @@ fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
                 .map(|(x, place)| Tensor::from_data(x.into_data(), place))
                 .collect();
             let strategy = device.gradient_checkpointing_strategy();
-            fused
-                .step(RATE, there, move |model: &Assorted, x: Tensor<2>| {
-                    for weight in [
-                        &model.adapted.weight,
-                        &model.frozen.weight,
-                        &model.layer.weight,
-                    ] {
-                        assert_eq!(weight.val().gradient_checkpointing_strategy(), strategy);
-                    }
-                    let mean = model.norm.running_mean.value();
-                    assert_eq!(mean.gradient_checkpointing_strategy(), strategy);
-                    model.loss(x)
-                })
-                .unwrap();
+            fused.step_ok(RATE, there, move |model: &Assorted, x: Tensor<2>| {
+                for weight in [
+                    &model.adapted.weight,
+                    &model.frozen.weight,
+                    &model.layer.weight,
+                ] {
+                    assert_eq!(weight.val().gradient_checkpointing_strategy(), strategy);
+                }
+                let mean = model.norm.running_mean.value();
+                assert_eq!(mean.gradient_checkpointing_strategy(), strategy);
+                model.loss(x)
+            });
         }
         // Between steps, too.
-        fused.change_model(|model| model).unwrap();
+        fused.change_model_ok(|model| model);
         fused.model()
     };
     let checkpointing = device.clone().gradient_checkpointing();

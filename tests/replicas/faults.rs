@@ -97,10 +97,8 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
                 let model = Network::init(device);
                 let batches: Vec<_> = tokens(device, &[2; 3]).into_iter().enumerate().collect();
                 in_time(move || {
-                    let mut fused = FusedReplicas::new(model, adamw(), flex(3))
-                        .unwrap()
-                        .with_config(FusedConfig::new().with_sharding(sharding))
-                        .unwrap();
+                    let mut fused = FusedReplicas::new_ok(model, adamw(), flex(3))
+                        .with_config_ok(FusedConfig::new().with_sharding(sharding));
                     let fails = Arc::new(AtomicBool::new(true));
                     let (flag, shared) = (fails.clone(), batches.clone());
                     let mut step = |fault: Option<Fault>| {
@@ -136,8 +134,7 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
                     fused.model();
                     let same = vec![batches[0].clone(); 3];
                     let losses = fused
-                        .accumulate(same, |model: &Network, (_, tokens)| model.loss(tokens))
-                        .unwrap();
+                        .accumulate_ok(same, |model: &Network, (_, tokens)| model.loss(tokens));
                     assert_eq!(losses[0].to_data(), losses[1].to_data());
                     assert_eq!(losses[0].to_data(), losses[2].to_data());
                 });
@@ -157,10 +154,8 @@ fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
             let failing = batches.clone().into_iter().zip([false, true]);
             let error = fused.step(RATE, failing, |model: &Network, (tokens, fails)| {
@@ -171,7 +166,7 @@ fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
                 error,
                 Err(FusedError::RankPanicked { rank: 1, .. })
             ));
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -185,8 +180,8 @@ fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
     let batches = tokens(&devices[0], &[2, 4]);
     let train = |fails: bool| {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).unwrap();
-        fused.accumulate(batches.clone(), Network::loss).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone());
+        fused.accumulate_ok(batches.clone(), Network::loss);
         if fails {
             let failing = batches.clone().into_iter().zip([true, false]);
             let error = fused.accumulate(failing, |model: &Network, (tokens, fails)| {
@@ -198,7 +193,7 @@ fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
                 Err(FusedError::RankPanicked { rank: 0, .. })
             ));
         }
-        fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        fused.step_ok(RATE, batches.clone(), Network::loss);
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -235,10 +230,8 @@ fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
             let model = Network::init(device);
             let batches = tokens(device, &[2, 4, 2]);
             in_time(move || {
-                let mut fused = FusedReplicas::new(model, adamw(), flex(3))
-                    .unwrap()
-                    .with_config(FusedConfig::new().with_sharding(sharding))
-                    .unwrap()
+                let mut fused = FusedReplicas::new_ok(model, adamw(), flex(3))
+                    .with_config_ok(FusedConfig::new().with_sharding(sharding))
                     .with_hook(ParamGroup::all(), Failing { panics });
                 let owner = fused.owner("layers.1.weight").unwrap();
                 for _ in 0..3 {
@@ -267,10 +260,11 @@ fn a_norm_that_is_not_finite_is_an_error() {
     let _alone = alone();
     let device = &flex(1)[0];
     let initial = Network::init(device);
-    let mut fused = FusedReplicas::new(copy(&initial, || Network::init(device)), adamw(), flex(2))
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
-        .unwrap();
+    let mut fused =
+        FusedReplicas::new_ok(copy(&initial, || Network::init(device)), adamw(), flex(2))
+            .with_config_ok(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+            );
     let batches: Vec<_> = tokens(device, &[2, 2])
         .into_iter()
         .zip([1.0, f32::NAN])
@@ -293,16 +287,13 @@ fn a_sum_of_all_ranks_that_is_not_finite_goes_with_the_step_that_a_hook_stops() 
             true => model.apply_lora(Lora::new(2, 4.0)).unfreeze(),
             false => model,
         };
-        let mut fused = FusedReplicas::new(model, adamw(), flex(2))
-            .unwrap()
+        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
             .with_hook(ParamGroup::all(), AnomalyCheck);
         let batches = tokens(device, &[2, 4]);
         let poisoned = batches.clone().into_iter().zip([1.0, f32::NAN]);
-        fused
-            .accumulate(poisoned, |model: &Network, (tokens, factor)| {
-                model.loss(tokens) * factor
-            })
-            .unwrap();
+        fused.accumulate_ok(poisoned, |model: &Network, (tokens, factor)| {
+            model.loss(tokens) * factor
+        });
         let stopped = fused.step(RATE, batches.clone(), Network::loss);
         let named = |error: &FusedError| matches!(error, FusedError::GradientNotFinite { .. });
         assert!(
@@ -313,14 +304,14 @@ fn a_sum_of_all_ranks_that_is_not_finite_goes_with_the_step_that_a_hook_stops() 
             fused.step_accumulated(RATE),
             Err(FusedError::NothingAccumulated)
         );
-        fused.step(RATE, batches, Network::loss).unwrap();
+        fused.step_ok(RATE, batches, Network::loss);
     }
 }
 
 #[test]
 fn a_value_that_may_be_stepped_elsewhere_is_not_read() {
     let _alone = alone();
-    let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2)).unwrap();
+    let mut fused = FusedReplicas::new_ok(Network::init(&flex(1)[0]), adamw(), flex(2));
     let batches = tokens(&flex(1)[0], &[2, 2]);
     let error = fused.step_with_backward(RATE, batches, |model: &Network, tokens| {
         let gradients = model.loss(tokens).backward();
@@ -353,7 +344,7 @@ fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
     let _alone = alone();
     let device = flex(1).remove(0);
     in_time(move || {
-        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2)).unwrap();
+        let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2));
         let batches = tokens(&device, &[2, 2]);
         for forever in [false, true] {
             for in_a_block in [false, true] {
@@ -374,7 +365,7 @@ fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
                     matches!(error, Err(FusedError::RankPanicked { .. })),
                     "{error:?}"
                 );
-                fused.step(RATE, batches.clone(), Network::loss).unwrap();
+                fused.step_ok(RATE, batches.clone(), Network::loss);
             }
         }
     });

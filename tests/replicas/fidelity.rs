@@ -30,7 +30,7 @@ fn steps(device: &Device, ranks: usize, steps: usize) -> Vec<Vec<Tensor<2, Int>>
 
 fn train(fused: &mut FusedReplicas<Network>, steps: &[Vec<Tensor<2, Int>>]) {
     for batches in steps {
-        let losses = fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        let losses = fused.step_ok(RATE, batches.clone(), Network::loss);
         assert_eq!(losses.len(), batches.len());
     }
 }
@@ -49,14 +49,12 @@ fn replicas_equal_stock_on_several_devices() {
             let expected = train_stock(copied(&initial, &devices[0]), &devices, &steps, stock);
             for sharding in [Sharding::State, Sharding::Full] {
                 let model = copied(&initial, &devices[0]);
-                let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                    .unwrap()
-                    .with_config(
+                let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+                    .with_config_ok(
                         FusedConfig::new()
                             .with_sharding(sharding)
                             .with_ownership(ownership),
-                    )
-                    .unwrap();
+                    );
                 train(&mut fused, &steps);
                 assert_equal_weights(&expected, &fused.model());
                 assert_eq!(fused.last_step().copied, Some(0), "{ranks} {sharding:?}");
@@ -79,10 +77,8 @@ fn two_replicas_equal_both_stock_strategies_whoever_owns_what() {
             Ownership::MainDevice,
         ] {
             let model = copied(&initial, &devices[0]);
-            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .unwrap()
-                .with_config(FusedConfig::new().with_ownership(ownership))
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+                .with_config_ok(FusedConfig::new().with_ownership(ownership));
             train(&mut fused, &steps);
             assert_equal_weights(&expected, &fused.model());
         }
@@ -95,14 +91,11 @@ fn one_replica_equals_a_fused_optimizer() {
     let devices = flex(1);
     let initial = Network::init(&devices[0]);
     let steps = steps(&devices[0], 1, 5);
-    let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw()).unwrap();
-    let mut fused =
-        FusedReplicas::new(copied(&initial, &devices[0]), adamw(), devices.clone()).unwrap();
+    let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw());
+    let mut fused = FusedReplicas::new_ok(copied(&initial, &devices[0]), adamw(), devices.clone());
     for batches in &steps {
-        let expected = alone
-            .step(RATE, |model| model.loss(batches[0].clone()))
-            .unwrap();
-        let losses = fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        let expected = alone.step_ok(RATE, |model| model.loss(batches[0].clone()));
+        let losses = fused.step_ok(RATE, batches.clone(), Network::loss);
         assert_eq!(losses[0].to_data(), expected.to_data());
         assert_eq!(fused.last_step(), alone.last_step());
     }
@@ -119,14 +112,10 @@ fn blocks_that_run_twice_change_nothing() {
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
-            fused
-                .step(RATE, batches.clone(), Network::loss_in_blocks)
-                .unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
         assert_equal_weights(&expected, &fused.model());
         assert_eq!(fused.last_step().copied, Some(0));
@@ -139,15 +128,12 @@ fn a_batch_split_over_ranks_equals_the_whole() {
     let devices = flex(4);
     let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[8, 8, 8]);
-    let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw()).unwrap();
-    let mut fused =
-        FusedReplicas::new(copied(&initial, &devices[0]), adamw(), devices.clone()).unwrap();
+    let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw());
+    let mut fused = FusedReplicas::new_ok(copied(&initial, &devices[0]), adamw(), devices.clone());
     for batch in whole {
-        alone.step(RATE, |model| model.loss(batch.clone())).unwrap();
+        alone.step_ok(RATE, |model| model.loss(batch.clone()));
         let parts = batch.chunk(4, 0);
-        fused
-            .step(RATE, parts, |model: &Network, part| model.loss(part) / 4.0)
-            .unwrap();
+        fused.step_ok(RATE, parts, |model: &Network, part| model.loss(part) / 4.0);
     }
     let (alone, fused) = (weights(&alone.model()), weights(&fused.model()));
     for ((path, alone), (_, fused)) in alone.iter().zip(&fused) {
@@ -175,33 +161,24 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[6, 6, 6]);
     let clipping = GlobalNormClippingConfig::Exact(0.3);
-    let mut alone = FusedOptimizer::new(copied(&initial, &devices[0]), adamw())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(clipping)))
-        .unwrap();
+    let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw())
+        .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
     for batch in &whole {
-        alone
-            .step_repeatable(RATE, |model| loss_in_chunks(model, batch.clone()))
-            .unwrap();
+        alone.step_repeatable_ok(RATE, |model| loss_in_chunks(model, batch.clone()));
     }
     let expected = weights(&alone.model());
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .unwrap()
-            .with_config(
-                FusedConfig::new()
-                    .with_sharding(sharding)
-                    .with_clipping(Some(clipping)),
-            )
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone()).with_config_ok(
+            FusedConfig::new()
+                .with_sharding(sharding)
+                .with_clipping(Some(clipping)),
+        );
         for batch in &whole {
             let parts = batch.clone().chunk(3, 0);
-            fused
-                .step_repeatable(RATE, parts, move |model, part| {
-                    loss_in_chunks(model, part) / 3.0
-                })
-                .unwrap();
+            fused.step_repeatable_ok(RATE, parts, move |model, part| {
+                loss_in_chunks(model, part) / 3.0
+            });
         }
         let weights = weights(&fused.model());
         for ((path, one), (_, other)) in expected.iter().zip(&weights) {
@@ -226,10 +203,8 @@ fn ranks_without_a_batch_stand_by_as_in_stock() {
     let expected = train_stock(model, &devices, &uneven, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         train(&mut fused, &uneven);
         assert_equal_weights(&expected, &fused.model());
     }
@@ -254,14 +229,12 @@ fn opposed_orders_of_parameters_come_through() {
         let (sender, done) = std::sync::mpsc::channel();
         let devices = devices.clone();
         std::thread::spawn(move || {
-            let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-                .unwrap()
-                .with_config(FusedConfig::new().with_max_bytes_under_way(Some(limit)))
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+                .with_config_ok(FusedConfig::new().with_max_bytes_under_way(Some(limit)));
             for step in 0..20 {
                 let x = Tensor::ones([2, 6], &devices[0]);
                 let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];
-                fused.step(RATE, batches, loss_in_order).unwrap();
+                fused.step_ok(RATE, batches, loss_in_order);
             }
             sender.send(()).unwrap();
         });
@@ -287,7 +260,7 @@ fn parameters_left_to_the_end_are_summed_over_the_ranks() {
     let initial = adapted();
     let steps = steps(&devices[0], 3, 4);
     let expected = train_stock(copy(&initial, adapted), &devices, &steps, Stock::Sharded);
-    let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), devices.clone()).unwrap();
+    let mut fused = FusedReplicas::new_ok(copy(&initial, adapted), adamw(), devices.clone());
     train(&mut fused, &steps);
     assert_equal_weights(&expected, &fused.model());
 }
@@ -323,19 +296,15 @@ fn a_base_stepped_with_what_was_accumulated_is_the_same_on_every_rank() {
         }
         model = adamw().step(RATE, model, sum.grads());
 
-        let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), devices.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice))
-            .unwrap();
-        fused.accumulate(batches.clone(), Network::loss).unwrap();
+        let mut fused = FusedReplicas::new_ok(copy(&initial, adapted), adamw(), devices.clone())
+            .with_config_ok(FusedConfig::new().with_ownership(Ownership::MainDevice));
+        fused.accumulate_ok(batches.clone(), Network::loss);
         match reaches_nothing {
-            true => drop(fused.step(RATE, batches.clone(), beside).unwrap()),
-            false => fused.step_accumulated(RATE).unwrap(),
+            true => drop(fused.step_ok(RATE, batches.clone(), beside)),
+            false => fused.step_accumulated_ok(RATE),
         }
         assert_equal_weights(&model, &fused.model());
-        let losses = fused
-            .accumulate(vec![same.clone(); 3], Network::loss)
-            .unwrap();
+        let losses = fused.accumulate_ok(vec![same.clone(); 3], Network::loss);
         let expected = model.loss(same.clone()).into_data();
         for loss in losses {
             assert_eq!(loss.into_data(), expected, "{reaches_nothing}");
@@ -347,11 +316,10 @@ fn a_base_stepped_with_what_was_accumulated_is_the_same_on_every_rank() {
 fn every_rank_goes_on_with_the_same_weights() {
     let _alone = alone();
     let devices = flex(3);
-    let mut fused =
-        FusedReplicas::new(Network::init(&devices[0]), adamw(), devices.clone()).unwrap();
+    let mut fused = FusedReplicas::new_ok(Network::init(&devices[0]), adamw(), devices.clone());
     train(&mut fused, &steps(&devices[0], 3, 3));
     let same = tokens(&devices[0], &[2]).remove(0);
-    let losses = fused.accumulate(vec![same; 3], Network::loss).unwrap();
+    let losses = fused.accumulate_ok(vec![same; 3], Network::loss);
     assert_eq!(losses[0].to_data(), losses[1].to_data());
     assert_eq!(losses[0].to_data(), losses[2].to_data());
 }

@@ -19,10 +19,8 @@ fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
     let _alone = alone();
     let device = flex(1).remove(0);
     in_time(move || {
-        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2))
-            .unwrap()
-            .with_config(FusedConfig::new().with_max_bytes_under_way(Some(0)))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2))
+            .with_config_ok(FusedConfig::new().with_max_bytes_under_way(Some(0)));
         let shared = Tensor::<1>::ones([1], &device).require_grad();
         let batches = tokens(&device, &[2, 2]);
         // Burn joins the graphs of both, and locks them: it depends on when.
@@ -35,9 +33,7 @@ fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
                 "{error}"
             );
         }
-        fused
-            .step(RATE, tokens(&device, &[2, 2]), Network::loss)
-            .unwrap();
+        fused.step_ok(RATE, tokens(&device, &[2, 2]), Network::loss);
     });
 }
 
@@ -46,8 +42,8 @@ fn a_step_in_the_closure_of_another_is_refused() {
     let _alone = alone();
     let device = flex(1).remove(0);
     in_time(move || {
-        let mut outer = FusedReplicas::new(Network::init(&device), adamw(), flex(2)).unwrap();
-        let inner = FusedReplicas::new(Network::init(&device), adamw(), flex(2)).unwrap();
+        let mut outer = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2));
+        let inner = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2));
         let inner = Arc::new(Mutex::new((inner, device.clone())));
         let step = |inner: &Mutex<(FusedReplicas<Network>, Device)>| {
             let (fused, device) = &mut *inner.lock().unwrap();
@@ -56,23 +52,19 @@ fn a_step_in_the_closure_of_another_is_refused() {
         };
         let other = inner.clone();
         let batches = tokens(&device, &[2, 2]);
-        let losses = outer
-            .step(RATE, batches, move |model: &Network, batch| {
-                let error = step(&other);
-                assert!(matches!(error, Err(FusedError::Replicas { .. })));
-                model.loss(batch)
-            })
-            .unwrap();
+        let losses = outer.step_ok(RATE, batches, move |model: &Network, batch| {
+            let error = step(&other);
+            assert!(matches!(error, Err(FusedError::Replicas { .. })));
+            model.loss(batch)
+        });
         assert_eq!(losses.len(), 2);
         // Once a step has shown that it draws nothing, it waits for no lock.
         step(&inner).unwrap();
         let batches = tokens(&device, &[2, 2]);
-        let losses = outer
-            .step(RATE, batches, move |model: &Network, batch| {
-                step(&inner).unwrap();
-                model.loss(batch)
-            })
-            .unwrap();
+        let losses = outer.step_ok(RATE, batches, move |model: &Network, batch| {
+            step(&inner).unwrap();
+            model.loss(batch)
+        });
         assert_eq!(losses.len(), 2);
     });
 }
@@ -82,7 +74,7 @@ fn the_model_of_another_rank_is_not_read() {
     let _alone = alone();
     let device = flex(1).remove(0);
     in_time(move || {
-        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2)).unwrap();
+        let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2));
         let first: Arc<Mutex<Option<Network>>> = Arc::default();
         let batches = tokens(&device, &[2, 2]);
         let error = fused.step(RATE, batches, move |model: &Network, tokens| {
@@ -118,8 +110,7 @@ fn a_hook_that_reads_a_model_ends_the_step() {
     let device = flex(1).remove(0);
     in_time(move || {
         let models: Arc<Mutex<Vec<Network>>> = Arc::default();
-        let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(2))
-            .unwrap()
+        let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2))
             .with_hook(ParamGroup::all(), Reading(models.clone()));
         for _ in 0..3 {
             models.lock().unwrap().clear();
@@ -144,13 +135,9 @@ fn any_limit_may_be_asked_for() {
     for limit in [0, usize::MAX] {
         let device = device.clone();
         in_time(move || {
-            let mut fused = FusedReplicas::new(Network::init(&device), adamw(), flex(3))
-                .unwrap()
-                .with_config(FusedConfig::new().with_max_bytes_under_way(Some(limit)))
-                .unwrap();
-            fused
-                .step(RATE, tokens(&device, &[2, 2, 4]), Network::loss)
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(3))
+                .with_config_ok(FusedConfig::new().with_max_bytes_under_way(Some(limit)));
+            fused.step_ok(RATE, tokens(&device, &[2, 2, 4]), Network::loss);
         });
     }
 }
@@ -176,20 +163,18 @@ fn a_step_that_draws_after_one_that_did_not_is_repeatable() {
         };
         let model = copy(&initial, init);
         device.seed(5);
-        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2)).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(2));
         let x = Tensor::<2>::ones([32, 16], device);
         let mut losses = Vec::new();
         for step in 0..20 {
             let batches = vec![(x.clone(), step % 2 == 0); 2];
-            let of_step = fused
-                .step(RATE, batches, |model: &NowAndThen, (x, drops)| {
-                    let x = match drops {
-                        true => model.dropout.forward(x),
-                        false => x,
-                    };
-                    model.layer.forward(x).powi_scalar(2).mean()
-                })
-                .unwrap();
+            let of_step = fused.step_ok(RATE, batches, |model: &NowAndThen, (x, drops)| {
+                let x = match drops {
+                    true => model.dropout.forward(x),
+                    false => x,
+                };
+                model.layer.forward(x).powi_scalar(2).mean()
+            });
             losses.extend(of_step.into_iter().map(|loss| loss.into_scalar::<f32>()));
         }
         losses
@@ -207,14 +192,14 @@ fn two_groups_on_two_threads_draw_apart() {
                 layer: LinearConfig::new(16, 16).init(&device),
                 dropout: DropoutConfig::new(0.5).init(),
             };
-            let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2)).unwrap();
+            let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(2));
             for _ in 0..20 {
                 let x = Tensor::<2>::ones([32, 16], &device);
                 let in_a_block = |model: &NowAndThen, x: Tensor<2>| {
                     let run = |model: &NowAndThen, x| model.layer.forward(model.dropout.forward(x));
                     gradient_checkpointing(model, x, run).powi_scalar(2).mean()
                 };
-                fused.step(RATE, vec![x; 2], in_a_block).unwrap();
+                fused.step_ok(RATE, vec![x; 2], in_a_block);
             }
         };
         std::thread::scope(|scope| {
@@ -254,8 +239,7 @@ fn a_stop_counts_for_all_ranks_though_its_owner_stands_by() {
     // Until another rank owns the parameter.
     for _ in 0..40 {
         let stopping = Stopping::default();
-        let mut fused = FusedReplicas::new(Network::init(device), adamw(), flex(3))
-            .unwrap()
+        let mut fused = FusedReplicas::new_ok(Network::init(device), adamw(), flex(3))
             .with_hook(ParamGroup::all(), stopping.clone());
         if fused.owner("layers.3.weight") == Some(0) {
             continue;
@@ -307,14 +291,14 @@ fn a_panic_in_the_update_of_a_parameter_left_to_the_end_leaves_all_ranks_alike()
         .apply_lora(Lora::new(2, 4.0))
         .unfreeze();
     let optimizer: ModuleOptimizer = PanickingAt([6, 6]).into();
-    let mut fused = FusedReplicas::new(model, optimizer, flex(2)).unwrap();
+    let mut fused = FusedReplicas::new_ok(model, optimizer, flex(2));
     let error = fused.step(RATE, tokens(device, &[2, 2]), Network::loss);
     assert!(
         matches!(error, Err(FusedError::RankPanicked { .. })),
         "{error:?}"
     );
     let same = tokens(device, &[2]).remove(0);
-    let losses = fused.accumulate(vec![same; 2], Network::loss).unwrap();
+    let losses = fused.accumulate_ok(vec![same; 2], Network::loss);
     assert_eq!(losses[0].to_data(), losses[1].to_data());
 }
 
@@ -332,14 +316,12 @@ fn full_precision_accumulation_changes_no_step_without_micro_batches() {
     let steps: Vec<_> = (0..3).map(|_| tokens(device, &[2, 4, 2])).collect();
     let train = |in_full_precision: bool| {
         let model = copy(&initial, adapted);
-        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3)).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(3));
         if in_full_precision {
-            fused = fused
-                .with_config(FusedConfig::new().with_full_precision_accumulation(true))
-                .unwrap();
+            fused = fused.with_config_ok(FusedConfig::new().with_full_precision_accumulation(true));
         }
         for batches in &steps {
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         fused.model()
     };
@@ -353,24 +335,22 @@ fn zeros_of_one_rank_swallow_no_gradient_of_another() {
     let device = &flex(1)[0];
     let initial = Network::init(device);
     let model = copy(&initial, || Network::init(device));
-    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2)).unwrap();
+    let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(2));
     let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
     let batches = vec![(x.clone(), false), (x, true)];
-    fused
-        .step(RATE, batches, |model: &Network, (x, uses)| {
-            let unused = model.layers[0].forward(x.clone());
-            let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
-            let out = gradient_checkpointing(&model.layers[1], (x.clone(), unused), ignoring);
-            let run = |layer: &Linear, x: Tensor<2>| layer.forward(x);
-            let aside = gradient_checkpointing(&model.layers[0], x, run);
-            let y = match uses {
-                true => out + aside.clone(),
-                false => out,
-            };
-            // Kept: its block may still have a gradient to come.
-            (y.powi_scalar(2).mean(), aside)
-        })
-        .unwrap();
+    fused.step_ok(RATE, batches, |model: &Network, (x, uses)| {
+        let unused = model.layers[0].forward(x.clone());
+        let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
+        let out = gradient_checkpointing(&model.layers[1], (x.clone(), unused), ignoring);
+        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x);
+        let aside = gradient_checkpointing(&model.layers[0], x, run);
+        let y = match uses {
+            true => out + aside.clone(),
+            false => out,
+        };
+        // Kept: its block may still have a gradient to come.
+        (y.powi_scalar(2).mean(), aside)
+    });
     assert_changed(&initial, &fused.model(), |path| {
         path.starts_with("layers.0") || path.starts_with("layers.1")
     });
@@ -395,11 +375,9 @@ fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
     let batch = tokens(device, &[3]).remove(0);
     let one = |in_blocks: bool| {
         let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedOptimizer::new(model, adamw()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, adamw());
         for _ in 0..3 {
-            fused
-                .step(RATE, |model| loss(model, batch.clone(), in_blocks))
-                .unwrap();
+            fused.step_ok(RATE, |model| loss(model, batch.clone(), in_blocks));
         }
         fused.model()
     };
@@ -407,17 +385,13 @@ fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
     for sharding in [Sharding::State, Sharding::Full] {
         let train = |in_blocks: bool| {
             let model = copy(&initial, || Network::init(device));
-            let mut fused = FusedReplicas::new(model, adamw(), flex(2))
-                .unwrap()
-                .with_config(FusedConfig::new().with_sharding(sharding))
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
+                .with_config_ok(FusedConfig::new().with_sharding(sharding));
             for _ in 0..3 {
                 let batches = vec![batch.clone(); 2];
-                fused
-                    .step(RATE, batches, move |model: &Network, tokens| {
-                        loss(model, tokens, in_blocks)
-                    })
-                    .unwrap();
+                fused.step_ok(RATE, batches, move |model: &Network, tokens| {
+                    loss(model, tokens, in_blocks)
+                });
             }
             fused.model()
         };

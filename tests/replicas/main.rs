@@ -1,15 +1,12 @@
 //! A model on several devices is trained as by Burn's own multi-device training. Not with the other promises: every step
 //! seeds the random generators, which are one a process.
 
-#[allow(dead_code)] // A part of other tests.
-#[path = "../promises/compare.rs"]
-mod compare;
+#[path = "../common/mod.rs"]
+mod common;
 mod devices;
 mod faults;
 mod fidelity;
 mod hostile;
-#[path = "../promises/in_types_of.rs"]
-mod in_types_of;
 mod muon;
 mod policies;
 mod random;
@@ -25,8 +22,7 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams};
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 
-use compare::*;
-use in_types_of::in_types_of;
+use crate::common::*;
 
 const RATE: f64 = 0.05;
 

@@ -73,14 +73,10 @@ fn muon_on_several_devices_equals_stock_whoever_owns_a_matrix() {
                 let config = config.clone().with_sharding(sharding);
                 println!("{ranks}: {config}");
                 let model = copy(&initial, || Network::init(&devices[0]));
-                let mut fused = FusedReplicas::new(model, recipe().init(), devices.clone())
-                    .unwrap()
-                    .with_config(config)
-                    .unwrap();
+                let mut fused = FusedReplicas::new_ok(model, recipe().init(), devices.clone())
+                    .with_config_ok(config);
                 for batches in &course {
-                    fused
-                        .step(RATE, batches.clone(), Network::loss_in_blocks)
-                        .unwrap();
+                    fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
                 }
                 assert_equal_weights(expected, &fused.model());
             }
@@ -112,17 +108,11 @@ fn muon_accumulates_and_clips_on_several_devices_as_in_stock() {
             .with_ownership(Ownership::MainDevice)
             .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)));
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, recipe().init(), devices.clone())
-            .unwrap()
-            .with_config(config)
-            .unwrap();
+        let mut fused =
+            FusedReplicas::new_ok(model, recipe().init(), devices.clone()).with_config_ok(config);
         for pair in course.chunks(2) {
-            fused
-                .accumulate(pair[0].clone(), Network::loss_in_blocks)
-                .unwrap();
-            fused
-                .step_repeatable(RATE, pair[1].clone(), Network::loss_in_blocks)
-                .unwrap();
+            fused.accumulate_ok(pair[0].clone(), Network::loss_in_blocks);
+            fused.step_repeatable_ok(RATE, pair[1].clone(), Network::loss_in_blocks);
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -147,19 +137,15 @@ fn muon_in_formats_is_the_same_on_any_number_of_devices() {
             .with_sharding(sharding)
             .with_ownership(Ownership::BySize);
         let model = copy(&initial, init);
-        let mut fused = FusedReplicas::new(model, optimizer(), flex(ranks))
-            .unwrap()
-            .with_config(config)
-            .unwrap();
+        let mut fused =
+            FusedReplicas::new_ok(model, optimizer(), flex(ranks)).with_config_ok(config);
         for batches in &course {
             // The other ranks stand by: sums in bf16 would be rounded.
-            fused
-                .step(RATE, batches.clone(), Network::loss_in_blocks)
-                .unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
         // With the low bits, which are in its record.
-        let mut one = FusedOptimizer::new(fused.model(), optimizer()).unwrap();
-        one.load_record(fused.to_record()).unwrap();
+        let mut one = FusedOptimizer::new_ok(fused.model(), optimizer());
+        one.load_record_ok(fused.to_record());
         one.full_precision_model()
     };
     let expected = train(1, Sharding::State);

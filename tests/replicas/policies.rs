@@ -104,14 +104,11 @@ fn in_every_way(
     {
         let model = copy(initial, || Network::init(&devices[0]));
         let config = offload.map_or_else(FusedConfig::new, offloaded);
-        let fused = FusedReplicas::new(model, optimizer(), devices.clone())
-            .unwrap()
-            .with_config(
-                config
-                    .with_sharding(sharding)
-                    .with_ownership(Ownership::MainDevice),
-            )
-            .unwrap();
+        let fused = FusedReplicas::new_ok(model, optimizer(), devices.clone()).with_config_ok(
+            config
+                .with_sharding(sharding)
+                .with_ownership(Ownership::MainDevice),
+        );
         test(fused);
     }
 }
@@ -138,13 +135,13 @@ fn exact_clipping_goes_by_the_norm_over_all_ranks() {
             let expected = train_reference(model, adamw(), &groups, clip);
             let train = |mut fused: FusedReplicas<Network>, exact: GlobalNormClippingConfig| {
                 let config = fused.config().clone().with_clipping(Some(exact));
-                fused = fused.with_config(config).unwrap();
+                fused = fused.with_config_ok(config);
                 for batches in &steps {
                     match exact {
-                        GlobalNormClippingConfig::Exact(_) => fused
-                            .step_repeatable(RATE, batches.clone(), weighed_loss)
-                            .unwrap(),
-                        _ => fused.step(RATE, batches.clone(), weighed_loss).unwrap(),
+                        GlobalNormClippingConfig::Exact(_) => {
+                            fused.step_repeatable_ok(RATE, batches.clone(), weighed_loss)
+                        }
+                        _ => fused.step_ok(RATE, batches.clone(), weighed_loss),
                     };
                     assert_eq!(fused.last_step().clipping == Some(1.0), max_norm > 1.0);
                 }
@@ -176,9 +173,9 @@ fn lagged_clipping_goes_by_the_norm_over_all_ranks_of_the_step_before() {
     in_every_way(&initial, 2, adamw, |mut fused| {
         let lagged = Some(GlobalNormClippingConfig::Lagged(0.01));
         let config = fused.config().clone().with_clipping(lagged);
-        fused = fused.with_config(config).unwrap();
+        fused = fused.with_config_ok(config);
         let norms = steps.iter().map(|batches| {
-            fused.step(RATE, batches.clone(), weighed_loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), weighed_loss);
             fused.last_step().gradient_norm.unwrap()
         });
         let norms: Vec<_> = norms.collect();
@@ -219,16 +216,14 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
                 if clip {
                     let exact = Some(GlobalNormClippingConfig::Exact(1e9));
                     let config = fused.config().clone().with_clipping(exact);
-                    fused = fused.with_config(config).unwrap();
+                    fused = fused.with_config_ok(config);
                 }
                 for group in groups {
                     let (last, before) = group.split_last().unwrap();
                     for batches in before {
-                        fused.accumulate(batches.clone(), weighed_loss).unwrap();
+                        fused.accumulate_ok(batches.clone(), weighed_loss);
                     }
-                    fused
-                        .step_repeatable(RATE, last.clone(), weighed_loss)
-                        .unwrap();
+                    fused.step_repeatable_ok(RATE, last.clone(), weighed_loss);
                 }
                 assert_equal_weights(&expected, &fused.model());
             });
@@ -236,9 +231,9 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
         in_every_way(&initial, ranks, adamw, |mut fused| {
             for group in groups {
                 for batches in group {
-                    fused.accumulate(batches.clone(), weighed_loss).unwrap();
+                    fused.accumulate_ok(batches.clone(), weighed_loss);
                 }
-                fused.step_accumulated(RATE).unwrap();
+                fused.step_accumulated_ok(RATE);
             }
             assert_equal_weights(&expected, &fused.model());
             let error = fused.step_accumulated(RATE).unwrap_err();
@@ -263,10 +258,10 @@ fn gradients_that_go_into_the_state_equal_one_device() {
             let loss = |index: usize| weighed_loss(model, batches[index].clone());
             loss(0) + loss(1)
         };
-        alone.accumulate(|model| both(model, &group[0])).unwrap();
-        alone.step(RATE, |model| both(model, &group[1])).unwrap();
-        fused.accumulate(group[0].clone(), weighed_loss).unwrap();
-        fused.step(RATE, group[1].clone(), weighed_loss).unwrap();
+        alone.accumulate_ok(|model| both(model, &group[0]));
+        alone.step_ok(RATE, |model| both(model, &group[1]));
+        fused.accumulate_ok(group[0].clone(), weighed_loss);
+        fused.step_ok(RATE, group[1].clone(), weighed_loss);
     }
     let (alone, fused) = (weights(&alone.model()), weights(&fused.model()));
     for ((path, alone), (_, fused)) in alone.iter().zip(&fused) {
@@ -294,12 +289,10 @@ fn one_overflow_anywhere_skips_everywhere() {
         in_every_way(&initial, 2, adamw, |mut fused| {
             let scaling = Some(config.with_overflow(overflow));
             let config = fused.config().clone().with_loss_scaling(scaling);
-            fused = fused.with_config(config).unwrap();
+            fused = fused.with_config_ok(config);
             let mut scales = Vec::new();
             for (index, batches) in steps.iter().enumerate() {
-                fused
-                    .step_repeatable(RATE, batches.clone(), weighed_loss)
-                    .unwrap();
+                fused.step_repeatable_ok(RATE, batches.clone(), weighed_loss);
                 assert_eq!(fused.last_step().overflowed, index == 2 || index == 5);
                 scales.push(fused.last_step().loss_scale.unwrap());
             }
@@ -349,7 +342,7 @@ fn hooks_are_called_once_with_the_sum() {
     in_every_way(&initial, 3, sgd, |fused| {
         let counting = Counting::default();
         let mut fused = fused.with_hook(ParamGroup::all(), counting.clone());
-        fused.step(RATE, steps[0].clone(), weighed_loss).unwrap();
+        fused.step_ok(RATE, steps[0].clone(), weighed_loss);
         let report = fused.last_step();
         assert_eq!(
             (report.updated, report.vetoed, report.without_gradient),
@@ -377,7 +370,7 @@ fn parameter_groups_and_their_learning_rates_are_those_of_burn() {
     let expected = train_reference(model, grouped(), &groups, |_| Some(1.0));
     in_every_way(&initial, 2, grouped, |mut fused| {
         for batches in &steps {
-            fused.step(RATE, batches.clone(), weighed_loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), weighed_loss);
         }
         assert_equal_weights(&expected, &fused.model());
     });
@@ -399,12 +392,10 @@ fn optimizers_in_formats_equal_themselves_in_stock() {
     let expected = train_reference(in_bf16(model), in_formats(), &groups, |_| Some(1.0));
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedReplicas::new(in_bf16(model), in_formats(), flex(2))
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(in_bf16(model), in_formats(), flex(2))
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         for batches in &steps {
-            fused.step(RATE, batches.clone(), weighed_loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), weighed_loss);
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -435,10 +426,10 @@ fn a_closure_may_run_the_backward_pass_itself() {
 #[test]
 fn what_needs_two_passes_says_so() {
     let _alone = alone();
-    let mut fused = FusedReplicas::new(Network::init(&flex(1)[0]), adamw(), flex(2))
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
-        .unwrap();
+    let mut fused = FusedReplicas::new_ok(Network::init(&flex(1)[0]), adamw(), flex(2))
+        .with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+        );
     let batches = weighed(&flex(1)[0], 2, 1).remove(0);
     let error = fused.step(RATE, batches, weighed_loss).unwrap_err();
     assert_eq!(error, FusedError::RunsTwice);
@@ -456,19 +447,14 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
         let one = || {
             let model = copy(&initial, || Network::init(device));
             let config = FusedConfig::new().with_averaging(averaging);
-            FusedOptimizer::new(model, adamw())
-                .unwrap()
-                .with_config(config)
-                .unwrap()
+            FusedOptimizer::new_ok(model, adamw()).with_config_ok(config)
         };
         let step = |one: &mut FusedOptimizer<Network>, batches: &[Weighed]| {
             let (last, others) = batches.split_last().unwrap();
             for batch in others {
-                one.accumulate(|model| weighed_loss(model, batch.clone()))
-                    .unwrap();
+                one.accumulate_ok(|model| weighed_loss(model, batch.clone()));
             }
-            one.step(RATE, |model| weighed_loss(model, last.clone()))
-                .unwrap();
+            one.step_ok(RATE, |model| weighed_loss(model, last.clone()));
         };
         let mut expected = one();
         steps
@@ -476,28 +462,28 @@ fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
             .for_each(|batches| step(&mut expected, batches));
         in_every_way(&initial, ranks, adamw, |mut fused| {
             let config = fused.config().clone().with_averaging(averaging);
-            fused = fused.with_config(config).unwrap();
+            fused = fused.with_config_ok(config);
             for batches in &steps[..3] {
-                fused.step(RATE, batches.clone(), weighed_loss).unwrap();
+                fused.step_ok(RATE, batches.clone(), weighed_loss);
             }
             // On one device, and back, by records.
             let mut alone = one();
             let model = copy(&fused.model(), || Network::init(device));
-            alone.change_model(|_| model).unwrap();
-            alone.load_record(fused.to_record()).unwrap();
+            alone.change_model_ok(|_| model);
+            alone.load_record_ok(fused.to_record());
             assert_equal_weights(&fused.averaged(), &alone.averaged());
             step(&mut alone, &steps[3]);
-            fused.step(RATE, steps[3].clone(), weighed_loss).unwrap();
+            fused.step_ok(RATE, steps[3].clone(), weighed_loss);
             assert_equal_weights(&alone.averaged(), &fused.averaged());
             // The ranks share otherwise from now on.
             let sharding = Some(fused.config().sharding).filter(|it| *it == Sharding::State);
             let sharding = sharding.map_or(Sharding::State, |_| Sharding::Full);
             let config = fused.config().clone().with_sharding(sharding);
             let record = fused.to_record();
-            fused = fused.with_config(config).unwrap();
-            fused.load_record(record).unwrap();
+            fused = fused.with_config_ok(config);
+            fused.load_record_ok(record);
             for batches in &steps[4..] {
-                fused.step(RATE, batches.clone(), weighed_loss).unwrap();
+                fused.step_ok(RATE, batches.clone(), weighed_loss);
             }
             assert_equal_weights(&expected.averaged(), &fused.averaged());
         });

@@ -48,15 +48,14 @@ fn trained(
     device.seed(7);
     let model = copy(initial, || Dropping::init(&device));
     device.seed(11);
-    let fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(ranks)).unwrap();
+    let fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(ranks));
     let mut fused = choose(fused);
     let x = Tensor::ones([64, 16], &device);
     let step = |_| {
-        let losses = fused
-            .step_repeatable(RATE, vec![x.clone(); ranks], move |model: &Dropping, x| {
+        let losses =
+            fused.step_repeatable_ok(RATE, vec![x.clone(); ranks], move |model: &Dropping, x| {
                 model.loss(x, in_blocks)
-            })
-            .unwrap();
+            });
         losses
             .into_iter()
             .map(|loss| loss.into_scalar::<f32>())
@@ -96,19 +95,15 @@ fn blocks_see_their_own_numbers_twice_whatever_other_ranks_draw() {
         let kept =
             backburn::GradientCheckpointingConfig::new().with_keep_activations(vec![true; 4]);
         let keep = |fused: FusedReplicas<Dropping>| {
-            fused
-                .with_config(
-                    FusedConfig::new()
-                        .with_sharding(sharding)
-                        .with_gradient_checkpointing(kept.clone()),
-                )
-                .unwrap()
+            fused.with_config_ok(
+                FusedConfig::new()
+                    .with_sharding(sharding)
+                    .with_gradient_checkpointing(kept.clone()),
+            )
         };
         let (expected, losses) = trained(&initial, 4, 20, keep, true);
         let twice = |fused: FusedReplicas<Dropping>| {
-            fused
-                .with_config(FusedConfig::new().with_sharding(sharding))
-                .unwrap()
+            fused.with_config_ok(FusedConfig::new().with_sharding(sharding))
         };
         let (found, found_losses) = trained(&initial, 4, 20, twice, true);
         assert_eq!(losses, found_losses);
@@ -123,12 +118,9 @@ fn both_passes_of_a_step_see_the_same_numbers() {
     for in_blocks in [false, true] {
         let clip = |max| {
             move |fused: FusedReplicas<Dropping>| {
-                fused
-                    .with_config(
-                        FusedConfig::new()
-                            .with_clipping(Some(GlobalNormClippingConfig::Exact(max))),
-                    )
-                    .unwrap()
+                fused.with_config_ok(
+                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max))),
+                )
             }
         };
         let (one, losses) = trained(&initial, 3, 10, clip(1e9), in_blocks);

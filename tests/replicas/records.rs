@@ -36,21 +36,15 @@ fn train(
             (optimizer.step(RATE, model, gradients), optimizer)
         }
         By::One => {
-            let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
-            fused
-                .accumulate(|model| half(model, batch.clone()))
-                .unwrap();
-            fused
-                .step(RATE, |model| half(model, batch.clone()))
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, optimizer);
+            fused.accumulate_ok(|model| half(model, batch.clone()));
+            fused.step_ok(RATE, |model| half(model, batch.clone()));
             fused.into_parts()
         }
         By::Ranks(ranks, sharding) => {
-            let mut fused = FusedReplicas::new(model, optimizer, flex(ranks))
-                .unwrap()
-                .with_config(FusedConfig::new().with_sharding(sharding))
-                .unwrap();
-            fused.step(RATE, vec![batch.clone(); 2], half).unwrap();
+            let mut fused = FusedReplicas::new_ok(model, optimizer, flex(ranks))
+                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            fused.step_ok(RATE, vec![batch.clone(); 2], half);
             fused.into_parts()
         }
     }
@@ -94,29 +88,25 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
     let steps: Vec<_> = (0..6).map(|_| tokens(&devices[0], &[2, 3, 4])).collect();
     let expected = {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone());
         for batches in &steps {
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         fused.model()
     };
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         for (index, batches) in steps.iter().enumerate() {
             if index == 3 {
                 let record = fused.to_record();
                 let model = copy(&fused.model(), || Network::init(&devices[0]));
-                fused = FusedReplicas::new(model, adamw(), devices.clone())
-                    .unwrap()
-                    .with_config(FusedConfig::new().with_sharding(sharding))
-                    .unwrap();
-                fused.load_record(record).unwrap();
+                fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+                    .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                fused.load_record_ok(record);
             }
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -131,7 +121,7 @@ fn replicas_can_be_made_again_with_another_config() {
     let model = copy(&initial, || Network::init(&devices[0]));
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
     let model = copy(&initial, || Network::init(&devices[0]));
-    let mut fused = FusedReplicas::new(model, adamw(), devices.clone()).unwrap();
+    let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone());
     let waits = |offload| offloaded(offload).offload;
     let changes: [&dyn Fn(FusedConfig) -> FusedConfig; 8] = [
         &|config| config.with_sharding(Sharding::Full),
@@ -144,9 +134,9 @@ fn replicas_can_be_made_again_with_another_config() {
         &|config| config.with_offload(None),
     ];
     for (batches, change) in steps.iter().zip(changes) {
-        fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        fused.step_ok(RATE, batches.clone(), Network::loss);
         let config = change(fused.config().clone());
-        fused = fused.with_config(config).unwrap();
+        fused = fused.with_config_ok(config);
     }
     assert_equal_weights(&expected, &fused.model());
 }
@@ -160,10 +150,8 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
     let mut stock = copy(&initial, || Network::init(&devices[0]));
     let mut optimizer = adamw();
     let model = copy(&initial, || Network::init(&devices[0]));
-    let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
-        .unwrap()
-        .with_config(FusedConfig::new().with_sharding(Sharding::Full))
-        .unwrap();
+    let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+        .with_config_ok(FusedConfig::new().with_sharding(Sharding::Full));
     for (index, batches) in steps.iter().enumerate() {
         let change: fn(Network) -> Network = match index {
             1 => |model| model.freeze_group(ParamGroup::from_predicate("layers.2")),
@@ -171,7 +159,7 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
             _ => |model| model,
         };
         stock = change(stock);
-        fused.change_model(change).unwrap();
+        fused.change_model_ok(change);
         stock = stock_step(
             stock,
             &mut optimizer,
@@ -179,7 +167,7 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
             batches.clone(),
             Stock::Sharded,
         );
-        fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        fused.step_ok(RATE, batches.clone(), Network::loss);
     }
     assert_equal_weights(&stock, &fused.model());
 }
@@ -188,19 +176,15 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
 fn owners_are_told_and_shared_out_by_size() {
     let _alone = alone();
     let model = Network::init(&flex(1)[0]);
-    let fused = FusedReplicas::new(model, adamw(), flex(3))
-        .unwrap()
-        .with_config(FusedConfig::new().with_ownership(Ownership::BySize))
-        .unwrap();
+    let fused = FusedReplicas::new_ok(model, adamw(), flex(3))
+        .with_config_ok(FusedConfig::new().with_ownership(Ownership::BySize));
     // The embedding has 54 elements, each of five weights 36.
     let embedding = fused.owner("embedding.weight").unwrap();
     for layer in ["layers.0.weight", "layers.1.weight"] {
         assert_ne!(fused.owner(layer).unwrap(), embedding);
     }
     assert_eq!(fused.owner("layers.9.weight"), None);
-    let fused = fused
-        .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice))
-        .unwrap();
+    let fused = fused.with_config_ok(FusedConfig::new().with_ownership(Ownership::MainDevice));
     assert_eq!(fused.owner("layers.3.bias"), Some(0));
 }
 
@@ -228,7 +212,7 @@ fn bad_numbers_of_devices_and_batches_are_errors() {
     };
     let none = FusedReplicas::new(model(), adamw(), []).unwrap_err();
     assert!(reason(none).contains("no devices"));
-    let mut fused = FusedReplicas::new(model(), adamw(), flex(2)).unwrap();
+    let mut fused = FusedReplicas::new_ok(model(), adamw(), flex(2));
     for rows in [&[] as &[usize], &[2, 2, 2]] {
         let batches = tokens(&flex(1)[0], rows);
         let error = fused.step(RATE, batches, Network::loss).unwrap_err();
@@ -242,22 +226,18 @@ fn the_states_of_a_removed_layer_leave_the_record_of_replicas() {
     let device = &flex(1)[0];
     let batches = tokens(device, &[2, 4]);
     for sharding in [Sharding::State, Sharding::Full] {
-        let mut fused = FusedReplicas::new(Network::init(device), adamw(), flex(2))
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
-        fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        let mut fused = FusedReplicas::new_ok(Network::init(device), adamw(), flex(2))
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+        fused.step_ok(RATE, batches.clone(), Network::loss);
         let whole = fused.model();
-        fused
-            .change_model(|mut model| {
-                model.layers.pop();
-                model
-            })
-            .unwrap();
-        fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        fused.change_model_ok(|mut model| {
+            model.layers.pop();
+            model
+        });
+        fused.step_ok(RATE, batches.clone(), Network::loss);
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
-        fused.change_model(|_| whole).unwrap();
-        fused.step(RATE, batches.clone(), Network::loss).unwrap();
+        fused.change_model_ok(|_| whole);
+        fused.step_ok(RATE, batches.clone(), Network::loss);
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
     }
 }
@@ -276,12 +256,9 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
     let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
     let expected = {
         let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedReplicas::new(model, adamw(), flex(2))
-            .unwrap()
-            .with_config(clipped())
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2)).with_config_ok(clipped());
         for batch in &batches {
-            fused.step(RATE, vec![batch.clone(); 2], half).unwrap();
+            fused.step_ok(RATE, vec![batch.clone(); 2], half);
         }
         fused.model()
     };
@@ -289,10 +266,7 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     let model = copy(&initial, || Network::init(device));
-    let first = FusedOptimizer::new(model, adamw())
-        .unwrap()
-        .with_config(clipped())
-        .unwrap();
+    let first = FusedOptimizer::new_ok(model, adamw()).with_config_ok(clipped());
     checkpoint.save(&first, &Progress::new(0)).unwrap();
     let waiting = offloaded(Offload::Updates).offload;
     let ways = [
@@ -311,34 +285,25 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
         let model = Network::init(device);
         let step = match way {
             Some(config) => {
-                let mut fused = FusedReplicas::new(model, adamw(), flex(2))
-                    .unwrap()
-                    .with_config(config)
-                    .unwrap();
+                let mut fused =
+                    FusedReplicas::new_ok(model, adamw(), flex(2)).with_config_ok(config);
                 let step = checkpoint.load::<()>(&mut fused).unwrap().step;
-                fused.step(RATE, vec![batch.clone(); 2], half).unwrap();
+                fused.step_ok(RATE, vec![batch.clone(); 2], half);
                 checkpoint.save(&fused, &Progress::new(step + 1)).unwrap();
                 step
             }
             None => {
-                let mut fused = FusedOptimizer::new(model, adamw())
-                    .unwrap()
-                    .with_config(clipped())
-                    .unwrap();
+                let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(clipped());
                 let step = checkpoint.load::<()>(&mut fused).unwrap().step;
-                fused
-                    .accumulate(|model| half(model, batch.clone()))
-                    .unwrap();
-                fused
-                    .step(RATE, |model| half(model, batch.clone()))
-                    .unwrap();
+                fused.accumulate_ok(|model| half(model, batch.clone()));
+                fused.step_ok(RATE, |model| half(model, batch.clone()));
                 checkpoint.save(&fused, &Progress::new(step + 1)).unwrap();
                 step
             }
         };
         assert_eq!(&batches[step as usize].to_data(), &batch.to_data());
     }
-    let mut resumed = FusedOptimizer::new(Network::init(device), adamw()).unwrap();
+    let mut resumed = FusedOptimizer::new_ok(Network::init(device), adamw());
     assert_eq!(checkpoint.load::<()>(&mut resumed).unwrap().step, 6);
     assert_close_weights(&expected, &resumed.model());
 }
@@ -350,21 +315,19 @@ fn replicas_that_refuse_a_checkpoint_train_on() {
     let initial = Network::init(device);
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
-    let wide = FusedReplicas::new(Network::of_width(8, device), adamw(), flex(2)).unwrap();
+    let wide = FusedReplicas::new_ok(Network::of_width(8, device), adamw(), flex(2));
     checkpoint.save(&wide, &Progress::new(1)).unwrap();
     let batches = tokens(device, &[2, 4]);
     let [expected, refused] = [false, true].map(|tries| {
         let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedReplicas::new(model, adamw(), flex(2))
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(Sharding::Full))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
+            .with_config_ok(FusedConfig::new().with_sharding(Sharding::Full));
         for _ in 0..2 {
             if tries {
                 let error = checkpoint.load::<()>(&mut fused).unwrap_err();
                 assert!(error.to_string().contains("embedding.weight"), "{error}");
             }
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         fused.model()
     });

@@ -52,14 +52,12 @@ fn a_device_without_the_type_at_rest_computes_in_another() {
         .with_min_elements(1);
     let config = computed_in(FloatDType::F32).with_offload(Some(offload));
     let batch = || tokens(&other(), &[2]).remove(0);
-    let mut fused = FusedOptimizer::new(half(), optimizer())
-        .unwrap()
-        .with_config_on(config.clone(), &other())
-        .unwrap();
-    fused.step(RATE, |model| model.loss(batch())).unwrap();
+    let mut fused =
+        FusedOptimizer::new_ok(half(), optimizer()).with_config_on_ok(config.clone(), &other());
+    fused.step_ok(RATE, |model| model.loss(batch()));
     let devices = vec![other(), other()];
     let mut fused = FusedReplicas::new_with_config(half(), optimizer(), devices, config).unwrap();
-    fused.step(RATE, [batch(), batch()], Network::loss).unwrap();
+    fused.step_ok(RATE, [batch(), batch()], Network::loss);
 }
 
 #[test]
@@ -67,23 +65,21 @@ fn what_lacks_the_type_at_rest_is_refused() {
     let _alone = alone();
     let batch = || tokens(&device(), &[2]).remove(0);
     for config in [FusedConfig::new(), computed_in(FloatDType::F32)] {
-        let fused = FusedOptimizer::new(half(), adamw()).unwrap();
+        let fused = FusedOptimizer::new_ok(half(), adamw());
         let error = fused.with_config_on(config, &other()).unwrap_err();
         assert!(lacks_the_type(&error), "{error:?}");
     }
     let devices = vec![device(), other()];
-    let mut ranks = FusedReplicas::new(Network::init(&device()), adamw(), devices)
-        .unwrap()
-        .with_config(computed_in(FloatDType::F32))
-        .unwrap();
+    let mut ranks = FusedReplicas::new_ok(Network::init(&device()), adamw(), devices)
+        .with_config_ok(computed_in(FloatDType::F32));
     let error = ranks.change_model(|model| cast(model, FloatDType::BF16).unwrap());
     let error = error.unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
-    ranks.step(RATE, [batch()], Network::loss).unwrap();
+    ranks.step_ok(RATE, [batch()], Network::loss);
 
     // All of the ordinary model is on the host.
     let frozen = half().freeze_group(ParamGroup::from_predicate("layers"));
-    let fused = FusedOptimizer::new(frozen, adamw()).unwrap();
+    let fused = FusedOptimizer::new_ok(frozen, adamw());
     let offload = OffloadConfig::new(Offload::Updates)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1_000_000);
@@ -91,7 +87,7 @@ fn what_lacks_the_type_at_rest_is_refused() {
     let error = fused.with_config_on(config, &device()).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
 
-    let fused = FusedOptimizer::new(Network::init(&other()), adamw()).unwrap();
+    let fused = FusedOptimizer::new_ok(Network::init(&other()), adamw());
     let error = fused
         .with_config(computed_in(FloatDType::Flex32))
         .unwrap_err();
@@ -124,14 +120,10 @@ fn small_parameters_stay_unless_computed_in_another_type() {
     let _alone = alone();
     let on_host = |config: FusedConfig| {
         let noting = Noting::default();
-        let mut fused = FusedOptimizer::new(Network::init(&device()), adamw())
-            .unwrap()
-            .with_config_on(config, &device())
-            .unwrap()
+        let mut fused = FusedOptimizer::new_ok(Network::init(&device()), adamw())
+            .with_config_on_ok(config, &device())
             .with_hook(ParamGroup::all(), noting.clone());
-        fused
-            .step(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)))
-            .unwrap();
+        fused.step_ok(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)));
         let (found, _) = noting.0.lock().unwrap().take().unwrap();
         found == other().inner()
     };
@@ -151,15 +143,13 @@ fn sums_in_full_precision_are_rounded_once() {
     let batches: Vec<_> = (0..8).map(|_| tokens(&device(), &[2]).remove(0)).collect();
     let noting = Noting::default();
     let config = computed_in(FloatDType::F32).with_full_precision_accumulation(true);
-    let mut fused = FusedOptimizer::new(copy(&initial, half), adamw())
-        .unwrap()
-        .with_config(config)
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(copy(&initial, half), adamw())
+        .with_config_ok(config)
         .with_hook(ParamGroup::all(), noting.clone());
     for batch in &batches {
-        fused.accumulate(|model| model.loss(batch.clone())).unwrap();
+        fused.accumulate_ok(|model| model.loss(batch.clone()));
     }
-    fused.step_accumulated(RATE).unwrap();
+    fused.step_accumulated_ok(RATE);
     let computed = cast(initial, FloatDType::F32).unwrap();
     let gradients = batches.iter().map(|batch| {
         let gradients = computed.loss(batch.clone()).backward();
@@ -181,14 +171,11 @@ fn full_precision_takes_none_from_sums_in_the_wider_type_of_the_weights() {
         let config = config
             .with_compute_dtype(Some(FloatDType::F16))
             .with_full_precision_accumulation(in_full_precision);
-        let mut fused = FusedReplicas::new(model, adamw(), flex(3))
-            .unwrap()
-            .with_config(config)
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(3)).with_config_ok(config);
         for _ in 0..3 {
-            fused.accumulate(batches.clone(), Network::loss).unwrap();
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
-            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            fused.accumulate_ok(batches.clone(), Network::loss);
+            fused.step_ok(RATE, batches.clone(), Network::loss);
+            fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         fused.model()
     };
@@ -219,24 +206,18 @@ fn copies_for_inference_go_with_who_reads_them() {
         offloaded(Offload::Weights(WaitingBlocks::All)),
     ] {
         let stay = slope(|width| {
-            let mut fused = FusedOptimizer::new(Network::of_width(width, &device()), adamw())
-                .unwrap()
-                .with_config_on(config.clone(), &device())
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(Network::of_width(width, &device()), adamw())
+                .with_config_on_ok(config.clone(), &device());
             let batch = tokens(&device(), &[2]).remove(0);
-            fused
-                .step(RATE, |model| model.loss_in_blocks(batch.clone()))
-                .unwrap();
+            fused.step_ok(RATE, |model| model.loss_in_blocks(batch.clone()));
             let stay = Arc::new(Mutex::new(0));
             let noted = stay.clone();
-            fused
-                .step(RATE, |model| {
-                    let before = settled();
-                    drop(model.valid().loss_in_blocks(batch.clone()));
-                    *noted.lock().unwrap() = settled().saturating_sub(before);
-                    model.loss_in_blocks(batch.clone())
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let before = settled();
+                drop(model.valid().loss_in_blocks(batch.clone()));
+                *noted.lock().unwrap() = settled().saturating_sub(before);
+                model.loss_in_blocks(batch.clone())
+            });
             *stay.lock().unwrap()
         });
         assert!(stay < 0.1, "{config:?}: {stay} of the layers");
@@ -256,13 +237,11 @@ fn frozen_weights_are_on_the_host_once_for_all_ranks() {
             let devices = vec![device(); ranks];
             let mut fused =
                 FusedReplicas::new_with_config(model, optimizer, devices, config.clone()).unwrap();
-            fused
-                .step(
-                    RATE,
-                    tokens(&device(), &vec![2; ranks]),
-                    Network::loss_in_blocks,
-                )
-                .unwrap();
+            fused.step_ok(
+                RATE,
+                tokens(&device(), &vec![2; ranks]),
+                Network::loss_in_blocks,
+            );
             settled().saturating_sub(before)
         })
     });

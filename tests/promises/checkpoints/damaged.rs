@@ -184,7 +184,7 @@ fn a_plan_of_another_type_is_refused() {
 #[test]
 fn the_checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let mut wide = FusedOptimizer::new(Small::of([8, 10]), sgd()).unwrap();
+    let mut wide = FusedOptimizer::new_ok(Small::of([8, 10]), sgd());
     step(&mut wide);
     let progress = Progress::new(1).with_plan(0.0);
     Checkpoint::at(folder.path())

@@ -17,6 +17,8 @@ use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{Device, Tensor};
 use tempfile::TempDir;
 
+use crate::common::*;
+
 /// A model whose training is soon computed: every weight goes down by what its momentum says.
 #[derive(Module, Debug)]
 struct Small {
@@ -44,13 +46,11 @@ fn sgd() -> burn::optim::ModuleOptimizer {
 }
 
 fn small() -> Training {
-    FusedOptimizer::new(Small::init(), sgd()).unwrap()
+    FusedOptimizer::new_ok(Small::init(), sgd())
 }
 
 fn step(training: &mut Training) {
-    training
-        .step(0.1, |model| model.weight.val().powi_scalar(2).sum())
-        .unwrap();
+    training.step_ok(0.1, |model| model.weight.val().powi_scalar(2).sum());
 }
 
 /// After so many steps.

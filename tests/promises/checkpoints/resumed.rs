@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 mod plans;
 
@@ -69,14 +69,12 @@ impl Way {
 }
 
 fn plain(fused: &mut Fused, rate: ModuleLearningRate, x: &Tensor<2>) {
-    fused.step(rate, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(rate, |model| model.loss(x.clone()));
 }
 
 fn in_two(fused: &mut Fused, rate: ModuleLearningRate, x: &Tensor<2>) {
-    fused.accumulate(|model| model.loss(x.clone())).unwrap();
-    fused
-        .step(rate, |model| model.loss(x.clone() * 0.5))
-        .unwrap();
+    fused.accumulate_ok(|model| model.loss(x.clone()));
+    fused.step_ok(rate, |model| model.loss(x.clone() * 0.5));
 }
 
 fn ways() -> Vec<Way> {
@@ -90,10 +88,7 @@ fn ways() -> Vec<Way> {
             name,
             dtype,
             fuse: Box::new(move |model| {
-                FusedOptimizer::new(model, optimizer())
-                    .unwrap()
-                    .with_config(config.clone())
-                    .unwrap()
+                FusedOptimizer::new_ok(model, optimizer()).with_config_ok(config.clone())
             }),
             step: plain,
         }
@@ -234,7 +229,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted(device: &Device) {
 
 fn a_load_that_fails_changes_nothing(device: &Device) {
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
-    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init()).unwrap();
+    let start = || FusedOptimizer::new_ok(Network::init(device), AdamWConfig::new().init());
     let saved = |fused: &Fused| {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());
@@ -244,32 +239,30 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
     let mut other = start();
     plain(&mut other, 0.1.into(), &x);
     let (of_lion, _lion) = {
-        let mut lion =
-            FusedOptimizer::new(Network::init(device), LionConfig::new().init()).unwrap();
+        let mut lion = FusedOptimizer::new_ok(Network::init(device), LionConfig::new().init());
         plain(&mut lion, 0.1.into(), &x);
         saved(&lion)
     };
     let (narrower, _narrower) = {
         let mut model = Network::init(device);
         model.second = LinearConfig::new(71, 63).init(device);
-        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap())
+        saved(&FusedOptimizer::new_ok(model, AdamWConfig::new().init()))
     };
     let (in_another, _in_another) = {
         let mut types = [FloatDType::F64, FloatDType::F16].into_iter();
         let another = types.find(|dtype| device.supports_dtype(*dtype));
         let mut model = Network::init(device);
         model.second = cast(model.second, another.unwrap()).unwrap();
-        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap())
+        saved(&FusedOptimizer::new_ok(model, AdamWConfig::new().init()))
     };
 
     let mut fused = start();
     plain(&mut fused, 0.1.into(), &x);
-    let mut twin = FusedOptimizer::new(
+    let mut twin = FusedOptimizer::new_ok(
         copy(&fused.model(), || Network::init(device)),
         AdamWConfig::new().init(),
-    )
-    .unwrap();
-    twin.load_record(fused.to_record()).unwrap();
+    );
+    twin.load_record_ok(fused.to_record());
     let before = weights(&fused.model());
     for (checkpoint, words) in [
         (&of_lion, "optimizer.bpk"),
@@ -288,7 +281,7 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
 /// Burn reads what is in a file when somebody looks at it.
 fn a_loaded_training_needs_the_files_no_more(device: &Device) {
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
-    let start = || FusedOptimizer::new(Network::init(device), AdamWConfig::new().init()).unwrap();
+    let start = || FusedOptimizer::new_ok(Network::init(device), AdamWConfig::new().init());
     let mut fused = start();
     plain(&mut fused, 0.1.into(), &x);
     let folder = tempfile::tempdir().unwrap();
@@ -323,51 +316,39 @@ fn a_training_whose_model_has_changed_goes_back_to_its_checkpoint() {
         (0..2).map(layer).collect()
     };
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
-        fused
-            .step(0.1, |layers| {
-                let x = Tensor::<2>::ones([3, 4], device);
-                let x = layers.iter().fold(x, |x, layer| layer.forward(x));
-                x.powi_scalar(2).sum()
-            })
-            .unwrap();
+        fused.step_ok(0.1, |layers| {
+            let x = Tensor::<2>::ones([3, 4], device);
+            let x = layers.iter().fold(x, |x, layer| layer.forward(x));
+            x.powi_scalar(2).sum()
+        });
     };
     let clipping = GlobalNormClippingConfig::Lagged(0.5);
     let config = FusedConfig::new().with_clipping(Some(clipping));
-    let mut fused = FusedOptimizer::new(layers(), AdamWConfig::new().init())
-        .unwrap()
-        .with_config(config.clone())
-        .unwrap();
+    let mut fused =
+        FusedOptimizer::new_ok(layers(), AdamWConfig::new().init()).with_config_ok(config.clone());
     step(&mut fused);
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     checkpoint.save(&fused, &Progress::new(1)).unwrap();
-    let mut through = FusedOptimizer::new(layers(), AdamWConfig::new().init())
-        .unwrap()
-        .with_config(config)
-        .unwrap();
+    let mut through =
+        FusedOptimizer::new_ok(layers(), AdamWConfig::new().init()).with_config_ok(config);
     checkpoint.load::<()>(&mut through).unwrap();
 
     let whole = fused.model();
-    fused
-        .change_model(|mut layers| {
-            layers.pop();
-            layers
-        })
-        .unwrap();
+    fused.change_model_ok(|mut layers| {
+        layers.pop();
+        layers
+    });
     step(&mut fused);
-    fused
-        .change_model(|mut layers| {
-            layers.extend(whole.into_iter().skip(1));
-            layers
-        })
-        .unwrap();
-    fused
-        .change_model(|mut layers| {
-            let new = LinearConfig::new(4, 4).init(device);
-            layers[1] = new;
-            layers
-        })
-        .unwrap();
+    fused.change_model_ok(|mut layers| {
+        layers.extend(whole.into_iter().skip(1));
+        layers
+    });
+    fused.change_model_ok(|mut layers| {
+        let new = LinearConfig::new(4, 4).init(device);
+        layers[1] = new;
+        layers
+    });
     checkpoint.load::<()>(&mut fused).unwrap();
     for _ in 0..3 {
         step(&mut through);
@@ -400,17 +381,15 @@ fn adapters_resume_with_their_base() {
         .map(|_| Tensor::<2>::random([4, 16], Distribution::Default, device))
         .collect();
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>| {
-        fused
-            .step(0.1, |layers| {
-                let x = layers
-                    .iter()
-                    .fold(x.clone(), |x, layer| layer.forward(x).tanh());
-                x.powi_scalar(2).sum()
-            })
-            .unwrap();
+        fused.step_ok(0.1, |layers| {
+            let x = layers
+                .iter()
+                .fold(x.clone(), |x, layer| layer.forward(x).tanh());
+            x.powi_scalar(2).sum()
+        });
     };
     for adapted in [quantized, trained, in_codes] {
-        let fused = || FusedOptimizer::new(adapted(layers()), AdamWConfig::new().init()).unwrap();
+        let fused = || FusedOptimizer::new_ok(adapted(layers()), AdamWConfig::new().init());
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());
         let mut through = fused();
@@ -438,11 +417,11 @@ fn accumulated_gradients_are_not_left_behind_without_a_word() {
         small(),
         FusedOptimizer::accumulating_in_state(Small::init(), in_state).unwrap(),
     ] {
-        training.accumulate(loss).unwrap();
+        training.accumulate_ok(loss);
         let refused = checkpoint.save(&training, &Progress::new(1)).unwrap_err();
         assert_eq!(refused, CheckpointError::Accumulated);
         assert!(checkpoint.steps().unwrap().is_empty());
-        training.step(0.1, loss).unwrap();
+        training.step_ok(0.1, loss);
         checkpoint.save(&training, &Progress::new(1)).unwrap();
         fs::remove_dir_all(folder.path().join("step-1")).unwrap();
     }
@@ -464,7 +443,7 @@ fn the_model_alone_is_loaded_and_outlives_its_file() {
 fn checkpoints_are_compact_if_they_are_to_be() {
     let device = &Device::flex().autodiff();
     let config = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-    let fused = || FusedOptimizer::new(Network::init(device), config.init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(Network::init(device), config.init());
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
     let mut through = fused();
     plain(&mut through, 0.1.into(), &x);
@@ -480,10 +459,8 @@ fn checkpoints_are_compact_if_they_are_to_be() {
         let mut resumed = fused();
         checkpoint.load::<()>(&mut resumed).unwrap();
         let model = copy(&through.model(), || Network::init(device));
-        let mut through_record = FusedOptimizer::new(model, config.init()).unwrap();
-        through_record
-            .load_record(optim::compact_records(|| through.to_record()))
-            .unwrap();
+        let mut through_record = FusedOptimizer::new_ok(model, config.init());
+        through_record.load_record_ok(optim::compact_records(|| through.to_record()));
         let mut through = through_record;
         plain(&mut through, 0.1.into(), &x);
         plain(&mut resumed, 0.1.into(), &x);
@@ -513,15 +490,13 @@ fn a_parameter_without_elements_is_loaded() {
     };
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
-    let training = || FusedOptimizer::new(init(), optim::AdamWConfig::new().init()).unwrap();
+    let training = || FusedOptimizer::new_ok(init(), optim::AdamWConfig::new().init());
     let mut saved = training();
     let step = |fused: &mut FusedOptimizer<Empty>| {
         let x = Tensor::<2>::ones([2, 4], &device);
-        fused
-            .step(1e-2, |model| {
-                model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
-            })
-            .unwrap();
+        fused.step_ok(1e-2, |model| {
+            model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
+        });
     };
     step(&mut saved);
     checkpoint.save(&saved, &Progress::new(1)).unwrap();

@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, OptimizerRecord};
 use burn::store::ModuleRecord;
 
 use super::*;
-use crate::compare::*;
+use crate::common::*;
 
 /// Layers with adapters, and a layer with running statistics.
 #[derive(Module, Debug)]
@@ -35,20 +35,18 @@ impl Network {
 type Fused = FusedOptimizer<Network>;
 
 fn fused(model: Network) -> Fused {
-    FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
+    FusedOptimizer::new_ok(model, AdamWConfig::new().init())
 }
 
 fn step(fused: &mut Fused, value: f32) {
     let x = Tensor::<2>::ones([3, 32], &Device::flex().autodiff()) * value;
-    fused
-        .step(0.1, |model| {
-            let x = model
-                .layers
-                .iter()
-                .fold(x, |x, layer| layer.forward(x).tanh());
-            model.norm.forward(x).powi_scalar(3).sum()
-        })
-        .unwrap();
+    fused.step_ok(0.1, |model| {
+        let x = model
+            .layers
+            .iter()
+            .fold(x, |x, layer| layer.forward(x).tanh());
+        model.norm.forward(x).powi_scalar(3).sum()
+    });
 }
 
 /// A base model, and adapters of it that were trained for two steps and saved.
@@ -80,7 +78,7 @@ fn adapters_resume_on_a_base_from_elsewhere() {
         let model = copy(&through.model(), || Network::init(2).adapted());
         let record = through.to_record();
         let mut through = fused(model);
-        through.load_record(record).unwrap();
+        through.load_record_ok(record);
         for value in [3.0, 4.0] {
             step(&mut through, value);
             step(&mut resumed, value);
@@ -168,8 +166,7 @@ fn records_go_to_stock_burn_and_back() {
 
     let model = Network::init(2).load_record(ModuleRecord::load(stock_model).unwrap());
     let mut back = fused(model);
-    back.load_record(OptimizerRecord::load(stock_optimizer).unwrap())
-        .unwrap();
+    back.load_record_ok(OptimizerRecord::load(stock_optimizer).unwrap());
     for training in [&mut through, &mut back] {
         step(training, 2.0);
     }

@@ -6,13 +6,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor};
 
-use crate::compare::weights;
+use crate::common::*;
 
 #[test]
 fn an_operation_that_fails_ends_the_step_before_a_parameter_is_updated_on_wgpu() {
     let device = Device::wgpu(Default::default()).autodiff();
     let model = LinearConfig::new(4, 4).init(&device);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let x = Tensor::<2>::ones([2, 4], &device);
     for _ in 0..2 {
         let before = weights(&fused.model());
@@ -26,9 +26,7 @@ fn an_operation_that_fails_ends_the_step_before_a_parameter_is_updated_on_wgpu()
         assert!(is_that, "{error}");
         // Nothing was written with it.
         assert_eq!(weights(&fused.model()), before);
-        fused
-            .step(0.1, |model| model.forward(x.clone()).mean())
-            .unwrap();
+        fused.step_ok(0.1, |model| model.forward(x.clone()).mean());
         assert_ne!(weights(&fused.model()), before);
     }
 }
@@ -56,12 +54,10 @@ fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() 
         let model: Vec<Linear> = (0..2).map(linear).collect();
         // The weights wait, the biases don't.
         let config = OffloadConfig::new(offload).with_min_elements(10);
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-            .unwrap()
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), &device)
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
+            .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &device);
         let x = Tensor::<2>::ones([2, 8], &device);
-        fused.step(0.1, |model| loss(model, x.clone(), 3)).unwrap();
+        fused.step_ok(0.1, |model| loss(model, x.clone(), 3));
         let before = weights(&fused.model());
         let states = fused.to_record().len();
 
@@ -78,7 +74,7 @@ fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() 
             assert!(after.iter::<f32>().all(f32::is_finite), "{path}");
         }
         assert_eq!(fused.to_record().len(), states);
-        fused.step(0.1, |model| loss(model, x.clone(), 3)).unwrap();
+        fused.step_ok(0.1, |model| loss(model, x.clone(), 3));
         assert!(
             weights(&fused.model())
                 .iter()

@@ -19,6 +19,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
 
+use crate::common::*;
+
 on_every_backend!(
     a_device_that_computes_passes,
     what_the_device_can_not_compute_in_is_refused,
@@ -85,16 +87,13 @@ fn no_training_begins_in_a_type_that_its_device_lacks(device: &Device) {
             FusedReplicas::new(half(), sgd(), [device.clone(), device.clone()]).map(drop),
             FusedReplicas::new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
             FusedReplicas::new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
-            FusedOptimizer::new(half(), sgd())
-                .unwrap()
+            FusedOptimizer::new_ok(half(), sgd())
                 .with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
                 .map(drop),
-            FusedOptimizer::new(frozen(), sgd())
-                .unwrap()
+            FusedOptimizer::new_ok(frozen(), sgd())
                 .with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
                 .map(drop),
-            FusedOptimizer::new(on_host(), sgd())
-                .unwrap()
+            FusedOptimizer::new_ok(on_host(), sgd())
                 .with_config_on(
                     FusedConfig::new()
                         .with_offload(Some(offload()))

@@ -45,8 +45,8 @@ impl<R: AccumulateInState> InState<R> {
         let record = match way {
             Way::IntoParts | Way::Config => return way.fused(&self.cell, fused),
             Way::FreezeAndThaw => {
-                fused.change_model(freeze).unwrap();
-                fused.change_model(Net::unfreeze).unwrap();
+                fused.change_model_ok(freeze);
+                fused.change_model_ok(Net::unfreeze);
                 return fused;
             }
             Way::Record => fused.to_record(),
@@ -55,7 +55,7 @@ impl<R: AccumulateInState> InState<R> {
             }
         };
         let mut resumed = self.fuse(fused.model());
-        resumed.load_record(record).unwrap();
+        resumed.load_record_ok(record);
         resumed
     }
 
@@ -63,17 +63,17 @@ impl<R: AccumulateInState> InState<R> {
     fn train(&self, group: Group, exchange: Option<Way>) -> (Net, States) {
         let loss = |net: &Net, batch: usize| net.loss(self.cell.batches[batch].clone());
         let mut fused = self.fuse(self.cell.net());
-        fused.accumulate(|net| loss(net, 0)).unwrap();
-        fused.step(RATE, |net| loss(net, 1)).unwrap();
+        fused.accumulate_ok(|net| loss(net, 0));
+        fused.step_ok(RATE, |net| loss(net, 1));
         match group {
-            Group::GoesOn => drop(fused.accumulate(|net| loss(net, 2)).unwrap()),
-            Group::Ends => drop(fused.step(0.0, |net| loss(net, 2)).unwrap()),
+            Group::GoesOn => drop(fused.accumulate_ok(|net| loss(net, 2))),
+            Group::Ends => drop(fused.step_ok(0.0, |net| loss(net, 2))),
         }
         if let Some(way) = exchange {
             fused = self.exchange(way, fused);
         }
-        fused.step(RATE, |net| loss(net, 3)).unwrap();
-        fused.step(RATE, |net| loss(net, 4)).unwrap();
+        fused.step_ok(RATE, |net| loss(net, 3));
+        fused.step_ok(RATE, |net| loss(net, 4));
         (fused.model(), states(fused.to_record()))
     }
 }

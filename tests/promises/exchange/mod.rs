@@ -14,7 +14,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
-use crate::compare::*;
+use crate::common::*;
 use optimizers::{Named, Recorded};
 
 const RATE: f64 = 1e-2;
@@ -72,13 +72,13 @@ impl Way {
         match self {
             Way::IntoParts => {
                 let (model, optimizer) = fused.into_parts();
-                FusedOptimizer::new(model, optimizer).unwrap()
+                FusedOptimizer::new_ok(model, optimizer)
             }
-            Way::Config => fused.with_config(FusedConfig::new()).unwrap(),
+            Way::Config => fused.with_config_ok(FusedConfig::new()),
             Way::FreezeAndThaw => {
-                fused.change_model(freeze).unwrap();
+                fused.change_model_ok(freeze);
                 cell.steps(&mut fused, 4..5);
-                fused.change_model(Net::unfreeze).unwrap();
+                fused.change_model_ok(Net::unfreeze);
                 fused
             }
             Way::Record => {
@@ -166,8 +166,8 @@ impl Cell {
     }
 
     fn resumed(&self, net: Net, record: OptimizerRecord) -> FusedOptimizer<Net> {
-        let mut fused = FusedOptimizer::new(net, self.optimizer.clone()).unwrap();
-        fused.load_record(record).unwrap();
+        let mut fused = FusedOptimizer::new_ok(net, self.optimizer.clone());
+        fused.load_record_ok(record);
         fused
     }
 
@@ -191,7 +191,7 @@ impl Cell {
 
     /// Two steps, the exchange, two steps: the model, and the states as Burn records them.
     fn fused(&self, exchange: Option<Way>) -> (Net, States) {
-        let mut fused = FusedOptimizer::new(self.net(), self.optimizer.clone()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(self.net(), self.optimizer.clone());
         self.steps(&mut fused, 0..2);
         if let Some(way) = exchange {
             fused = way.fused(self, fused);

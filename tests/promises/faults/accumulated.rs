@@ -45,7 +45,7 @@ fn compare_with_failing(
     let xs = xs(device, 3);
     let start = || {
         let model = copy(&initial, || Mlp::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
+        FusedOptimizer::new_ok(model, AdamWConfig::new().init())
     };
     let mut plain = start();
     let mut failing = start();
@@ -54,21 +54,19 @@ fn compare_with_failing(
         failing = failing.with_hook(ParamGroup::from_predicate("input.weight"), hook);
     }
     for x in &xs[..2] {
-        plain.accumulate(|model| model.loss(x.clone())).unwrap();
-        failing.accumulate(|model| model.loss(x.clone())).unwrap();
+        plain.accumulate_ok(|model| model.loss(x.clone()));
+        failing.accumulate_ok(|model| model.loss(x.clone()));
         fail(&mut failing, x);
     }
     // A failed update has moved parameters: they start from the same again.
     let before = plain.model();
     let mut again = start();
     for x in &xs[..2] {
-        again.accumulate(|model| model.loss(x.clone())).unwrap();
+        again.accumulate_ok(|model| model.loss(x.clone()));
     }
     assert_equal_weights(&before, &again.model());
-    plain.step(RATE, |model| model.loss(xs[2].clone())).unwrap();
-    failing
-        .step(RATE, |model| model.loss(xs[2].clone()))
-        .unwrap();
+    plain.step_ok(RATE, |model| model.loss(xs[2].clone()));
+    failing.step_ok(RATE, |model| model.loss(xs[2].clone()));
     assert_eq!(failing.last_step().updated, 4);
     assert_equal_weights(&plain.model(), &failing.model());
 }
@@ -78,13 +76,11 @@ fn a_panic_in_the_closure_leaves_accumulated_gradients(device: &Device) {
         device,
         |fused, x| {
             panic_of(|| {
-                fused
-                    .accumulate(|model| {
-                        let loss = model.loss(x.clone());
-                        assert!(x.dims()[0] > 5, "too few");
-                        loss
-                    })
-                    .unwrap()
+                fused.accumulate_ok(|model| {
+                    let loss = model.loss(x.clone());
+                    assert!(x.dims()[0] > 5, "too few");
+                    loss
+                })
             });
         },
         None,
@@ -113,10 +109,10 @@ fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &
     let xs = xs(device, 3);
     let start = || {
         let model = copy(&initial, || Mlp::init(device));
-        FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
+        FusedOptimizer::new_ok(model, AdamWConfig::new().init())
     };
     let mut fused = start();
-    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(xs[0].clone()));
     let error = fail_in_a_second_run(&mut fused, &xs[1]).unwrap_err();
     let FusedError::AccumulatedLost { path, reason } = &error else {
         panic!("{error}");
@@ -131,11 +127,9 @@ fn a_second_run_that_panics_after_a_sum_was_overwritten_ends_the_group(device: &
     let mut plain = start();
     for training in [&mut plain, &mut fused] {
         for x in &xs[..2] {
-            training.accumulate(|model| model.loss(x.clone())).unwrap();
+            training.accumulate_ok(|model| model.loss(x.clone()));
         }
-        training
-            .step(RATE, |model| model.loss(xs[2].clone()))
-            .unwrap();
+        training.step_ok(RATE, |model| model.loss(xs[2].clone()));
     }
     assert_equal_weights(&plain.model(), &fused.model());
 }
@@ -148,16 +142,14 @@ fn a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_grad
     let xs = xs(device, 3);
     let train = |fails: bool| {
         let model = copy(&initial, || Mlp::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         // Only the first layer has gradients, and only the second gets one in the micro-batch that fails.
-        fused
-            .accumulate(|model| model.input.forward(xs[0].clone()).mean())
-            .unwrap();
+        fused.accumulate_ok(|model| model.input.forward(xs[0].clone()).mean());
         if fails {
             let message = panic_of(|| drop(fail_in_a_second_run(&mut fused, &xs[1])));
             assert!(message.contains("once is enough"), "{message}");
         }
-        fused.step(RATE, |model| model.loss(xs[2].clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(xs[2].clone()));
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -170,26 +162,24 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
     let initial = Mlp::init(device);
     let xs = xs(device, 2);
     let stop = StopOnce(Arc::new(AtomicBool::new(true)));
-    let mut fused = FusedOptimizer::new(
+    let mut fused = FusedOptimizer::new_ok(
         copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
     )
-    .unwrap()
     .with_hook(ParamGroup::from_predicate("input.weight"), stop);
-    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(xs[0].clone()));
     let stopped = fused.step(RATE, |model| model.loss(xs[1].clone()));
     assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
     assert_eq!(fused.last_step().updated, 0);
 
     // From the weights of before, the same gradients are used again, once.
     let weights_of_before = initial.clone();
-    let mut plain = FusedOptimizer::new(
+    let mut plain = FusedOptimizer::new_ok(
         copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
-    )
-    .unwrap();
-    plain.accumulate(|model| model.loss(xs[0].clone())).unwrap();
-    plain.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+    );
+    plain.accumulate_ok(|model| model.loss(xs[0].clone()));
+    plain.step_ok(RATE, |model| model.loss(xs[1].clone()));
     let moved = |before: &Mlp, after: &Mlp| -> Vec<f64> {
         let pairs = weights(before).into_iter().zip(weights(after));
         pairs
@@ -200,12 +190,12 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
             .collect()
     };
     let middle = fused.model();
-    fused.step_accumulated(RATE).unwrap();
+    fused.step_accumulated_ok(RATE);
     let only_accumulated = moved(&middle, &fused.model());
-    let mut alone = FusedOptimizer::new(weights_of_before, SgdConfig::new().init()).unwrap();
-    alone.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    let mut alone = FusedOptimizer::new_ok(weights_of_before, SgdConfig::new().init());
+    alone.accumulate_ok(|model| model.loss(xs[0].clone()));
     let before = alone.model();
-    alone.step_accumulated(RATE).unwrap();
+    alone.step_accumulated_ok(RATE);
     for (a, b) in moved(&before, &alone.model()).iter().zip(&only_accumulated) {
         assert!((a - b).abs() < 1e-6, "{a} and {b}");
     }
@@ -213,12 +203,12 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
 
 fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     let xs = xs(device, 3);
-    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())
+        .with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+        );
     let nan = xs[0].clone() * f32::NAN;
-    fused.accumulate(|model| model.loss(nan.clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(nan.clone()));
     let before = weights(&fused.model());
     let stopped = fused.step_repeatable(RATE, |model| model.loss(xs[1].clone()));
     assert!(matches!(stopped, Err(FusedError::NormNotFinite { .. })));
@@ -229,17 +219,15 @@ fn a_nan_micro_batch_does_not_end_training(device: &Device) {
         Err(FusedError::NothingAccumulated)
     );
     for x in &xs {
-        fused
-            .step_repeatable(RATE, |model| model.loss(x.clone()))
-            .unwrap();
+        fused.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
         assert!(fused.last_step().gradient_norm.unwrap().is_finite());
     }
     // A NaN in the last micro-batch leaves the good ones before it.
-    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(xs[0].clone()));
     let stopped = fused.step_repeatable(RATE, |model| model.loss(nan.clone()));
     assert!(matches!(stopped, Err(FusedError::NormNotFinite { .. })));
-    fused.step_accumulated(RATE).unwrap();
-    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    fused.step_accumulated_ok(RATE);
+    fused.accumulate_ok(|model| model.loss(xs[0].clone()));
     fused.drop_accumulated();
     assert_eq!(
         fused.step_accumulated(RATE),
@@ -267,13 +255,13 @@ impl GradientHook for Asserting {
 fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
     let xs = xs(device, 2);
     let nan = xs[0].clone() * f32::NAN;
-    let start = || FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap();
+    let start = || FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init());
     let checked = || start().with_hook(ParamGroup::all(), AnomalyCheck);
     let asserted = || start().with_hook(ParamGroup::all(), Asserting);
     for (mut fused, panics) in [(checked(), false), (asserted(), true)] {
         for alone in [false, true] {
-            fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
-            fused.accumulate(|model| model.loss(nan.clone())).unwrap();
+            fused.accumulate_ok(|model| model.loss(xs[0].clone()));
+            fused.accumulate_ok(|model| model.loss(nan.clone()));
             let mut step = || match alone {
                 true => fused.step_accumulated(RATE),
                 false => fused
@@ -288,7 +276,7 @@ fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
                 fused.step_accumulated(RATE),
                 Err(FusedError::NothingAccumulated)
             );
-            fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+            fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
             assert_eq!(fused.last_step().updated, 4);
         }
     }
@@ -305,10 +293,10 @@ fn a_nan_that_a_hook_finds_on_its_way_into_the_state_stops_one_micro_batch() {
         .unwrap()
         .with_hook(ParamGroup::all(), AnomalyCheck);
     for _ in 0..2 {
-        fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+        fused.accumulate_ok(|model| model.loss(xs[0].clone()));
         let stopped = fused.accumulate(|model| model.loss(nan.clone()));
         assert!(matches!(stopped, Err(FusedError::GradientNotFinite { .. })));
-        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
         assert_eq!(fused.last_step().updated, 4);
         let finite = |data: &burn::tensor::TensorData| data.iter::<f32>().all(f32::is_finite);
         assert!(weights(&fused.model()).iter().all(|(_, data)| finite(data)));
@@ -321,25 +309,23 @@ fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
     let device = &flex();
     let xs = xs(device, 1);
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
     let infinite = xs[0].clone().slice_fill([0..5, 0..1], f32::INFINITY);
-    fused.accumulate(|model| model.loss(infinite)).unwrap();
+    fused.accumulate_ok(|model| model.loss(infinite));
     let failed = fused.step(RATE, |model| model.loss(xs[0].clone()).detach());
     assert_eq!(failed.map(drop), Err(FusedError::LossNotTracked));
-    fused.step_accumulated(RATE).unwrap();
+    fused.step_accumulated_ok(RATE);
     assert!(fused.last_step().updated > 0 && fused.last_step().vetoed > 0);
 }
 
 fn a_record_drops_what_was_accumulated_under_another_scale(device: &Device) {
     let xs = xs(device, 2);
-    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap();
-    fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init());
+    fused.step_ok(RATE, |model| model.loss(xs[0].clone()));
     let record = fused.to_record();
-    fused.accumulate(|model| model.loss(xs[1].clone())).unwrap();
-    fused.load_record(record).unwrap();
+    fused.accumulate_ok(|model| model.loss(xs[1].clone()));
+    fused.load_record_ok(record);
     assert_eq!(
         fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)

@@ -9,9 +9,8 @@ use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Device, Distribution, Tensor};
 
-use crate::compare::*;
+use crate::common::*;
 use crate::mlp::Mlp;
-use crate::panics::panic_of;
 
 const RATE: f64 = 1e-2;
 

@@ -36,16 +36,14 @@ fn weights_clipped_after_every_step_equal_stock(device: &Device) {
     let xs = xs(device, 4);
     let mut stock = copy();
     let mut optimizer = burn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new(copy(), burn::optim::AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), burn::optim::AdamWConfig::new().init());
     for x in &xs {
         let gradients = stock.loss(x.clone()).backward();
         let gradients = GradientsParams::from_grads(gradients, &stock);
         stock = optimizer.step(RATE, stock, gradients).map(&mut Clamp(0.2));
-        fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(x.clone()));
         assert_eq!(fused.last_step().copied.unwrap_or(0), 0);
-        fused
-            .change_model(|model| model.map(&mut Clamp(0.2)))
-            .unwrap();
+        fused.change_model_ok(|model| model.map(&mut Clamp(0.2)));
         // It still tells of the step.
         assert_eq!(fused.last_step().updated, 4);
         assert_equal_weights(&stock, &fused.model());
@@ -62,7 +60,7 @@ impl ModuleMapper for Halve {
 }
 
 fn values_that_are_no_leaves_are_refused_by_name(device: &Device) {
-    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init());
     let before = weights(&fused.model());
     let path = "input.weight".to_string();
     assert_eq!(
@@ -78,27 +76,19 @@ fn a_changed_model_is_held_to_what_the_constructor_asks(device: &Device) {
         FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build()).unwrap();
     let refused = fused.change_model(|model| model.valid());
     assert!(matches!(refused, Err(FusedError::NotAutodiff { .. })));
-    fused
-        .step(RATE, |model| model.loss(xs(device, 1).remove(0)))
-        .unwrap();
-    fused
-        .change_model(|model| model.apply_lora(Lora::new(2, 4.0)).unfreeze())
-        .unwrap();
+    fused.step_ok(RATE, |model| model.loss(xs(device, 1).remove(0)));
+    fused.change_model_ok(|model| model.apply_lora(Lora::new(2, 4.0)).unfreeze());
     assert_eq!((fused.num_released(), fused.num_retained()), (6, 2));
-    fused
-        .step(RATE, |model| model.loss(xs(device, 1).remove(0)))
-        .unwrap();
+    fused.step_ok(RATE, |model| model.loss(xs(device, 1).remove(0)));
     assert_eq!(fused.last_step().updated, 8);
 }
 
 fn a_refused_change_leaves_running_statistics(device: &Device) {
     let model = BatchNormConfig::new(3).init(device);
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
-    fused
-        .step(RATE, |norm| {
-            norm.forward(xs(device, 1).remove(0)).powi_scalar(3).mean()
-        })
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    fused.step_ok(RATE, |norm| {
+        norm.forward(xs(device, 1).remove(0)).powi_scalar(3).mean()
+    });
     let before = weights(&fused.valid());
     let refused = fused.change_model(|norm: BatchNorm| norm.map(&mut Halve));
     assert!(matches!(refused, Err(FusedError::NotALeaf { .. })));
@@ -123,13 +113,13 @@ fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
     assert_equal_weights(&expected, &stock_step(model, &mut optimizer, &xs[0]));
 
     let mut fused = start();
-    fused.accumulate(|model| model.loss(xs[0].clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(xs[0].clone()));
     let (model, mut optimizer) = fused.into_parts();
     assert_equal_weights(&initial, &model);
     let model = stock_step(model, &mut optimizer, &xs[1]);
     let mut whole = start();
-    whole.accumulate(|model| model.loss(xs[0].clone())).unwrap();
-    whole.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+    whole.accumulate_ok(|model| model.loss(xs[0].clone()));
+    whole.step_ok(RATE, |model| model.loss(xs[1].clone()));
     assert_equal_weights(&whole.model(), &model);
     let before = model.clone();
     assert_changed(&before, &stock_step(model, &mut optimizer, &xs[2]), |_| {
@@ -139,21 +129,19 @@ fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
 
 fn the_report_is_of_the_last_pass_or_of_none(device: &Device) {
     let x = xs(device, 1).remove(0);
-    let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
-    fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
+    fused.step_ok(RATE, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().updated, 4);
     let detached = fused.step(RATE, |model| model.loss(x.clone()).detach());
     assert_eq!(detached.unwrap_err(), FusedError::LossNotTracked);
     assert_eq!(fused.last_step().updated, 0);
-    fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(RATE, |model| model.loss(x.clone()));
     panic_of(|| {
-        fused
-            .step(RATE, |model| {
-                let loss = model.loss(x.clone());
-                assert!(x.dims()[0] > 5, "too few");
-                loss
-            })
-            .unwrap()
+        fused.step_ok(RATE, |model| {
+            let loss = model.loss(x.clone());
+            assert!(x.dims()[0] > 5, "too few");
+            loss
+        })
     });
     assert_eq!(fused.last_step().updated, 0);
 }

@@ -53,7 +53,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
         inner: inner(),
         updates_left,
     };
-    let mut fused = FusedOptimizer::new(copy(), optimizer.into()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.into());
     let mut stock = copy();
     let mut stock_optimizer = ModuleOptimizer::from(inner());
 
@@ -63,7 +63,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
         let panics = update / 4 == step;
         if panics {
             let before = weights(&fused.model());
-            let message = panic_of(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
+            let message = panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
             let found = weights(&fused.model());
             // The last parameters come first.
             let changed: Vec<_> = before
@@ -103,7 +103,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
                 }
             }
         } else {
-            fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+            fused.step_ok(RATE, |model| model.loss(x.clone()));
             assert_eq!(fused.last_step().updated, 4);
         }
         stock = stock_optimizer.step(RATE, stock, gradients);
@@ -151,9 +151,9 @@ fn the_value_stays_and_its_state_starts_anew_in_f64_and_for_retained_parameters(
                 inner: AdamWConfig::new().build(),
                 updates_left: Arc::new(AtomicUsize::new(failing)),
             };
-            let mut fused = FusedOptimizer::new(model.clone(), optimizer.into()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model.clone(), optimizer.into());
             let step = |fused: &mut FusedOptimizer<Mlp>| {
-                fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+                fused.step_ok(RATE, |model| model.loss(x.clone()));
             };
             step(&mut fused);
             assert_eq!(fused.last_step().updated, updates);

@@ -14,21 +14,17 @@ use super::*;
 use crate::backends::on_every_backend;
 
 fn a_model_cloned_out_of_a_step_saves_its_values(device: &Device) {
-    let mut fused = FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init());
     let x = &xs(device, 1)[0];
-    let (_, cloned) = fused
-        .step(RATE, |model| (model.loss(x.clone()), model.clone()))
-        .unwrap();
+    let (_, cloned) = fused.step_ok(RATE, |model| (model.loss(x.clone()), model.clone()));
     let saved = Mlp::init(device).load_record(cloned.into_record());
     assert_equal_weights(&fused.model(), &saved);
 
     // In the closure it saves those of before.
     let before = fused.model();
-    let (_, record) = fused
-        .step(RATE, |model| {
-            (model.loss(x.clone()), model.clone().into_record())
-        })
-        .unwrap();
+    let (_, record) = fused.step_ok(RATE, |model| {
+        (model.loss(x.clone()), model.clone().into_record())
+    });
     let saved = Mlp::init(device).load_record(record);
     assert_equal_weights(&before, &saved);
 }
@@ -66,13 +62,10 @@ fn a_read_around_val_is_an_error_by_name_where_it_happens() {
         },
     ];
     for read in reads {
-        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
         let before = weights(&fused.model());
-        let message = panic_of(|| {
-            fused
-                .step(RATE, |model| model.loss(x.clone()) + read(model) * 1e-3)
-                .unwrap()
-        });
+        let message =
+            panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone()) + read(model) * 1e-3));
         assert!(
             message.contains("parameter `input.weight` was read around"),
             "{message}"
@@ -80,19 +73,17 @@ fn a_read_around_val_is_an_error_by_name_where_it_happens() {
         assert!(message.contains("by a visitor"), "{message}");
         assert_eq!(weights(&fused.model()), before);
     }
-    let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
     let message = panic_of(|| {
-        fused
-            .step(RATE, |model| {
-                let run = |input: &Linear, x: Tensor<2>| {
-                    input.forward(x) * input.weight.base().mean().unsqueeze()
-                };
-                model
-                    .output
-                    .forward(gradient_checkpointing(&model.input, x.clone(), run))
-                    .mean()
-            })
-            .unwrap()
+        fused.step_ok(RATE, |model| {
+            let run = |input: &Linear, x: Tensor<2>| {
+                input.forward(x) * input.weight.base().mean().unsqueeze()
+            };
+            model
+                .output
+                .forward(gradient_checkpointing(&model.input, x.clone(), run))
+                .mean()
+        })
     });
     assert!(
         message.contains("the first run of the recomputed block"),
@@ -103,12 +94,10 @@ fn a_read_around_val_is_an_error_by_name_where_it_happens() {
         "{message}"
     );
     // For inference, it may.
-    let (_, norm) = fused
-        .step(RATE, |model| {
-            let norm = model.valid().output.weight.val().powi_scalar(2).sum();
-            (model.loss(x.clone()), norm)
-        })
-        .unwrap();
+    let (_, norm) = fused.step_ok(RATE, |model| {
+        let norm = model.valid().output.weight.val().powi_scalar(2).sum();
+        (model.loss(x.clone()), norm)
+    });
     assert!(norm.into_scalar::<f32>().is_finite());
 }
 
@@ -118,7 +107,7 @@ fn mapped_parameter_in_closure_names_the_way_that_works() {
     let x = &xs(device, 1)[0];
     let mapped: [fn(Tensor<2>) -> Tensor<2>; 2] = [Tensor::transpose, |value| value * 2.0];
     for map in mapped {
-        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
         let read = |model: &Mlp| model.input.weight.clone().map(map).val().sum();
         let mut step = || fused.step(RATE, |model| model.loss(x.clone()) + read(model));
         let message = panic_of(|| step().unwrap());
@@ -158,13 +147,10 @@ fn a_clone_that_is_mapped_or_loaded_in_the_closure_is_refused(device: &Device) {
     let flipped = |model: Mlp| model.map(&mut Flip);
     let changes: [&dyn Fn(Mlp) -> Mlp; 3] = [&perturbed, &loaded, &flipped];
     for change in changes {
-        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
         let before = weights(&fused.model());
-        let message = panic_of(|| {
-            fused
-                .step(RATE, |model| change(model.clone()).loss(x.clone()))
-                .unwrap()
-        });
+        let message =
+            panic_of(|| fused.step_ok(RATE, |model| change(model.clone()).loss(x.clone())));
         assert!(message.contains("put.weight`"), "{message}");
         // A flip reads the placeholder on flex.
         let told = message.contains("change_model") || message.contains("around `Param::val()`");
@@ -186,7 +172,7 @@ fn a_clone_that_is_mapped_or_loaded_in_the_closure_is_refused_on_the_cpu() {
 fn a_read_after_the_backward_pass_names_what_to_read() {
     let device = &flex();
     let x = &xs(device, 1)[0];
-    let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
     let message = panic_of(|| {
         fused
             .step_with_backward(RATE, |model| {
@@ -240,16 +226,13 @@ fn a_hook_that_reads_the_model_is_an_error_by_name() {
         let device = &flex();
         let x = &xs(device, 1)[0];
         let held = Reading(Arc::default());
-        let mut fused = FusedOptimizer::new(Mlp::init(device), SgdConfig::new().init())
-            .unwrap()
+        let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init())
             .with_hook(ParamGroup::all(), held.clone());
         let message = panic_of(|| {
-            fused
-                .step(RATE, |model| {
-                    *held.0.lock().unwrap() = Some(model.clone());
-                    model.loss(x.clone())
-                })
-                .unwrap()
+            fused.step_ok(RATE, |model| {
+                *held.0.lock().unwrap() = Some(model.clone());
+                model.loss(x.clone())
+            })
         });
         sender.send(message).unwrap();
     });

@@ -116,13 +116,13 @@ fn parameters_of_every_rank_and_kind_train_and_resume_as_in_stock(device: &Devic
         let mut in_stock = optimizer();
         let model = copy(&initial, init);
         let half = train_stock(model, &mut in_stock, STEPS, RATE, all);
-        let mut fused = FusedOptimizer::new(copy(&initial, init), optimizer()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(&initial, init), optimizer());
         train_fused(&mut fused, STEPS, RATE, all);
         drop(half.valid()); // It merges pending updates, which Burn does not record.
         assert_equal_weights(&copy(&half, init), &copy(&fused.model(), init));
         let again = copy(&fused.model(), init);
-        let mut resumed = FusedOptimizer::new(copy(&again, init), optimizer()).unwrap();
-        resumed.load_record(fused.to_record()).unwrap();
+        let mut resumed = FusedOptimizer::new_ok(copy(&again, init), optimizer());
+        resumed.load_record_ok(fused.to_record());
         let mut resumed_in_stock = optimizer().load_record(fused.to_record());
 
         let stock = train_stock(half, &mut in_stock, STEPS, RATE, later);

@@ -157,7 +157,7 @@ fn running_statistics_reach_the_validation_model(device: &Device) {
     let stock = copy(&initial, || Convolutional::init(device));
     let stock = train_stock(stock, &mut AdamWConfig::new().init(), STEPS, RATE, loss);
     let fused = copy(&initial, || Convolutional::init(device));
-    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, AdamWConfig::new().init());
     train_fused(&mut fused, STEPS, RATE, loss);
 
     let x = x.clone().inner();

@@ -13,7 +13,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
-use crate::compare::*;
+use crate::common::*;
 
 const STEPS: usize = 4;
 const RATE: f64 = 1e-2;
@@ -26,7 +26,7 @@ fn train_both<M: Module>(init: impl Fn() -> M, loss: impl Fn(&M, usize) -> Tenso
     let stock = copy(&initial, &init);
     let stock = train_stock(stock, &mut optimizer(), STEPS, RATE, &loss);
 
-    let mut fused = FusedOptimizer::new(copy(&initial, &init), optimizer()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(&initial, &init), optimizer());
     train_fused(&mut fused, STEPS, RATE, &loss);
     (initial, stock, fused.model())
 }

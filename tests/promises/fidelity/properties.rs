@@ -13,7 +13,7 @@ use burn::optim::{AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfi
 use burn::tensor::{Device, Distribution, Tensor};
 use proptest::prelude::*;
 
-use crate::compare::*;
+use crate::common::*;
 
 #[derive(Module, Debug)]
 enum Norm {
@@ -217,15 +217,13 @@ fn assert_fused_equals_stock(plans: &[Plan], device: &Device) {
     let stock = copy(&initial, || init(plans, device));
     let stock = train_stock(stock, &mut optimizer(plans), 3, 1e-2, loss);
     let fused = copy(&initial, || init(plans, device));
-    let mut fused = FusedOptimizer::new(fused, optimizer(plans)).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, optimizer(plans));
     train_fused(&mut fused, 3, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
 
     let fused = copy(&initial, || init(plans, device));
-    let mut fused = FusedOptimizer::new(fused, optimizer(plans))
-        .unwrap()
-        .with_config(FusedConfig::new().with_gradient_checkpointing(choice(plans)))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, optimizer(plans))
+        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(choice(plans)));
     train_fused(&mut fused, 3, 1e-2, |model, step| {
         let output = recomputed(&model.blocks, plans, batches[step].clone());
         output.powi_scalar(2).mean()

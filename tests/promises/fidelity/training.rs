@@ -86,11 +86,11 @@ fn groups_with_their_own_optimizer_and_learning_rate(device: &Device) {
     let mut stock = copy(&initial, || TwoHeads::init(device));
     let mut stock_optimizer = optimizer();
     let fused = copy(&initial, || TwoHeads::init(device));
-    let mut fused = FusedOptimizer::new(fused, optimizer()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, optimizer());
     for _ in 0..STEPS {
         let gradients = GradientsParams::from_grads(loss(&stock).backward(), &stock);
         stock = stock_optimizer.step(rate(), stock, gradients);
-        fused.step(rate(), loss).unwrap();
+        fused.step_ok(rate(), loss);
     }
     assert_equal_weights(&stock, &fused.model());
 }
@@ -126,15 +126,15 @@ fn accumulated_gradients(device: &Device) {
         stock = optimizer.step(RATE, stock, accumulator.grads());
     }
 
-    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(&initial, init), AdamWConfig::new().init());
     for group in groups {
         let (last, first) = group.split_last().expect("a group has batches");
         for batch in first {
             let before = fused.model();
-            fused.accumulate(|model| loss(model, *batch)).unwrap();
+            fused.accumulate_ok(|model| loss(model, *batch));
             assert_equal_weights(&before, &fused.model());
         }
-        fused.step(RATE, |model| loss(model, *last)).unwrap();
+        fused.step_ok(RATE, |model| loss(model, *last));
     }
     assert_equal_weights(&stock, &fused.model());
 }

@@ -94,14 +94,14 @@ fn weights_frozen_and_thawed_between_steps(device: &Device) {
     let stock = train_stock(stock.unfreeze(), &mut stock_optimizer, 2, RATE, loss);
 
     let fused = copy(&initial, || TwoHeads::init(device));
-    let mut fused = FusedOptimizer::new(fused, optimizer()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, optimizer());
     train_fused(&mut fused, 2, RATE, loss);
     let before = fused.model();
-    fused.change_model(freeze).unwrap();
+    fused.change_model_ok(freeze);
     assert_eq!((fused.num_released(), fused.num_frozen()), (4, 2));
     train_fused(&mut fused, 2, RATE, loss);
     assert_changed(&before, &fused.model(), |path| !path.starts_with("body"));
-    fused.change_model(TwoHeads::unfreeze).unwrap();
+    fused.change_model_ok(TwoHeads::unfreeze);
     train_fused(&mut fused, 2, RATE, loss);
 
     assert_equal_weights(&stock, &fused.model());
@@ -126,7 +126,7 @@ fn lora_adapters_on_a_base_in_training(device: &Device) {
             .apply_lora(Lora::new(2, 4.0))
             .unfreeze()
     };
-    let fused = FusedOptimizer::new(init(), SgdConfig::new().init()).unwrap();
+    let fused = FusedOptimizer::new_ok(init(), SgdConfig::new().init());
     assert_eq!(
         (
             fused.num_released(),
@@ -163,7 +163,7 @@ fn lazily_initialized_parameters(device: &Device) {
     };
     let lazy = init();
     assert!(!lazy.weight.is_initialized());
-    let mut fused = FusedOptimizer::new(lazy, AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(lazy, AdamWConfig::new().init());
     let initialized = fused.model();
 
     let x = random([4, 3], device);

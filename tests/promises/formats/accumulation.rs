@@ -77,10 +77,9 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
         let copy = || copy(&initial, &init);
         let mut stock = copy();
         let mut stepped = optimizer.clone();
-        let fused = FusedOptimizer::new(copy(), optimizer).unwrap();
-        let mut fused = fused
-            .with_config(FusedConfig::new().with_full_precision_accumulation(true))
-            .unwrap();
+        let fused = FusedOptimizer::new_ok(copy(), optimizer);
+        let mut fused =
+            fused.with_config_ok(FusedConfig::new().with_full_precision_accumulation(true));
         assert_eq!(fused.num_retained(), retained);
         for group in 0..2 {
             let mut sums = Sums::default();
@@ -91,13 +90,9 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
             let gradients = sums.rounded(&stock, dtype);
             stock = stepped.step(RATE, stock, gradients);
             for micro_batch in 4 * group..4 * group + 3 {
-                fused
-                    .accumulate(|model| loss(model, &batches, micro_batch))
-                    .unwrap();
+                fused.accumulate_ok(|model| loss(model, &batches, micro_batch));
             }
-            fused
-                .step(RATE, |model| loss(model, &batches, 4 * group + 3))
-                .unwrap();
+            fused.step_ok(RATE, |model| loss(model, &batches, 4 * group + 3));
         }
         assert_equal_weights(&stock, &fused.model());
     }
@@ -137,22 +132,18 @@ fn small_gradients_count_in_full_precision() {
         let mut fused = fused;
         let before = fused.model().weight.val().inner().cast(FloatDType::F32);
         let loss = |model: &Linear, factor: f32| (model.weight.val() * factor).sum();
-        fused.accumulate(|model| loss(model, 1.0)).unwrap();
+        fused.accumulate_ok(|model| loss(model, 1.0));
         for _ in 0..255 {
-            fused.accumulate(|model| loss(model, 1.0 / 512.0)).unwrap();
+            fused.accumulate_ok(|model| loss(model, 1.0 / 512.0));
         }
-        fused.step(1.0, |model| loss(model, 1.0 / 512.0)).unwrap();
+        fused.step_ok(1.0, |model| loss(model, 1.0 / 512.0));
         let after = fused.model().weight.val().inner().cast(FloatDType::F32);
         (before - after).mean().into_scalar::<f32>()
     };
-    let fused =
-        || FusedOptimizer::new(model.clone(), burn::optim::SgdConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(model.clone(), burn::optim::SgdConfig::new().init());
     let in_bf16 = moved(fused());
-    let in_f32 = moved(
-        fused()
-            .with_config(FusedConfig::new().with_full_precision_accumulation(true))
-            .unwrap(),
-    );
+    let in_f32 =
+        moved(fused().with_config_ok(FusedConfig::new().with_full_precision_accumulation(true)));
     assert!((in_bf16 - 1.0).abs() < 0.01, "{in_bf16}");
     assert!((in_f32 - 1.5).abs() < 0.01, "{in_f32}");
 }

@@ -8,12 +8,12 @@ use burn::tensor::{Bytes, DType};
 use burn_pack::Scalar;
 
 use super::*;
-use crate::contents::Contents;
+use crate::common::*;
 
 fn trained(optimizer: &ModuleOptimizer, dtype: FloatDType) -> FusedOptimizer<Linear> {
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(64, 80).with_bias(false).init(&device);
-    let mut fused = FusedOptimizer::new(cast(model, dtype).unwrap(), optimizer.clone()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(cast(model, dtype).unwrap(), optimizer.clone());
     step(&mut fused).unwrap();
     fused
 }

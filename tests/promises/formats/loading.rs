@@ -49,12 +49,10 @@ fn what_is_loaded_is_what_would_be_cast(device: &Device) {
         // It is a model like others.
         let sgd = || burn::optim::SgdConfig::new().init();
         let batches = batches(device, dtype);
-        let mut fused = FusedOptimizer::new(loaded, sgd()).unwrap();
-        let mut other = FusedOptimizer::new(cast(saved, dtype).unwrap(), sgd()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(loaded, sgd());
+        let mut other = FusedOptimizer::new_ok(cast(saved, dtype).unwrap(), sgd());
         for training in [&mut fused, &mut other] {
-            training
-                .step(RATE, |model| model.loss(batches[0].clone()))
-                .unwrap();
+            training.step_ok(RATE, |model| model.loss(batches[0].clone()));
         }
         assert_equal_weights(&other.model(), &fused.model());
     }
@@ -75,7 +73,7 @@ fn adapters_and_frozen_weights_are_loaded_as_such() {
         weights(&cast(saved, FloatDType::BF16).unwrap())
     );
     let counts = |model| {
-        let fused = FusedOptimizer::new(model, burn::optim::SgdConfig::new().init()).unwrap();
+        let fused = FusedOptimizer::new_ok(model, burn::optim::SgdConfig::new().init());
         (
             fused.num_released(),
             fused.num_retained(),
@@ -229,11 +227,9 @@ fn assert_nothing_is_lost_on_the_way(format: WeightFormat, alike: bool) {
     let optimizer = optim::SgdConfig::new().with_weight_format(format).init();
     let (model, gradient) = halfway(&device, alike);
     let step = |fused: &mut FusedOptimizer<Linear>, rate: f64| {
-        fused
-            .step(rate, |model| (model.weight.val() * gradient.clone()).sum())
-            .unwrap();
+        fused.step_ok(rate, |model| (model.weight.val() * gradient.clone()).sum());
     };
-    let mut through = FusedOptimizer::new(model, optimizer.clone()).unwrap();
+    let mut through = FusedOptimizer::new_ok(model, optimizer.clone());
     step(&mut through, 1.0);
     let full = through.full_precision_model();
     let record = full.clone().into_record();
@@ -245,8 +241,8 @@ fn assert_nothing_is_lost_on_the_way(format: WeightFormat, alike: bool) {
     let rounded = weights(&models[0]);
     assert_ne!(rounded, weights(&through.model()), "they are rounded alike");
     let resumed = models.map(|model| {
-        let mut resumed = FusedOptimizer::new(model, optimizer.clone()).unwrap();
-        resumed.load_record(through.to_record()).unwrap();
+        let mut resumed = FusedOptimizer::new_ok(model, optimizer.clone());
+        resumed.load_record_ok(through.to_record());
         assert_equal_weights(&full, &resumed.full_precision_model());
         step(&mut resumed, 0.1);
         resumed

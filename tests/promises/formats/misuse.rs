@@ -7,8 +7,7 @@ use super::*;
 /// What a step says when it panics. The parameter that it names has its value.
 fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     let before = weights(&fused.model());
-    let step =
-        std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
+    let step = std::panic::AssertUnwindSafe(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
     let panic = std::panic::catch_unwind(step).map(drop).unwrap_err();
     let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
     let after = weights(&fused.model());
@@ -20,8 +19,7 @@ fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     assert_eq!(named.len(), 1, "{text}");
     assert_eq!(named[0].0, named[0].1);
     // Nor does it cost the state: the same step is refused again.
-    let step =
-        std::panic::AssertUnwindSafe(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
+    let step = std::panic::AssertUnwindSafe(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
     let again = std::panic::catch_unwind(step).map(drop).unwrap_err();
     assert_eq!(again.downcast_ref::<String>(), Some(&text));
     text
@@ -86,34 +84,28 @@ fn low_bits_are_not_dropped() {
     let with = |format| optim::AdamWConfig::new().with_weight_format(format).init();
     let model = cast(Network::init(device), FloatDType::BF16).unwrap();
     let batches = batches(device, FloatDType::BF16);
-    let mut fused = FusedOptimizer::new(model, with(WeightFormat::Split24)).unwrap();
-    fused
-        .step(RATE, |model| model.loss(batches[0].clone()))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, with(WeightFormat::Split24));
+    fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
     for format in [WeightFormat::Plain, WeightFormat::Stochastic] {
-        let mut other = FusedOptimizer::new(fused.model(), with(format)).unwrap();
-        other.load_record(fused.to_record()).unwrap();
+        let mut other = FusedOptimizer::new_ok(fused.model(), with(format));
+        other.load_record_ok(fused.to_record());
         let text = message(&mut other, &batches[1]);
         assert!(text.contains("low bits"), "{text}");
     }
     // Accumulating in the state would, too.
     let plain = optim::AdamWConfig::new().build();
     let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain).unwrap();
-    in_state.load_record(fused.to_record()).unwrap();
+    in_state.load_record_ok(fused.to_record());
     let text = message(&mut in_state, &batches[1]);
     assert!(text.contains("low bits"), "{text}");
     // The model in full precision lacks nothing.
     let batches_in_full = self::batches(device, FloatDType::F32);
-    let mut full =
-        FusedOptimizer::new(fused.full_precision_model(), with(WeightFormat::Plain)).unwrap();
-    full.load_record(fused.to_record()).unwrap();
-    full.step(RATE, |model| model.loss(batches_in_full[1].clone()))
-        .unwrap();
+    let mut full = FusedOptimizer::new_ok(fused.full_precision_model(), with(WeightFormat::Plain));
+    full.load_record_ok(fused.to_record());
+    full.step_ok(RATE, |model| model.loss(batches_in_full[1].clone()));
     // An optimizer that does not know them would.
     let stock = burn::optim::AdamWConfig::new().init();
-    let error = FusedOptimizer::new(fused.model(), stock)
-        .unwrap()
-        .load_record(fused.to_record());
+    let error = FusedOptimizer::new_ok(fused.model(), stock).load_record(fused.to_record());
     let error = error.unwrap_err();
     assert!(
         matches!(error, FusedError::RecordOfAnotherOptimizer { .. }),
@@ -122,11 +114,9 @@ fn low_bits_are_not_dropped() {
     assert!(error.to_string().contains("low_bits"), "{error}");
     // More bits hold fewer.
     let before = weights(&fused.full_precision_model());
-    let mut wider = FusedOptimizer::new(fused.model(), with(WeightFormat::Split32)).unwrap();
-    wider.load_record(fused.to_record()).unwrap();
-    wider
-        .step(0.0, |model| model.loss(batches[1].clone()))
-        .unwrap();
+    let mut wider = FusedOptimizer::new_ok(fused.model(), with(WeightFormat::Split32));
+    wider.load_record_ok(fused.to_record());
+    wider.step_ok(0.0, |model| model.loss(batches[1].clone()));
     assert_eq!(weights(&wider.full_precision_model()), before);
 }
 
@@ -140,21 +130,20 @@ fn low_bits_are_not_dropped_in_another_type() {
         for ((name, split), (_, plain)) in split.into_iter().zip(plain) {
             let model = cast(Network::init(device), FloatDType::BF16).unwrap();
             let batch = batches(device, FloatDType::BF16)[0].clone();
-            let mut fused = FusedOptimizer::new(model, split).unwrap();
-            fused.step(RATE, |model| model.loss(batch)).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, split);
+            fused.step_ok(RATE, |model| model.loss(batch));
             for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::F16] {
                 println!("{name}, {format:?}, {dtype:?}");
                 let batch = &batches(device, dtype)[0];
                 let mut rounded =
-                    FusedOptimizer::new(cast(fused.model(), dtype).unwrap(), plain.clone())
-                        .unwrap();
-                rounded.load_record(fused.to_record()).unwrap();
+                    FusedOptimizer::new_ok(cast(fused.model(), dtype).unwrap(), plain.clone());
+                rounded.load_record_ok(fused.to_record());
                 let text = message(&mut rounded, batch);
                 assert!(text.contains("low bits"), "{text}");
                 let full = cast(fused.full_precision_model(), dtype).unwrap();
-                let mut full = FusedOptimizer::new(full, plain.clone()).unwrap();
-                full.load_record(fused.to_record()).unwrap();
-                full.step(RATE, |model| model.loss(batch.clone())).unwrap();
+                let mut full = FusedOptimizer::new_ok(full, plain.clone());
+                full.load_record_ok(fused.to_record());
+                full.step_ok(RATE, |model| model.loss(batch.clone()));
             }
         }
     }
@@ -174,11 +163,9 @@ fn trained(shape: [usize; 2], optimizer: &ModuleOptimizer) -> FusedOptimizer<Lin
         .with_bias(false)
         .init(&device);
     let mut fused =
-        FusedOptimizer::new(cast(model, FloatDType::BF16).unwrap(), optimizer.clone()).unwrap();
+        FusedOptimizer::new_ok(cast(model, FloatDType::BF16).unwrap(), optimizer.clone());
     let x = Tensor::<2>::ones([2, shape[0]], &Device::flex()).cast(FloatDType::BF16);
-    fused
-        .step(RATE, |model| model.forward(Tensor::from_inner(x)).mean())
-        .unwrap();
+    fused.step_ok(RATE, |model| model.forward(Tensor::from_inner(x)).mean());
     fused
 }
 
@@ -188,15 +175,11 @@ fn records_of_another_shape_are_refused_and_the_state_is_that_of_before() {
         for shapes in [[[64, 64], [64, 128]], [[64, 128], [64, 64]]] {
             let [donor, mut fused] = shapes.map(|shape| trained(shape, &optimizer));
             // The same parameter, by its id.
-            fused
-                .change_model(|mut model| {
-                    model.weight = burn::module::Param::initialized(
-                        donor.model().weight.id,
-                        model.weight.val(),
-                    );
-                    model
-                })
-                .unwrap();
+            fused.change_model_ok(|mut model| {
+                model.weight =
+                    burn::module::Param::initialized(donor.model().weight.id, model.weight.val());
+                model
+            });
             let before = fused.to_record().into_bytes().unwrap();
             for record in [
                 optim::compact_records(|| donor.to_record()),

@@ -23,7 +23,7 @@ use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 use crate::own_rule;
 
 const RATE: f64 = 1e-2;
@@ -167,7 +167,7 @@ fn fused_equals_stock_in_every_format(device: &Device) {
         for (name, optimizer) in optimizers(states, weights) {
             let steps = steps(device, name, states);
             let stock = train_stock(copy(), &mut optimizer.clone(), steps, RATE, loss);
-            let mut fused = FusedOptimizer::new(copy(), optimizer).unwrap();
+            let mut fused = FusedOptimizer::new_ok(copy(), optimizer);
             train_fused(&mut fused, steps, RATE, loss);
             let context = format!("{name}, {states:?}, {weights:?}, {dtype:?}");
             println!("{context}");
@@ -201,32 +201,28 @@ fn all_policies_work_with_formats(device: &Device) {
         }
         stock = stepped.step(RATE, stock, sum.grads());
     }
-    let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
     for pair in batches.chunks(2) {
         for batch in pair {
-            fused.accumulate(|model| model.loss(batch.clone())).unwrap();
+            fused.accumulate_ok(|model| model.loss(batch.clone()));
         }
-        fused.step_accumulated(RATE).unwrap();
+        fused.step_accumulated_ok(RATE);
     }
     assert_equal_weights(&stock, &fused.model());
 
     // A norm that is never reached changes nothing; one that is does.
     let clipped = |norm: f64| {
         let config = GlobalNormClippingConfig::Exact(norm);
-        let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
-            .unwrap()
-            .with_config(FusedConfig::new().with_clipping(Some(config)))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone())
+            .with_config_ok(FusedConfig::new().with_clipping(Some(config)));
         for batch in &batches {
-            fused
-                .step_repeatable(RATE, |model| model.loss(batch.clone()))
-                .unwrap();
+            fused.step_repeatable_ok(RATE, |model| model.loss(batch.clone()));
         }
         fused.model()
     };
-    let mut free = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+    let mut free = FusedOptimizer::new_ok(copy(), optimizer.clone());
     for batch in &batches {
-        free.step(RATE, |model| model.loss(batch.clone())).unwrap();
+        free.step_ok(RATE, |model| model.loss(batch.clone()));
     }
     assert_equal_weights(&free.model(), &clipped(1e9));
     assert_changed(&free.model(), &clipped(1e-3), |path| {
@@ -239,32 +235,24 @@ fn a_model_can_be_trained_on_in_another_format(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let config = |states| optim::AdamWConfig::new().with_state_format(states);
     let start = config(StateFormat::Full).init();
-    let mut fused = FusedOptimizer::new(Network::init(device), start).unwrap();
-    fused
-        .step(RATE, |model| model.loss(batches[0].clone()))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(Network::init(device), start);
+    fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
     for (step, states) in [StateFormat::Bits8, StateFormat::Bits4, StateFormat::Full]
         .into_iter()
         .enumerate()
     {
         let record = fused.to_record();
         let model = fused.model();
-        fused = FusedOptimizer::new(model, config(states).init()).unwrap();
-        fused.load_record(record).unwrap();
-        fused
-            .step(RATE, |model| model.loss(batches[step + 1].clone()))
-            .unwrap();
+        fused = FusedOptimizer::new_ok(model, config(states).init());
+        fused.load_record_ok(record);
+        fused.step_ok(RATE, |model| model.loss(batches[step + 1].clone()));
     }
     let record = fused.to_record();
     let plain = burn::optim::AdamWConfig::new().init();
-    let mut stock = FusedOptimizer::new(fused.model(), plain).unwrap();
-    stock.load_record(record).unwrap();
-    stock
-        .step(RATE, |model| model.loss(batches[4].clone()))
-        .unwrap();
-    fused
-        .step(RATE, |model| model.loss(batches[4].clone()))
-        .unwrap();
+    let mut stock = FusedOptimizer::new_ok(fused.model(), plain);
+    stock.load_record_ok(record);
+    stock.step_ok(RATE, |model| model.loss(batches[4].clone()));
+    fused.step_ok(RATE, |model| model.loss(batches[4].clone()));
     assert_equal_weights(&stock.model(), &fused.model());
 }
 
@@ -279,16 +267,15 @@ fn formats_and_offload_go_together(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for (name, optimizer) in element_wise(StateFormat::Bits8, WeightFormat::Plain) {
-        let mut plain = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
         train_fused(&mut plain, 4, RATE, loss);
         for offload in [Offload::States, Offload::Updates] {
             let config = OffloadConfig::new(offload)
                 .with_host(host)
                 .with_min_elements(10);
-            let fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
-            let mut fused = fused
-                .with_config_on(FusedConfig::new().with_offload(Some(config)), device)
-                .unwrap();
+            let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+            let mut fused =
+                fused.with_config_on_ok(FusedConfig::new().with_offload(Some(config)), device);
             train_fused(&mut fused, 2, RATE, loss);
             // A record is in stock form, unless it is asked for otherwise.
             let full = fused.to_record().into_bytes().unwrap();
@@ -301,10 +288,10 @@ fn formats_and_offload_go_together(device: &Device) {
             );
             for record in [full, compact] {
                 let record = burn::optim::OptimizerRecord::from_bytes(record).unwrap();
-                fused.load_record(record).unwrap();
+                fused.load_record_ok(record);
             }
             for step in 2..4 {
-                fused.step(RATE, |model| loss(model, step)).unwrap();
+                fused.step_ok(RATE, |model| loss(model, step));
             }
             println!("{name}, {offload:?}");
             match (offload, is_exact(device)) {
@@ -334,19 +321,17 @@ fn records_are_left_as_they_are(device: &Device) {
             println!("{name}, {states:?}");
             let steps = steps(device, name, states);
             let again = optimizer.clone();
-            let mut fused = FusedOptimizer::new(Network::init(device), optimizer).unwrap();
+            let mut fused = FusedOptimizer::new_ok(Network::init(device), optimizer);
             train_fused(&mut fused, 2, RATE, loss);
             let model = copy(&fused.model(), || Network::init(device));
-            let mut resumed = FusedOptimizer::new(model, again).unwrap();
+            let mut resumed = FusedOptimizer::new_ok(model, again);
             let record = optim::compact_records(|| fused.to_record());
             let now = optim::compact_records(|| fused.to_record());
             let now = now.into_bytes().unwrap().to_vec();
             train_fused(&mut fused, steps, RATE, loss);
             let record = record.into_bytes().unwrap();
             assert_eq!(record.to_vec(), now);
-            resumed
-                .load_record(burn::optim::OptimizerRecord::from_bytes(record).unwrap())
-                .unwrap();
+            resumed.load_record_ok(burn::optim::OptimizerRecord::from_bytes(record).unwrap());
             train_fused(&mut resumed, steps, RATE, loss);
             assert_equal_weights(&fused.model(), &resumed.model());
         }

@@ -7,7 +7,7 @@ use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, PytorchStore, Safetensor
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::weights;
+use crate::common::*;
 
 #[derive(Module, Debug)]
 struct Net {

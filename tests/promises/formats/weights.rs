@@ -25,18 +25,14 @@ fn thirty_two_bits_follow_f32_to_the_bit() {
         Tensor::from_inner(random.cast(FloatDType::F32))
     };
     let config = optim::AdamWConfig::new().with_weight_decay(0.1);
-    let mut exact = FusedOptimizer::new(wide, config.clone().init()).unwrap();
+    let mut exact = FusedOptimizer::new_ok(wide, config.clone().init());
     let split = config.with_weight_format(WeightFormat::Split32).init();
-    let mut split = FusedOptimizer::new(model, split).unwrap();
+    let mut split = FusedOptimizer::new_ok(model, split);
     for step in 0..200 {
         let factors = [factor([61, 71]), factor([71, 64])];
         let rate = RATE / (1.0 + step as f64);
-        exact
-            .step(rate, |model| linear_loss(model, &factors))
-            .unwrap();
-        split
-            .step(rate, |model| linear_loss(model, &factors))
-            .unwrap();
+        exact.step_ok(rate, |model| linear_loss(model, &factors));
+        split.step_ok(rate, |model| linear_loss(model, &factors));
     }
     assert_equal_weights(&exact.model(), &split.full_precision_model());
     // The model computes with the nearest bf16; there are two where a number lies in the middle.
@@ -74,18 +70,14 @@ fn low_bits_of_other_weights_count_as_nothing() {
         let optimizer = config.clone().with_weight_format(format).init();
         let model = cast(Network::init(device), FloatDType::BF16).unwrap();
         let batches = batches(device, FloatDType::BF16);
-        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
-        fused
-            .step(RATE, |model| model.loss(batches[0].clone()))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, optimizer);
+        fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
         let joined = fused.full_precision_model();
         let plain = cast(fused.model(), FloatDType::F32).unwrap();
         assert_changed(&plain, &joined, |path| !path.starts_with("norm"));
 
         // Set from outside: what is trained is what was set.
-        fused
-            .change_model(|model| model.map(&mut Shift(0.5)))
-            .unwrap();
+        fused.change_model_ok(|model| model.map(&mut Shift(0.5)));
         let plain = cast(fused.model(), FloatDType::F32).unwrap();
         assert_equal_weights(&plain, &fused.full_precision_model());
     }

@@ -68,7 +68,7 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
     let (initial, inputs) = (model(), inputs());
     let loss = |model: &Vec<Linear>, step: usize| loss(model, &inputs[step]);
     let stock = train_stock(copy(&initial, model), &mut wrapped.clone(), 5, RATE, loss);
-    let mut fused = FusedOptimizer::new(copy(&initial, model), wrapped.clone()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(&initial, model), wrapped.clone());
     train_fused(&mut fused, 2, RATE, loss);
     // Resumed in the middle, from either form.
     for compact in [false, true] {
@@ -78,10 +78,10 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
         };
         let bytes = record.into_bytes().unwrap();
         let record = OptimizerRecord::from_bytes(bytes).unwrap();
-        let mut resumed = FusedOptimizer::new(fused.model(), wrapped.clone()).unwrap();
-        resumed.load_record(record).unwrap();
+        let mut resumed = FusedOptimizer::new_ok(fused.model(), wrapped.clone());
+        resumed.load_record_ok(record);
         for step in 2..5 {
-            resumed.step(RATE, |model| loss(model, step)).unwrap();
+            resumed.step_ok(RATE, |model| loss(model, step));
         }
         println!("{name}, resumed");
         assert_equal_weights(&stock, &resumed.model());
@@ -140,8 +140,8 @@ fn assert_follows_f32(name: &str, wrapped: ModuleOptimizer, plain: ModuleOptimiz
         });
         sums.reduce(|a, b| a + b).unwrap()
     };
-    let mut split = FusedOptimizer::new(copy(&initial, model), wrapped).unwrap();
-    let mut exact = FusedOptimizer::new(cast(initial, FloatDType::F32).unwrap(), plain).unwrap();
+    let mut split = FusedOptimizer::new_ok(copy(&initial, model), wrapped);
+    let mut exact = FusedOptimizer::new_ok(cast(initial, FloatDType::F32).unwrap(), plain);
     train_fused(&mut split, 20, RATE, loss);
     train_fused(&mut exact, 20, RATE, loss);
     println!("{name}");
@@ -172,14 +172,11 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
     );
     let small: Linear = LinearConfig::new(80, 8).init(&device);
     let stock = AdafactorConfig::new().init();
-    let mut plain = FusedOptimizer::new(
+    let mut plain = FusedOptimizer::new_ok(
         copy(&small, || LinearConfig::new(80, 8).init(&device)),
         stock,
-    )
-    .unwrap();
-    plain
-        .step(RATE, |model| model.forward(x.clone()).mean())
-        .unwrap();
+    );
+    plain.step_ok(RATE, |model| model.forward(x.clone()).mean());
     assert_equal_weights(&plain.model(), &step(small).unwrap());
 }
 

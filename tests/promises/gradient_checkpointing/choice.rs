@@ -26,10 +26,8 @@ fn any_choice_of_blocks_trains_as_plain_ones(device: &Device) {
     ];
     let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 2] = [each, nested];
     for (choice, way) in choices.iter().flat_map(|c| ways.map(|way| (c, way))) {
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_gradient_checkpointing(choice.clone()))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_gradient_checkpointing(choice.clone()));
         train_fused(&mut fused, 5, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -45,7 +43,7 @@ fn blocks_of_a_model_with_gradient_checkpointing_train_as_plain_ones(device: &De
     let xs = xs(device);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         train_fused(&mut fused, 3, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -64,10 +62,8 @@ fn inputs_of_several_kinds_wait_on_the_host(device: &Device) {
     let train = |offload: bool| {
         let model = copy(&initial, || Tokens::init(device));
         let config = GradientCheckpointingConfig::new().with_offload_inputs(offload);
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_gradient_checkpointing(config))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_gradient_checkpointing(config));
         train_fused(&mut fused, 3, RATE, |model, _| {
             model.loss(tokens.clone(), true)
         });
@@ -86,10 +82,8 @@ on_every_backend!(
 #[test]
 fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new(Stack::init(&device), SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_gradient_checkpointing(keeping(&[false, true])))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(Stack::init(&device), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(keeping(&[false, true])));
     let x = xs(&device).remove(0);
     let runs = Arc::new(Mutex::new(Vec::new()));
     type Runs = Constant<Arc<Mutex<Vec<(&'static str, bool)>>>>;
@@ -104,19 +98,17 @@ fn the_list_is_of_the_blocks_in_training_that_are_not_within_others() {
     // In two steps: a step counts from the start.
     for _ in 0..2 {
         runs.lock().unwrap().clear();
-        fused
-            .step(RATE, |model| {
-                let looked = model.valid();
-                let look = input(x.clone().inner());
-                gradient_checkpointing(&looked.blocks[0], look, noting("look"));
-                let inner = noting("inner");
-                let outer = move |block: &Block, input| gradient_checkpointing(block, input, inner);
-                let x = gradient_checkpointing(&model.blocks[0], input(x.clone()), outer);
-                let x = gradient_checkpointing(&model.blocks[1], input(x), noting("kept"));
-                let x = gradient_checkpointing(&model.blocks[2], input(x), noting("beyond"));
-                x.mean()
-            })
-            .unwrap();
+        fused.step_ok(RATE, |model| {
+            let looked = model.valid();
+            let look = input(x.clone().inner());
+            gradient_checkpointing(&looked.blocks[0], look, noting("look"));
+            let inner = noting("inner");
+            let outer = move |block: &Block, input| gradient_checkpointing(block, input, inner);
+            let x = gradient_checkpointing(&model.blocks[0], input(x.clone()), outer);
+            let x = gradient_checkpointing(&model.blocks[1], input(x), noting("kept"));
+            let x = gradient_checkpointing(&model.blocks[2], input(x), noting("beyond"));
+            x.mean()
+        });
         let mut runs = runs.lock().unwrap().clone();
         runs.sort_unstable();
         // A recorded run may come again, where tests beside this one draw random numbers.

@@ -105,11 +105,9 @@ fn structs_constants_and_what_derives_it_train_as_in_plain_calls(device: &Device
     let x = Tensor::<3>::random([2, 2, 6], Distribution::Default, device);
     let train = |in_blocks: bool| {
         let model = copy(&initial, || Mixed::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for _ in 0..3 {
-            fused
-                .step(RATE, |model| model.loss(x.clone(), in_blocks))
-                .unwrap();
+            fused.step_ok(RATE, |model| model.loss(x.clone(), in_blocks));
             assert_eq!(fused.last_step().without_gradient, 0);
         }
         fused.model()

@@ -23,24 +23,22 @@ fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
     };
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for (step, x) in xs.iter().enumerate() {
-            fused
-                .step(RATE, |model| {
-                    let x = model.input.forward(x.clone());
-                    let input = (x.clone(), x);
-                    let (a, b) = match recompute {
-                        true => gradient_checkpointing(&model.blocks, input, both),
-                        false => both(&model.blocks, input),
-                    };
-                    // Of the first step, both are used.
-                    if step == 0 {
-                        a.mean() + b.mean()
-                    } else {
-                        a.mean()
-                    }
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let x = model.input.forward(x.clone());
+                let input = (x.clone(), x);
+                let (a, b) = match recompute {
+                    true => gradient_checkpointing(&model.blocks, input, both),
+                    false => both(&model.blocks, input),
+                };
+                // Of the first step, both are used.
+                if step == 0 {
+                    a.mean() + b.mean()
+                } else {
+                    a.mean()
+                }
+            });
             let unused = if step == 0 { 0 } else { 4 };
             // The last two blocks, the norms and the output layer are in no step.
             assert_eq!(fused.last_step().without_gradient, 2 * 6 + 4 + 2 + unused);
@@ -56,23 +54,21 @@ fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
     let xs = xs(device);
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for x in &xs {
-            fused
-                .step(RATE, |model| {
-                    let mut layer = model.blocks[0].expand.clone();
-                    let direction = model.blocks[1].expand.weight.val();
-                    let size = model.blocks[2].expand.weight.val();
-                    layer.weight = Param::initialized(layer.weight.id, direction.tanh() * size);
-                    let x = model.input.forward(x.clone());
-                    let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-                    let x = match recompute {
-                        true => gradient_checkpointing(&layer, x, run),
-                        false => run(&layer, x),
-                    };
-                    x.powi_scalar(2).mean()
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let mut layer = model.blocks[0].expand.clone();
+                let direction = model.blocks[1].expand.weight.val();
+                let size = model.blocks[2].expand.weight.val();
+                layer.weight = Param::initialized(layer.weight.id, direction.tanh() * size);
+                let x = model.input.forward(x.clone());
+                let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
+                let x = match recompute {
+                    true => gradient_checkpointing(&layer, x, run),
+                    false => run(&layer, x),
+                };
+                x.powi_scalar(2).mean()
+            });
             // Two weights, and bias and weight of the input, and the bias of the layer.
             assert_eq!(fused.last_step().updated, 5);
         }
@@ -87,27 +83,25 @@ fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
     let xs = xs(device);
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for x in &xs {
-            fused
-                .step(RATE, |model| {
-                    let weight = model.input.weight.val().tanh();
-                    let weight = Param::initialized(model.blocks[0].expand.weight.id, weight);
-                    let layer = |bias: &Linear| Linear {
-                        weight: weight.clone(),
-                        bias: bias.bias.clone(),
-                    };
-                    let layers = vec![layer(&model.blocks[0].contract), layer(&model.input)];
-                    let run = |layers: &Vec<Linear>, x: Tensor<2>| {
-                        layers[1].forward(layers[0].forward(x).tanh())
-                    };
-                    let x = match recompute {
-                        true => gradient_checkpointing(&layers, x.clone(), run),
-                        false => run(&layers, x.clone()),
-                    };
-                    x.powi_scalar(2).mean()
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let weight = model.input.weight.val().tanh();
+                let weight = Param::initialized(model.blocks[0].expand.weight.id, weight);
+                let layer = |bias: &Linear| Linear {
+                    weight: weight.clone(),
+                    bias: bias.bias.clone(),
+                };
+                let layers = vec![layer(&model.blocks[0].contract), layer(&model.input)];
+                let run = |layers: &Vec<Linear>, x: Tensor<2>| {
+                    layers[1].forward(layers[0].forward(x).tanh())
+                };
+                let x = match recompute {
+                    true => gradient_checkpointing(&layers, x.clone(), run),
+                    false => run(&layers, x.clone()),
+                };
+                x.powi_scalar(2).mean()
+            });
             assert_eq!(fused.last_step().updated, 3);
         }
         fused.model()
@@ -121,29 +115,27 @@ fn an_input_that_is_not_used_gets_a_gradient_of_zeros(device: &Device) {
     let xs = xs(device);
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for (step, x) in xs.iter().enumerate() {
-            fused
-                .step(RATE, |model| {
-                    let a = model.input.forward(x.clone());
-                    let b = model.blocks[1]
-                        .contract
-                        .forward(model.blocks[1].expand.forward(x.clone()));
-                    let both = move |block: &Block, (a, b): Pair| {
-                        let x = match step {
-                            0 => a + b,
-                            _ if recompute => a,
-                            _ => a + b * 0.0,
-                        };
-                        block.forward(x)
+            fused.step_ok(RATE, |model| {
+                let a = model.input.forward(x.clone());
+                let b = model.blocks[1]
+                    .contract
+                    .forward(model.blocks[1].expand.forward(x.clone()));
+                let both = move |block: &Block, (a, b): Pair| {
+                    let x = match step {
+                        0 => a + b,
+                        _ if recompute => a,
+                        _ => a + b * 0.0,
                     };
-                    let x = match recompute {
-                        true => gradient_checkpointing(&model.blocks[0], (a, b), both),
-                        false => both(&model.blocks[0], (a, b)),
-                    };
-                    x.powi_scalar(2).mean()
-                })
-                .unwrap();
+                    block.forward(x)
+                };
+                let x = match recompute {
+                    true => gradient_checkpointing(&model.blocks[0], (a, b), both),
+                    false => both(&model.blocks[0], (a, b)),
+                };
+                x.powi_scalar(2).mean()
+            });
             assert_eq!(fused.last_step().updated, 2 + 4 + 6);
         }
         fused.valid()
@@ -180,7 +172,7 @@ fn a_true_zero_is_a_gradient(device: &Device) {
         loss(model, step, false)
     });
     let fused = copy(&initial, || Stack::init(device));
-    let mut fused = FusedOptimizer::new(fused, momentum().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(fused, momentum().init());
     train_fused(&mut fused, 3, RATE, |model, step| loss(model, step, true));
     assert_equal_weights(&stock, &fused.model());
 }
@@ -191,24 +183,22 @@ fn a_parameter_that_a_block_reads_and_does_not_use_gets_no_gradient(device: &Dev
     let xs = xs(device);
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for (step, x) in xs.iter().enumerate() {
-            fused
-                .step(RATE, |model| {
-                    let both = move |layers: &Vec<Block>, x: Tensor<2>| {
-                        let used = layers[0]
-                            .contract
-                            .forward(layers[0].expand.forward(x.clone()));
-                        let read = layers[1].contract.forward(layers[1].expand.forward(x));
-                        if step == 0 { used + read } else { used }
-                    };
-                    let x = match recompute {
-                        true => gradient_checkpointing(&model.blocks, x.clone(), both),
-                        false => both(&model.blocks, x.clone()),
-                    };
-                    x.powi_scalar(2).mean()
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let both = move |layers: &Vec<Block>, x: Tensor<2>| {
+                    let used = layers[0]
+                        .contract
+                        .forward(layers[0].expand.forward(x.clone()));
+                    let read = layers[1].contract.forward(layers[1].expand.forward(x));
+                    if step == 0 { used + read } else { used }
+                };
+                let x = match recompute {
+                    true => gradient_checkpointing(&model.blocks, x.clone(), both),
+                    false => both(&model.blocks, x.clone()),
+                };
+                x.powi_scalar(2).mean()
+            });
             let updated = if step == 0 { 8 } else { 4 };
             assert_eq!(fused.last_step().updated, updated);
         }
@@ -222,29 +212,27 @@ fn outputs_without_elements_and_blocks_without_parameters_work(device: &Device) 
     let x = &xs(device)[0];
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
-        fused
-            .step(RATE, |model| {
-                let x = model.input.forward(x.clone());
-                let run = |block: &Block, x: Tensor<2>| {
-                    let x = block.forward(x);
-                    (x.clone().slice([0..0, 0..6]), vec![x], None::<Tensor<1>>)
-                };
-                let (empty, list, none) = match recompute {
-                    true => gradient_checkpointing(&model.blocks[0], x, run),
-                    false => run(&model.blocks[0], x),
-                };
-                assert!(none.is_none());
-                let x = list[0].clone();
-                let twice = |_: &Vec<Linear>, x: Tensor<2>| x * 2.0;
-                let nothing = Vec::<Linear>::new();
-                let x = match recompute {
-                    true => gradient_checkpointing(&nothing, x, twice),
-                    false => twice(&nothing, x),
-                };
-                x.mean() + empty.sum()
-            })
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+        fused.step_ok(RATE, |model| {
+            let x = model.input.forward(x.clone());
+            let run = |block: &Block, x: Tensor<2>| {
+                let x = block.forward(x);
+                (x.clone().slice([0..0, 0..6]), vec![x], None::<Tensor<1>>)
+            };
+            let (empty, list, none) = match recompute {
+                true => gradient_checkpointing(&model.blocks[0], x, run),
+                false => run(&model.blocks[0], x),
+            };
+            assert!(none.is_none());
+            let x = list[0].clone();
+            let twice = |_: &Vec<Linear>, x: Tensor<2>| x * 2.0;
+            let nothing = Vec::<Linear>::new();
+            let x = match recompute {
+                true => gradient_checkpointing(&nothing, x, twice),
+                false => twice(&nothing, x),
+            };
+            x.mean() + empty.sum()
+        });
         assert_eq!(fused.last_step().updated, 8);
         fused.valid()
     };
@@ -257,8 +245,7 @@ fn lora_bases_train_if_the_backward_pass_runs_on_another_thread(device: &Device)
     let initial = lora();
     let xs = xs(device);
     let train = |threads: bool, way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let mut fused =
-            FusedOptimizer::new(copy(&initial, lora), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(&initial, lora), AdamWConfig::new().init());
         for x in &xs {
             fused
                 .step_with_backward(RATE, |model| {
@@ -285,20 +272,18 @@ fn a_thread_that_is_given_the_context_can_run_blocks(device: &Device) {
     let x = &xs(device)[0];
     let train = |threads: bool, way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for _ in 0..3 {
-            fused
-                .step(RATE, |model| {
-                    let x = model.input.forward(x.clone());
-                    let context = StepContext::current().unwrap();
-                    let run = || context.enter(|| way(&model.blocks, x));
-                    let x = match threads {
-                        true => std::thread::scope(|scope| scope.spawn(run).join().unwrap()),
-                        false => run(),
-                    };
-                    model.output.forward(x).powi_scalar(2).mean()
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let x = model.input.forward(x.clone());
+                let context = StepContext::current().unwrap();
+                let run = || context.enter(|| way(&model.blocks, x));
+                let x = match threads {
+                    true => std::thread::scope(|scope| scope.spawn(run).join().unwrap()),
+                    false => run(),
+                };
+                model.output.forward(x).powi_scalar(2).mean()
+            });
             assert_eq!(fused.last_step().without_gradient, 0);
         }
         fused.valid()

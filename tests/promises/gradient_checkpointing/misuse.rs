@@ -14,13 +14,13 @@ fn start() -> (FusedOptimizer<Stack>, Stack, Tensor<2>) {
     let device = Device::flex().autodiff();
     let initial = Stack::init(&device);
     let before = copy(&initial, || Stack::init(&device));
-    let fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
+    let fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
     (fused, before, xs(&device).remove(0))
 }
 
 /// What a step of `fused` panics with.
 fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
-    let step = AssertUnwindSafe(|| drop(fused.step(RATE, loss).unwrap()));
+    let step = AssertUnwindSafe(|| drop(fused.step_ok(RATE, loss)));
     let payload = catch_unwind(step).expect_err("the step panics");
     payload.downcast_ref::<String>().unwrap().clone()
 }
@@ -59,23 +59,21 @@ fn float_tensors_of_several_dtypes_train_as_those_of_a_plain_block() {
     let device = x.device();
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::init(&device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for _ in 0..3 {
-            fused
-                .step(RATE, |model| {
-                    let first = model.input.forward(x.clone());
-                    let wide = model.input.forward(x.clone().neg()).cast(FloatDType::F64);
-                    let run = |block: &Block, (x, scale): (Tensor<2>, Tensor<2>)| {
-                        let x = block.forward(x) * scale.cast(FloatDType::F32);
-                        (x.clone(), x.tanh().cast(FloatDType::F64))
-                    };
-                    let (x, wide) = match recompute {
-                        true => gradient_checkpointing(&model.blocks[0], (first, wide), run),
-                        false => run(&model.blocks[0], (first, wide)),
-                    };
-                    x.mean() + wide.mean().cast(FloatDType::F32)
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let first = model.input.forward(x.clone());
+                let wide = model.input.forward(x.clone().neg()).cast(FloatDType::F64);
+                let run = |block: &Block, (x, scale): (Tensor<2>, Tensor<2>)| {
+                    let x = block.forward(x) * scale.cast(FloatDType::F32);
+                    (x.clone(), x.tanh().cast(FloatDType::F64))
+                };
+                let (x, wide) = match recompute {
+                    true => gradient_checkpointing(&model.blocks[0], (first, wide), run),
+                    false => run(&model.blocks[0], (first, wide)),
+                };
+                x.mean() + wide.mean().cast(FloatDType::F32)
+            });
         }
         assert_eq!(fused.last_step().updated, 8);
         fused.valid()
@@ -131,9 +129,7 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
         );
     }
     // Training goes on.
-    fused
-        .step(RATE, |model| model.loss(x.clone(), each))
-        .unwrap();
+    fused.step_ok(RATE, |model| model.loss(x.clone(), each));
     assert_eq!(fused.last_step().without_gradient, 0);
     assert!(matches!(
         fused.step_accumulated(RATE),
@@ -180,9 +176,7 @@ fn block_runs_that_read_other_parameters_are_an_error() {
         assert!(message.contains("`blocks.1.contract.weight`"), "{message}");
         assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
         // Training goes on.
-        fused
-            .step(RATE, |model| model.loss(x.clone(), each))
-            .unwrap();
+        fused.step_ok(RATE, |model| model.loss(x.clone(), each));
         assert_eq!(fused.last_step().without_gradient, 0);
     }
 }
@@ -237,7 +231,7 @@ fn a_block_on_another_device_is_named() {
     let device = Device::flex().autodiff();
     let x = xs(&device).remove(0);
     let model = on_two_devices(&device);
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     let message = message(&mut fused, |model| {
         let run = |linear: &Linear, x| linear.forward(x);
         let forward = |x, linear| gradient_checkpointing(linear, x, run);
@@ -254,21 +248,19 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
     let x = xs(&device).remove(0);
     let train = |recompute: bool| {
         let model = copy(&initial, || on_two_devices(&device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for _ in 0..3 {
-            fused
-                .step(RATE, |model| {
-                    let run = |linear: &Linear, x: Tensor<2>| {
-                        let x = x.to_device(&linear.weight.device());
-                        linear.forward(x).tanh()
-                    };
-                    let forward = |x, linear| match recompute {
-                        true => gradient_checkpointing(linear, x, run),
-                        false => run(linear, x),
-                    };
-                    model.iter().fold(x.clone(), forward).mean()
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let run = |linear: &Linear, x: Tensor<2>| {
+                    let x = x.to_device(&linear.weight.device());
+                    linear.forward(x).tanh()
+                };
+                let forward = |x, linear| match recompute {
+                    true => gradient_checkpointing(linear, x, run),
+                    false => run(linear, x),
+                };
+                model.iter().fold(x.clone(), forward).mean()
+            });
             assert_eq!(fused.last_step().without_gradient, 0);
         }
         fused.model()

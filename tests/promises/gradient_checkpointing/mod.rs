@@ -20,7 +20,7 @@ use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
@@ -124,7 +124,7 @@ fn recomputed_blocks_train_as_plain_ones(device: &Device) {
     let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 4] =
         [each, sequential, nested, first_and_last];
     for way in ways {
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
         train_fused(&mut fused, 5, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -147,18 +147,16 @@ fn outside_of_a_fused_step_a_block_is_simply_called(device: &Device) {
     };
     gradient(with).assert_approx_eq::<f32>(&gradient(without), Default::default());
 
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     let valid = fused.valid();
     let inner = x.clone().inner();
     let [with, without] = [each, plain].map(|way| valid.loss(inner.clone(), way).into_data());
     with.assert_approx_eq::<f32>(&without, Default::default());
     // Nor for a look without autodiff inside of one.
-    let (_, seen) = fused
-        .step(RATE, |model| {
-            let seen = model.valid().loss(inner.clone(), each);
-            (model.loss(x.clone(), each), seen)
-        })
-        .unwrap();
+    let (_, seen) = fused.step_ok(RATE, |model| {
+        let seen = model.valid().loss(inner.clone(), each);
+        (model.loss(x.clone(), each), seen)
+    });
     seen.into_data()
         .assert_approx_eq::<f32>(&without, Default::default());
 }
@@ -219,7 +217,7 @@ fn several_inputs_and_outputs_and_shared_weights_train_as_plain_ones(device: &De
     let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 10], [0, 2, 2, 7]], device);
     let loss = |model: &Tokens, _| model.loss(tokens.clone(), false);
     let stock = train_stock(copy(), &mut SgdConfig::new().init(), 3, RATE, loss);
-    let mut fused = FusedOptimizer::new(copy(), SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), SgdConfig::new().init());
     train_fused(&mut fused, 3, RATE, |model, _| {
         model.loss(tokens.clone(), true)
     });
@@ -234,16 +232,13 @@ fn frozen_parts_and_unused_outputs_stay(device: &Device) {
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
         let frozen = ParamGroup::from_predicate("blocks.1");
-        let mut fused =
-            FusedOptimizer::new(model.freeze_group(frozen), SgdConfig::new().init()).unwrap();
-        fused
-            .step(RATE, |model| {
-                let x = model.input.forward(x.clone());
-                // Computed, and not part of the loss: its parameters get no gradient.
-                way(&model.blocks[3..], x.clone());
-                model.output.forward(way(&model.blocks[..3], x)).mean()
-            })
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model.freeze_group(frozen), SgdConfig::new().init());
+        fused.step_ok(RATE, |model| {
+            let x = model.input.forward(x.clone());
+            // Computed, and not part of the loss: its parameters get no gradient.
+            way(&model.blocks[3..], x.clone());
+            model.output.forward(way(&model.blocks[..3], x)).mean()
+        });
         assert_eq!(fused.last_step().without_gradient, 6);
         fused.valid()
     };

@@ -9,26 +9,19 @@ use backburn::{
 use burn::module::Lora;
 
 use super::*;
-use crate::noting::{Note, Noting};
+use crate::common::*;
 
 fn accumulation_and_clipping_work_with_recomputed_blocks(device: &Device) {
     let initial = Stack::init(device);
     let xs = xs(device);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
+        );
         for pair in xs.chunks_exact(2) {
-            fused
-                .accumulate(|model| model.loss(pair[0].clone(), way))
-                .unwrap();
-            fused
-                .step_repeatable(RATE, |model| model.loss(pair[1].clone(), way))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(pair[0].clone(), way));
+            fused.step_repeatable_ok(RATE, |model| model.loss(pair[1].clone(), way));
             assert!(fused.last_step().clipping.unwrap() < 1.0);
         }
         fused.valid()
@@ -44,17 +37,12 @@ fn loss_scaling_works_with_recomputed_blocks(device: &Device) {
     xs[2] = xs[2].clone().slice_fill([0..5, 0..1], f32::INFINITY);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new()
-                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
+            FusedConfig::new()
+                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+        );
         for (step, x) in xs.iter().enumerate() {
-            fused
-                .step_repeatable(RATE, |model| model.loss(x.clone(), way))
-                .unwrap();
+            fused.step_repeatable_ok(RATE, |model| model.loss(x.clone(), way));
             assert_eq!(fused.last_step().overflowed, step == 2);
         }
         fused.valid()
@@ -72,17 +60,12 @@ fn accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks(dev
         let optimizer = backburn::optim::AdamWConfig::new().build();
         let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer)
             .unwrap()
-            .with_config(
+            .with_config_ok(
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.05))),
-            )
-            .unwrap();
+            );
         for pair in xs.chunks_exact(2) {
-            fused
-                .accumulate(|model| model.loss(pair[0].clone(), way))
-                .unwrap();
-            fused
-                .step(RATE, |model| model.loss(pair[1].clone(), way))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(pair[0].clone(), way));
+            fused.step_ok(RATE, |model| model.loss(pair[1].clone(), way));
         }
         assert!(fused.last_step().clipping.unwrap() < 1.0);
         fused.valid()
@@ -97,8 +80,7 @@ fn an_anomaly_in_a_recomputed_block_stops_the_step(device: &Device) {
     let initial = Stack::init(device);
     let before = copy(&initial, || Stack::init(device));
     let x = xs(device).remove(0).slice_fill([0..5, 0..1], f32::INFINITY);
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init())
         .with_hook(ParamGroup::from_predicate("blocks.1"), AnomalyCheck);
     let result = fused.step(RATE, |model| model.loss(x, each));
     let Err(FusedError::GradientNotFinite { path }) = result else {
@@ -127,26 +109,18 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
         let initial = lora(unfrozen);
         let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
             let model = copy(&initial, || lora(unfrozen));
-            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
             assert_eq!(fused.num_retained() > 0, unfrozen);
             let [first, second, third, ..] = &xs[..] else {
                 unreachable!()
             };
-            fused
-                .step(RATE, |model| model.loss(first.clone(), way))
-                .unwrap();
+            fused.step_ok(RATE, |model| model.loss(first.clone(), way));
             assert_eq!(fused.last_step().without_gradient, 0);
-            let mut fused = fused
-                .with_config(
-                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
-                )
-                .unwrap();
-            fused
-                .accumulate(|model| model.loss(second.clone(), way))
-                .unwrap();
-            fused
-                .step_repeatable(RATE, |model| model.loss(third.clone(), way))
-                .unwrap();
+            let mut fused = fused.with_config_ok(
+                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
+            );
+            fused.accumulate_ok(|model| model.loss(second.clone(), way));
+            fused.step_repeatable_ok(RATE, |model| model.loss(third.clone(), way));
             assert!(fused.last_step().clipping.unwrap() < 1.0);
             fused.valid()
         };
@@ -158,20 +132,18 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
             unfrozen || path.contains("lora") || path.contains("running")
         });
 
-        let mut fused = FusedOptimizer::new(initial, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(initial, AdamWConfig::new().init());
         let runs = Arc::new(Mutex::new(BTreeSet::new()));
-        fused
-            .step(RATE, |model| {
-                type Runs = Constant<Arc<Mutex<BTreeSet<bool>>>>;
-                let counted = |block: &Block, (x, Constant(runs)): (_, Runs)| {
-                    let recorded = block.expand.weight.val().is_tracked();
-                    runs.lock().unwrap().insert(recorded);
-                    block.forward(x)
-                };
-                let input = (xs[0].clone(), Constant(runs.clone()));
-                gradient_checkpointing(&model.blocks[0], input, counted).mean()
-            })
-            .unwrap();
+        fused.step_ok(RATE, |model| {
+            type Runs = Constant<Arc<Mutex<BTreeSet<bool>>>>;
+            let counted = |block: &Block, (x, Constant(runs)): (_, Runs)| {
+                let recorded = block.expand.weight.val().is_tracked();
+                runs.lock().unwrap().insert(recorded);
+                block.forward(x)
+            };
+            let input = (xs[0].clone(), Constant(runs.clone()));
+            gradient_checkpointing(&model.blocks[0], input, counted).mean()
+        });
         assert_eq!(*runs.lock().unwrap(), BTreeSet::from([false, true]));
     }
 }
@@ -192,12 +164,9 @@ fn hooks_see_the_gradients_of_plain_blocks() {
     let gradients = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&model, || Stack::init(&device));
         let noting = Noting::default();
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .unwrap()
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
             .with_hook(ParamGroup::all(), noting.clone());
-        fused
-            .step(RATE, |model| model.loss(x.clone(), way))
-            .unwrap();
+        fused.step_ok(RATE, |model| model.loss(x.clone(), way));
         let mut notes: Vec<Note> = noting.0.lock().unwrap().clone();
         notes.sort_by(|(a, ..), (b, ..)| a.cmp(b));
         notes

@@ -97,7 +97,7 @@ fn a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs(device: &Device) 
         let stock = expected(&initial, &xs, device);
         for way in WAYS {
             let model = copy(&initial, || layers(read, device));
-            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
             train_fused(&mut fused, 5, RATE, |model, step| {
                 loss(model, xs[step].clone(), way)
             });
@@ -113,16 +113,12 @@ fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
         let stock = expected(&initial, &xs, device);
         for way in WAYS {
             let model = copy(&initial, || layers(read, device));
-            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-                .unwrap()
-                .with_config(
+            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+                .with_config_ok(
                     FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-                )
-                .unwrap();
+                );
             for x in &xs {
-                fused
-                    .step_repeatable(RATE, |model| loss(model, x.clone(), way))
-                    .unwrap();
+                fused.step_repeatable_ok(RATE, |model| loss(model, x.clone(), way));
             }
             assert_equal_weights(&stock.valid(), &fused.valid());
         }
@@ -150,7 +146,7 @@ fn state_used_by_two_blocks_is_that_of_stock(device: &Device) {
             |model, step| twice(model, &xs[step], false),
         );
         let model = copy(&initial, || layers(read, device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         train_fused(&mut fused, 5, RATE, |model, step| {
             twice(model, &xs[step], true)
         });
@@ -164,18 +160,16 @@ fn batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock(device: &
     let xs = xs(device);
     let train = |recompute: bool| {
         let model = copy(&initial, || Stack::without_chance(device));
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         for x in &xs[..2] {
-            fused
-                .step(RATE, |model| {
-                    let context = StepContext::current().unwrap();
-                    let x = model.input.forward(x.clone());
-                    let way = if recompute { each } else { plain };
-                    let run = || context.enter(|| way(&model.blocks, x));
-                    let x = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
-                    model.output.forward(x).powi_scalar(2).mean()
-                })
-                .unwrap();
+            fused.step_ok(RATE, |model| {
+                let context = StepContext::current().unwrap();
+                let x = model.input.forward(x.clone());
+                let way = if recompute { each } else { plain };
+                let run = || context.enter(|| way(&model.blocks, x));
+                let x = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+                model.output.forward(x).powi_scalar(2).mean()
+            });
         }
         fused.valid()
     };

@@ -5,7 +5,7 @@ use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::tensor::activation::softmax;
 
 use super::*;
-use crate::panics::panic_of;
+use crate::common::*;
 
 /// Attention of one head, then an MLP behind a norm.
 #[derive(Module, Debug)]
@@ -88,7 +88,7 @@ fn fused_equals_stock_in_tiles(device: &Device) {
             output.powi_scalar(2).mean()
         };
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, RATE, loss);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
         train_fused(&mut fused, 3, RATE, loss);
         // The gradient of the key's bias is nothing but rounding.
         match is_exact(device) {
@@ -122,7 +122,7 @@ fn tiles_of_any_size_train_as_the_whole() {
     let initial = Layer::init(&device);
     let train = |tile| {
         let model = copy(&initial, || Layer::init(&device));
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
         let mut outputs = Vec::new();
         for _ in 0..3 {
             let loss = |model: &Layer| {
@@ -131,7 +131,7 @@ fn tiles_of_any_size_train_as_the_whole() {
                     .powi_scalar(2)
                     .mean()
             };
-            outputs.push(fused.step(0.1, loss).unwrap().into_scalar::<f32>());
+            outputs.push(fused.step_ok(0.1, loss).into_scalar::<f32>());
         }
         (outputs, weights(&fused.model()))
     };
@@ -184,15 +184,13 @@ fn what_is_not_token_by_token_is_refused() {
     let device = Device::flex().autodiff();
     let mlp = Layer::init(&device).mlp;
     let x = input(5, &device);
-    let mut fused = FusedOptimizer::new(mlp, SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(mlp, SgdConfig::new().init());
     let before = weights(&fused.model());
     let message = panic_of(|| {
-        fused
-            .step(1.0, |mlp| {
-                let pooled = |mlp: &Mlp, x: Tensor<3>| mlp.forward(x).mean_dim(1);
-                gradient_checkpointing_tiled(mlp, x.clone(), 1, 2, pooled).mean()
-            })
-            .unwrap()
+        fused.step_ok(1.0, |mlp| {
+            let pooled = |mlp: &Mlp, x: Tensor<3>| mlp.forward(x).mean_dim(1);
+            gradient_checkpointing_tiled(mlp, x.clone(), 1, 2, pooled).mean()
+        })
     });
     assert!(
         message.contains("was given 2 tokens and returned 1"),

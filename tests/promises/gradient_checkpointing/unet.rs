@@ -118,7 +118,7 @@ fn train(mean_of: MeanOf, device: &Device) -> [UNet; 2] {
     let xs: Vec<_> = (0..3).map(|_| x()).collect();
     let loss = |model: &UNet, step: usize| model.loss(xs[step].clone(), false);
     let stock = train_stock(copy(), &mut SgdConfig::new().init(), 3, RATE, loss);
-    let mut fused = FusedOptimizer::new(copy(), SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), SgdConfig::new().init());
     train_fused(&mut fused, 3, RATE, |model, step| {
         model.loss(xs[step].clone(), true)
     });

@@ -9,7 +9,7 @@ use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 use parking_lot::Mutex;
 
 use super::{Points, Regression, Run};
-use crate::compare::copy;
+use crate::common::*;
 
 /// The first weights that it is validated with.
 static VALIDATED: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
@@ -57,8 +57,7 @@ fn validated(run: Run, model: Watched, folder: &Path, validate: bool) -> (Vec<Ve
     let averaging = WeightAveragingConfig::new().with_validate(validate);
     let training = run.training(folder);
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
-        .with_config(FusedConfig::new().with_averaging(Some(averaging)))
-        .unwrap();
+        .with_config_ok(FusedConfig::new().with_averaging(Some(averaging)));
     VALIDATED.lock().clear();
     let result = training.launch_fused(learner);
     let mut seen = std::mem::take(&mut *VALIDATED.lock());

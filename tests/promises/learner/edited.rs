@@ -5,7 +5,7 @@ use backburn::{FusedError, FusedOptimizer};
 use burn::optim::GradientsParams;
 
 use super::*;
-use crate::compare::copy;
+use crate::common::*;
 
 /// Edits its gradients after the backward pass.
 #[derive(Module, Debug)]
@@ -60,7 +60,7 @@ fn learner_gradient_registered_by_train_step_is_an_error() {
         let mut learner =
             FusedLearner::new(edited(false), run.optimizer.clone(), run.scheduler.clone());
         if let Some(strategy) = strategy {
-            learner = learner.with_training_strategy(strategy).unwrap();
+            learner = learner.with_training_strategy_ok(strategy);
         }
         let result = run.training(folder.path()).launch_fused(learner);
         let error = result.error.expect("the training failed").to_string();
@@ -85,7 +85,7 @@ fn learner_unwrapped_gradient_points_to_hooks() {
 fn returned_gradient_of_released_parameter_is_an_error() {
     let model = edited(false);
     let batch = Points::ones(&Device::flex().autodiff());
-    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
     let result = fused.step_with_backward(1e-3, |model| {
         let output = TrainStep::step(model, batch.clone());
         ((), output.grads)

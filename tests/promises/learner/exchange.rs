@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::FloatDType;
 
 use super::{Regression, Run, files};
-use crate::compare::{assert_equal_weights, copy};
+use crate::common::*;
 use crate::exchange::{TYPES, optimizers};
 
 /// The layers in `dtype`, the norm in f32, as Burn's are.

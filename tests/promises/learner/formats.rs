@@ -5,7 +5,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::FloatDType;
 
 use super::{Regression, Run, files};
-use crate::compare::{assert_equal_weights, copy};
+use crate::common::*;
 
 fn optimizers() -> [ModuleOptimizer; 2] {
     [

@@ -13,7 +13,7 @@ use burn_pack::Reader;
 
 use super::{Regression, Run};
 use crate::backends::on_every_backend;
-use crate::compare::{assert_equal_weights, copy, is_exact};
+use crate::common::*;
 
 /// Saves nothing before the training is over.
 struct Held<R>(Arc<Mutex<Vec<R>>>);

@@ -17,7 +17,7 @@ use burn::train::{
 };
 
 use super::{BATCH, ITEMS, Points, Regression, Run, files, warm_up_then_cosine};
-use crate::compare::{assert_changed, assert_equal_weights, copy, weights};
+use crate::common::*;
 
 /// Runs stock and fused from the same record, each in a folder of its own, and asserts the same
 /// weights and the same files.

@@ -38,6 +38,8 @@ use burn::train::{
     TrainOutput, TrainStep,
 };
 
+use crate::common::*;
+
 const ITEMS: usize = 14;
 const BATCH: usize = 3; // Five batches an epoch, the last one short.
 
@@ -220,13 +222,10 @@ impl Run {
         let training = self.training(folder);
         let mut learner = FusedLearner::new(model, self.optimizer, self.scheduler);
         if let Some(strategy) = self.strategy {
-            learner = learner.with_training_strategy(strategy()).unwrap();
+            learner = learner.with_training_strategy_ok(strategy());
         }
-        training.launch_fused(
-            learner
-                .with_config(FusedConfig::new().with_sharding(self.sharding))
-                .unwrap(),
-        )
+        training
+            .launch_fused(learner.with_config_ok(FusedConfig::new().with_sharding(self.sharding)))
     }
 }
 

@@ -10,7 +10,7 @@ use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, LearningResult};
 
 use super::{Regression, Run, files};
-use crate::compare::{assert_equal_weights, copy};
+use crate::common::*;
 
 const MODES: [Offload; 3] = [
     Offload::States,
@@ -35,8 +35,7 @@ fn offloaded(
     let learner = learner
         .with_training_strategy(ExecutionStrategy::SingleDevice(there()))
         .unwrap()
-        .with_config(FusedConfig::new().with_offload(Some(config)))
-        .unwrap();
+        .with_config_ok(FusedConfig::new().with_offload(Some(config)));
     training.launch_fused(learner)
 }
 

@@ -16,7 +16,7 @@ use burn::train::{
 };
 
 use super::{Points, Regression, Run};
-use crate::compare::{copy, weights};
+use crate::common::*;
 
 /// A model that leaves its weights to the witness when it is dropped.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use burn::train::{
 };
 
 use super::{Points, Regression, Run, files};
-use crate::compare::{assert_changed, assert_equal_weights, copy, weights};
+use crate::common::*;
 
 const MAX_NORM: f64 = 0.5;
 
@@ -119,12 +119,11 @@ fn exact_clipping_equals_clipping_in_the_optimize_of_stock() {
         let stock = training.launch(Learner::new(model(), stock.optimizer, stock.scheduler));
         let fused = run(accumulation);
         let learner = FusedLearner::new(model(), fused.optimizer.clone(), fused.scheduler.clone())
-            .with_config(
+            .with_config_ok(
                 FusedConfig::new()
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM)))
                     .with_loss_scaling(Some(LossScalingConfig::new())),
-            )
-            .unwrap();
+            );
         let fused = fused.training(fused_folder).launch_fused(learner);
 
         assert!(fused.error.is_none());
@@ -160,13 +159,11 @@ fn norm_coefficient_and_scale_are_logged() {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
         let scaling = LossScalingConfig::new().with_initial_scale(4096.0);
-        learner
-            .with_config(
-                FusedConfig::new()
-                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)))
-                    .with_loss_scaling(Some(scaling)),
-            )
-            .unwrap()
+        learner.with_config_ok(
+            FusedConfig::new()
+                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)))
+                .with_loss_scaling(Some(scaling)),
+        )
     });
     let logged = |name: &str| -> Vec<f64> {
         let file = folder.path().join("train/epoch-1").join(name);
@@ -229,11 +226,10 @@ fn a_loss_that_is_not_scaled_ends_the_training_before_the_first_update() {
             let run = run(accumulation);
             let model = copy(&initial, Regression::init);
             let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-                .with_config(
+                .with_config_ok(
                     FusedConfig::new()
                         .with_loss_scaling(Some(LossScalingConfig::new().with_overflow(overflow))),
-                )
-                .unwrap();
+                );
             let result = run.training(folder.path()).launch_fused(learner);
             let error = result.error.expect("the training failed").to_string();
             assert!(error.contains("scale_loss"), "{error}");
@@ -256,8 +252,9 @@ fn a_norm_that_is_not_finite_ends_the_training_before_the_update() {
     let before = weights(&model);
     let run = run(None);
     let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
-        .unwrap();
+        .with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+        );
     let result = run.training(folder.path()).launch_fused(learner);
     let error = result.error.expect("the training failed").to_string();
     assert!(error.contains("global norm"), "{error}");
@@ -281,8 +278,7 @@ fn a_checkpoint_brings_the_scale_back() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-            .unwrap();
+            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
         let result = run.training(folder.path()).launch_fused(learner);
         assert!(result.error.is_none());
 
@@ -294,19 +290,15 @@ fn a_checkpoint_brings_the_scale_back() {
         let record =
             OptimizerRecord::from_bytes(Bytes::from_bytes_vec(std::fs::read(file).unwrap()))
                 .unwrap();
-        let mut fused = FusedOptimizer::new(result.model.train(), AdamWConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-            .unwrap();
-        fused.load_record(record).unwrap();
+        let mut fused = FusedOptimizer::new_ok(result.model.train(), AdamWConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+        fused.load_record_ok(record);
         let device = &Device::flex().autodiff();
         let scales = expected.map(|_| {
-            fused
-                .step_repeatable(0.1, |model| {
-                    let points = Points::ones(device);
-                    model.inner.output(points).loss
-                })
-                .unwrap();
+            fused.step_repeatable_ok(0.1, |model| {
+                let points = Points::ones(device);
+                model.inner.output(points).loss
+            });
             fused.last_step().loss_scale.unwrap()
         });
         assert_eq!(scales, expected, "after epoch {epoch}");
@@ -324,17 +316,13 @@ fn record_loaded_under_another_growth_interval_keeps_its_scale() {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
         let model = copy(&learner.model(), Clipped::init);
-        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
-            .unwrap()
-            .with_config(scaled(2))
-            .unwrap();
+        let mut fused =
+            FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(scaled(2));
         for _ in 0..4 {
             let points = || Points::ones(&Device::flex().autodiff());
-            fused
-                .step_repeatable(0.1, |model| model.inner.output(points()).loss)
-                .unwrap();
+            fused.step_repeatable_ok(0.1, |model| model.inner.output(points()).loss);
         }
-        let mut learner = learner.with_config(scaled(1000)).unwrap();
+        let mut learner = learner.with_config_ok(scaled(1000));
         learner.load_optim(fused.to_record());
         learner
     });
@@ -356,10 +344,9 @@ fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config(
+            .with_config_ok(
                 FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-            )
-            .unwrap();
+            );
         let result = run.training(folder).launch_fused(learner);
         assert!(result.error.is_none());
         result.model
@@ -404,9 +391,9 @@ fn accumulation_in_state_equals_a_loop() {
 fn a_largest_norm_of_zero_is_refused() {
     let optimizer = SgdConfig::new().init();
     let learner = FusedLearner::new(Regression::init(), optimizer, ConstantLr::new(0.1));
-    let _ = learner
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.0))))
-        .unwrap();
+    let _ = learner.with_config_ok(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.0))),
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use burn::tensor::{Device, Tensor};
 use burn::train::Learner;
 
 use super::{Regression, Run, warm_up_then_cosine};
-use crate::compare::{assert_equal_weights, copy};
+use crate::common::*;
 
 fn checkpoint(folder: &Path, name: &str) -> std::path::PathBuf {
     folder.join(format!("checkpoint/{name}-2.bpk"))

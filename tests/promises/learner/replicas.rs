@@ -13,8 +13,7 @@ use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, MultiDeviceOptim, TrainOutput, TrainStep, TrainingError};
 
 use super::{Points, Regression, Run, files};
-use crate::compare::{assert_changed, assert_equal_weights, copy, weights};
-use crate::panics::panic_of;
+use crate::common::*;
 
 fn flex(ranks: usize) -> Vec<Device> {
     vec![Device::flex().autodiff(); ranks]
@@ -198,14 +197,12 @@ fn policies_hold_on_several_devices() {
         let training = run.training(folder.path());
         let model = copy(&initial, Regression::init);
         let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
-            .with_training_strategy(two_sharded())
-            .unwrap()
-            .with_config(
+            .with_training_strategy_ok(two_sharded())
+            .with_config_ok(
                 FusedConfig::new()
                     .with_sharding(sharding)
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-            )
-            .unwrap();
+            );
         let fused = training.launch_fused(learner);
         assert!(fused.error.is_none());
         assert_equal_weights(&stock.model, &fused.model);
@@ -218,10 +215,8 @@ fn a_loss_that_is_not_scaled_names_the_rank() {
     let run = Run::new(1);
     let training = run.training(folder.path());
     let learner = FusedLearner::new(Regression::init(), run.optimizer, run.scheduler)
-        .with_training_strategy(two_sharded())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
-        .unwrap();
+        .with_training_strategy_ok(two_sharded())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     let result = training.launch_fused(learner);
     let Some(error) = result.error else {
         panic!("the training should have ended with an error")
@@ -246,10 +241,8 @@ fn what_can_not_be_fused_is_refused() {
     let training = Run::new(1).training(folder.path());
     let offload = OffloadConfig::new(Offload::Updates);
     let learner = learner()
-        .with_training_strategy(two_sharded())
-        .unwrap()
-        .with_config(FusedConfig::new().with_offload(Some(offload)))
-        .unwrap();
+        .with_training_strategy_ok(two_sharded())
+        .with_config_ok(FusedConfig::new().with_offload(Some(offload)));
     let text = panic_of(move || training.launch_fused(learner));
     assert!(text.contains("can't be offloaded"), "{text}");
 
@@ -299,8 +292,7 @@ fn a_step_that_panics_on_a_rank_ends_the_training_with_its_name() {
     };
     // The second half of the data is that of the second device.
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
-        .with_training_strategy(two_sharded())
-        .unwrap();
+        .with_training_strategy_ok(two_sharded());
     let result = training.launch_fused(learner);
     let error = result.error.expect("the training ends with an error");
     let TrainingError::Workers(failures) = &*error else {

@@ -21,9 +21,9 @@ fn with_thirty_two_bits_it_follows_burns_own_in_f32_to_the_bit() {
     };
     let config = ours::MuonConfig::new().with_weight_format(WeightFormat::Split32);
     let copy = || copy(&initial, || cast(layer(), FloatDType::BF16).unwrap());
-    let mut split = FusedOptimizer::new(copy(), config.init()).unwrap();
+    let mut split = FusedOptimizer::new_ok(copy(), config.init());
     let exact = cast(copy(), FloatDType::F32).unwrap();
-    let mut exact = FusedOptimizer::new(exact, stock::MuonConfig::new().init()).unwrap();
+    let mut exact = FusedOptimizer::new_ok(exact, stock::MuonConfig::new().init());
     train_fused(&mut split, 8, RATE, loss);
     train_fused(&mut exact, 8, RATE, loss);
     assert_equal_weights(&exact.model(), &split.full_precision_model());
@@ -117,7 +117,7 @@ fn matrices_of_any_shape_are_stepped_in_every_format() {
                 let config = ours::MuonConfig::new().with_state_format(states);
                 let config = config.with_weight_format(weights);
                 let stock = train_stock(copy(&initial, init), &mut config.init(), 3, RATE, loss);
-                let mut fused = FusedOptimizer::new(copy(&initial, init), config.init()).unwrap();
+                let mut fused = FusedOptimizer::new_ok(copy(&initial, init), config.init());
                 train_fused(&mut fused, 3, RATE, loss);
                 assert_equal_weights(&stock, &fused.model());
                 // Every step of a vector is as long as the rate, about, where its type can tell.
@@ -135,9 +135,8 @@ fn matrices_of_any_shape_are_stepped_in_every_format() {
                     );
                 }
                 // And a run resumes.
-                let mut again =
-                    FusedOptimizer::new(copy(&fused.model(), init), config.init()).unwrap();
-                again.load_record(fused.to_record()).unwrap();
+                let mut again = FusedOptimizer::new_ok(copy(&fused.model(), init), config.init());
+                again.load_record_ok(fused.to_record());
                 train_fused(&mut again, 1, RATE, loss);
                 train_fused(&mut fused, 1, RATE, loss);
                 assert_equal_weights(&fused.model(), &again.model());

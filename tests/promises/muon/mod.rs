@@ -22,7 +22,7 @@ use burn::optim::{
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 use crate::optim::{assert_equal, gradients, run};
 
 mod formats;
@@ -212,9 +212,9 @@ fn fused_equals_a_loop_with_groups_of_burns_own(device: &Device) {
         .fold(copied(&initial, device), |model, batch| {
             by_hand.step_of(model, std::slice::from_ref(batch))
         });
-    let mut fused = FusedOptimizer::new(copied(&initial, device), recipe().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copied(&initial, device), recipe().init());
     for batch in &batches {
-        fused.step(RATE, |model| model.loss(batch.clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(batch.clone()));
     }
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -235,17 +235,11 @@ fn policies_equal_a_loop_with_groups_of_burns_own(device: &Device) {
         FusedConfig::new().with_loss_scaling(Some(scaling)),
     ] {
         let model = copied(&initial, device);
-        let mut fused = FusedOptimizer::new(model, recipe().init())
-            .unwrap()
-            .with_config(config.clone())
-            .unwrap();
+        let mut fused =
+            FusedOptimizer::new_ok(model, recipe().init()).with_config_ok(config.clone());
         for pair in batches.chunks(2) {
-            fused
-                .accumulate(|model| model.loss(pair[0].clone()))
-                .unwrap();
-            fused
-                .step_repeatable(RATE, |model| model.loss(pair[1].clone()))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(pair[0].clone()));
+            fused.step_repeatable_ok(RATE, |model| model.loss(pair[1].clone()));
         }
         println!("{config}");
         assert_equal_weights(&stock, &fused.model());
@@ -261,15 +255,10 @@ fn exact_clipping_equals_a_loop_by_hand() {
         let config = GlobalNormClippingConfig::Exact(norm);
         let config = FusedConfig::new().with_clipping(Some(config));
         let model = copied(&initial, &device);
-        let mut fused = FusedOptimizer::new(model, recipe().init())
-            .unwrap()
-            .with_config(config)
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, recipe().init()).with_config_ok(config);
         let mut coefficients = Vec::new();
         for batch in &batches {
-            fused
-                .step_repeatable(RATE, |model| model.loss(batch.clone()))
-                .unwrap();
+            fused.step_repeatable_ok(RATE, |model| model.loss(batch.clone()));
             coefficients.push(fused.last_step().clipping.unwrap());
         }
         (fused.model(), coefficients)
@@ -306,9 +295,9 @@ fn records_go_to_burns_own_and_back() {
         throughout.step_of(model, std::slice::from_ref(b))
     });
     let fused = |model, record: Option<OptimizerRecord>| {
-        let mut fused = FusedOptimizer::new(model, recipe().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, recipe().init());
         if let Some(record) = record {
-            fused.load_record(record).unwrap();
+            fused.load_record_ok(record);
         }
         fused
     };
@@ -319,15 +308,14 @@ fn records_go_to_burns_own_and_back() {
     // From ours to Burn's, and on in ours.
     let mut first = fused(copied(&initial, &device), None);
     for batch in &batches[..2] {
-        first.step(RATE, |model| model.loss(batch.clone())).unwrap();
+        first.step_ok(RATE, |model| model.loss(batch.clone()));
     }
     let mut by_hand = ByHand::new();
     by_hand.optimizer = by_hand.optimizer.load_record(reread(first.to_record()));
     let model = by_hand.step_of(first.model(), &batches[2..3]);
     let record = reread(by_hand.optimizer.to_record());
     let mut last = fused(model, Some(record));
-    last.step(RATE, |model| model.loss(batches[3].clone()))
-        .unwrap();
+    last.step_ok(RATE, |model| model.loss(batches[3].clone()));
     assert_equal_weights(&expected, &last.model());
 }
 
@@ -366,25 +354,21 @@ fn what_is_no_matrix_is_refused_by_name_before_training() {
         let adamw = stock::AdamWConfig::new().init();
         adamw.with_group(group.clone(), ours::MuonConfig::new().build(), None)
     };
-    FusedOptimizer::<Linear>::new(linear(), in_group()).unwrap();
+    FusedOptimizer::<Linear>::new_ok(linear(), in_group());
     let norm: LayerNorm = LayerNormConfig::new(3).init(&device);
-    FusedOptimizer::new(norm, in_group()).unwrap();
+    FusedOptimizer::new_ok(norm, in_group());
     let wrapped = ours::InFormat::new(ours::MuonConfig::new().build(), WeightFormat::Stochastic);
     let error = FusedOptimizer::<Linear>::new(linear(), wrapped.into()).unwrap_err();
     refused(error, "bias", "1 dimensions");
 
     // What is frozen is not stepped; what is thawed is refused, and nothing has changed.
     let frozen = linear().freeze_group(ParamGroup::from_predicate("bias"));
-    let mut fused = FusedOptimizer::<Linear>::new(frozen, muon()).unwrap();
+    let mut fused = FusedOptimizer::<Linear>::new_ok(frozen, muon());
     let x = Tensor::<2>::ones([2, 3], &device);
-    fused
-        .step(RATE, |model| model.forward(x.clone()).sum())
-        .unwrap();
+    fused.step_ok(RATE, |model| model.forward(x.clone()).sum());
     let error = fused.change_model(Linear::unfreeze).unwrap_err();
     refused(error, "bias", "1 dimensions");
-    fused
-        .step(RATE, |model| model.forward(x.clone()).sum())
-        .unwrap();
+    fused.step_ok(RATE, |model| model.forward(x.clone()).sum());
     assert_eq!(fused.num_frozen(), 1);
 }
 
@@ -422,7 +406,7 @@ fn without_names_all_matrices_are_muons() {
     let mut optimizer = adamw.with_group(matrices, muon.build(), None);
     let stock = train_stock(copy(), &mut optimizer, 3, RATE, loss);
     let config = ours::MuonWithAdamWConfig::new(Vec::new());
-    let mut fused = FusedOptimizer::new(copy(), config.init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(copy(), config.init());
     train_fused(&mut fused, 3, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }

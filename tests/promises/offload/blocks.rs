@@ -78,16 +78,14 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
     };
     for &way in ways {
         let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), way, step);
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 6, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-                .unwrap()
-                .with_config_on(
+            let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
+                .with_config_on_ok(
                     FusedConfig::new().with_offload(Some(config(device, mode))),
                     device,
-                )
-                .unwrap();
+                );
             train_fused(&mut fused, 6, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }
@@ -102,17 +100,15 @@ fn any_number_of_bytes_may_be_under_way(device: &Device) {
         let tokens = batches[step].clone();
         loss(model, tokens, Way::TurnsAround, step)
     };
-    let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+    let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
     train_fused(&mut plain, 4, RATE, loss);
     for limit in [0, 3000, usize::MAX] {
         for mode in modes(device) {
             let config = FusedConfig::new()
                 .with_offload(Some(config(device, mode)))
                 .with_max_bytes_under_way(Some(limit));
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-                .unwrap()
-                .with_config_on(config, device)
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
+                .with_config_on_ok(config, device);
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }

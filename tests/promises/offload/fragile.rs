@@ -73,20 +73,12 @@ fn a_state_that_is_stuck_takes_no_weight_along() {
         for failing in 0..4 {
             let model = Network::init(&Device::flex().autodiff());
             let config = OffloadConfig::new(Offload::States).with_min_elements(10);
-            let mut fused = FusedOptimizer::new(model, Fragile.into())
-                .unwrap()
-                .with_config_on(FusedConfig::new().with_offload(Some(config)), &device)
-                .unwrap();
-            fused
-                .step(RATE, |model| model.loss(tokens[0].clone()))
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, Fragile.into())
+                .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &device);
+            fused.step_ok(RATE, |model| model.loss(tokens[0].clone()));
             let states = fused.to_record().len();
             calls.store(failing, Ordering::SeqCst);
-            let step = || {
-                fused
-                    .step(RATE, |model| model.loss(tokens[1].clone()))
-                    .unwrap()
-            };
+            let step = || fused.step_ok(RATE, |model| model.loss(tokens[1].clone()));
             assert!(catch_unwind(AssertUnwindSafe(step)).is_err());
             calls.store(usize::MAX, Ordering::SeqCst);
 
@@ -97,9 +89,7 @@ fn a_state_that_is_stuck_takes_no_weight_along() {
                     .all(|(_, v)| v.iter::<f32>().all(f32::is_finite))
             );
             assert_eq!(fused.to_record().len(), states);
-            fused
-                .step(RATE, |model| model.loss(tokens[2].clone()))
-                .unwrap();
+            fused.step_ok(RATE, |model| model.loss(tokens[2].clone()));
         }
     }
 }

@@ -4,7 +4,7 @@ use backburn::FusedConfig;
 use burn::module::{ModuleVisitor, Param};
 
 use super::*;
-use crate::panics::panic_of;
+use crate::common::*;
 
 /// The devices of the parameters that are read in a block, and those on which they rest.
 struct Places(Vec<(String, Device)>, Vec<String>);
@@ -33,32 +33,25 @@ fn frozen_weights_rest_on_the_host_and_are_read_on_the_device(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let copy = || copy(&initial, || frozen(Network::init(device)));
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-            .unwrap()
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
-            .unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init()).with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let inner = device.clone().inner();
         for tokens in &batches {
-            plain
-                .step(RATE, |model| model.loss(tokens.clone()))
-                .unwrap();
-            fused
-                .step(RATE, |model| {
-                    let mut places = Places(Vec::new(), Vec::new());
-                    model.visit(&mut places);
-                    let weight = "blocks.1.expand.weight";
-                    let (_, rests) = places.0.iter().find(|(path, _)| path == weight).unwrap();
-                    let waits = matches!(mode, Offload::Weights(_));
-                    assert_eq!(*rests != inner, waits, "{mode:?}");
-                    let read = model.blocks[1].expand.weight.val();
-                    assert_eq!(read.device().inner(), inner);
-                    model.loss(tokens.clone())
-                })
-                .unwrap();
+            plain.step_ok(RATE, |model| model.loss(tokens.clone()));
+            fused.step_ok(RATE, |model| {
+                let mut places = Places(Vec::new(), Vec::new());
+                model.visit(&mut places);
+                let weight = "blocks.1.expand.weight";
+                let (_, rests) = places.0.iter().find(|(path, _)| path == weight).unwrap();
+                let waits = matches!(mode, Offload::Weights(_));
+                assert_eq!(*rests != inner, waits, "{mode:?}");
+                let read = model.blocks[1].expand.weight.val();
+                assert_eq!(read.device().inner(), inner);
+                model.loss(tokens.clone())
+            });
         }
         assert_equal_weights(&plain.model(), &fused.model());
         assert_equal_weights(&plain.valid(), &fused.model().valid());
@@ -76,14 +69,12 @@ fn trained_with_and_without(
     model: Network,
     batches: &[Tensor<2, Int>],
 ) -> [FusedOptimizer<Network>; 2] {
-    let mut plain = FusedOptimizer::new(model.clone(), AdamConfig::new().init()).unwrap();
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-    let mut fused = fused
-        .with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        )
-        .unwrap();
+    let mut plain = FusedOptimizer::new_ok(model.clone(), AdamConfig::new().init());
+    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = fused.with_config_on_ok(
+        FusedConfig::new().with_offload(Some(config(device, mode))),
+        device,
+    );
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     train_fused(&mut plain, 3, RATE, loss);
     train_fused(&mut fused, 3, RATE, loss);
@@ -118,19 +109,12 @@ fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
 fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     let model = Network::init(device).apply_lora(Lora::new(2, 4.0));
     let mode = Offload::Weights(WaitingBlocks::All);
-    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
-        .unwrap()
-        .with_config_on(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        )
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init()).with_config_on_ok(
+        FusedConfig::new().with_offload(Some(config(device, mode))),
+        device,
+    );
     let tokens = batches(device).remove(0);
-    let step = || {
-        fused
-            .step(RATE, |model| model.loss(tokens.clone()))
-            .unwrap()
-    };
+    let step = || fused.step_ok(RATE, |model| model.loss(tokens.clone()));
     let text = panic_of(step);
     assert!(
         text.contains("`embedding.weight` waits on the host"),
@@ -151,19 +135,16 @@ fn a_frozen_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     for min_elements in [10, 50] {
         let mode = Offload::Weights(WaitingBlocks::All);
         let config = config(device, mode).with_min_elements(min_elements);
-        let fused = FusedOptimizer::new(model.clone(), AdamConfig::new().init()).unwrap();
-        let mut fused = fused
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), device)
-            .unwrap();
+        let fused = FusedOptimizer::new_ok(model.clone(), AdamConfig::new().init());
+        let mut fused =
+            fused.with_config_on_ok(FusedConfig::new().with_offload(Some(config)), device);
         let tokens = batches(device).remove(0);
         for training in [true, false] {
             let text = panic_of(|| {
-                fused
-                    .step(RATE, |model| match training {
-                        true => model.loss(tokens.clone()),
-                        false => model.valid().loss(tokens.clone()),
-                    })
-                    .unwrap()
+                fused.step_ok(RATE, |model| match training {
+                    true => model.loss(tokens.clone()),
+                    false => model.valid().loss(tokens.clone()),
+                })
             });
             let expected = "`embedding.weight` waits on the host";
             assert!(text.contains(expected), "{min_elements}: {text}");

@@ -45,13 +45,13 @@ fn inputs_that_come_a_block_ahead_change_no_bit(device: &Device) {
     let batches = batches(device);
     for way in [Way::Each, Way::Nested, Way::Unused] {
         let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), way);
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
             for limit in [None, Some(0), Some(200)] {
                 let config = with_inputs(device, mode).with_max_bytes_under_way(limit);
-                let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-                let mut fused = fused.with_config_on(config, device).unwrap();
+                let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+                let mut fused = fused.with_config_on_ok(config, device);
                 train_fused(&mut fused, 4, RATE, loss);
                 assert_equal_weights(&plain.model(), &fused.model());
             }
@@ -69,12 +69,12 @@ fn a_panic_while_inputs_are_away_leaves_nothing_behind() {
     let batches = batches(&device);
     let good = |model: &Network, step: usize| loss(model, batches[step].clone(), Way::Each);
     let copy = || copy(&initial, || Network::init(&device));
-    let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+    let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
     train_fused(&mut plain, 3, RATE, good);
     for fails_recorded in [false, true] {
         let config = with_inputs(&device, Offload::Weights(WaitingBlocks::All));
-        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-        fused = fused.with_config_on(config, &device).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+        fused = fused.with_config_on_ok(config, &device);
         train_fused(&mut fused, 1, RATE, good);
         let failing = |model: &Network| {
             let x: Tensor<2> = model.embedding.forward(batches[1].clone()).flatten(0, 1);
@@ -90,7 +90,7 @@ fn a_panic_while_inputs_are_away_leaves_nothing_behind() {
             };
             gradient_checkpointing(&model.blocks[3], x, fails).mean()
         };
-        let step = AssertUnwindSafe(|| fused.step(RATE, failing).unwrap());
+        let step = AssertUnwindSafe(|| fused.step_ok(RATE, failing));
         assert!(catch_unwind(step).is_err());
         train_fused(&mut fused, 2, RATE, |model, step| good(model, step + 1));
         assert_equal_weights(&plain.model(), &fused.model());
@@ -104,9 +104,9 @@ fn two_threads_that_train_at_once_have_inputs_of_their_own() {
     let batches = batches(&device);
     let train = |config: Option<FusedConfig>| {
         let copy = copy(&initial, || Network::init(&device));
-        let mut fused = FusedOptimizer::new(copy, AdamConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy, AdamConfig::new().init());
         if let Some(config) = config {
-            fused = fused.with_config_on(config, &device).unwrap();
+            fused = fused.with_config_on_ok(config, &device);
         }
         train_fused(&mut fused, 4, RATE, |model, step| {
             loss(model, batches[step].clone(), Way::Each)

@@ -7,10 +7,10 @@ use backburn::{
 };
 
 use super::*;
-use crate::panics::panic_of;
+use crate::common::*;
 
 fn refused(config: OffloadConfig, device: &Device, model: Network) -> String {
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let refused = fused.with_config_on(FusedConfig::new().with_offload(Some(config)), device);
     let error = refused.expect_err("it is refused");
     assert!(matches!(error, FusedError::Offload { .. }), "{error:?}");
@@ -33,7 +33,7 @@ fn a_host_without_the_bytes_is_refused_by_option_and_bytes() {
     let mut model = vec![linear(), linear().no_grad()];
     let long = Tensor::<2>::ones([1, 1], &device.clone().inner()).expand([1 << 24, 1 << 24]);
     model[1].weight = Param::initialized(model[1].weight.id, Tensor::from_inner(long));
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let config = config(&device, Offload::Weights(WaitingBlocks::All));
     let config = FusedConfig::new().with_offload(Some(config));
     let error = fused.with_config_on(config, &device).unwrap_err();
@@ -70,7 +70,7 @@ fn a_state_that_would_lose_digits_is_refused(device: &Device) {
     }
     let weight = Tensor::<2>::ones([8, 8], (device, burn::tensor::DType::F64));
     let model = burn::module::Param::from_tensor(weight);
-    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let error = fused.with_config_on(
         FusedConfig::new().with_offload(Some(config(device, Offload::States))),
         device,
@@ -100,16 +100,14 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for mode in modes(device) {
         let fuse = || {
-            FusedOptimizer::new(
+            FusedOptimizer::new_ok(
                 copy(&initial, || Network::init(device)),
                 AdamConfig::new().init(),
             )
-            .unwrap()
-            .with_config_on(
+            .with_config_on_ok(
                 FusedConfig::new().with_offload(Some(config(device, mode))),
                 device,
             )
-            .unwrap()
         };
         let mut untouched = fuse();
         train_fused(&mut untouched, 4, RATE, loss);
@@ -117,24 +115,18 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
         let mut fused = fuse();
         train_fused(&mut fused, 2, RATE, loss);
         let panics = [
+            panic_of(|| fused.step_ok(RATE, |_| -> Tensor<1> { panic!("in the closure") })),
             panic_of(|| {
-                fused
-                    .step(RATE, |_| -> Tensor<1> { panic!("in the closure") })
-                    .unwrap()
-            }),
-            panic_of(|| {
-                fused
-                    .step(RATE, |model| {
-                        let tokens = batches[2].clone();
-                        let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
-                        let run = |block: &Block, x| -> Tensor<2> {
-                            // The statistics are as they were.
-                            block.expand.forward(x);
-                            panic!("in a block")
-                        };
-                        gradient_checkpointing(&model.blocks[0], x, run).mean()
-                    })
-                    .unwrap()
+                fused.step_ok(RATE, |model| {
+                    let tokens = batches[2].clone();
+                    let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
+                    let run = |block: &Block, x| -> Tensor<2> {
+                        // The statistics are as they were.
+                        block.expand.forward(x);
+                        panic!("in a block")
+                    };
+                    gradient_checkpointing(&model.blocks[0], x, run).mean()
+                })
             }),
         ];
         assert!(panics[0].contains("in the closure"), "{panics:?}");
@@ -143,7 +135,7 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
         assert_equal_weights(&untouched.model(), &fused.model());
 
         let mut fused = fuse().with_hook(ParamGroup::all(), Panic("blocks.2.norm.gamma"));
-        let text = panic_of(|| fused.step(RATE, |model| loss(model, 0)).unwrap());
+        let text = panic_of(|| fused.step_ok(RATE, |model| loss(model, 0)));
         assert!(text.contains("at this one"), "{text}");
         let expected = fuse();
         let after = [&expected, &fused].map(|fused| weights(&fused.model()));
@@ -165,18 +157,14 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
 fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
-        let mut fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-            .unwrap()
-            .with_config_on(
+        let mut fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
+            .with_config_on_ok(
                 FusedConfig::new()
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
                     .with_offload(Some(config(device, mode))),
                 device,
-            )
-            .unwrap();
-        fused
-            .step_repeatable(RATE, |model| model.loss(batches[0].clone()))
-            .unwrap();
+            );
+        fused.step_repeatable_ok(RATE, |model| model.loss(batches[0].clone()));
         let before = fused.model().valid();
         let stopped =
             fused.step_repeatable(RATE, |model| model.loss(batches[1].clone()) * f32::INFINITY);
@@ -185,9 +173,7 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
         for ((path, before), (_, after)) in weights(&before).iter().zip(&weights(&after)) {
             assert_eq!(before.as_bytes(), after.as_bytes(), "`{path}` has changed");
         }
-        fused
-            .step_repeatable(RATE, |model| model.loss(batches[2].clone()))
-            .unwrap();
+        fused.step_repeatable_ok(RATE, |model| model.loss(batches[2].clone()));
     }
 }
 
@@ -221,17 +207,13 @@ fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) 
         assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
         fused.model()
     };
-    let expected = stop(FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap());
+    let expected = stop(FusedOptimizer::new_ok(copy(), AdamConfig::new().init()));
     for mode in modes(device) {
-        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-        let found = stop(
-            fused
-                .with_config_on(
-                    FusedConfig::new().with_offload(Some(config(device, mode))),
-                    device,
-                )
-                .unwrap(),
-        );
+        let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+        let found = stop(fused.with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        ));
         assert_equal_weights(&expected.valid(), &found.valid());
     }
 }
@@ -242,13 +224,11 @@ fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let tokens = batches(device).remove(0);
     for mode in modes(device) {
-        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-        let mut fused = fused
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
-            .unwrap();
+        let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+        let mut fused = fused.with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         let read = fused
             .step_with_backward(RATE, |model| {
                 let gradients = model.loss(tokens.clone()).backward();
@@ -287,33 +267,29 @@ fn two_trainings_run_beside_each_other(device: &Device) {
     let tokens = batches(device).remove(0);
     let barrier = Arc::new(Barrier::new(2));
     let fused = || {
-        FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-            .unwrap()
+        FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
             .with_hook(ParamGroup::all(), Meet(barrier.clone()))
-            .with_config_on(
+            .with_config_on_ok(
                 FusedConfig::new().with_offload(Some(config(device, Offload::Updates))),
                 device,
             )
-            .unwrap()
     };
     let both = [fused(), fused()];
     std::thread::scope(|scope| {
         for mut fused in both {
             let tokens = tokens.clone();
-            scope.spawn(move || fused.step(RATE, |model| model.loss(tokens)).unwrap());
+            scope.spawn(move || fused.step_ok(RATE, |model| model.loss(tokens)));
         }
     });
 }
 
 fn a_model_for_inference_can_be_moved(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
-    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-        .unwrap()
-        .with_config_on(
+    let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
+        .with_config_on_ok(
             FusedConfig::new().with_offload(Some(config(device, mode))),
             device,
-        )
-        .unwrap();
+        );
     let host = host(device).inner();
     let tokens = batches(device).remove(0);
     let [here, there] = [device.clone().inner(), host].map(|device| {
@@ -329,13 +305,11 @@ fn a_model_for_inference_can_be_moved(device: &Device) {
 
 fn a_model_from_inference_is_not_trained(device: &Device) {
     let mode = Offload::Weights(WaitingBlocks::All);
-    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-        .unwrap()
-        .with_config_on(
+    let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
+        .with_config_on_ok(
             FusedConfig::new().with_offload(Some(config(device, mode))),
             device,
-        )
-        .unwrap();
+        );
     let again = FusedOptimizer::new(fused.valid().train(), AdamConfig::new().init());
     assert!(
         again.is_err(),

@@ -6,7 +6,7 @@ use burn::nn::{LayerNorm, LayerNormConfig};
 use burn::tensor::{DType, FloatDType};
 
 use super::*;
-use crate::in_types_of::in_types_of;
+use crate::common::*;
 
 #[derive(Module, Debug)]
 struct Normed {
@@ -90,18 +90,14 @@ fn the_host_keeps_the_weights_in_their_own_type(device: &Device) {
             let config = FusedConfig::new()
                 .with_offload(Some(config(device, mode)))
                 .with_compute_dtype(Some(dtype));
-            let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-                .unwrap()
-                .with_config_on(config, device)
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
+                .with_config_on_ok(config, device);
             for x in &xs {
-                fused
-                    .step(RATE, |model| {
-                        let weight = model.blocks[0].expand.weight.val();
-                        assert_eq!(weight.dtype(), DType::from(dtype));
-                        model.loss(x.clone())
-                    })
-                    .unwrap();
+                fused.step_ok(RATE, |model| {
+                    let weight = model.blocks[0].expand.weight.val();
+                    assert_eq!(weight.dtype(), DType::from(dtype));
+                    model.loss(x.clone())
+                });
             }
             assert_equal_weights(&expected, &fused.model());
             let of_inference = fused.valid().blocks[0].expand.weight.val();
@@ -114,7 +110,7 @@ fn what_is_not_trained_must_be_in_the_type_already(device: &Device) {
     if !device.supports_dtype(DType::F64) {
         return;
     }
-    let fused = FusedOptimizer::new(Network::init(device), AdamConfig::new().init()).unwrap();
+    let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init());
     let config = FusedConfig::new()
         .with_offload(Some(config(device, Offload::Updates)))
         .with_compute_dtype(Some(FloatDType::F64));

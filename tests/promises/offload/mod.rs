@@ -20,7 +20,7 @@ use burn::optim::*;
 use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use crate::backends::on_every_backend;
-use crate::compare::*;
+use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
@@ -141,20 +141,17 @@ fn offloaded_training_equals_training_without(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for optimizer in optimizers(device) {
-        let mut plain = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
         train_fused(&mut plain, 6, RATE, loss);
         let mut tried = modes(device);
         if !tried.contains(&Offload::States) {
             tried.push(Offload::States);
         }
         for mode in tried {
-            let mut fused = FusedOptimizer::new(copy(), optimizer.clone())
-                .unwrap()
-                .with_config_on(
-                    FusedConfig::new().with_offload(Some(config(device, mode))),
-                    device,
-                )
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone()).with_config_on_ok(
+                FusedConfig::new().with_offload(Some(config(device, mode))),
+                device,
+            );
             train_fused(&mut fused, 6, RATE, loss);
             assert_eq!(fused.last_step().updated, plain.last_step().updated);
             assert_eq!(fused.last_step().copied.unwrap_or(0), 0, "{mode:?}");
@@ -170,17 +167,14 @@ fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     let there = copy(&initial, || Network::init(device));
-    let mut plain = FusedOptimizer::new(there, AdamConfig::new().init()).unwrap();
+    let mut plain = FusedOptimizer::new_ok(there, AdamConfig::new().init());
     train_fused(&mut plain, 4, RATE, loss);
     for mode in modes(device) {
         let here = copy(&initial, || Network::init(&host));
-        let mut fused = FusedOptimizer::new(here, AdamConfig::new().init())
-            .unwrap()
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(here, AdamConfig::new().init()).with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         train_fused(&mut fused, 4, RATE, loss);
         assert_equal_weights(&plain.model(), &fused.model());
         assert_eq!(fused.model().devices(), std::slice::from_ref(&host));
@@ -195,14 +189,12 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for mode in modes(device) {
         let copy = || copy(&initial, || Network::init(device));
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-        let fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-        let mut fused = fused
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
-            .unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+        let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+        let mut fused = fused.with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
         assert_equal_weights(&plain.valid(), &fused.valid());
@@ -237,16 +229,14 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
         };
         let initial = adapted(copy(&initial, || Network::init(device)));
         let copy = || copy(&initial, || adapted(Network::init(device)));
-        let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-                .unwrap()
-                .with_config_on(
+            let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
+                .with_config_on_ok(
                     FusedConfig::new().with_offload(Some(config(device, mode))),
                     device,
-                )
-                .unwrap();
+                );
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }
@@ -272,24 +262,22 @@ fn weights_in_columns_agree_within_rounding_after_a_way_to_the_host_or_a_record(
         x.powi_scalar(2).mean()
     };
     let initial = init();
-    let fused = || FusedOptimizer::new(copy(&initial, init), SgdConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(copy(&initial, init), SgdConfig::new().init());
     let offload = OffloadConfig::new(Offload::Updates)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1);
     let mut alone = fused();
-    let mut on_host = fused()
-        .with_config(FusedConfig::new().with_offload(Some(offload)))
-        .unwrap();
+    let mut on_host = fused().with_config_ok(FusedConfig::new().with_offload(Some(offload)));
     for _ in 0..4 {
         let x = Tensor::random([4, 6], Distribution::Default, &device);
-        alone.step(0.1, |layers| loss(layers, x.clone())).unwrap();
-        on_host.step(0.1, |layers| loss(layers, x)).unwrap();
+        alone.step_ok(0.1, |layers| loss(layers, x.clone()));
+        on_host.step_ok(0.1, |layers| loss(layers, x));
     }
-    let resumed = FusedOptimizer::new(copy(&alone.model(), init), SgdConfig::new().init()).unwrap();
+    let resumed = FusedOptimizer::new_ok(copy(&alone.model(), init), SgdConfig::new().init());
     let mut trainings = [alone, on_host, resumed];
     let x = Tensor::random([4, 6], Distribution::Default, &device);
     let [alone, others @ ..] = trainings.each_mut().map(|fused| {
-        fused.step(0.1, |layers| loss(layers, x.clone())).unwrap();
+        fused.step_ok(0.1, |layers| loss(layers, x.clone()));
         weights(&fused.model())
     });
     for ((path, alone), (_, other)) in others.iter().flat_map(|other| alone.iter().zip(other)) {

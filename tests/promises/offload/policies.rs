@@ -31,7 +31,7 @@ fn assert_offload_changes_nothing(
             .config()
             .clone()
             .with_offload(Some(config(device, mode)));
-        let mut fused = fused.with_config_on(offloaded, device).unwrap();
+        let mut fused = fused.with_config_on_ok(offloaded, device);
         train(&mut fused, &batches);
         assert_equal_weights(&plain.model(), &fused.model());
         let (expected, found) = (plain.last_step(), fused.last_step());
@@ -46,7 +46,7 @@ fn assert_offload_changes_nothing(
 }
 
 fn adam(model: Network) -> Fused {
-    FusedOptimizer::new(model, AdamConfig::new().init()).unwrap()
+    FusedOptimizer::new_ok(model, AdamConfig::new().init())
 }
 
 /// Gradients that wait on the host are measured and used there as those of a second pass are.
@@ -58,14 +58,12 @@ fn exact_clipping_in_the_buffer_is_that_in_two_passes(device: &Device) {
             let model = copy(&initial, || Network::init(device));
             let offloaded = FusedConfig::new().with_offload(Some(config(device, mode)));
             let offloaded = offloaded.with_clipping(Some(clipping));
-            let mut fused = adam(model).with_config_on(offloaded, device).unwrap();
+            let mut fused = adam(model).with_config_on_ok(offloaded, device);
             let told = batches.iter().map(|x| {
                 let loss = |model: &Network| model.loss(x.clone());
                 match clipping {
-                    GlobalNormClippingConfig::Exact(_) => {
-                        fused.step_repeatable(RATE, loss).unwrap()
-                    }
-                    _ => fused.step(RATE, loss).unwrap(),
+                    GlobalNormClippingConfig::Exact(_) => fused.step_repeatable_ok(RATE, loss),
+                    _ => fused.step_ok(RATE, loss),
                 };
                 (fused.last_step().gradient_norm, fused.last_step().clipping)
             });
@@ -93,26 +91,21 @@ fn clipping_is_the_same(device: &Device) {
     for clipping in policies.into_iter().flatten() {
         let train = |fused: &mut Fused| {
             let steps = batches.iter().map(|x| {
-                fused
-                    .step_repeatable(RATE, |model| model.loss(x.clone()))
-                    .unwrap();
+                fused.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
                 fused.last_step().clipping.unwrap()
             });
             steps.collect::<Vec<_>>()
         };
-        let mut plain = sgd(copy())
-            .with_config(FusedConfig::new().with_clipping(Some(clipping)))
-            .unwrap();
+        let mut plain =
+            sgd(copy()).with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
         let expected = train(&mut plain);
         for mode in modes(device) {
-            let mut fused = sgd(copy())
-                .with_config_on(
-                    FusedConfig::new()
-                        .with_clipping(Some(clipping))
-                        .with_offload(Some(config(device, mode))),
-                    device,
-                )
-                .unwrap();
+            let mut fused = sgd(copy()).with_config_on_ok(
+                FusedConfig::new()
+                    .with_clipping(Some(clipping))
+                    .with_offload(Some(config(device, mode))),
+                device,
+            );
             let found = train(&mut fused);
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * a;
             assert!(expected.iter().zip(&found).all(near), "{mode:?}: {found:?}");
@@ -122,7 +115,7 @@ fn clipping_is_the_same(device: &Device) {
 }
 
 fn sgd(model: Network) -> Fused {
-    FusedOptimizer::new(model, SgdConfig::new().init()).unwrap()
+    FusedOptimizer::new_ok(model, SgdConfig::new().init())
 }
 
 #[track_caller]
@@ -139,20 +132,16 @@ fn assert_near_weights(plain: &Network, fused: &Network) {
 fn gradients_are_clipped_to_the_norm_of_all(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
-        let mut fused = FusedOptimizer::new(Network::init(device), SgdConfig::new().init())
-            .unwrap()
-            .with_config_on(
+        let mut fused = FusedOptimizer::new_ok(Network::init(device), SgdConfig::new().init())
+            .with_config_on_ok(
                 FusedConfig::new()
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(0.125)))
                     .with_offload(Some(config(device, mode))),
                 device,
-            )
-            .unwrap();
+            );
         for x in &batches {
             let before = weights(&fused.model());
-            fused
-                .step_repeatable(1.0, |model| model.loss(x.clone()))
-                .unwrap();
+            fused.step_repeatable_ok(1.0, |model| model.loss(x.clone()));
             let report = fused.last_step().clone();
             let after = weights(&fused.model());
             let moved = before.iter().zip(&after).flat_map(|((path, a), (_, b))| {
@@ -176,14 +165,12 @@ fn accumulation_is_the_same(device: &Device) {
         let (last, before) = batches.split_last().unwrap();
         for pair in before.chunks(2) {
             for x in pair {
-                fused.accumulate(|model| model.loss(x.clone())).unwrap();
+                fused.accumulate_ok(|model| model.loss(x.clone()));
             }
-            fused.step_accumulated(RATE).unwrap();
+            fused.step_accumulated_ok(RATE);
         }
-        fused
-            .accumulate(|model| model.loss(batches[0].clone()))
-            .unwrap();
-        fused.step(RATE, |model| model.loss(last.clone())).unwrap();
+        fused.accumulate_ok(|model| model.loss(batches[0].clone()));
+        fused.step_ok(RATE, |model| model.loss(last.clone()));
     });
 }
 
@@ -198,12 +185,8 @@ fn accumulation_in_the_state_is_the_same(device: &Device) {
         },
         |fused, batches| {
             for pair in batches.chunks(2) {
-                fused
-                    .accumulate(|model| model.loss(pair[0].clone()))
-                    .unwrap();
-                fused
-                    .step(RATE, |model| model.loss(pair[1].clone()))
-                    .unwrap();
+                fused.accumulate_ok(|model| model.loss(pair[0].clone()));
+                fused.step_ok(RATE, |model| model.loss(pair[1].clone()));
             }
         },
     );
@@ -215,18 +198,12 @@ fn loss_scaling_with_overflows_is_the_same(device: &Device) {
         assert_offload_changes_nothing(
             device,
             &modes(device),
-            |model| {
-                adam(model)
-                    .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-                    .unwrap()
-            },
+            |model| adam(model).with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling))),
             |fused, batches| {
                 for (step, x) in batches.iter().enumerate() {
                     // Beyond what f32 holds, once.
                     let factor = if step == 2 { 1e38 } else { 1.0 };
-                    fused
-                        .step_repeatable(RATE, |model| model.loss(x.clone()) * factor)
-                        .unwrap();
+                    fused.step_repeatable_ok(RATE, |model| model.loss(x.clone()) * factor);
                 }
             },
         );
@@ -264,7 +241,7 @@ fn hooks_see_every_gradient_once(device: &Device) {
         |fused, batches| {
             for x in batches {
                 let before = calls.load(Ordering::Relaxed);
-                fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+                fused.step_ok(RATE, |model| model.loss(x.clone()));
                 let parameters = fused.num_released();
                 assert_eq!(calls.load(Ordering::Relaxed), before + parameters);
             }
@@ -281,16 +258,15 @@ fn groups_and_schedules_are_the_same(device: &Device) {
             let optimizer = AdamWConfig::new().init();
             let momentum = optim::SgdConfig::new()
                 .with_momentum(Some(burn::optim::momentum::MomentumConfig::new()));
-            FusedOptimizer::new(
+            FusedOptimizer::new_ok(
                 model,
                 optimizer.with_group(matrices, momentum.build(), None),
             )
-            .unwrap()
         },
         |fused, batches| {
             for (step, x) in batches.iter().enumerate() {
                 let rate = ModuleLearningRate::from(RATE / (1.0 + step as f64));
-                fused.step(rate, |model| model.loss(x.clone())).unwrap();
+                fused.step_ok(rate, |model| model.loss(x.clone()));
             }
         },
     );

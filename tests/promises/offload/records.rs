@@ -16,16 +16,14 @@ fn resumed(
 ) -> FusedOptimizer<Network> {
     let (model, record) = saved;
     let model = Network::init(device).load_record(model);
-    let mut fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(model, optimizer.clone());
     if let Some(mode) = mode {
-        fused = fused
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
-            .unwrap();
+        fused = fused.with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
     }
-    fused.load_record(record).unwrap();
+    fused.load_record_ok(record);
     train_fused(&mut fused, batches.len(), RATE, |model, step| {
         model.loss(batches[step].clone())
     });
@@ -38,18 +36,16 @@ fn a_run_resumes_with_offload_and_without(device: &Device) {
     for optimizer in optimizers(device) {
         let initial = Network::init(device);
         let copy = || copy(&initial, || Network::init(device));
-        let mut plain = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         train_fused(&mut plain, batches.len(), RATE, loss);
         for (before, after) in changes(device) {
-            let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
             if let Some(mode) = before {
-                fused = fused
-                    .with_config_on(
-                        FusedConfig::new().with_offload(Some(config(device, mode))),
-                        device,
-                    )
-                    .unwrap();
+                fused = fused.with_config_on_ok(
+                    FusedConfig::new().with_offload(Some(config(device, mode))),
+                    device,
+                );
             }
             train_fused(&mut fused, first.len(), RATE, loss);
             let saved = (fused.model().into_record(), fused.to_record());
@@ -83,16 +79,14 @@ fn a_training_can_be_made_again_with_another_mode(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let batches = batches(device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
-    let mut plain = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
-    let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init()).unwrap();
+    let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
     for (step, mode) in MODES.into_iter().chain([MODES[0]]).enumerate() {
-        fused = fused
-            .with_config_on(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
-            .unwrap();
-        fused.step(RATE, |model| loss(model, step)).unwrap();
+        fused = fused.with_config_on_ok(
+            FusedConfig::new().with_offload(Some(config(device, mode))),
+            device,
+        );
+        fused.step_ok(RATE, |model| loss(model, step));
     }
     train_fused(&mut plain, 6, RATE, loss);
     assert_equal_weights(&plain.model(), &fused.model());
@@ -105,9 +99,8 @@ fn the_state_of_policies_is_in_the_records(device: &Device) {
     let batches = batches(device);
     for mode in modes(device) {
         let fuse = || {
-            FusedOptimizer::new(Network::init(device), AdamConfig::new().init())
-                .unwrap()
-                .with_config_on(
+            FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
+                .with_config_on_ok(
                     FusedConfig::new()
                         .with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5)))
                         .with_loss_scaling(Some(
@@ -116,24 +109,19 @@ fn the_state_of_policies_is_in_the_records(device: &Device) {
                         .with_offload(Some(config(device, mode))),
                     device,
                 )
-                .unwrap()
         };
         let mut fused = fuse();
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         let mut scales = Vec::new();
         for step in 0..4 {
-            fused
-                .step_repeatable(RATE, |model| loss(model, step))
-                .unwrap();
+            fused.step_repeatable_ok(RATE, |model| loss(model, step));
             scales.push(fused.last_step().loss_scale.unwrap());
         }
         assert!(scales[3] > scales[0], "{mode:?}: {scales:?}");
         let mut again = loaded(fuse(), &fused);
         for step in 4..6 {
             let steps = [&mut fused, &mut again].map(|fused| {
-                fused
-                    .step_repeatable(RATE, |model| loss(model, step))
-                    .unwrap();
+                fused.step_repeatable_ok(RATE, |model| loss(model, step));
                 let report = fused.last_step();
                 (report.loss_scale, report.clipping, report.gradient_norm)
             });
@@ -151,10 +139,8 @@ fn loaded(
     other: &FusedOptimizer<Network>,
 ) -> FusedOptimizer<Network> {
     let record = other.model().into_record();
-    fused
-        .change_model(|model| model.load_record(record))
-        .unwrap();
-    fused.load_record(other.to_record()).unwrap();
+    fused.change_model_ok(|model| model.load_record(record));
+    fused.load_record_ok(other.to_record());
     fused
 }
 

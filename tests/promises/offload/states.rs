@@ -37,7 +37,7 @@ fn states_come_ahead_in_whatever_order(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), COURSES[step]);
     for optimizer in optimizers(device) {
-        let mut plain = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
         train_fused(&mut plain, 6, RATE, loss);
         // A software device takes its time, and one limit shows that each thread hands over what the others need.
         let limits: &[_] = match is_exact(device) {
@@ -45,14 +45,12 @@ fn states_come_ahead_in_whatever_order(device: &Device) {
             false => &[None],
         };
         for &limit in limits {
-            let fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
-            let mut fused = fused
-                .with_config_on(with_states(device, limit), device)
-                .unwrap();
+            let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+            let mut fused = fused.with_config_on_ok(with_states(device, limit), device);
             train_fused(&mut fused, 3, RATE, loss);
             // A record is complete between two steps.
             let record = fused.to_record();
-            fused.load_record(record).unwrap();
+            fused.load_record_ok(record);
             train_fused(&mut fused, 3, RATE, |model, step| loss(model, step + 3));
             assert_equal_weights(&plain.model(), &fused.model());
             assert_eq!(fused.to_record().len(), plain.to_record().len());
@@ -106,14 +104,14 @@ fn what_came_for_a_parameter_that_is_not_stepped_is_there_as_it_was() {
                     panics,
                     armed: armed.clone(),
                 };
-                let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+                let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
                 let mut fused = fused.with_hook(ParamGroup::all(), at);
                 if let Some(config) = config {
-                    fused = fused.with_config_on(config, &device).unwrap();
+                    fused = fused.with_config_on_ok(config, &device);
                 }
                 train_fused(&mut fused, 2, RATE, good);
                 armed.store(true, Ordering::Relaxed);
-                let step = || fused.step(RATE, |model| good(model, 2)).unwrap();
+                let step = || fused.step_ok(RATE, |model| good(model, 2));
                 assert_eq!(catch_unwind(AssertUnwindSafe(step)).is_err(), panics);
                 armed.store(false, Ordering::Relaxed);
                 train_fused(&mut fused, 2, RATE, |model, step| good(model, step + 3));

@@ -32,16 +32,14 @@ fn accumulation_equals_stock_with_a_short_last_group(device: &Device) {
     for size in [1, 3] {
         let groups = groups(device, size);
         let stock = stock(copy(), &groups);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
         for group in &groups {
             let (last, before) = group.split_last().unwrap();
             for x in before {
-                fused.accumulate(|model| model.loss(x.clone())).unwrap();
+                fused.accumulate_ok(|model| model.loss(x.clone()));
                 assert_eq!(fused.last_step().updated, 0);
             }
-            fused
-                .step(LEARNING_RATE, |model| model.loss(last.clone()))
-                .unwrap();
+            fused.step_ok(LEARNING_RATE, |model| model.loss(last.clone()));
             assert_eq!(fused.last_step().updated, 6);
         }
         assert_equal_weights(&stock, &fused.model());
@@ -53,20 +51,18 @@ fn a_step_can_do_with_the_accumulated_gradients_alone(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let groups = groups(device, 3);
     let stock = stock(copy(), &groups);
-    let fused = || FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
     // Two passes over the buffers need no second forward pass.
     let never_clips = GlobalNormClippingConfig::Exact(1e9);
     for mut fused in [
         fused(),
-        fused()
-            .with_config(FusedConfig::new().with_clipping(Some(never_clips)))
-            .unwrap(),
+        fused().with_config_ok(FusedConfig::new().with_clipping(Some(never_clips))),
     ] {
         for group in &groups {
             for x in group {
-                fused.accumulate(|model| model.loss(x.clone())).unwrap();
+                fused.accumulate_ok(|model| model.loss(x.clone()));
             }
-            fused.step_accumulated(LEARNING_RATE).unwrap();
+            fused.step_accumulated_ok(LEARNING_RATE);
             assert_eq!(fused.last_step().updated, 6);
             assert_eq!(fused.last_step().without_gradient, 0);
         }
@@ -83,7 +79,7 @@ on_every_backend!(
 #[test]
 fn a_step_without_accumulated_gradients_is_refused() {
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new(Network::init(&device), SgdConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(Network::init(&device), SgdConfig::new().init());
     let before = fused.model();
     let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
@@ -91,8 +87,8 @@ fn a_step_without_accumulated_gradients_is_refused() {
     assert_equal_weights(&before, &fused.model());
 
     let x = &batches(&device, 1)[0];
-    fused.accumulate(|model| model.loss(x.clone())).unwrap();
-    fused.step_accumulated(LEARNING_RATE).unwrap();
+    fused.accumulate_ok(|model| model.loss(x.clone()));
+    fused.step_accumulated_ok(LEARNING_RATE);
     let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
 }

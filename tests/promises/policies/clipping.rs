@@ -48,10 +48,8 @@ const EXACT: [fn(f64) -> GlobalNormClippingConfig; 2] = [
 ];
 
 fn clipped(model: Network, clipping: GlobalNormClippingConfig) -> FusedOptimizer<Network> {
-    FusedOptimizer::new(model, AdamConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(clipping)))
-        .unwrap()
+    FusedOptimizer::new_ok(model, AdamConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)))
 }
 
 /// A step with a closure that may run as often as it must.
@@ -103,14 +101,10 @@ fn lagged_clipping_uses_the_norm_of_the_step_before(device: &Device) {
     let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5)));
     // The latter measures the gradients of each step before it uses them.
     for scaling in [None, Some(LossScalingConfig::new())] {
-        let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-            .unwrap()
-            .with_config(config.clone().with_loss_scaling(scaling))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
+            .with_config_ok(config.clone().with_loss_scaling(scaling));
         for (group, told) in groups.iter().zip(&told) {
-            fused
-                .step_repeatable(LEARNING_RATE, |model| model.loss(group[0].clone()))
-                .unwrap();
+            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(group[0].clone()));
             assert_told(&fused, *told);
         }
         assert_equal_weights(&stock, &fused.model());
@@ -129,7 +123,7 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
         for (group, told) in groups.iter().zip(&told) {
             let (last, before) = group.split_last().unwrap();
             for x in before {
-                fused.accumulate(|model| model.loss(x.clone())).unwrap();
+                fused.accumulate_ok(|model| model.loss(x.clone()));
             }
             step(&mut fused, last).unwrap();
             assert_told(&fused, *told);
@@ -158,7 +152,7 @@ fn a_step_that_fails_leaves_nothing_in_the_buffer(device: &Device) {
     let exact = GlobalNormClippingConfig::ExactInBuffer(1.0);
     let x = batches(device, 1).remove(0);
     let mut fused = clipped(Network::init(device), exact);
-    fused.accumulate(|model| model.loss(x.clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(x.clone()));
     let infinite = Tensor::<2>::full([5, 6], f32::INFINITY, device);
     let error = step(&mut fused, &infinite).unwrap_err();
     assert!(matches!(error, FusedError::NormNotFinite { .. }));
@@ -181,12 +175,9 @@ fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
         linear.apply_lora(Lora::new(2, 4.0))
     };
     for (model, left) in [(lora(), 0), (lora().unfreeze(), 1)] {
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.25))),
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.25))),
+        );
         let parts = (
             fused.num_released(),
             fused.num_retained(),
@@ -196,11 +187,9 @@ fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
         let x = Tensor::<2>::random([5, 6], Distribution::Default, device);
         for _ in 0..2 {
             let before = weights(&fused.model());
-            fused
-                .step_repeatable(1.0, |model| {
-                    (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
-                })
-                .unwrap();
+            fused.step_repeatable_ok(1.0, |model| {
+                (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
+            });
             assert!(fused.last_step().gradient_norm.unwrap() > 0.25);
             let after = weights(&fused.model());
             let squares = before
@@ -243,24 +232,19 @@ fn a_panic_in_the_measuring_pass_leaves_running_statistics(device: &Device) {
     let initial = Network::init(device);
     let before = weights(&initial.valid());
     let x = batches(device, 1).remove(0);
-    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init()).with_config_ok(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+    );
     let step = std::panic::AssertUnwindSafe(|| {
-        fused
-            .step_repeatable(LEARNING_RATE, |model| {
-                let loss = model.loss(x.clone());
-                assert!(x.dims()[0] == 0, "after the forward pass");
-                loss
-            })
-            .unwrap()
+        fused.step_repeatable_ok(LEARNING_RATE, |model| {
+            let loss = model.loss(x.clone());
+            assert!(x.dims()[0] == 0, "after the forward pass");
+            loss
+        })
     });
     std::panic::catch_unwind(step).expect_err("it panics");
     assert_eq!(weights(&fused.valid()), before);
-    fused
-        .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     assert!(weights(&fused.valid()) != before);
 }
 
@@ -277,7 +261,7 @@ on_every_backend!(
 #[test]
 fn mistakes_in_clipping_get_a_clear_error() {
     let device = Device::flex().autodiff();
-    let fused = || FusedOptimizer::new(Network::init(&device), AdamConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(Network::init(&device), AdamConfig::new().init());
     for max_norm in [0.0, -1.0, f64::NAN] {
         for clipping in [
             GlobalNormClippingConfig::Exact,
@@ -292,9 +276,9 @@ fn mistakes_in_clipping_get_a_clear_error() {
     }
     let before = fused();
     let unchanged = before.model();
-    let mut fused = before
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))))
-        .unwrap();
+    let mut fused = before.with_config_ok(
+        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+    );
     let x = Tensor::<2>::ones([5, 6], &device);
     let error = fused.step(0.1, |model| model.loss(x.clone()));
     let error = error.unwrap_err();
@@ -312,10 +296,10 @@ proptest! {
         let device = Device::flex().autodiff();
         let model = LinearConfig::new(4, 3).init(&device);
         let before = weights(&model);
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap()
-            .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm)))).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))));
         let x = Tensor::<2>::random([rows, 4], Distribution::Normal(0.0, 3.0), &device);
-        fused.step_repeatable(1.0, |model| model.forward(x.clone()).powi_scalar(2).sum()).unwrap();
+        fused.step_repeatable_ok(1.0, |model| model.forward(x.clone()).powi_scalar(2).sum());
         let squares = before.iter().zip(weights(&fused.model())).map(|((_, a), (_, b))| {
             a.iter::<f64>().zip(b.iter::<f64>()).map(|(a, b)| (a - b).powi(2)).sum::<f64>()
         });

@@ -5,7 +5,7 @@ use burn::module::ParamGroup;
 use burn::optim::SgdConfig;
 
 use super::*;
-use crate::noting::Noting;
+use crate::common::*;
 
 type Step = fn(&mut FusedOptimizer<Vec<Linear>>, &Tensor<2>);
 
@@ -17,17 +17,17 @@ fn loss(layers: &[Linear], x: &Tensor<2>) -> Tensor<1> {
 }
 
 fn one_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
-    fused.step(0.1, |model| loss(model, x)).unwrap();
+    fused.step_ok(0.1, |model| loss(model, x));
 }
 
 fn accumulated(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
-    fused.accumulate(|model| loss(model, x)).unwrap();
-    fused.step_accumulated(0.1).unwrap();
+    fused.accumulate_ok(|model| loss(model, x));
+    fused.step_accumulated_ok(0.1);
 }
 
 fn last_micro_batch_reaches_one_layer(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
-    fused.accumulate(|model| loss(model, x)).unwrap();
-    fused.step(0.1, |model| loss(&model[..1], x)).unwrap();
+    fused.accumulate_ok(|model| loss(model, x));
+    fused.step_ok(0.1, |model| loss(&model[..1], x));
 }
 
 #[test]
@@ -45,10 +45,8 @@ fn hooks_waiting_gradients_follow_module_order() {
         let model: Vec<Linear> = (0..4).map(layer).collect();
         let expected: Vec<_> = weights(&model).into_iter().map(|(path, _)| path).collect();
         let noting = Noting::default();
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_clipping(clipping))
-            .unwrap()
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_clipping(clipping))
             .with_hook(ParamGroup::all(), noting.clone());
         step(&mut fused, &batches(&device, 1)[0]);
         let notes = noting.0.lock().unwrap();

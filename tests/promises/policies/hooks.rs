@@ -10,7 +10,7 @@ use burn::tensor::{FloatDType, TensorData};
 
 use super::*;
 use crate::backends::on_every_backend;
-use crate::noting::Noting;
+use crate::common::*;
 
 fn a_hook_sees_path_id_value_and_gradient_once(device: &Device) {
     let model = Network::init(device);
@@ -25,14 +25,11 @@ fn a_hook_sees_path_id_value_and_gradient_once(device: &Device) {
     let gradients = accumulator.grads();
 
     let noting = Noting::default();
-    let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(model.clone(), SgdConfig::new().init())
         .with_hook(ParamGroup::all(), noting.clone());
-    fused.accumulate(|model| model.loss(x.clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(x.clone()));
     assert!(noting.0.lock().unwrap().is_empty(), "not finished");
-    fused
-        .step(LEARNING_RATE, |model| model.loss(y.clone()))
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| model.loss(y.clone()));
 
     let notes = noting.0.lock().unwrap();
     assert_eq!(notes.len(), 6);
@@ -105,24 +102,20 @@ fn policies_combine_as_in_a_stock_loop(device: &Device) {
         stock = optimizer.step(LEARNING_RATE, stock, gradients);
     }
 
-    let mut fused = FusedOptimizer::new(copy(), AdamConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
         .with_hook(ParamGroup::from_predicate("output"), Doubling)
         .with_hook(ParamGroup::from_predicate("bias"), Vetoing)
-        .with_config(
+        .with_config_ok(
             FusedConfig::new()
                 .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm)))
                 .with_loss_scaling(Some(LossScalingConfig::new().with_growth_interval(Some(1)))),
-        )
-        .unwrap();
+        );
     for (group, scale) in batches.chunks(3).zip([65536.0, 131072.0, 262144.0]) {
         let (last, before) = group.split_last().unwrap();
         for x in before {
-            fused.accumulate(|model| model.loss(x.clone())).unwrap();
+            fused.accumulate_ok(|model| model.loss(x.clone()));
         }
-        fused
-            .step_repeatable(LEARNING_RATE, |model| model.loss(last.clone()))
-            .unwrap();
+        fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(last.clone()));
         let report = fused.last_step();
         assert!(report.clipping.unwrap() < 1.0);
         assert_eq!(report.loss_scale, Some(scale));
@@ -140,16 +133,13 @@ fn parameters_beside_the_taps_are_hooked_too(device: &Device) {
     let x = batches(device, 1).remove(0);
     let noting = Noting::default();
     let base = ParamGroup::from_path("weight");
-    let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(model.clone(), SgdConfig::new().init())
         .with_hook(ParamGroup::all(), noting.clone())
         .with_hook(base.clone(), Vetoing);
     assert_eq!(fused.num_retained(), 1);
-    fused
-        .step(LEARNING_RATE, |model| {
-            (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
-        })
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| {
+        (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
+    });
     assert_eq!(fused.last_step().vetoed, 1);
     assert!(
         noting
@@ -173,8 +163,7 @@ fn parameters_beside_the_taps_are_hooked_too(device: &Device) {
 fn an_anomaly_stops_the_step_at_its_parameter(device: &Device) {
     let initial = Squashed::init(device);
     let before = copy(&initial, || Squashed::init(device));
-    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init())
         .with_hook(ParamGroup::all(), AnomalyCheck);
     let x = infinite(device);
     let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
@@ -186,9 +175,7 @@ fn an_anomaly_stops_the_step_at_its_parameter(device: &Device) {
 
     // The step can be repeated with better data.
     let x = batches(device, 1).remove(0);
-    fused
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     assert_changed(&before, &fused.model(), |_| true);
 }
 
@@ -205,12 +192,9 @@ fn statistics_of_gradients_are_right(device: &Device) {
         .collect();
 
     let statistics = GradientStatistics::new();
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
         .with_hook(ParamGroup::from_predicate("weight"), statistics.clone());
-    fused
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     let found = statistics.take();
     let paths: Vec<&str> = found.keys().map(String::as_str).collect();
     assert_eq!(paths, ["input.weight", "output.weight"]);
@@ -259,36 +243,26 @@ fn all_policies_take_a_parameter_without_elements(device: &Device) {
         layer: LinearConfig::new(6, 3).init(device),
         nothing: Param::from_tensor(Tensor::zeros([0, 3], device)),
     };
-    let fuse = || FusedOptimizer::new(init(), AdamConfig::new().init()).unwrap();
+    let fuse = || FusedOptimizer::new_ok(init(), AdamConfig::new().init());
     let trainings = [
         fuse(),
         fuse().with_hook(ParamGroup::all(), AnomalyCheck),
-        fuse()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
-            )
-            .unwrap(),
-        fuse()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1))),
-            )
-            .unwrap(),
-        fuse()
-            .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
-            .unwrap(),
-        fuse()
-            .with_config(FusedConfig::new().with_loss_scaling(Some(
-                LossScalingConfig::new().with_overflow(Overflow::SkipParameter),
-            )))
-            .unwrap(),
+        fuse().with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
+        ),
+        fuse().with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1))),
+        ),
+        fuse().with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()))),
+        fuse().with_config_ok(FusedConfig::new().with_loss_scaling(Some(
+            LossScalingConfig::new().with_overflow(Overflow::SkipParameter),
+        ))),
     ];
     for fused in trainings {
         let mut fused = fused.with_hook(ParamGroup::all(), statistics.clone());
         for x in batches(device, 2) {
-            fused.accumulate(|model| model.loss(x.clone())).unwrap();
-            fused
-                .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-                .unwrap();
+            fused.accumulate_ok(|model| model.loss(x.clone()));
+            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
             let seen = statistics.take();
             assert!(seen["layer.weight"].largest > 0.0);
             let nothing = seen["nothing"];
@@ -324,18 +298,16 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
                 .with_state_format(states)
                 .with_weight_format(weights);
             let model = cast(init(&device), dtype).unwrap();
-            let mut fused = FusedOptimizer::new(model, config.init()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, config.init());
             MemoryEstimate::new(&fused.model(), &config.init());
             for _ in 0..2 {
                 let x = x.clone().cast(dtype);
-                fused
-                    .step(LEARNING_RATE, |model| {
-                        let run = |model: &WithNothing, x| model.loss(x);
-                        gradient_checkpointing(model, x, run)
-                    })
-                    .unwrap();
+                fused.step_ok(LEARNING_RATE, |model| {
+                    let run = |model: &WithNothing, x| model.loss(x);
+                    gradient_checkpointing(model, x, run)
+                });
                 let record = fused.to_record();
-                fused.load_record(record).unwrap();
+                fused.load_record_ok(record);
             }
             if weights == WeightFormat::Split24 {
                 drop(fused.full_precision_model());
@@ -345,27 +317,19 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
     let ndarray = Device::ndarray().autodiff();
     for offload in [Offload::States, Offload::Updates] {
         let config = OffloadConfig::new(offload).with_min_elements(0);
-        let mut fused = FusedOptimizer::new(init(&ndarray), AdamWConfig::new().init())
-            .unwrap()
-            .with_config_on(FusedConfig::new().with_offload(Some(config)), &ndarray)
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(init(&ndarray), AdamWConfig::new().init())
+            .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &ndarray);
         let x = Tensor::ones([5, 6], &ndarray);
         for _ in 0..2 {
-            fused
-                .step(LEARNING_RATE, |model| model.loss(x.clone()))
-                .unwrap();
+            fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
         }
     }
     for sharding in [Sharding::State, Sharding::Full] {
         let ranks = [device.clone(), device.clone()];
-        let mut fused = FusedReplicas::new(init(&device), AdamWConfig::new().init(), ranks)
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(init(&device), AdamWConfig::new().init(), ranks)
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         for _ in 0..2 {
-            fused
-                .step(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss)
-                .unwrap();
+            fused.step_ok(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss);
         }
     }
 }
@@ -412,8 +376,7 @@ fn a_hook_that_returns_another_shape_dtype_or_device_is_refused() {
     for (kind, wrong) in wrongs {
         let initial = Squashed::init(&device);
         let before = copy(&initial, || Squashed::init(&device));
-        let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-            .unwrap()
+        let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init())
             .with_hook(ParamGroup::from_path("output.bias"), Wrong(wrong));
         let x = batches(&device, 1).remove(0);
         let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
@@ -444,8 +407,7 @@ fn a_hook_can_stop_a_step_for_a_reason_of_its_own() {
     }
 
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .unwrap()
+    let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
         .with_hook(ParamGroup::from_path("input.bias"), Stopping);
     let x = batches(&device, 1).remove(0);
     let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));

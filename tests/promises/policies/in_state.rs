@@ -31,12 +31,12 @@ fn train(fused: &mut FusedOptimizer<Squashed>, groups: &[Vec<Tensor<2>>], rate: 
         let (last, before) = group.split_last().unwrap();
         for x in before {
             let weights_before = weights(&fused.model());
-            fused.accumulate(|model| model.loss(x.clone())).unwrap();
+            fused.accumulate_ok(|model| model.loss(x.clone()));
             assert_eq!(fused.last_step().updated, 0);
             let same = weights_before == weights(&fused.model());
             assert!(same, "only the last micro-batch moves the parameters");
         }
-        fused.step(rate, |model| model.loss(last.clone())).unwrap();
+        fused.step_ok(rate, |model| model.loss(last.clone()));
         assert_eq!(fused.last_step().updated, 4);
     }
 }
@@ -144,12 +144,10 @@ fn a_trained_lora_base_accumulates_in_the_state_too(device: &Device) {
         let (last, before) = group.split_last().unwrap();
         for x in before {
             let weights_before = weights(&fused.model());
-            fused.accumulate(|model| model.loss(x.clone())).unwrap();
+            fused.accumulate_ok(|model| model.loss(x.clone()));
             assert!(weights_before == weights(&fused.model()));
         }
-        fused
-            .step(LEARNING_RATE, |model| model.loss(last.clone()))
-            .unwrap();
+        fused.step_ok(LEARNING_RATE, |model| model.loss(last.clone()));
         assert_eq!(fused.last_step().updated, updates);
     }
     assert_equal_weights(&reference(copy(), &groups, false), &fused.model());
@@ -246,17 +244,17 @@ fn a_parameter_without_gradient_in_the_last_micro_batch_is_stepped(device: &Devi
 
     let sgd = || SgdConfig::new().with_momentum(momentum.clone()).build();
     let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd()).unwrap();
-    fused.accumulate(|model| loss(model, x)).unwrap();
-    fused.step(LEARNING_RATE, |model| hidden(model, y)).unwrap();
+    fused.accumulate_ok(|model| loss(model, x));
+    fused.step_ok(LEARNING_RATE, |model| hidden(model, y));
     assert_eq!(fused.last_step().updated, 4);
     assert_eq!(fused.last_step().without_gradient, 0);
     assert_equal_weights(&stock, &fused.model());
 
     // So it is when there is no last micro-batch.
     let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd()).unwrap();
-    fused.accumulate(|model| loss(model, x)).unwrap();
-    fused.accumulate(|model| hidden(model, y)).unwrap();
-    fused.step_accumulated(LEARNING_RATE).unwrap();
+    fused.accumulate_ok(|model| loss(model, x));
+    fused.accumulate_ok(|model| hidden(model, y));
+    fused.step_accumulated_ok(LEARNING_RATE);
     assert_equal_weights(&stock, &fused.model());
     let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
@@ -277,16 +275,14 @@ fn its_record_is_that_of_the_optimizer(device: &Device) {
         model.loss(x.clone())
     });
     let mut again = FusedOptimizer::accumulating_in_state(model(), adam_w.build()).unwrap();
-    again.load_record(fused.to_record()).unwrap();
-    again
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    again.load_record_ok(fused.to_record());
+    again.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     assert_equal_weights(&stock, &again.model());
 
     // A group that had begun is gone with the state it began in.
     let x = &groups[0][0];
-    again.accumulate(|model| model.loss(x.clone())).unwrap();
-    again.load_record(fused.to_record()).unwrap();
+    again.accumulate_ok(|model| model.loss(x.clone()));
+    again.load_record_ok(fused.to_record());
     let error = again.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
 }
@@ -337,18 +333,16 @@ fn policies_that_need_the_sum_are_refused() {
     assert!(skipping.unwrap_err().to_string().contains("SkipParameter"));
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = fused()
-        .with_config(
-            FusedConfig::new()
-                .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
-                .with_loss_scaling(Some(scaling)),
-        )
-        .unwrap();
+    let mut fused = fused().with_config_ok(
+        FusedConfig::new()
+            .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
+            .with_loss_scaling(Some(scaling)),
+    );
     train(&mut fused, &groups(&device), LEARNING_RATE);
     let rate: ModuleLearningRate = LEARNING_RATE.into();
     let [x, ..] = &batches(&device, 1)[..] else {
         unreachable!()
     };
-    fused.step(rate, |model| model.loss(x.clone())).unwrap();
+    fused.step_ok(rate, |model| model.loss(x.clone()));
     assert!(fused.last_step().gradient_norm.is_some());
 }

@@ -16,7 +16,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
 
-use crate::compare::*;
+use crate::common::*;
 
 const LEARNING_RATE: f64 = 0.1;
 

@@ -11,21 +11,16 @@ use crate::backends::on_every_backend;
 
 /// The gradient of the loss is `gradient`, whatever the weight.
 fn step_with(fused: &mut FusedOptimizer<Param<Tensor<1>>>, gradient: Tensor<1>) {
-    fused
-        .step_repeatable(1.0, |weight| (weight.val() * gradient.clone()).sum())
-        .unwrap();
+    fused.step_repeatable_ok(1.0, |weight| (weight.val() * gradient.clone()).sum());
 }
 
 fn gradients_of_any_size_are_clipped_to_the_norm(device: &Device) {
     for size in [1e-30, 1e-22, 1e-12, 1.0, 1e12, 1e22, 1e37] {
         let weight = Param::from_tensor(Tensor::<1>::zeros([4], device));
         let max_norm = size / 10.0;
-        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
-            .unwrap()
-            .with_config(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-            )
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init()).with_config_ok(
+            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
+        );
         // The norm is 5 times the size.
         let gradient = Tensor::from_data([3.0 * size, -4.0 * size, 0.0, 0.0], device);
         step_with(&mut fused, gradient);
@@ -69,18 +64,14 @@ fn norms_are_those_of_all_elements(device: &Device) {
                 let weight = Tensor::<2>::zeros(shape, device).cast(dtype).detach();
                 let clipping = GlobalNormClippingConfig::Exact(1e9);
                 let mut fused =
-                    FusedOptimizer::new(Param::from_tensor(weight), SgdConfig::new().init())
-                        .unwrap()
-                        .with_config(FusedConfig::new().with_clipping(Some(clipping)))
-                        .unwrap();
-                fused
-                    .step_repeatable(0.0, |weight| {
-                        let weight = weight.val();
-                        let weight = if is_view { weight.transpose() } else { weight };
-                        // A sum would leave the range of half types.
-                        (weight * gradient.clone()).cast(FloatDType::F32).sum()
-                    })
-                    .unwrap();
+                    FusedOptimizer::new_ok(Param::from_tensor(weight), SgdConfig::new().init())
+                        .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
+                fused.step_repeatable_ok(0.0, |weight| {
+                    let weight = weight.val();
+                    let weight = if is_view { weight.transpose() } else { weight };
+                    // A sum would leave the range of half types.
+                    (weight * gradient.clone()).cast(FloatDType::F32).sum()
+                });
                 let found = fused.last_step().gradient_norm.unwrap();
                 // In f32 added up one after the other, on some backends.
                 let error = (found / norm - 1.0).abs();
@@ -109,17 +100,13 @@ fn half_parameters_move_under_a_large_loss_scale() {
         let scaling = LossScalingConfig::new()
             .with_initial_scale(scale)
             .with_growth_interval(None);
-        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
         // Scaled, the gradient is 2^15.
         let gradient = Tensor::<1>::full([4], 2f64.powi(-11), &device);
-        fused
-            .step_repeatable(16.0, |weight| {
-                (weight.val().cast(FloatDType::F32) * gradient.clone()).sum()
-            })
-            .unwrap();
+        fused.step_repeatable_ok(16.0, |weight| {
+            (weight.val().cast(FloatDType::F32) * gradient.clone()).sum()
+        });
         assert!(!fused.last_step().overflowed);
         let moved: Vec<f64> = fused.model().val().into_data().iter().collect();
         assert_eq!(moved, [1.0 - 2f64.powi(-7); 4], "{dtype:?}");
@@ -149,17 +136,13 @@ fn a_model_on_two_backends_is_clipped_as_on_one() {
     for clipping in policies {
         let train = |there: Device| {
             let model = init(&there).load_record(initial.clone().into_record());
-            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
-                .unwrap()
-                .with_config(FusedConfig::new().with_clipping(Some(clipping)))
-                .unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+                .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
             for _ in 0..3 {
-                fused
-                    .step_repeatable(1.0, |model| {
-                        let x = model.here.forward(x.clone()).tanh().to_device(&there);
-                        model.there.forward(x).powi_scalar(2).sum().to_device(&here)
-                    })
-                    .unwrap();
+                fused.step_repeatable_ok(1.0, |model| {
+                    let x = model.here.forward(x.clone()).tanh().to_device(&there);
+                    model.there.forward(x).powi_scalar(2).sum().to_device(&here)
+                });
                 assert_eq!(fused.last_step().updated, 4);
             }
             (fused.model(), fused.last_step().clone())

@@ -15,9 +15,7 @@ type Choose = fn(FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed>;
 /// Far below the usual norm, so that every step is clipped.
 fn lagged(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     let config = fused.config().clone();
-    fused
-        .with_config(config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.01))))
-        .unwrap()
+    fused.with_config_ok(config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.01))))
 }
 
 /// Whose scale doubles with every other step.
@@ -26,15 +24,11 @@ fn scaled(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
         .with_growth_interval(Some(2))
         .with_overflow(Overflow::SkipParameter);
     let config = fused.config().clone();
-    fused
-        .with_config(config.with_loss_scaling(Some(scaling)))
-        .unwrap()
+    fused.with_config_ok(config.with_loss_scaling(Some(scaling)))
 }
 
 fn step(fused: &mut FusedOptimizer<Squashed>, x: &Tensor<2>) {
-    fused
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
 }
 
 fn lagged_clipping_resumes_exactly(device: &Device) {
@@ -46,13 +40,13 @@ fn lagged_clipping_resumes_exactly(device: &Device) {
     for choose in policies {
         let batches = batches(device, 6);
         // Plain SGD shows every coefficient in the weights.
-        let fused = |model| choose(FusedOptimizer::new(model, SgdConfig::new().init()).unwrap());
+        let fused = |model| choose(FusedOptimizer::new_ok(model, SgdConfig::new().init()));
         let mut through = fused(Squashed::init(device));
         for x in &batches[..3] {
             step(&mut through, x);
         }
         let mut resumed = fused(copy(&through.model(), || Squashed::init(device)));
-        resumed.load_record(through.to_record()).unwrap();
+        resumed.load_record_ok(through.to_record());
         for x in &batches[3..] {
             step(&mut through, x);
             step(&mut resumed, x);
@@ -69,11 +63,13 @@ fn lagged_clipping_resumes_exactly(device: &Device) {
 
 fn a_record_from_before_the_first_step_clips_nothing(device: &Device) {
     let batches = batches(device, 2);
-    let mut fused =
-        lagged(FusedOptimizer::new(Squashed::init(device), SgdConfig::new().init()).unwrap());
+    let mut fused = lagged(FusedOptimizer::new_ok(
+        Squashed::init(device),
+        SgdConfig::new().init(),
+    ));
     let record = fused.to_record();
     step(&mut fused, &batches[0]);
-    fused.load_record(record).unwrap();
+    fused.load_record_ok(record);
     step(&mut fused, &batches[1]);
     assert_eq!(fused.last_step().clipping, Some(1.0));
 }
@@ -86,23 +82,24 @@ fn stock_burn_passes_the_policies_over(device: &Device) {
         || LionConfig::new().init(),
     ];
     for optimizer in optimizers {
-        let mut fused = lagged(scaled(
-            FusedOptimizer::new(Squashed::init(device), optimizer()).unwrap(),
-        ));
+        let mut fused = lagged(scaled(FusedOptimizer::new_ok(
+            Squashed::init(device),
+            optimizer(),
+        )));
         step(&mut fused, &batches[0]);
         let model = || copy(&fused.model(), || Squashed::init(device));
         let loss = |model: &Squashed, step: usize| model.loss(batches[1 + step].clone());
 
         let mut stock = optimizer().load_record(fused.to_record());
         let stock_model = train_stock(model(), &mut stock, 2, LEARNING_RATE, loss);
-        let mut plain = FusedOptimizer::new(model(), optimizer()).unwrap();
-        plain.load_record(fused.to_record()).unwrap();
+        let mut plain = FusedOptimizer::new_ok(model(), optimizer());
+        plain.load_record_ok(fused.to_record());
         train_fused(&mut plain, 2, LEARNING_RATE, loss);
         assert_equal_weights(&stock_model, &plain.model());
 
         // And a stock record loads where there are policies.
-        let mut back = lagged(scaled(FusedOptimizer::new(model(), optimizer()).unwrap()));
-        back.load_record(stock.to_record()).unwrap();
+        let mut back = lagged(scaled(FusedOptimizer::new_ok(model(), optimizer())));
+        back.load_record_ok(stock.to_record());
         step(&mut back, &batches[1]);
         assert_eq!(back.last_step().clipping, Some(1.0));
         assert_eq!(back.last_step().loss_scale, Some(65536.0));
@@ -111,7 +108,7 @@ fn stock_burn_passes_the_policies_over(device: &Device) {
 
 fn a_refused_record_leaves_the_policies_as_they_are(device: &Device) {
     let x = batches(device, 1).remove(0);
-    let fused = || FusedOptimizer::new(Squashed::init(device), AdamWConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(Squashed::init(device), AdamWConfig::new().init());
     let mut other = lagged(scaled(fused()));
     for _ in 0..2 {
         step(&mut other, &x);
@@ -145,12 +142,11 @@ fn a_record_with_the_loss_scale_alone_loads() {
         .into_bytes()
         .unwrap();
     let model = Squashed::init(&device);
-    let mut fused = scaled(lagged(
-        FusedOptimizer::new(model, SgdConfig::new().init()).unwrap(),
-    ));
-    fused
-        .load_record(OptimizerRecord::from_bytes(bytes).unwrap())
-        .unwrap();
+    let mut fused = scaled(lagged(FusedOptimizer::new_ok(
+        model,
+        SgdConfig::new().init(),
+    )));
+    fused.load_record_ok(OptimizerRecord::from_bytes(bytes).unwrap());
     let x = batches(&device, 1).remove(0);
     let scales = [(); 3].map(|()| {
         step(&mut fused, &x);
@@ -167,14 +163,12 @@ fn the_norm_of_exact_clipping_resumes_for_lagged_clipping() {
         GlobalNormClippingConfig::Exact(0.01),
         GlobalNormClippingConfig::ExactInBuffer(0.01),
     ] {
-        let sgd = |model| FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let sgd = |model| FusedOptimizer::new_ok(model, SgdConfig::new().init());
         let config = FusedConfig::new().with_clipping(Some(exact));
-        let mut before = sgd(Squashed::init(&device)).with_config(config).unwrap();
-        before
-            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-            .unwrap();
+        let mut before = sgd(Squashed::init(&device)).with_config_ok(config);
+        before.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
         let mut resumed = lagged(sgd(copy(&before.model(), || Squashed::init(&device))));
-        resumed.load_record(before.to_record()).unwrap();
+        resumed.load_record_ok(before.to_record());
         step(&mut resumed, x);
         let norm = before.last_step().gradient_norm.unwrap();
         assert_eq!(resumed.last_step().clipping, Some(0.01 / norm));

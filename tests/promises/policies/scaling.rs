@@ -85,14 +85,10 @@ fn scaling_equals_a_stock_loop_with_planted_overflows(device: &Device) {
             1024.0, 1024.0, 512.0, 512.0, 1024.0, 1024.0, 512.0, 512.0, 1024.0,
         ];
         assert_eq!(scales, growing);
-        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
-            .unwrap()
-            .with_config(FusedConfig::new().with_loss_scaling(Some(config(overflow))))
-            .unwrap();
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(overflow))));
         for (index, (x, scale)) in batches.iter().zip(scales).enumerate() {
-            fused
-                .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-                .unwrap();
+            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
             let report = fused.last_step();
             assert_eq!(report.loss_scale, Some(scale), "step {index}");
             assert_eq!(report.overflowed, [1, 5].contains(&index), "step {index}");
@@ -108,20 +104,15 @@ fn a_skipped_step_changes_nothing(device: &Device) {
     let initial = Network::init(device);
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
-    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .unwrap()
-        .with_config(
-            FusedConfig::new()
-                .with_loss_scaling(Some(LossScalingConfig::new()))
-                .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-        )
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init()).with_config_ok(
+        FusedConfig::new()
+            .with_loss_scaling(Some(LossScalingConfig::new()))
+            .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
+    );
     let (x, infinite) = (batches(device, 1).remove(0), infinite(device));
-    fused.accumulate(|model| model.loss(x.clone())).unwrap();
+    fused.accumulate_ok(|model| model.loss(x.clone()));
     let accumulated = copy(&fused.model(), || Network::init(device));
-    fused
-        .step_repeatable(LEARNING_RATE, |model| model.loss(infinite.clone()))
-        .unwrap();
+    fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(infinite.clone()));
     assert!(fused.last_step().overflowed);
     assert_eq!(fused.last_step().updated, 0);
     assert_equal_weights(&accumulated, &fused.model());
@@ -151,15 +142,13 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
         let model = copy(&model, || {
             LinearConfig::new(6, 3).with_bias(false).init(device)
         });
-        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
         if let Some(scaling) = scaling {
-            fused = fused
-                .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-                .unwrap();
+            fused = fused.with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
         }
         let before = weights(&fused.model());
         // The step must show in the weights beside their size.
-        fused.step_repeatable(1e6, |model| loss(model, &x)).unwrap();
+        fused.step_repeatable_ok(1e6, |model| loss(model, &x));
         let after = weights(&fused.model());
         let pairs = before[0].1.iter::<f64>().zip(after[0].1.iter::<f64>());
         pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
@@ -173,29 +162,21 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
 fn a_record_brings_the_scale_back(device: &Device) {
     let initial = Squashed::init(device);
     let batches = with_overflows(device, &[0]);
-    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
     for x in &batches[..2] {
-        fused
-            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-            .unwrap();
+        fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     }
     // 512 after the overflow, and one good step.
     let bytes = fused.to_record().into_bytes().unwrap();
     let record = || OptimizerRecord::from_bytes(bytes.clone()).unwrap();
     let model = || copy(&fused.model(), || Squashed::init(device));
 
-    let mut again = FusedOptimizer::new(model(), AdamConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))))
-        .unwrap();
-    again.load_record(record()).unwrap();
+    let mut again = FusedOptimizer::new_ok(model(), AdamConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
+    again.load_record_ok(record());
     let scales = batches[2..5].iter().map(|x| {
-        again
-            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-            .unwrap();
+        again.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
         again.last_step().loss_scale.unwrap()
     });
     assert_eq!(scales.collect::<Vec<_>>(), [512.0, 1024.0, 1024.0]);
@@ -204,8 +185,8 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let mut optimizer = AdamConfig::new().init().load_record(record());
     let loss = |model: &Squashed, step: usize| model.loss(batches[2 + step].clone());
     let stock = train_stock(model(), &mut optimizer, 3, LEARNING_RATE, loss);
-    let mut plain = FusedOptimizer::new(model(), AdamConfig::new().init()).unwrap();
-    plain.load_record(record()).unwrap();
+    let mut plain = FusedOptimizer::new_ok(model(), AdamConfig::new().init());
+    plain.load_record_ok(record());
     train_fused(&mut plain, 3, LEARNING_RATE, loss);
     assert_equal_weights(&stock, &plain.model());
     assert_equal_weights(&stock, &again.model());
@@ -223,23 +204,16 @@ fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
     let adam = backburn::optim::AdamConfig::new().build();
     let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
         .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter))))
-        .unwrap();
+        .with_config_ok(
+            FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter))),
+        );
     let x = batches(&device, 1).remove(0);
-    fused
-        .accumulate(|model| model.loss(infinite(&device)))
-        .unwrap();
+    fused.accumulate_ok(|model| model.loss(infinite(&device)));
     assert!(fused.last_step().overflowed);
-    fused
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().loss_scale, Some(512.0));
-    fused
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
-    fused
-        .step(LEARNING_RATE, |model| model.loss(x.clone()))
-        .unwrap();
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     assert_eq!(fused.last_step().loss_scale, Some(1024.0));
 }
 
@@ -247,14 +221,10 @@ fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
 fn a_static_scale_stays() {
     let device = Device::flex().autodiff();
     let scaling = config(Overflow::SkipStep).with_growth_interval(None);
-    let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
     for (index, x) in with_overflows(&device, &[4]).iter().enumerate() {
-        fused
-            .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
-            .unwrap();
+        fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
         assert_eq!(fused.last_step().loss_scale, Some(1024.0));
         assert_eq!(fused.last_step().overflowed, index == 4);
     }
@@ -263,10 +233,8 @@ fn a_static_scale_stays() {
 #[test]
 fn an_overflow_that_no_scale_helps_against_ends_in_an_error() {
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
-        .unwrap()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
     let x = infinite(&device);
     let steps = (0..100).map(|_| fused.step_repeatable(0.1, |model| model.loss(x.clone())));
     let error = steps.filter_map(Result::err).next().unwrap();
@@ -279,7 +247,7 @@ fn an_overflow_that_no_scale_helps_against_ends_in_an_error() {
 #[test]
 fn mistakes_in_loss_scaling_get_a_clear_error() {
     let device = Device::flex().autodiff();
-    let fused = || FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init()).unwrap();
+    let fused = || FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init());
     // Gradients are divided in f32 by the last two.
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40, 1e39] {
         let scaling = LossScalingConfig::new().with_initial_scale(scale);
@@ -300,8 +268,7 @@ fn mistakes_in_loss_scaling_get_a_clear_error() {
     assert!(error.unwrap_err().to_string().contains("SkipStep"));
 
     let mut fused = fused()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))))
-        .unwrap();
+        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
     let x = batches(&device, 1).remove(0);
     let error = fused.step(0.1, |model| model.loss(x.clone()));
     assert_eq!(error.unwrap_err(), FusedError::RunsTwice);

@@ -111,11 +111,9 @@ fn layers_on_several_devices_are_trained_as_in_stock() {
         let adam = || AdamConfig::new().init();
         let expected = stock(copied(&initial, &devices), adam(), &groups, |_| 1.0);
         for in_blocks in [false, true] {
-            let mut fused = FusedOptimizer::new(copied(&initial, &devices), adam()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(copied(&initial, &devices), adam());
             for x in &batches {
-                fused
-                    .step(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks))
-                    .unwrap();
+                fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
             }
             assert_equal_weights(&expected, &fused.model());
             assert_eq!(fused.model().devices_of(), initial.devices_of());
@@ -131,11 +129,9 @@ fn optimizers_of_ours_step_layers_on_several_devices() {
         let groups: Vec<_> = batches.chunks(1).collect();
         let adamw = || backburn::optim::AdamWConfig::new().init();
         let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
-        let mut fused = FusedOptimizer::new(copied(&initial, &devices), adamw()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(copied(&initial, &devices), adamw());
         for x in &batches {
-            fused
-                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
-                .unwrap();
+            fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
         }
         assert_equal_weights(&expected, &fused.model());
     }
@@ -157,14 +153,13 @@ fn the_norm_is_that_over_all_devices() {
         };
         for in_blocks in [false, true] {
             let train = |clipping| {
-                let fused = FusedOptimizer::new(copied(&initial, &devices), adam()).unwrap();
-                let mut fused = fused
-                    .with_config(FusedConfig::new().with_clipping(Some(clipping)))
-                    .unwrap();
+                let fused = FusedOptimizer::new_ok(copied(&initial, &devices), adam());
+                let mut fused =
+                    fused.with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
                 for x in &batches {
-                    fused
-                        .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks))
-                        .unwrap();
+                    fused.step_repeatable_ok(LEARNING_RATE, |model| {
+                        model.loss(x.clone(), in_blocks)
+                    });
                 }
                 assert!(
                     fused
@@ -191,32 +186,24 @@ fn accumulation_and_loss_scaling_work_on_several_devices() {
         let groups: Vec<_> = batches.chunks(3).collect();
         let adamw = || AdamWConfig::new().init();
         let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
-        let fused = FusedOptimizer::new(copied(&initial, &devices), adamw()).unwrap();
+        let fused = FusedOptimizer::new_ok(copied(&initial, &devices), adamw());
         // A power of two changes no digit.
-        let mut fused = fused
-            .with_config(
-                FusedConfig::new()
-                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
-            )
-            .unwrap();
+        let mut fused = fused.with_config_ok(
+            FusedConfig::new()
+                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+        );
         for group in &groups {
             for x in &group[..2] {
-                fused
-                    .accumulate(|model| model.loss(x.clone(), true))
-                    .unwrap();
+                fused.accumulate_ok(|model| model.loss(x.clone(), true));
             }
-            fused
-                .step_repeatable(LEARNING_RATE, |model| model.loss(group[2].clone(), false))
-                .unwrap();
+            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(group[2].clone(), false));
         }
         assert_equal_weights(&expected, &fused.model());
         // An overflow on one device skips the step on all.
         let before = weights(&fused.model().layers);
-        fused
-            .step_repeatable(LEARNING_RATE, |model| {
-                model.loss(infinite(&devices[0]), false)
-            })
-            .unwrap();
+        fused.step_repeatable_ok(LEARNING_RATE, |model| {
+            model.loss(infinite(&devices[0]), false)
+        });
         assert_eq!(weights(&fused.model().layers), before);
     }
 }
@@ -225,29 +212,21 @@ fn accumulation_and_loss_scaling_work_on_several_devices() {
 fn records_of_several_devices_resume_exactly() {
     for devices in pairs() {
         let (initial, batches) = (Placed::init(&devices), x(&devices));
-        let new = |model| FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        let new = |model| FusedOptimizer::new_ok(model, AdamConfig::new().init());
         let mut whole = new(copied(&initial, &devices));
         let mut first = new(copied(&initial, &devices));
         for x in &batches {
-            whole
-                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
-                .unwrap();
+            whole.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
         }
         for x in &batches[..3] {
-            first
-                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
-                .unwrap();
+            first.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
         }
         let record = first.to_record().into_bytes().unwrap();
         let model = copied(&first.model(), &devices);
         let mut second = new(model);
-        second
-            .load_record(OptimizerRecord::from_bytes(record).unwrap())
-            .unwrap();
+        second.load_record_ok(OptimizerRecord::from_bytes(record).unwrap());
         for x in &batches[3..] {
-            second
-                .step(LEARNING_RATE, |model| model.loss(x.clone(), false))
-                .unwrap();
+            second.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
         }
         // (Burn's records lack the running statistics of the last step.)
         assert_equal_weights(&whole.model().layers, &second.model().layers);

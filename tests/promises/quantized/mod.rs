@@ -14,7 +14,7 @@ use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 
-use crate::compare::*;
+use crate::common::*;
 use crate::qlora::{
     RATE, Stack, assert_in_codes, batches, fused, interrupted, stock, train, twin, waiting,
     with_policies,
@@ -112,11 +112,9 @@ fn adapters_on_codes_train_in_half_types() {
         let dense = cast(Stack::dense(), FloatDType::BF16).unwrap();
         let initial = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
         let expected = stock(loras_of(&initial), &singles);
-        let mut fused = FusedOptimizer::new(twin(&initial), AdamConfig::new().init()).unwrap();
+        let mut fused = FusedOptimizer::new_ok(twin(&initial), AdamConfig::new().init());
         for x in &xs {
-            fused
-                .step(RATE, |model| model.loss_in_blocks(x.clone()))
-                .unwrap();
+            fused.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
         }
         assert_equal_factors(&expected, &fused.model());
     }
@@ -135,12 +133,12 @@ fn assert_equal_on(
     let x = Tensor::<2>::random([4, inputs], Distribution::Default, device);
     let loss = |layer: &Linear| layer.forward(x.clone()).tanh().square().mean();
     let (mut expected, mut optimizer) = (initial.clone(), AdamConfig::new().init());
-    let mut fused = FusedOptimizer::new(initial.clone(), AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamConfig::new().init());
     for _ in 0..2 {
         let gradients = loss(&expected).backward();
         let gradients = GradientsParams::from_grads(gradients, &expected);
         expected = optimizer.step(RATE, expected, gradients);
-        fused.step(RATE, loss).unwrap();
+        fused.step_ok(RATE, loss);
     }
     assert_equal_weights(&expected, &fused.model());
     let is_trained = |path: &str| trained.iter().any(|end| path.ends_with(end));
@@ -214,11 +212,8 @@ fn codes_are_the_same_whatever_type_the_rest_is_saved_and_loaded_in() {
                         let error = FusedOptimizer::new(loaded.clone().unfreeze(), optimizer);
                         let error = error.expect_err("codes are not trained");
                         assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
-                        let mut fused =
-                            FusedOptimizer::new(loaded, AdamConfig::new().init()).unwrap();
-                        fused
-                            .step(RATE, |model| model.forward(x).square().mean())
-                            .unwrap();
+                        let mut fused = FusedOptimizer::new_ok(loaded, AdamConfig::new().init());
+                        fused.step_ok(RATE, |model| model.forward(x).square().mean());
                         let error = fused.change_model(Linear::unfreeze).unwrap_err();
                         assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
                         assert_eq!(fused.last_step().updated, 2);
@@ -267,11 +262,10 @@ fn estimates_count_codes_as_codes() {
 
 #[test]
 fn merged_adapters_are_weights_of_stock() {
-    let mut fused =
-        FusedOptimizer::new(quantized(BaseFormat::Bits4), AdamConfig::new().init()).unwrap();
+    let mut fused = FusedOptimizer::new_ok(quantized(BaseFormat::Bits4), AdamConfig::new().init());
     let xs = batches(3);
     for x in &xs {
-        fused.step(RATE, |model| model.loss(x.clone())).unwrap();
+        fused.step_ok(RATE, |model| model.loss(x.clone()));
     }
     let model = fused.model();
     let merged = copy(&model.clone().materialize(), Stack::dense);
@@ -328,10 +322,8 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     };
     assert_eq!(without_factors(&loaded), without_factors(&expected));
     assert_eq!(factors(&loaded).len(), 6);
-    let mut fused = FusedOptimizer::new(loaded, AdamConfig::new().init()).unwrap();
-    fused
-        .step(RATE, |model| model.loss(batches(1).remove(0)))
-        .unwrap();
+    let mut fused = FusedOptimizer::new_ok(loaded, AdamConfig::new().init());
+    fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
     assert_eq!(fused.last_step().updated, 6);
     // The adapters are in the type of training.
     let (loaded, _) = load(FloatDType::BF16).unwrap();
@@ -407,10 +399,10 @@ fn a_matrix_without_elements_is_trained_as_others() {
             };
             let dense = cast(dense, dtype).unwrap();
             let model = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
-            let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+            let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
             let x = Tensor::<2>::ones([4, 8], &device).cast(dtype);
             let step = |model: &WithNothing| model.loss(x.clone());
-            let losses = [(); 2].map(|()| fused.step(RATE, step).unwrap().into_scalar::<f64>());
+            let losses = [(); 2].map(|()| fused.step_ok(RATE, step).into_scalar::<f64>());
             assert!(losses[1] < losses[0]);
             assert_eq!(fused.model().materialize().nothing.dims(), shape);
         }

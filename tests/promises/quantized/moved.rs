@@ -52,23 +52,18 @@ fn codes_go_to_any_host_and_back_when_the_training_changes() {
                 };
                 let config = FusedConfig::new().with_offload(offload.map(waits));
                 let mut fused =
-                    FusedOptimizer::new(twin(&initial), optim::AdamConfig::new().init())
-                        .unwrap()
-                        .with_config_on(config, &device)
-                        .unwrap();
+                    FusedOptimizer::new_ok(twin(&initial), optim::AdamConfig::new().init())
+                        .with_config_on_ok(config, &device);
                 let step = |fused: &mut FusedOptimizer<Stack>| {
-                    fused
-                        .step(RATE, |model| model.loss_in_blocks(x.clone()))
-                        .unwrap();
+                    fused.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
                 };
                 step(&mut fused);
-                fused.change_model(|model| model).unwrap();
+                fused.change_model_ok(|model| model);
                 step(&mut fused);
-                let mut fused = fused.with_config_on(FusedConfig::new(), &device).unwrap();
+                let mut fused = fused.with_config_on_ok(FusedConfig::new(), &device);
                 step(&mut fused);
                 fused
-                    .with_config_on(FusedConfig::new(), &Device::flex())
-                    .unwrap()
+                    .with_config_on_ok(FusedConfig::new(), &Device::flex())
                     .model()
             };
             let expected = train(None);
@@ -91,16 +86,12 @@ fn adapters_on_codes_train_on_several_devices() {
         let train = |model: Stack| {
             let devices = vec![Device::flex().autodiff(); 2];
             let config = FusedConfig::new().with_sharding(sharding);
-            let mut fused = FusedReplicas::new(model, AdamConfig::new().init(), devices)
-                .unwrap()
-                .with_config(config)
-                .unwrap();
+            let mut fused = FusedReplicas::new_ok(model, AdamConfig::new().init(), devices)
+                .with_config_ok(config);
             for group in xs.chunks(2) {
-                fused
-                    .step(RATE, group.to_vec(), |model: &Stack, x: Tensor<2>| {
-                        model.loss_in_blocks(x)
-                    })
-                    .unwrap();
+                fused.step_ok(RATE, group.to_vec(), |model: &Stack, x: Tensor<2>| {
+                    model.loss_in_blocks(x)
+                });
             }
             fused.model()
         };

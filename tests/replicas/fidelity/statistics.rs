@@ -15,16 +15,14 @@ fn running_statistics_are_the_mean_over_ranks_of_a_device() {
     let model = Normed {
         norm: BatchNormConfig::new(2).with_momentum(0.5).init(&device),
     };
-    let mut fused = FusedReplicas::new(model, adamw(), flex(2)).unwrap();
+    let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2));
     let batch = |low: f32, high: f32| Tensor::<2>::from_data([[low, low], [high, high]], &device);
     let mut expected = 0.0;
     for (a, b) in [(1.0, 3.0), (2.0, 4.0), (0.0, 1.0)] {
         let batches = [batch(a, a + 2.0), batch(b, b + 2.0)];
-        fused
-            .step(RATE, batches, |model: &Normed, x| {
-                model.norm.forward(x).powi_scalar(3).mean()
-            })
-            .unwrap();
+        fused.step_ok(RATE, batches, |model: &Normed, x| {
+            model.norm.forward(x).powi_scalar(3).mean()
+        });
         expected = 0.5 * expected + 0.5 * ((a + 1.0) + (b + 1.0)) / 2.0;
     }
     let mean: f32 = fused
@@ -95,7 +93,7 @@ fn running_statistics_are_the_mean_over_the_ranks_that_have_updated_them() {
     for in_a_block in [false, true] {
         let stock = copy(&initial, || TwoWays::init(device));
         let model = copy(&initial, || TwoWays::init(device));
-        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3)).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(3));
         for batches in &steps {
             // One rank after the other, each on a thread of its own, as in Burn's training.
             std::thread::scope(|scope| {
@@ -106,11 +104,9 @@ fn running_statistics_are_the_mean_over_the_ranks_that_have_updated_them() {
                 }
             });
             let batches = batches.clone();
-            fused
-                .step(0.0, batches, move |model: &TwoWays, batch| {
-                    model.loss(batch, in_a_block)
-                })
-                .unwrap();
+            fused.step_ok(0.0, batches, move |model: &TwoWays, batch| {
+                model.loss(batch, in_a_block)
+            });
             assert_equal_weights(&stock.valid(), &fused.valid());
         }
     }
@@ -155,15 +151,13 @@ fn blocks_update_running_statistics_once_on_every_rank() {
         .collect();
     let train = |in_blocks| {
         let model = copy(&initial, || NormedBlocks::init(device));
-        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3)).unwrap();
+        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(3));
         for (index, batches) in steps.iter().enumerate() {
             // One rank less now and then.
             let batches = batches.iter().take(3 - index % 2).cloned();
-            fused
-                .step(RATE, batches, move |model: &NormedBlocks, x| {
-                    model.loss(x, in_blocks)
-                })
-                .unwrap();
+            fused.step_ok(RATE, batches, move |model: &NormedBlocks, x| {
+                model.loss(x, in_blocks)
+            });
         }
         fused.model()
     };
@@ -176,16 +170,12 @@ fn model_taken_from_replicas_keeps_its_statistics() {
     let device = &flex(1)[0];
     let batch = |value: f32| Tensor::<2>::full([6, 4], value, device);
     for sharding in [Sharding::State, Sharding::Full] {
-        let mut fused = FusedReplicas::new(NormedBlocks::init(device), adamw(), flex(2))
-            .unwrap()
-            .with_config(FusedConfig::new().with_sharding(sharding))
-            .unwrap();
+        let mut fused = FusedReplicas::new_ok(NormedBlocks::init(device), adamw(), flex(2))
+            .with_config_ok(FusedConfig::new().with_sharding(sharding));
         let step = |fused: &mut FusedReplicas<NormedBlocks>, values: [f32; 2]| {
-            fused
-                .step(RATE, values.map(batch), |model: &NormedBlocks, x| {
-                    model.loss(x, true)
-                })
-                .unwrap();
+            fused.step_ok(RATE, values.map(batch), |model: &NormedBlocks, x| {
+                model.loss(x, true)
+            });
         };
         step(&mut fused, [1.0, 2.0]);
         let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());

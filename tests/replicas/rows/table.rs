@@ -257,17 +257,13 @@ impl Row {
         let (optimizer, config) = (self.optimizer().into(), (self.config)());
         match self.ranks {
             1 => Box::new(
-                FusedOptimizer::new(network, optimizer)
-                    .unwrap()
+                FusedOptimizer::new_ok(network, optimizer)
                     .with_hook(ParamGroup::all(), Hook)
-                    .with_config_on(config, &Device::flex())
-                    .unwrap(),
+                    .with_config_on_ok(config, &Device::flex()),
             ),
             ranks => Box::new(
-                FusedReplicas::new(network, optimizer, flex(ranks))
-                    .unwrap()
-                    .with_config(config)
-                    .unwrap()
+                FusedReplicas::new_ok(network, optimizer, flex(ranks))
+                    .with_config_ok(config)
                     .with_hook(ParamGroup::all(), Hook),
             ),
         }
