@@ -7,12 +7,6 @@ mod common;
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing,
-};
-use burn::nn::{Gelu, Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::common::*;
 

@@ -9,14 +9,8 @@ mod common;
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
-use backburn::optim::{AdamWConfig, StateFormat};
-use backburn::{
-    FusedConfig, FusedOptimizer, FusedReplicas, GradientCheckpointingConfig, MemoryEstimate,
-    Ownership, Sharding, gradient_checkpointing,
-};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::SgdConfig;
-use burn::tensor::{Device, DeviceKind, Distribution, Tensor};
+use backburn::optim::AdamWConfig;
+use burn::tensor::DeviceKind;
 
 use crate::common::*;
 

@@ -12,13 +12,7 @@ mod peaks;
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline, RecordingAllocator};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, MemoryEstimate, Offload, OffloadConfig,
-    WeightAveragingConfig, cast,
-};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::{AdafactorConfig, AdamConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::optim::AdafactorConfig;
 use peak_alloc::PeakAlloc;
 
 use models::*;

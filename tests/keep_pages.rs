@@ -8,11 +8,7 @@ mod common;
 
 use std::process::Command;
 
-use backburn::FusedOptimizer;
 use backburn::memory::keep_pages;
-use burn::nn::LinearConfig;
-use burn::optim::AdamConfig;
-use burn::tensor::{Device, Tensor};
 
 use crate::common::*;
 

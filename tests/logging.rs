@@ -7,15 +7,10 @@ mod common;
 use std::sync::{Mutex, Once};
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedOptimizer, gradient_checkpointing};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::SgdConfig;
-use burn::tensor::{Device, Tensor};
 use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 

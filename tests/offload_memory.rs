@@ -9,14 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use backburn::{
-    FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks,
-    gradient_checkpointing,
-};
-use burn::module::Param;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, LearningRate, Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::optim::{LearningRate, RecordState, StateSink, StateSource};
 use peak_alloc::PeakAlloc;
 
 use crate::common::*;

@@ -10,15 +10,6 @@ mod model;
 use std::sync::Mutex;
 
 use backburn::memory::{MemoryRecorder, RecordingAllocator};
-use backburn::optim;
-use backburn::{
-    Checkpoint, FusedOptimizer, GradientCheckpointingConfig, LinearCrossEntropyLossConfig,
-    MemoryEstimate, Progress,
-};
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Distribution, Int, Tensor};
 use peak_alloc::PeakAlloc;
 
 use model::{LanguageModel, LanguageModelConfig, Preset};

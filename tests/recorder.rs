@@ -7,15 +7,10 @@ mod common;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
-use backburn::FusedOptimizer;
 use backburn::memory::{
     MemoryError, MemoryRecorder, MemoryTimeline, PeakMemoryMetric, Phase, RecordingAllocator,
     Sample,
 };
-use burn::module::Module;
-use burn::nn::{Gelu, Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
 
 use crate::common::*;

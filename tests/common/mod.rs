@@ -1,6 +1,6 @@
 //! What several test programs share.
 
-#![allow(dead_code)] // Each program uses a part.
+#![allow(dead_code, unused_imports)] // Each program uses a part.
 
 pub mod compare;
 pub mod contents;
@@ -9,5 +9,21 @@ pub mod noting;
 pub mod ok;
 pub mod panics;
 
-#[allow(unused_imports)]
 pub use {compare::*, contents::*, in_types_of::*, noting::*, ok::*, panics::*};
+
+// The names that most tests use. Optimizers without a path are Burn's.
+pub use backburn::optim::{StateFormat, WeightFormat};
+pub use backburn::*;
+pub use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
+pub use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu,
+    LayerNorm, LayerNormConfig, Linear, LinearConfig, LinearLayout,
+};
+pub use burn::optim::momentum::MomentumConfig;
+pub use burn::optim::{
+    AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer, Optimizer,
+    OptimizerRecord, SgdConfig,
+};
+pub use burn::tensor::{
+    Bool, Bytes, DType, Device, Distribution, FloatDType, Int, Tensor, TensorData,
+};

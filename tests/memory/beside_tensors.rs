@@ -1,10 +1,5 @@
 //! What a parameter costs beside its tensors, which a model of many small ones feels.
 
-use backburn::FusedOptimizer;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::Tensor;
-
 use super::{ALONE, BYTES, device, x};
 
 use crate::common::*;

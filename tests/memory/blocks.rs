@@ -1,9 +1,6 @@
 //! What recomputed blocks leave in Burn's graph.
 
-use backburn::{FusedOptimizer, gradient_checkpointing, gradient_checkpointing_tiled};
-use burn::nn::{Linear, LinearConfig, Lstm, LstmConfig};
-use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
-use burn::tensor::{Distribution, Tensor};
+use burn::nn::{Lstm, LstmConfig};
 
 use crate::{ALONE, BYTES, device, peak};
 

@@ -1,7 +1,5 @@
 //! What a training needs to change hands.
 
-use burn::optim::ModuleOptimizer;
-
 use super::*;
 
 /// Few parameters: each has some kilobytes of its own beside its values.

@@ -1,10 +1,7 @@
 //! Models in fewer bytes: how they come to be, and what they hold.
 
-use backburn::optim::{AdamWConfig, MuonConfig, StateFormat, WeightFormat};
-use backburn::{cast, load_record_in};
-use burn::optim::Optimizer;
+use backburn::optim::{AdamWConfig, MuonConfig};
 use burn::store::ModuleRecord;
-use burn::tensor::{DType, FloatDType};
 
 use super::*;
 

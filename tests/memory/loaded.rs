@@ -1,10 +1,6 @@
 //! What is loaded takes no more than what was there.
 
-use backburn::optim::{AdamWConfig, StateFormat, compact_records};
-use backburn::{Checkpoint, FusedConfig, FusedOptimizer, Progress};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, Tensor};
+use backburn::optim::{AdamWConfig, compact_records};
 
 use super::{ALONE, BYTES, device};
 

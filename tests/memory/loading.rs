@@ -1,8 +1,6 @@
 //! Weights come from files one tensor at a time.
 
-use backburn::load_from_store;
 use burn::store::{ModuleSnapshot, PytorchStore, SafetensorsStore};
-use burn::tensor::{DType, FloatDType};
 
 use super::pytorch_file::{Entry, write};
 use super::*;

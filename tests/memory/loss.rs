@@ -1,8 +1,6 @@
 //! The logits of a large vocabulary never exist whole.
 
-use backburn::LinearCrossEntropyLossConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::Int;
 
 use super::*;
 

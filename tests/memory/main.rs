@@ -19,14 +19,6 @@ mod replicas;
 
 use std::sync::Mutex;
 
-use backburn::{
-    Checkpoint, Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    Progress, WeightAveragingConfig, gradient_checkpointing,
-};
-use burn::module::Module;
-use burn::nn::{Gelu, Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsParams, SgdConfig};
-use burn::tensor::{Device, Distribution, Tensor};
 use peak_alloc::PeakAlloc;
 
 use crate::common::*;

@@ -1,9 +1,6 @@
 //! A base in codes: at rest, in a step, and while it is loaded.
 
-use backburn::{BaseFormat, QuantizedLora, load_quantized_from_store};
-use burn::module::Lora;
 use burn::store::{ModuleSnapshot, SafetensorsStore};
-use burn::tensor::FloatDType;
 
 use super::*;
 

@@ -1,7 +1,5 @@
 //! What replicas hold.
 
-use backburn::{FusedConfig, FusedReplicas, Ownership, Sharding};
-
 use super::*;
 
 fn replicas(ranks: usize, depth: usize, width: usize, sharding: Sharding) -> FusedReplicas<Mlp> {

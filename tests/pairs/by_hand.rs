@@ -2,10 +2,6 @@
 
 use std::collections::HashSet;
 
-use backburn::FusedOptimizer;
-use burn::module::{Module, ParamGroup, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer};
-
 use crate::common::*;
 use crate::in_state::{Given, in_state};
 use crate::mean::Means;

@@ -1,18 +1,10 @@
 //! What the options say to Burn and to backburn.
 
-use backburn::optim::{self, StateFormat, WeightFormat};
-use backburn::{
-    FusedConfig, GlobalNormClippingConfig, GradientCheckpointingConfig, LossScalingConfig, Offload,
-    OffloadConfig, OffloadHost, Overflow, Ownership, Sharding, WaitingBlocks,
-    WeightAveragingConfig,
-};
 use burn::grad_clipping::GradientClipping;
-use burn::module::ParamGroup;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamConfig, AdamWConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::FloatDType;
 
 use crate::options::*;
+
+use crate::common::*;
 
 /// To which gradients are clipped.
 pub const MAX_NORM: f64 = 0.05;

@@ -1,8 +1,5 @@
 //! Some steps of a training, with an event in the middle, beside the same by hand.
 
-use backburn::FusedError;
-use burn::tensor::TensorData;
-
 use crate::by_hand::ByHand;
 use crate::common::*;
 use crate::model::{Batch, Model, batches, device};

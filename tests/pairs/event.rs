@@ -1,11 +1,11 @@
 //! What happens between two steps, or between two micro-batches.
 
-use backburn::FusedError;
-
 use crate::course::{Course, values_of};
 use crate::model::Model;
 use crate::options::{Averages, Clipping, Event, Moment, Options, Scaling};
 use crate::training::{Training, freeze, thaw};
+
+use crate::common::*;
 
 impl Course {
     /// What happens in the middle. Returns whether training goes on.

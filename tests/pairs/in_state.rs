@@ -2,13 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{FusedError, FusedOptimizer, GradientFlow, GradientHook, HookedParameter};
-use burn::module::ParamId;
-use burn::tensor::Tensor;
-
 use crate::model::Model;
 use crate::options::{Options, Stepped};
 use crate::rows::Gradients;
+
+use crate::common::*;
 
 /// A fused training that accumulates in its state.
 pub fn in_state(options: &Options, model: Model) -> Result<FusedOptimizer<Model>, FusedError> {

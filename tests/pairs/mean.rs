@@ -2,12 +2,10 @@
 
 use std::collections::HashMap;
 
-use backburn::WeightAveragingConfig;
-use burn::module::{Module, ParamId};
-use burn::tensor::{DType, FloatDType, Tensor};
-
 use crate::model::Model;
 use crate::rows::{Put, known};
+
+use crate::common::*;
 
 /// The averages of a model, which start as its weights.
 pub struct Means {

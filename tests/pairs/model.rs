@@ -1,12 +1,11 @@
 //! A model that is a little of everything, and its batches.
 
-use backburn::{BaseFormat, QuantizedLora, cast, gradient_checkpointing};
-use burn::module::{Lora, Module, Param, ParamGroup, QLora, Quantizer};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::module::{QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 
 use crate::options::{Numbers, Options, Statistics, Weights};
+
+use crate::common::*;
 
 /// A tied embedding, layers in blocks of which one runs twice, one that only some batches use, running statistics.
 #[derive(Module, Debug)]

@@ -1,11 +1,10 @@
 //! What a loop by hand does with the gradients of an update: scaling, clipping, hooks.
 
-use backburn::Overflow;
-use burn::tensor::{DType, FloatDType, Tensor};
-
 use crate::config::MAX_NORM;
 use crate::options::{Clipping, Options};
 use crate::rows::{Gradients, Known};
+
+use crate::common::*;
 
 pub struct Policy {
     options: Options,

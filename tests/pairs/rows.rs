@@ -2,11 +2,9 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::GradientsParams;
-use burn::tensor::{DType, FloatDType, Tensor};
-
 use crate::model::Model;
+
+use crate::common::*;
 
 /// In a row each.
 pub type Gradients = HashMap<ParamId, Tensor<1>>;

@@ -3,15 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use backburn::cast;
-use burn::module::{Module, ParamId};
-use burn::optim::GradientsParams;
-use burn::tensor::{FloatDType, Tensor};
-
 use crate::model::{Batch, Model};
 use crate::options::{Devices, Group, Options};
 use crate::policy::is_half;
 use crate::rows::{Collected, Gradients, Known, known};
+
+use crate::common::*;
 
 /// The gradients of a micro-batch, a batch a rank, added to the `sum` of those before. With `more` to come they stay as they are
 /// added up, else they are in the type of the parameter. Those of the last wait `in_buffer`, too, or do not.

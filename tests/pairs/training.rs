@@ -2,13 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{
-    Checkpoint, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
-    HookedParameter, Progress, StepReport,
-};
-use burn::module::{Module, ParamGroup};
-use burn::tensor::Tensor;
-
 use crate::by_hand::RATE;
 use crate::common::*;
 use crate::in_state::in_state;

@@ -1,11 +1,7 @@
 //! On a device that shows its pools and no allocations, and whose host can hold what waits.
 
 use backburn::optim::AdamWConfig;
-use backburn::{Budget, FusedError, Plan, PlanError, Planner, Technique};
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::{Device, DeviceKind, Tensor};
+use burn::tensor::DeviceKind;
 
 use crate::models::*;
 use crate::{ENOUGH, alone};

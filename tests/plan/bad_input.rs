@@ -3,15 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use backburn::memory::MemoryRecorder;
-use backburn::optim::{AdamWConfig, MuonConfig, WeightFormat};
-use backburn::{FusedError, Plan, PlanError, Planner};
+use backburn::optim::{AdamWConfig, MuonConfig};
 use burn::config::Config;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::Tensor;
 
 use crate::models::*;
 use crate::{ENOUGH, alone, device, init, plan, planner};
+
+use crate::common::*;
 
 #[test]
 fn a_budget_or_a_batch_of_zero_is_refused() {

@@ -3,12 +3,7 @@
 use std::sync::Mutex;
 
 use backburn::optim::{AdamWConfig, LionConfig, MuonWithAdamWConfig};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, Ownership,
-    Plan, PlanError, Planner, Technique,
-};
 use burn::config::Config;
-use burn::tensor::Device;
 
 use crate::common::*;
 use crate::models::*;

@@ -2,9 +2,6 @@
 
 use std::path::Path;
 
-use backburn::FusedOptimizer;
-use burn::optim::{GradientsParams, ModuleOptimizer};
-
 use crate::common::*;
 use crate::models::*;
 use crate::{ENOUGH, alone, bytes, device, init, plan};

@@ -1,9 +1,6 @@
 //! Models of a few layers, with what the others don't have: heavy items, batches without small parts, other types.
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedConfig, PlanError, Planner, cast, gradient_checkpointing};
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::{ENOUGH, alone, device, in_one_thread, peak};
 

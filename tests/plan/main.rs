@@ -21,8 +21,6 @@ use std::time::Duration;
 
 use backburn::memory::RecordingAllocator;
 use backburn::optim::AdamWConfig;
-use backburn::{Plan, PlanError, PlannedOptimizer, Planner};
-use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
 
 use models::Kind;

@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedConfig, PlanError, Planner, Technique, WeightAveragingConfig};
-use burn::tensor::Tensor;
 
 use crate::models::*;
 use crate::{

@@ -4,15 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 
 use backburn::memory::MemoryError;
-use backburn::optim::{AdamWConfig, LionConfig, StateFormat, WeightFormat};
-use backburn::{
-    FusedConfig, FusedError, GlobalNormClippingConfig, Offload, OffloadConfig, Plan, PlanError,
-    Planner, StepContext, Technique, cast,
-};
+use backburn::optim::{AdamWConfig, LionConfig};
 use burn::config::Config;
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear};
-use burn::tensor::{FloatDType, Tensor};
 
 use crate::models::*;
 use crate::{ENOUGH, alone, bytes, device, init, peak, plan, planner, trained};

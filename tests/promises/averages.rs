@@ -3,16 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, LossScalingConfig, Offload, OffloadConfig, OffloadHost, Overflow,
-    WaitingBlocks, WeightAveragingConfig, cast, gradient_checkpointing, optim,
-};
-use burn::module::{Module, ModuleMapper, Param, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Bytes, DType, Device, Distribution, FloatDType, Tensor};
-
 use crate::common::*;
 
 const RATE: f64 = 0.05;

@@ -2,15 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    gradient_checkpointing, scale_loss,
-};
-use burn::module::{Lora, Module};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
-
 use crate::backends::on_every_backend;
 use crate::common::*;
 

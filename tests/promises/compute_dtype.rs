@@ -1,14 +1,6 @@
 //! Weights that rest in one float type and are computed with in another train as in a loop by hand.
 
-use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, cast,
-    gradient_checkpointing,
-};
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, SgdConfig};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use backburn::optim::AdamWConfig;
 
 use crate::common::*;
 

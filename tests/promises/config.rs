@@ -1,15 +1,6 @@
 //! One value says how to train: it can be saved, and a training can be made again with another.
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    GradientCheckpointingConfig, GradientFlow, GradientHook, HookedParameter, LossScalingConfig,
-    Offload, OffloadConfig, Overflow, Ownership, Sharding,
-};
 use burn::config::Config;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::common::*;
 

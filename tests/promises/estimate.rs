@@ -1,13 +1,10 @@
 //! The estimate before training is what training then holds.
 
-use backburn::MemoryEstimate;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{BatchNormConfig, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdafactorConfig, AdamConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::Device;
+use burn::optim::AdafactorConfig;
 
 use crate::backends::on_every_backend;
+
+use crate::common::*;
 
 fn estimate(device: &Device, optimizer: ModuleOptimizer) -> MemoryEstimate {
     let linear = || LinearConfig::new(16, 32).init(device);

@@ -4,10 +4,6 @@
 #[path = "../../examples/text/model/mod.rs"]
 mod model;
 
-use backburn::{FusedOptimizer, LinearCrossEntropyLossConfig};
-use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Distribution, Int, Tensor};
-
 use crate::backends::on_every_backend;
 use crate::common::*;
 use model::{LanguageModel, LanguageModelConfig, Preset};

@@ -1,15 +1,9 @@
 //! Head and cross entropy in chunks give what Burn's cross entropy of all logits gives.
 
-use backburn::{
-    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Head, LinearCrossEntropyLoss,
-    LinearCrossEntropyLossConfig, LossReduction, cast,
-};
-use burn::module::Module;
+use burn::nn::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, LinearLayout};
-use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
+use burn::tensor::IntDType;
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor};
 use proptest::prelude::*;
 
 use crate::backends::on_every_backend;

@@ -1,10 +1,6 @@
 //! Every mistake has an answer that names the parameter or the option, and nothing is lost.
 
-use backburn::{FusedError, FusedOptimizer};
-use burn::module::{Module, Param};
-use burn::nn::LinearConfig;
-use burn::optim::{AdamWConfig, MuonConfig, SgdConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::optim::MuonConfig;
 
 use crate::backends::on_every_backend;
 use crate::common::*;

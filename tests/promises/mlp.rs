@@ -1,8 +1,6 @@
 //! A model of two layers.
 
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use crate::common::*;
 
 #[derive(Module, Debug)]
 pub struct Mlp {

@@ -1,15 +1,11 @@
 //! The single-pass optimizers compute what Burn's own do: on CPU backends to the last bit, on others
 //! within a thousandth.
 
-use backburn::{FusedOptimizer, optim as ours};
+use backburn::optim as ours;
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::ParamGroup;
-use burn::nn::{Gelu, Linear, LinearConfig};
+use burn::optim as stock;
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{self as stock, ModuleOptimizer, Optimizer};
-use burn::tensor::{Bytes, DType, Device, Distribution, FloatDType, Tensor, TensorData};
 use proptest::prelude::*;
 
 use crate::backends::on_every_backend;

@@ -1,15 +1,11 @@
 //! An optimizer that is none of ours: a formula and what it keeps, in forty lines. It is stepped in one pass on every
 //! backend, resumes from its record, and (`formats`) its states and weights are kept in formats.
 
-use backburn::FusedOptimizer;
 use backburn::optim::{
-    self as ours, AccumulateInState, ElementState, ElementWise, Number, Rule, Ruled, StateFormat,
-    Step, UpdateRule,
+    self as ours, AccumulateInState, ElementState, ElementWise, Number, Rule, Ruled, Step,
+    UpdateRule,
 };
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{self as stock, ModuleOptimizer, Optimizer};
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn::optim as stock;
 
 use crate::backends::on_every_backend;
 use crate::common::*;

@@ -1,7 +1,8 @@
 //! On a CubeCL device the recorder reads what the memory pools hold.
 
 use backburn::memory::{MemoryError, MemoryRecorder};
-use burn::tensor::Device;
+
+use crate::common::*;
 
 #[test]
 fn a_device_without_pools_needs_the_allocator() {

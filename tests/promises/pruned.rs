@@ -1,13 +1,7 @@
 //! A model that loses parameters between two steps: their optimizer states go with them, and no others.
 
-use backburn::{
-    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, OffloadHost,
-    optim as ours,
-};
-use burn::module::{Lora, Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, AdanConfig, ModuleOptimizer, MuonConfig};
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use backburn::optim as ours;
+use burn::optim::{AdanConfig, MuonConfig};
 
 use crate::backends::on_every_backend;
 use crate::common::*;

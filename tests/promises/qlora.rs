@@ -1,14 +1,7 @@
 //! Adapters on a quantized base train as in stock Burn.
 
-use backburn::{
-    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Offload,
-    OffloadConfig, OffloadHost, WaitingBlocks, gradient_checkpointing, optim,
-};
-use burn::module::{Lora, Module, ParamGroup, QLora, Quantizer};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamConfig, GradientsAccumulator, GradientsParams};
+use burn::module::{QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
-use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::common::*;
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use backburn::memory::{MemoryError, MemoryTimeline, plot};
-use backburn::{FusedError, GradientCheckpointingConfig};
 use serde_json::json;
 
 use crate::pictures::stock;
+
+use crate::common::*;
 
 type Save = fn(&MemoryTimeline, &Path) -> Result<(), MemoryError>;
 

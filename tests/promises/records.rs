@@ -2,12 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{Checkpoint, FusedError, FusedOptimizer, Progress, optim as ours};
-use burn::module::{Param, ParamGroup};
-use burn::nn::{Linear, LinearConfig, LinearLayout};
-use burn::optim::momentum::MomentumConfig;
+use backburn::optim as ours;
 use burn::optim::*;
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::common::*;

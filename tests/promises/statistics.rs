@@ -2,15 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GradientFlow, GradientHook, HookedParameter, Offload,
-    OffloadConfig, OffloadHost, WaitingBlocks, WeightAveragingConfig, gradient_checkpointing,
-};
-use burn::module::{Module, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Distribution, Tensor, TensorData};
-
 use crate::backends::on_every_cpu_backend;
 use crate::common::*;
 

@@ -1,8 +1,6 @@
 //! One step in the plain case, for `.ci/trace` to tell which functions of the crate it walks through.
 
-use backburn::{FusedOptimizer, optim::AdamWConfig};
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use backburn::optim::AdamWConfig;
 
 use crate::common::*;
 

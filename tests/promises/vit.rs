@@ -5,11 +5,6 @@
 #[path = "../../examples/vit/model.rs"]
 mod model;
 
-use backburn::FusedOptimizer;
-use burn::module::Module;
-use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Distribution, Tensor};
-
 use crate::backends::on_every_backend;
 use crate::common::*;
 use model::{Vit, VitConfig};

@@ -5,15 +5,6 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use backburn::{
-    Constant, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow,
-    GradientHook, HookedParameter, gradient_checkpointing,
-};
-use burn::module::{Param, ParamGroup};
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, SgdConfig};
-use burn::tensor::{Device, Distribution, Int, Tensor};
-
 use crate::common::*;
 use crate::{Model, distance, on_the_cpu};
 

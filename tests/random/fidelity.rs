@@ -2,15 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{
-    Constant, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, GradientCheckpointingConfig,
-    gradient_checkpointing,
-};
-use burn::module::Module;
 use burn::nn::transformer::TransformerEncoderInput;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, SgdConfig};
-use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::common::*;
 use crate::{Model, distance, on_every_backend};

@@ -9,12 +9,11 @@ mod side_by_side;
 
 use std::sync::Mutex;
 
-use burn::module::Module;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+
+use crate::common::*;
 
 #[derive(Module, Debug)]
 struct Model {

@@ -3,16 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use backburn::{
-    FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
-    GradientHook, HookedParameter, Sharding, gradient_checkpointing,
-};
-use burn::module::{Param, ParamGroup};
-use burn::nn::{Dropout, DropoutConfig};
-use burn::optim::SgdConfig;
-use burn::tensor::{Device, Distribution, Tensor};
-
 use crate::on_the_cpu;
+
+use crate::common::*;
 
 type Dropping = (Param<Tensor<1>>, Dropout);
 

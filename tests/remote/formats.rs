@@ -1,8 +1,6 @@
 //! What needs a kernel of backburn, or a type that the device lacks, is refused before the first step.
 
-use backburn::optim::{AdamWConfig, InFormat, MuonWithAdamWConfig, StateFormat, WeightFormat};
-use backburn::{Offload, OffloadConfig, cast, check_device};
-use burn::tensor::FloatDType;
+use backburn::optim::{AdamWConfig, InFormat, MuonWithAdamWConfig};
 
 use super::*;
 

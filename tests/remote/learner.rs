@@ -1,6 +1,5 @@
 //! A launched training over a server.
 
-use backburn::FusedConfig;
 use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, LaunchFused};

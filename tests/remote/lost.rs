@@ -3,14 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use backburn::{
-    FusedConfig, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
-    LossScalingConfig, check_device,
-};
-use burn::module::ParamGroup;
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::FloatDType;
-
 use super::resumed::{TIMEOUT, with_timeout};
 use super::*;
 

@@ -16,12 +16,7 @@ use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Ownership, Sharding};
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
-use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::common::*;
 use door::Door;

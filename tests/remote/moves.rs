@@ -1,9 +1,6 @@
 //! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
 
 use backburn::optim::AdamWConfig;
-use burn::module::{Param, ParamId};
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::tensor::Int;
 
 use super::*;
 

@@ -3,11 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use backburn::{
-    Checkpoint, CheckpointError, GradientFlow, GradientHook, HookedParameter, Progress,
-};
-use burn::module::ParamGroup;
-
 use super::*;
 
 type Lose = Box<dyn FnOnce() + Send>;

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use burn::remote::RemoteHost;
-use burn::tensor::Device;
 
 use super::door::Door;
 use super::{SERVES, SERVES_AT, TOKEN};
+
+use crate::common::*;
 
 /// One of Burn's servers, unmodified.
 pub struct Server {

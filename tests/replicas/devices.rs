@@ -1,9 +1,5 @@
 //! Replicas on devices of several kinds.
 
-use backburn::{FusedConfig, FusedReplicas, GlobalNormClippingConfig, LossScalingConfig, Sharding};
-use burn::module::Lora;
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::SgdConfig;
 use burn::tensor::GradientCheckpointingStrategy;
 
 use super::*;

@@ -6,12 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use backburn::{
-    AnomalyCheck, Constant, FusedConfig, FusedError, FusedReplicas, GlobalNormClippingConfig,
-    GradientFlow, GradientHook, HookedParameter, Sharding,
-};
-use burn::module::{Lora, ParamGroup};
-
 use super::*;
 
 /// Ends the test if `work` has not ended in time.

@@ -2,14 +2,6 @@
 
 use std::time::Duration;
 
-use backburn::{
-    FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    LinearCrossEntropyLossConfig, Ownership, Sharding,
-};
-use burn::module::Lora;
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::SgdConfig;
-
 use super::*;
 
 mod statistics;

@@ -2,14 +2,7 @@
 
 use std::sync::Arc;
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
-    HookedParameter, Sharding,
-};
-use burn::module::{Lora, ParamGroup};
-use burn::nn::{Dropout, DropoutConfig};
-use burn::optim::{LearningRate, Optimizer, SgdConfig};
-use burn::tensor::FloatDType;
+use burn::optim::LearningRate;
 
 use super::faults::in_time;
 use super::*;

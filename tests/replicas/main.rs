@@ -16,11 +16,7 @@ mod types;
 
 use std::sync::{Mutex, MutexGuard};
 
-use backburn::gradient_checkpointing;
-use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MultiGradientsParams};
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
+use burn::optim::MultiGradientsParams;
 
 use crate::common::*;
 

@@ -1,11 +1,6 @@
 //! Muon needs whole matrices, and every matrix has one owner: nothing is gathered, whatever is sharded or waits on the host.
 
-use backburn::optim::{MuonWithAdamWConfig, StateFormat, WeightFormat};
-use backburn::{
-    FusedConfig, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, Offload, Ownership,
-    Sharding, WaitingBlocks, cast,
-};
-use burn::module::ParamGroup;
+use backburn::optim::MuonWithAdamWConfig;
 use burn::optim::{AdjustLrFn, MuonConfig};
 
 use super::rows::table::offloaded;

@@ -2,16 +2,6 @@
 
 use std::collections::HashMap;
 
-use backburn::optim::{StateFormat, WeightFormat};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig, GradientFlow,
-    GradientHook, HookedParameter, LossScalingConfig, Offload, Overflow, Ownership, Sharding,
-    WaitingBlocks, WeightAveragingConfig,
-};
-use burn::module::{ModuleVisitor, ParamGroup};
-use burn::optim::{AdamConfig, GradientsAccumulator, SgdConfig};
-use burn::tensor::FloatDType;
-
 use super::rows::table::offloaded;
 use super::*;
 

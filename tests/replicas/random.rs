@@ -1,9 +1,5 @@
 //! Every rank draws random numbers of its own, the same whenever a seeded program runs.
 
-use backburn::{FusedConfig, FusedReplicas, GlobalNormClippingConfig, Sharding};
-use burn::nn::{Dropout, DropoutConfig};
-use burn::optim::SgdConfig;
-
 use super::*;
 
 /// Blocks with dropout inside and outside.

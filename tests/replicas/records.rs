@@ -1,12 +1,5 @@
 //! Weights and states go from any number of devices to any other, and to stock Burn and back.
 
-use backburn::{
-    Checkpoint, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GlobalNormClippingConfig,
-    Offload, Ownership, Progress, Sharding, WaitingBlocks,
-};
-
-use burn::module::{Lora, ParamGroup};
-
 use super::policies::assert_close_weights;
 use super::rows::table::offloaded;
 use super::*;

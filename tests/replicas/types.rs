@@ -3,14 +3,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::optim::WeightFormat;
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, GradientFlow, GradientHook,
-    HookedParameter, Offload, OffloadConfig, OffloadHost, Sharding, WaitingBlocks, cast,
-};
-use burn::module::ParamGroup;
-use burn::optim::SgdConfig;
-
 use super::rows::table::offloaded;
 use super::rows::{settled, settled_before_training};
 use super::*;

@@ -10,11 +10,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use backburn::{Checkpoint, CheckpointError, FusedOptimizer, Progress};
-use burn::module::{Module, Param};
-use burn::optim::SgdConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::tensor::{Device, Tensor};
 use tempfile::TempDir;
 
 use crate::common::*;

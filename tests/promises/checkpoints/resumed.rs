@@ -2,19 +2,12 @@
 
 use std::collections::HashMap;
 
-use backburn::optim::{self, StateFormat, WeightFormat};
-use backburn::{
-    BaseFormat, FusedConfig, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig,
-    OffloadHost, Overflow, QuantizedLora, WeightAveragingConfig, cast,
-};
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::{ModuleLearningRate, ModuleLrScheduler};
-use burn::module::{Lora, ParamGroup, QLora, Quantizer};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
-use burn::optim::{AdamWConfig, LionConfig, ModuleOptimizer};
+use burn::module::{QLora, Quantizer};
+use burn::optim::LionConfig;
 use burn::tensor::quantization::{Calibration, QuantValue};
-use burn::tensor::{Distribution, FloatDType};
 use serde::{Deserialize, Serialize};
 
 use super::*;

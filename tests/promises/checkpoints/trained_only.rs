@@ -1,8 +1,5 @@
 //! Checkpoints of what is trained alone.
 
-use burn::module::{Lora, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, OptimizerRecord};
 use burn::store::ModuleRecord;
 
 use super::*;

@@ -1,9 +1,6 @@
 //! On a machine without a GPU as on one with fewer than a hundred.
 
-use backburn::{FusedError, FusedOptimizer, check_device};
-use burn::nn::LinearConfig;
-use burn::optim::SgdConfig;
-use burn::tensor::{Device, FloatDType};
+use crate::common::*;
 
 #[test]
 fn a_device_that_is_not_there_is_refused_by_name() {

@@ -1,11 +1,5 @@
 //! An operation that fails in the middle of a training, here for want of memory.
 
-use backburn::gradient_checkpointing;
-use backburn::{FusedConfig, FusedError, FusedOptimizer, Offload, OffloadConfig, WaitingBlocks};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamConfig;
-use burn::tensor::{Device, Tensor};
-
 use crate::common::*;
 
 #[test]

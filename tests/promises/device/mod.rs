@@ -8,15 +8,6 @@ mod failing;
 #[cfg(feature = "cpu")]
 mod wrong;
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Offload, OffloadConfig, cast,
-    check_device,
-};
-use burn::module::Module;
-use burn::nn::LinearConfig;
-use burn::optim::SgdConfig;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-
 use crate::backends::on_every_backend;
 
 use crate::common::*;

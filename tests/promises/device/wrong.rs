@@ -1,10 +1,6 @@
 //! Under an emulated processor without bf16 instructions.
 
-use backburn::{FusedError, FusedOptimizer, check_device};
-use burn::module::{Module, ModuleMapper, Param};
-use burn::nn::LinearConfig;
-use burn::optim::SgdConfig;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use crate::common::*;
 
 /// Parameters in bf16.
 struct InBf16;

@@ -1,7 +1,6 @@
 //! A group of micro-batches that has begun in the optimizer state changes hands with it.
 
 use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, Ruled, SgdConfig};
-use burn::optim::momentum::MomentumConfig;
 
 use super::*;
 

@@ -8,12 +8,6 @@ pub mod optimizers;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{FusedConfig, FusedOptimizer, cast};
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-
 use crate::common::*;
 use optimizers::{Named, Recorded};
 

@@ -1,10 +1,9 @@
 //! The optimizers, and what a record of Burn's keeps of each.
 
-use backburn::optim::{self as ours, InFormat, StateFormat, WeightFormat};
-use burn::module::ParamGroup;
-use burn::optim::momentum::MomentumConfig;
+use backburn::optim::{self as ours, InFormat};
 use burn::optim::*;
-use burn::tensor::{Device, FloatDType, Tensor};
+
+use crate::common::*;
 
 /// An optimizer with what Burn's record makes of its state.
 pub struct Named {

@@ -3,15 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backburn::{
-    AnomalyCheck, Constant, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig,
-    GradientFlow, GradientHook, HookedParameter, LossScalingConfig, Overflow,
-    gradient_checkpointing,
-};
-use burn::module::ParamGroup;
-use burn::optim::{AdamWConfig, SgdConfig};
-use burn::tensor::Tensor;
-
 use super::*;
 use crate::backends::on_every_backend;
 

@@ -5,10 +5,6 @@ mod model;
 mod optimizer;
 mod reads;
 
-use burn::module::Module;
-use burn::nn::Linear;
-use burn::tensor::{Device, Distribution, Tensor};
-
 use crate::common::*;
 use crate::mlp::Mlp;
 

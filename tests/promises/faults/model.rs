@@ -1,11 +1,6 @@
 //! A fused optimizer between its steps: changed, taken apart.
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedError, FusedOptimizer};
-use burn::module::{Lora, ModuleMapper, Param};
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::{GradientsParams, SgdConfig};
-use burn::tensor::Tensor;
 
 use super::*;
 use crate::backends::on_every_backend;

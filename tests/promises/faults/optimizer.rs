@@ -3,13 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::FusedOptimizer;
-use burn::module::{Lora, ModuleMapper, Param, ParamGroup};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdamW, AdamWConfig, GradientsParams, LearningRate, ModuleOptimizer, Optimizer, Sgd, SgdConfig,
-};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::optim::{AdamW, LearningRate, Sgd};
 
 use super::*;
 use crate::backends::on_every_backend;

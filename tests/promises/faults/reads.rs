@@ -3,13 +3,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{
-    FusedOptimizer, GradientFlow, GradientHook, HookedParameter, gradient_checkpointing,
-};
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamGroup};
-use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
-use burn::tensor::Tensor;
-
 use super::*;
 use crate::backends::on_every_backend;
 

@@ -1,10 +1,8 @@
 //! Parameters of every rank, in every kind of module.
 
-use burn::module::{Initializer, Param};
+use burn::module::Initializer;
 use burn::nn::conv::{ConvTranspose1d, ConvTranspose1dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::{AdafactorConfig, AdamConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::Bool;
+use burn::optim::AdafactorConfig;
 
 use super::*;
 use crate::backends::on_every_cpu_backend;

@@ -1,15 +1,10 @@
 //! Whatever the model is made of.
 
-use burn::module::{Param, ParamId};
 use burn::nn::conv::{Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Lstm,
-    LstmConfig, Relu,
-};
-use burn::tensor::Bool;
+use burn::nn::{Lstm, LstmConfig, Relu};
 use burn::tensor::activation::softmax;
 
 use super::*;

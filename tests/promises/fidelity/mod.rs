@@ -7,12 +7,6 @@ mod properties;
 mod training;
 mod weights;
 
-use backburn::FusedOptimizer;
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamWConfig;
-use burn::tensor::{Device, Distribution, Int, Tensor};
-
 use crate::common::*;
 
 const STEPS: usize = 4;

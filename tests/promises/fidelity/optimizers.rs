@@ -1,13 +1,8 @@
 //! Fused training equals stock Burn bit for bit, for every optimizer that steps per parameter.
 
-use backburn::FusedOptimizer;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
 use burn::optim::*;
-use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::common::*;

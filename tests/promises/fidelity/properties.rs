@@ -1,16 +1,9 @@
 //! Fused training equals stock Burn bit for bit, on architectures, parameter groups, freezing patterns
 //! and recomputed blocks that nobody chose.
 
-use backburn::{
-    Constant, FusedConfig, FusedOptimizer, GradientCheckpointingConfig, gradient_checkpointing,
-};
 use burn::grad_clipping::GradientClipping;
-use burn::module::{Module, ParamGroup};
-use burn::nn::{
-    Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, Tanh,
-};
-use burn::optim::{AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::nn::{RmsNorm, RmsNormConfig, Tanh};
+use burn::optim::LionConfig;
 use proptest::prelude::*;
 
 use crate::common::*;

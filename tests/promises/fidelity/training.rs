@@ -2,10 +2,6 @@
 
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::module::{Lora, Param, ParamGroup};
-use burn::nn::Gelu;
-use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
-use burn::tensor::DType;
 
 use super::layers::Convolutional;
 use super::*;

@@ -1,9 +1,7 @@
 //! Whatever a weight is used for, and whether it is trained.
 
-use burn::module::{Initializer, Lora, Param, ParamGroup};
+use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{Embedding, EmbeddingConfig, LinearLayout};
-use burn::optim::SgdConfig;
 
 use super::*;
 use crate::backends::on_every_backend;

@@ -1,9 +1,5 @@
 //! Gradients in bf16 that are added up in f32.
 
-use backburn::FusedConfig;
-use burn::module::{Lora, ModuleVisitor, Param};
-use burn::optim::GradientsParams;
-
 use super::*;
 
 /// Sums in f32 of the gradients of a model, by hand.

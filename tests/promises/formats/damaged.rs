@@ -2,9 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::FusedError;
 use backburn::optim::InFormat;
-use burn::tensor::{Bytes, DType};
 use burn_pack::Scalar;
 
 use super::*;

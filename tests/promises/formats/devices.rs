@@ -1,7 +1,5 @@
 //! Steps from gradients that are given: every backend takes them as `flex` does.
 
-use burn::optim::GradientsParams;
-
 use super::*;
 
 on_every_backend!(steps_are_those_of_flex, steps_of_muon_are_those_of_flex);

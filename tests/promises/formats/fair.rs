@@ -1,8 +1,5 @@
 //! States in few bits are right on average, whatever else is in their group, and whatever size they have.
 
-use burn::optim::Optimizer;
-use burn::tensor::TensorData;
-
 use super::*;
 
 const ELEMENTS: usize = 1 << 18;

@@ -1,8 +1,7 @@
 //! What makes formats of fewer bits fail: gradients that are mostly zero, tiny gradients, tiny learning rates; and
 //! what must not be hidden.
 
-use burn::module::{ModuleMapper, Param};
-use burn::tensor::{TensorData, bf16};
+use burn::tensor::bf16;
 
 use super::*;
 

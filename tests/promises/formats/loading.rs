@@ -2,9 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backburn::{load_from_store, load_record_in};
-use burn::module::{Lora, ParamGroup};
-use burn::nn::LinearLayout;
 use burn::store::{ModuleSnapshot, RecordError, SafetensorsStore};
 
 use super::*;

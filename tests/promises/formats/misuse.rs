@@ -1,7 +1,5 @@
 //! Formats that can't be are refused by name, and nothing is lost.
 
-use backburn::FusedError;
-
 use super::*;
 
 /// What a step says when it panics. The parameter that it names has its value.

@@ -13,15 +13,6 @@ mod store;
 mod weights;
 mod wrapped;
 
-use backburn::optim::{self, StateFormat, WeightFormat};
-use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, cast};
-use backburn::{Offload, OffloadConfig, OffloadHost};
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::ModuleOptimizer;
-use burn::optim::momentum::MomentumConfig;
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
-
 use crate::backends::on_every_backend;
 use crate::common::*;
 use crate::own_rule;

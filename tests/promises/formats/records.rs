@@ -1,8 +1,6 @@
 //! Records of states in formats: in the form of stock Burn, or compact.
 
 use backburn::optim::compact_records;
-use burn::optim::OptimizerRecord;
-use burn::tensor::Bytes;
 
 use super::*;
 

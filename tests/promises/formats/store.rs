@@ -1,10 +1,6 @@
 //! Models from files of other programs.
 
-use backburn::{LoadError, load_from_store};
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, PytorchStore, SafetensorsStore};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::common::*;

@@ -1,8 +1,5 @@
 //! What weights in bf16 keep beside their bits, on the backend of the processor that has them.
 
-use burn::module::{ModuleMapper, Param};
-use burn::tensor::DType;
-
 use super::*;
 
 on_every_backend!(cast_leaves_running_statistics_and_what_is_in_training);

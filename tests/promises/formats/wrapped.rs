@@ -1,12 +1,7 @@
 //! Weights in formats around any optimizer of Burn's.
 
-use backburn::FusedError;
 use backburn::optim::{InFormat, compact_records};
-use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamWConfig, LambConfig, MuonConfig, OptimizerRecord,
-    RmsPropConfig, SgdConfig,
-};
-use burn::tensor::{Distribution, Tensor};
+use burn::optim::{AdaGradConfig, AdafactorConfig, LambConfig, MuonConfig, RmsPropConfig};
 
 use super::*;
 

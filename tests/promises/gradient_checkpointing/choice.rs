@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::{FusedConfig, GradientCheckpointingConfig};
-
 use super::*;
 
 fn keeping(keep: &[bool]) -> GradientCheckpointingConfig {

@@ -1,6 +1,5 @@
 //! What goes into a block and comes out of it beside plain tensors.
 
-use backburn::Activations;
 use burn::nn::attention::{MhaInput, MhaOutput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{Lstm, LstmConfig, LstmState};
 

@@ -1,10 +1,5 @@
 //! What goes into a block and comes out of it gets the gradients that it gets in a plain one.
 
-use backburn::StepContext;
-use burn::module::{Lora, Param};
-use burn::optim::GradientsParams;
-use burn::optim::momentum::MomentumConfig;
-
 use super::*;
 
 type Pair = (Tensor<2>, Tensor<2>);

@@ -4,9 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::FusedError;
-use burn::tensor::FloatDType;
-
 use super::*;
 
 /// A model to train, another with its weights, and an input.

@@ -10,15 +10,6 @@ mod statistics;
 mod tiled;
 mod unet;
 
-use backburn::{
-    Constant, FusedOptimizer, gradient_checkpointing, gradient_checkpointing_sequential,
-};
-use burn::module::{Module, ParamGroup};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::nn::{LayerNorm, LayerNormConfig};
-use burn::optim::{AdamWConfig, SgdConfig};
-use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
-
 use crate::backends::on_every_backend;
 use crate::common::*;
 

@@ -3,11 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use backburn::{
-    AnomalyCheck, FusedConfig, FusedError, GlobalNormClippingConfig, LossScalingConfig,
-};
-use burn::module::Lora;
-
 use super::*;
 use crate::common::*;
 

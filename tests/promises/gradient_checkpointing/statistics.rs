@@ -1,6 +1,5 @@
 //! State that a forward pass reads and updates: both runs of a block see it as it was, and it is updated once.
 
-use backburn::{FusedConfig, GlobalNormClippingConfig, StepContext};
 use burn::module::RunningState;
 
 use super::*;

@@ -1,6 +1,5 @@
 //! What acts on every token alone gives the same on tiles of the sequence as on all of it.
 
-use backburn::{Whole, gradient_checkpointing_tiled};
 use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::tensor::activation::softmax;
 

@@ -3,8 +3,6 @@
 use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedConfig, WeightAveragingConfig};
-use burn::module::Module;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 use parking_lot::Mutex;
 

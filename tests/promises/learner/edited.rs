@@ -1,8 +1,6 @@
 //! A `TrainStep` that edits the gradients that it returns: a mask, noise, a removed gradient.
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedError, FusedOptimizer};
-use burn::optim::GradientsParams;
 
 use super::*;
 use crate::common::*;

@@ -2,8 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use burn::tensor::FloatDType;
-
 use super::{Regression, Run, files};
 use crate::common::*;
 use crate::exchange::{TYPES, optimizers};

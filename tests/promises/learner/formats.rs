@@ -1,8 +1,6 @@
 //! A learner whose weights are in bf16, with their low bits in the optimizer state, writes what stock writes.
 
-use backburn::optim::{AdamWConfig, LionConfig, WeightFormat};
-use burn::optim::ModuleOptimizer;
-use burn::tensor::FloatDType;
+use backburn::optim::{AdamWConfig, LionConfig};
 
 use super::{Regression, Run, files};
 use crate::common::*;

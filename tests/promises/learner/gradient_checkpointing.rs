@@ -3,10 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedConfig, GradientCheckpointingConfig, gradient_checkpointing};
-use burn::module::Module;
-use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor, TensorData};
+use burn::tensor::GradientCheckpointingStrategy;
 use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
 
 use super::{Points, Regression, Run, files};

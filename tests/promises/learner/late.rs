@@ -4,10 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, FusedModel, LaunchFused};
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::module::Module;
-use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
-use burn::tensor::Device;
 use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, KeepLastNCheckpoints};
 use burn_pack::Reader;
 

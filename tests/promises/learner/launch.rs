@@ -6,9 +6,6 @@ use std::sync::{Arc, Mutex};
 use backburn::train::{FusedLearner, FusedModel, LaunchFused};
 use burn::data::dataset::DatasetError;
 use burn::lr_scheduler::constant::ConstantLr;
-use burn::module::{Module, ParamGroup};
-use burn::optim::Optimizer;
-use burn::tensor::{Device, Tensor};
 use burn::train::checkpoint::{FileCheckpointer, KeepLastNCheckpoints};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{

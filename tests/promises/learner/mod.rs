@@ -17,7 +17,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedConfig, Sharding};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::{Dataset, DatasetError};
@@ -26,10 +25,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::lr_scheduler::sequential::SequentialLrSchedulerConfig;
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Relu};
-use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::nn::Relu;
 use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{

@@ -4,9 +4,6 @@
 use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{FusedConfig, Offload, OffloadConfig, WaitingBlocks};
-use burn::module::Module;
-use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, LearningResult};
 
 use super::{Regression, Run, files};

@@ -5,9 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, FusedModel, LaunchFused};
-use burn::module::{Module, ModuleMapper, ModuleVisitor};
-use burn::optim::SgdConfig;
-use burn::tensor::{Device, TensorData};
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{

@@ -3,15 +3,8 @@
 use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{
-    AnomalyCheck, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    Overflow, scale_loss,
-};
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Bytes, Device, Tensor};
 use burn::train::{
     InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
 };

@@ -5,11 +5,8 @@ use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::lr_scheduler::LrSchedulerRecord;
-use burn::module::{Module, Param};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, LionConfig, ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::optim::LionConfig;
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, Tensor};
 use burn::train::Learner;
 
 use super::{Regression, Run, warm_up_then_cosine};

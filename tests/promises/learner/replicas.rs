@@ -3,13 +3,6 @@
 use std::path::Path;
 
 use backburn::train::{FusedLearner, LaunchFused};
-use backburn::{
-    FusedConfig, FusedError, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig,
-    Sharding,
-};
-use burn::module::Module;
-use burn::optim::SgdConfig;
-use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, MultiDeviceOptim, TrainOutput, TrainStep, TrainingError};
 
 use super::{Points, Regression, Run, files};

@@ -1,25 +1,13 @@
 //! Muon computes what Burn's own does, alone and in the recipe with AdamW; what it does not step is refused by name before
 //! training starts.
 
-use backburn::optim::{StateFormat, WeightFormat};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, cast,
-    gradient_checkpointing, optim as ours,
-};
+use backburn::optim as ours;
 use burn::config::Config;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
-use burn::module::{Module, Param, ParamGroup};
+use burn::nn::PaddingConfig1d;
 use burn::nn::conv::{Conv1d, Conv1dConfig};
-use burn::nn::{
-    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig1d,
-};
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    self as stock, AdjustLrFn, GradientsAccumulator, GradientsParams, ModuleOptimizer,
-    OptimizerRecord,
-};
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
+use burn::optim::{self as stock, AdjustLrFn};
 
 use crate::backends::on_every_backend;
 use crate::common::*;

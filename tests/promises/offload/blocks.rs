@@ -1,7 +1,5 @@
 //! Which weights are where: what waits on the host is not on the device, and comes when it is read.
 
-use backburn::{FusedConfig, LinearCrossEntropyLossConfig, gradient_checkpointing_sequential};
-
 use super::*;
 
 /// The same blocks in other ways than one after the other.

@@ -1,12 +1,9 @@
 //! An optimizer whose states fail on the way to the host, or back.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
-use backburn::FusedConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use burn::tensor::TensorData;
 
 use super::*;
 

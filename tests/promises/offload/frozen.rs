@@ -1,8 +1,5 @@
 //! Frozen weights wait on the host, too, and never go back.
 
-use backburn::FusedConfig;
-use burn::module::{ModuleVisitor, Param};
-
 use super::*;
 use crate::common::*;
 

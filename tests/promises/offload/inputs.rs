@@ -2,8 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use backburn::{GradientCheckpointingConfig, gradient_checkpointing_sequential};
-
 use super::*;
 
 /// Blocks alone, in blocks, and one whose output nobody uses.

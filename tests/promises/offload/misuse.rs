@@ -2,10 +2,6 @@
 
 use std::sync::{Arc, Barrier};
 
-use backburn::{
-    FusedConfig, FusedError, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
-};
-
 use super::*;
 use crate::common::*;
 

@@ -1,10 +1,5 @@
 //! A device that computes in another float type than the host keeps the weights in.
 
-use backburn::FusedConfig;
-use burn::module::{ModuleMapper, Param};
-use burn::nn::{LayerNorm, LayerNormConfig};
-use burn::tensor::{DType, FloatDType};
-
 use super::*;
 use crate::common::*;
 

@@ -10,14 +10,7 @@ mod policies;
 mod records;
 mod states;
 
-use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig, OffloadHost, WaitingBlocks};
-use backburn::{gradient_checkpointing, optim};
-use burn::module::{Lora, Module, Param, ParamGroup};
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout,
-};
 use burn::optim::*;
-use burn::tensor::{Device, Distribution, Int, Tensor};
 
 use crate::backends::on_every_backend;
 use crate::common::*;

@@ -3,10 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::{
-    FusedConfig, GlobalNormClippingConfig, GradientFlow, GradientHook, HookedParameter,
-    LossScalingConfig, Overflow,
-};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 
 use super::*;

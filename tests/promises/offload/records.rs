@@ -1,6 +1,5 @@
 //! Records are the ordinary ones, in both directions, at any step.
 
-use backburn::FusedConfig;
 use burn::store::ModuleRecord;
 
 use super::*;

@@ -4,8 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backburn::{FusedConfig, GradientFlow, GradientHook, HookedParameter};
-
 use super::*;
 
 /// The blocks of each step, in their order: some take turns, some are left out.

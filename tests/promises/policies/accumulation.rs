@@ -1,8 +1,6 @@
 //! Accumulation in a buffer equals Burn's `GradientsAccumulator`.
 
-use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
 use burn::optim::*;
-use burn::tensor::{Device, Tensor};
 
 use super::*;
 use crate::backends::on_every_backend;

@@ -3,14 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, LossScalingConfig,
-};
-use burn::module::{Lora, Module, ParamGroup};
-use burn::nn::LinearConfig;
 use burn::optim::*;
-use burn::tensor::{Device, Distribution, Tensor};
 use proptest::prelude::*;
 
 use super::*;

@@ -1,9 +1,5 @@
 //! Hooks are called in one order, so that a hook that draws random numbers repeats a training.
 
-use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig};
-use burn::module::ParamGroup;
-use burn::optim::SgdConfig;
-
 use super::*;
 use crate::common::*;
 

@@ -1,12 +1,6 @@
 //! Hooks see every finished gradient, may replace it and may keep it from being used.
 
-use backburn::{
-    AnomalyCheck, FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, GradientFlow,
-    GradientHook, GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
-};
-use burn::module::{Lora, ParamGroup};
 use burn::optim::*;
-use burn::tensor::{FloatDType, TensorData};
 
 use super::*;
 use crate::backends::on_every_backend;

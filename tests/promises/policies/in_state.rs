@@ -3,16 +3,8 @@
 use std::collections::HashMap;
 
 use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, Ruled, SgdConfig};
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow,
-};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::Lora;
-use burn::module::ModuleMapper;
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{GradientsAccumulator, ModuleOptimizer};
-use burn::tensor::TensorData;
 
 use super::*;
 use crate::backends::on_every_backend;

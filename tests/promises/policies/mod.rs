@@ -11,11 +11,6 @@ mod resume;
 mod scaling;
 mod several_devices;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, Tensor};
-
 use crate::common::*;
 
 const LEARNING_RATE: f64 = 0.1;

@@ -1,8 +1,5 @@
 //! A gradient that is not finite ends a step that measures its norm.
 
-use backburn::{FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig};
-use burn::optim::AdamConfig;
-
 use super::*;
 use crate::backends::on_every_backend;
 

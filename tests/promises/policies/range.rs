@@ -1,11 +1,5 @@
 //! Gradients at the ends of what a float can hold, half types, and models on two backends.
 
-use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
-use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
-use burn::optim::SgdConfig;
-use burn::tensor::{FloatDType, Int, Tensor};
-
 use super::*;
 use crate::backends::on_every_backend;
 

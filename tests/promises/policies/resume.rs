@@ -1,11 +1,7 @@
 //! What the policies learn from step to step is in the optimizer's record, so a resumed run is the
 //! uninterrupted one.
 
-use backburn::{
-    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow,
-};
 use burn::optim::*;
-use burn::tensor::Bytes;
 
 use super::*;
 use crate::backends::on_every_backend;

@@ -1,10 +1,6 @@
 //! Loss scaling equals a stock loop that scales, looks for overflows and skips.
 
-use backburn::{
-    FusedConfig, FusedError, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig, Overflow,
-};
 use burn::optim::*;
-use burn::tensor::FloatDType;
 
 use super::*;
 use crate::backends::on_every_backend;

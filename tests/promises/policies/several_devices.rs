@@ -1,14 +1,5 @@
 //! One model whose layers lie on several devices is trained as on one.
 
-use backburn::{
-    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig,
-    gradient_checkpointing,
-};
-use burn::optim::{
-    AdamConfig, AdamWConfig, GradientsAccumulator, GradientsParams, ModuleOptimizer,
-    OptimizerRecord,
-};
-
 use super::*;
 
 /// Layers on two devices in turn, the weight of the first used once more on the other.

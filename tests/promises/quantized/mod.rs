@@ -2,17 +2,9 @@
 
 use std::collections::VecDeque;
 
-use backburn::{
-    BaseFormat, FusedConfig, FusedError, FusedOptimizer, FusedReplicas, LoadError, MemoryEstimate,
-    Offload, OffloadConfig, OffloadHost, QuantizedAdapter, QuantizedLora, Sharding, WaitingBlocks,
-    cast, load_quantized_from_store, load_record_in, optim,
-};
-use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
-use burn::nn::{Linear, LinearConfig, LinearLayout};
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::module::{QLora, Quantizer};
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
 
 use crate::common::*;
 use crate::qlora::{

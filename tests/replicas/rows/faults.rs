@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::optim::AdamW;
-use backburn::{GradientFlow, GradientHook, HookedParameter};
-use burn::optim::{LearningRate, Optimizer};
-use burn::tensor::{Device, Tensor};
+use burn::optim::LearningRate;
+
+use crate::common::*;
 
 /// Where a step fails, in the order in which a step comes there.
 #[derive(Clone, Copy, Debug, PartialEq)]

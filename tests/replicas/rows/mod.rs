@@ -12,9 +12,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backburn::{Constant, FusedOptimizer, FusedReplicas, gradient_checkpointing};
-use burn::optim::ModuleOptimizer;
-
 use super::*;
 use faults::{Fault, Hook, Panicking};
 use table::Row;

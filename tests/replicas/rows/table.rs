@@ -1,11 +1,7 @@
 //! The rows.
 
-use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-use backburn::{
-    BaseFormat, FusedConfig, Offload, OffloadConfig, OffloadHost, Ownership, QuantizedLora,
-    Sharding, WaitingBlocks, cast,
-};
-use burn::module::{Lora, ParamGroup, QLora, Quantizer};
+use backburn::optim::AdamWConfig;
+use burn::module::{QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
 
 use super::*;
