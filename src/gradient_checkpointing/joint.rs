@@ -5,7 +5,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 use crate::device::sent;
-use crate::pass::Pass;
+use crate::pass::{FailedIn, Pass};
 use crate::tap::{GradientSink, Passed, join, lift};
 use crate::weights::{TrackedTensor, Unused};
 
@@ -80,7 +80,9 @@ impl Joint {
         let rerun = self.rerun.lock().take();
         if let Some(rerun) = rerun {
             let arrived = std::mem::take(&mut *self.arrived.lock());
-            *self.found.lock() = self.pass.guarded(|| rerun(arrived, signal.clone()));
+            *self.found.lock() = self
+                .pass
+                .guarded(FailedIn::Backward, || rerun(arrived, signal.clone()));
         }
     }
 

@@ -14,7 +14,7 @@ use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::memory::{self, BlockRun};
 use crate::parameters::Statistics;
-use crate::pass::{Drawn, Readers, Scope};
+use crate::pass::{Drawn, FailedIn, Readers, Scope};
 use crate::random::Stream;
 use crate::tap::{lift, sweep};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
@@ -119,7 +119,7 @@ where
         let Recorded { output, leaves } = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
-                pass.fail(error);
+                pass.fail(FailedIn::Backward, error);
                 return Vec::new();
             }
         };

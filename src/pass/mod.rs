@@ -40,7 +40,8 @@ pub(crate) use owed::{Debt, Graph, Owed, Readers};
 pub(crate) use reads::Reads;
 pub(crate) use scope::{Place, Scope};
 pub(crate) use session::{Order, Running, Session};
-pub(crate) use stage::{Closure, Failure, Stage};
+use stage::Failed;
+pub(crate) use stage::{Closure, FailedIn, Failure, Stage};
 
 /// A pass, from the closure that computes the loss to the last gradient.
 #[derive(Debug)]
@@ -77,70 +78,49 @@ impl Pass {
         }
     }
 
-    /// Ends the pass with an error, if it has none yet.
-    pub(crate) fn fail(&self, error: FusedError) {
-        self.end_with(Failure::Error(error));
+    /// Ends the pass with this failure, unless another one has. A deadlock replaces what has.
+    pub(crate) fn fail(&self, part: FailedIn, failure: impl Into<Failure>) {
+        let failure = failure.into();
+        let mut stage = self.stage.lock();
+        if let Stage::Forward | Stage::Backward = *stage {
+            *stage = Stage::Failed(Failed::default());
+        }
+        if let Stage::Failed(failed) = &mut *stage {
+            failed.in_update |= part == FailedIn::Update;
+            if failed.by.is_none() || matches!(failure, Failure::Deadlock(_)) {
+                failed.by = Some(failure);
+            }
+        }
     }
 
-    /// Ends the pass with an error in the use of a gradient.
-    pub(crate) fn stop(&self, error: FusedError) {
-        self.end_in_use(Failure::Error(error));
-    }
-
-    /// Whether the use of a gradient has failed.
+    /// Returns `true` if an update has failed.
     pub(crate) fn is_stopped(&self) -> bool {
-        matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_use)
+        matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_update)
     }
 
-    /// Ends the pass, if nothing has yet.
-    pub(crate) fn end_with(&self, failure: Failure) {
-        if let Some(failed) = self.stage.lock().failed() {
-            failed.by.get_or_insert(failure);
-        }
-    }
-
-    fn end_in_use(&self, failure: Failure) {
-        if let Some(failed) = self.stage.lock().failed() {
-            failed.by.get_or_insert(failure);
-            failed.in_use = true;
-        }
-    }
-
-    /// Does `work` in the middle of Burn's backward pass. A panic waits for the end of it, so that Burn lets
-    /// go of the graph; where the closure runs the backward pass, it can't wait, since the closure goes on.
-    pub(crate) fn guarded<R: Default>(&self, work: impl FnOnce() -> R) -> R {
-        if self.closure == Closure::Backward {
+    /// Does `work` in this part of the pass, which a panic ends. In Burn's backward pass the panic waits for the end, so that
+    /// Burn lets go of the graph; where the closure runs the backward pass, it can't wait, since the closure goes on.
+    pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
+        let in_backward = part == FailedIn::Backward;
+        if in_backward && self.closure == Closure::Backward {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
-            if self.stage.lock().is_given_up() {
+            let by = |failed: &Failed| matches!(failed.by, Some(Failure::Deadlock(_)));
+            let is_deadlock = matches!(&*self.stage.lock(), Stage::Failed(failed) if by(failed));
+            if in_backward && is_deadlock {
                 panic.resume();
             }
-            self.end_with(Failure::Panic(panic));
+            self.fail(part, panic);
             R::default()
         })
-    }
-
-    /// Ends the pass with a panic that does not wait for the end of Burn's backward pass, which would never come.
-    pub(crate) fn give_up(&self, reason: &str) -> ! {
-        if let Some(failed) = self.stage.lock().failed() {
-            failed.by = Some(Failure::GivenUp(reason.to_string()));
-        }
-        panic!("{reason}")
-    }
-
-    /// Uses a gradient on another thread than the one that runs the backward pass. A panic ends the pass.
-    pub(crate) fn guarded_in_queue(&self, use_gradient: impl FnOnce()) {
-        if let Err(panic) = catch(use_gradient) {
-            self.end_in_use(Failure::Panic(panic));
-        }
     }
 
     /// Whether a gradient may still be used.
     pub(crate) fn admits(&self) -> bool {
         let unscaled = |scaled: &AtomicBool| !scaled.load(Ordering::Relaxed);
         if self.scaled.as_ref().is_some_and(unscaled) {
-            self.fail(FusedError::LossNotScaled);
+            self.fail(FailedIn::Backward, FusedError::LossNotScaled);
         }
         !matches!(*self.stage.lock(), Stage::Failed(_))
     }

@@ -32,10 +32,19 @@ pub(crate) enum Stage {
 /// How a pass has failed.
 #[derive(Debug, Default)]
 pub(crate) struct Failed {
-    /// The first failure, until it is told.
+    /// The first failure, until it is taken.
     pub(super) by: Option<Failure>,
-    /// Whether one was in the use of a gradient: what the others of its parameter have sent is not used either.
-    pub(super) in_use: bool,
+    /// Whether one was in an update: gradients that have arrived by then are not applied either.
+    pub(super) in_update: bool,
+}
+
+/// The part of a pass that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailedIn {
+    /// The closure, or the backward pass on its thread.
+    Backward,
+    /// The update of a parameter, on whichever thread.
+    Update,
 }
 
 /// What has ended a pass.
@@ -43,24 +52,19 @@ pub(crate) struct Failed {
 pub(crate) enum Failure {
     Error(FusedError),
     Panic(Caught),
-    /// A panic for this reason that passes through Burn's backward pass.
-    GivenUp(String),
+    /// A panic for this reason that passes through Burn's backward pass, which would never end.
+    Deadlock(String),
 }
 
-impl Stage {
-    /// The failure of a pass that goes on, or has failed already; none when it is over.
-    pub(super) fn failed(&mut self) -> Option<&mut Failed> {
-        if let Self::Forward | Self::Backward = self {
-            *self = Self::Failed(Failed::default());
-        }
-        match self {
-            Self::Failed(failed) => Some(failed),
-            _ => None,
-        }
+impl From<FusedError> for Failure {
+    fn from(error: FusedError) -> Self {
+        Self::Error(error)
     }
+}
 
-    pub(super) fn is_given_up(&self) -> bool {
-        matches!(self, Self::Failed(failed) if matches!(failed.by, Some(Failure::GivenUp(_))))
+impl From<Caught> for Failure {
+    fn from(panic: Caught) -> Self {
+        Self::Panic(panic)
     }
 }
 
@@ -70,7 +74,7 @@ impl Failure {
         match self {
             Self::Error(error) => Err(error),
             Self::Panic(panic) => panic.resume(),
-            Self::GivenUp(reason) => panic!("{reason}"),
+            Self::Deadlock(reason) => panic!("{reason}"),
         }
     }
 
@@ -79,7 +83,7 @@ impl Failure {
         match self {
             Self::Error(error) => error.to_string(),
             Self::Panic(panic) => panic.message().to_string(),
-            Self::GivenUp(reason) => reason.clone(),
+            Self::Deadlock(reason) => reason.clone(),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::error::FusedError;
 use crate::layout::Holding;
 use crate::memory::{self, Category};
 use crate::parameters::{AnyTensor, with_rank};
-use crate::pass::{self, Closure, Owed, Pass};
+use crate::pass::{self, Closure, FailedIn, Failure, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
 use crate::tap::{self, GradientSink, Passed};
@@ -45,7 +45,8 @@ impl GradientSink for Arrival {
             ),
         }
         if self.pass.is_recorded {
-            self.pass.guarded(memory::end_beyond_limit);
+            self.pass
+                .guarded(FailedIn::Backward, memory::end_beyond_limit);
         }
         if self.pass.closure == Closure::Backward {
             self.pass.end_forward();
@@ -55,8 +56,9 @@ impl GradientSink for Arrival {
             memory::show(Category::Gradient, &gradient);
         }
         self.owed.settle();
-        self.pass
-            .guarded(|| self.view.arrive(&self.pass, gradient.into()));
+        self.pass.guarded(FailedIn::Backward, || {
+            self.view.arrive(&self.pass, gradient.into())
+        });
         Passed::default()
     }
 }
@@ -100,7 +102,7 @@ impl View {
                 placement.send_home(self.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
-                        of_queue.guarded_in_queue(|| view.give(&of_queue, gradient));
+                        of_queue.guarded(FailedIn::Update, || view.give(&of_queue, gradient));
                     }
                 });
             }
@@ -162,7 +164,10 @@ impl View {
         if !is_proven {
             if let Err(reason) = device::check_written(&*gradient) {
                 let path = self.home.path.to_string();
-                return pass.stop(FusedError::GradientNotComputed { path, reason });
+                return pass.fail(
+                    FailedIn::Update,
+                    FusedError::GradientNotComputed { path, reason },
+                );
             }
             self.state.lock().proven = true;
         }
@@ -192,14 +197,14 @@ impl View {
             .transpose();
         let gradient = match brought {
             Ok(gradient) => gradient,
-            Err(error) => return pass.stop(error),
+            Err(error) => return pass.fail(FailedIn::Update, error),
         };
         let Some(member) = ranks else {
             let gradients = gradient.into_iter().collect();
             home.use_gradients(pass, gradients);
             // What the device computes with next is on its way while other gradients are computed.
             if let Err(error) = self.renew_copy() {
-                pass.stop(error);
+                pass.fail(FailedIn::Update, error);
             }
             return;
         };
@@ -252,11 +257,11 @@ impl View {
             .flow
             .sent(member.rank, self.home.bytes(), || !tap::is_free(device));
         if waits.is_err() {
-            pass.give_up(
-                "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \
+            let reason = "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \
                  that Burn joins their autodiff graphs, and locks both. Detach what the closure has captured, and give \
-                 every rank a tensor of its own",
-            );
+                 every rank a tensor of its own";
+            pass.fail(FailedIn::Backward, Failure::Deadlock(reason.to_string()));
+            panic!("{reason}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::caught::{Caught, catch};
 use crate::memory::{self, Category};
 use crate::offload::Placement;
 use crate::parameters::AnyTensor;
-use crate::pass::Pass;
+use crate::pass::{FailedIn, Pass};
 use crate::policy::{Goal, Leaving};
 use crate::replica::Group;
 
@@ -25,7 +25,7 @@ impl Home {
         let gradients = gradients.into_iter();
         let (gradients, holds): (Vec<_>, Vec<_>) =
             gradients.map(|held| (held.gradient, held.hold)).unzip();
-        pass.guarded_in_queue(|| self.use_gradients(&pass, gradients));
+        pass.guarded(FailedIn::Update, || self.use_gradients(&pass, gradients));
         drop(holds);
         if pass.is_stopped() {
             // No other gradient is used, whichever rank it comes from.
@@ -115,7 +115,7 @@ impl Home {
             Ok(Some(gradient)) if pass.plan.goal.steps() => self.step(pass, gradient),
             Ok(Some(_measured)) => self.end_with(Outcome::Measured),
             Ok(None) => self.end_with(Outcome::Vetoed),
-            Err(error) => pass.stop(error),
+            Err(error) => pass.fail(FailedIn::Update, error),
         }
     }
 
@@ -198,7 +198,7 @@ impl Home {
             None => leave(),
             Some(placement) => {
                 let of_queue = pass.clone();
-                placement.send_state_home(move || of_queue.guarded_in_queue(leave));
+                placement.send_state_home(move || of_queue.guarded(FailedIn::Update, leave));
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
 use crate::offload::Transfers;
-use crate::pass::{Failure, Pass, Scope};
+use crate::pass::{FailedIn, Failure, Pass, Scope};
 use crate::random::Stream;
 use crate::replica::Membership;
 use crate::weights::Views;
@@ -81,8 +81,8 @@ impl RankPass {
     ) -> Option<R> {
         match done {
             Ok(Ok(output)) => return (!self.pass.has_failed()).then_some(output),
-            Ok(Err(error)) => self.pass.end_with(Failure::Error(error)),
-            Err(panic) => self.pass.end_with(Failure::Panic(panic)),
+            Ok(Err(error)) => self.pass.fail(FailedIn::Backward, error),
+            Err(panic) => self.pass.fail(FailedIn::Backward, panic),
         }
         None
     }

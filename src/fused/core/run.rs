@@ -10,7 +10,7 @@ use super::ranks::Ranks;
 use crate::device::{Written, check_connected};
 use crate::error::FusedError;
 use crate::memory;
-use crate::pass::{Closure, Order, Running};
+use crate::pass::{Closure, FailedIn, Order, Running};
 use crate::policy::Goal;
 use crate::replica::Group;
 use crate::report::StepReport;
@@ -115,7 +115,7 @@ impl<M: Module> PassTransaction<'_, M> {
         }
         for ((form, running), gradients) in self.forms.iter().zip(&self.running).zip(gradients) {
             let pass = &running.pass;
-            pass.guarded_in_queue(|| form.views.deliver(pass, gradients));
+            pass.guarded(FailedIn::Update, || form.views.deliver(pass, gradients));
             if let Some(transfers) = form.layout.transfers.as_ref() {
                 transfers.wait();
             }

@@ -10,7 +10,7 @@ use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, hand_over};
 use crate::error::FusedError;
 use crate::fused::core::{RankExecutor, RankOutput, RankOutputs, RankPass};
-use crate::pass::{Closure, Failure, Scope};
+use crate::pass::{Closure, FailedIn, Scope};
 use crate::random::{RngLock, Stream};
 use crate::replica::{Group, Membership};
 use crate::weights::FusedForm;
@@ -96,7 +96,7 @@ where
         }
         for (_, silent) in at_work {
             let reason = "dropping what its closure has left panicked".to_string();
-            silent.pass.end_with(Failure::Panic(Caught::saying(reason)));
+            silent.pass.fail(FailedIn::Backward, Caught::saying(reason));
         }
         if let Some(numbers) = numbers {
             // What is drawn next does not depend on how many numbers the ranks have drawn.
