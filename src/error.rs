@@ -288,6 +288,12 @@ pub enum FusedError {
     )]
     NothingAccumulated,
 
+    /// A step in parts without a part that has items.
+    #[error(
+        "no part of the batch has an item: give `step_in_parts` at least one part with a number of items above zero"
+    )]
+    NoItems,
+
     /// The backward pass of a micro-batch broke off when it had added to accumulated gradients, which have one buffer.
     #[error(
         "a micro-batch failed ({reason}) after a part of it had been added to the accumulated gradient of parameter \

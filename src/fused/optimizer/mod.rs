@@ -2,6 +2,7 @@
 
 mod device;
 mod full_precision;
+mod parts;
 mod step;
 
 use std::fmt::{Display, Formatter};

@@ -69,7 +69,54 @@ fn a_step_can_do_with_the_accumulated_gradients_alone(device: &Device) {
     }
 }
 
+fn parts_of_different_sizes_match_stock_mean(device: &Device) {
+    let initial = Network::init(device);
+    let copy = || copy(&initial, || Network::init(device));
+    let batch = Tensor::cat(batches(device, 2), 0);
+    let items = batch.dims()[0];
+    let parts = |ends: &[usize]| {
+        let bounds = [&[0], ends, &[items]].concat();
+        let part = |bounds: &[usize]| {
+            let part = batch.clone().slice(bounds[0]..bounds[1]);
+            (part, bounds[1] - bounds[0])
+        };
+        bounds.windows(2).map(part).collect::<Vec<_>>()
+    };
+    let never_clips = GlobalNormClippingConfig::Exact(1e9);
+    let clipped = GlobalNormClippingConfig::ExactInBuffer(1e9);
+    for ends in [&[][..], &[1], &[1, 1, 4]] {
+        for clipping in [None, Some(never_clips), Some(clipped)] {
+            let mut stock = (copy(), AdamWConfig::new().init());
+            let fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
+            let mut fused = fused.with_config_ok(FusedConfig::new().with_clipping(clipping));
+            for _ in 0..3 {
+                let mut accumulator = GradientsAccumulator::new();
+                let mut expected = None;
+                for (part, size) in parts(ends).into_iter().filter(|(_, size)| *size > 0) {
+                    let loss = stock.0.loss(part) * (size as f64 / items as f64);
+                    let gradients = GradientsParams::from_grads(loss.backward(), &stock.0);
+                    accumulator.accumulate(&stock.0, gradients);
+                    let loss = loss.inner();
+                    expected = Some(expected.map_or(loss.clone(), |sum: Tensor<1>| sum + loss));
+                }
+                stock.0 = stock.1.step(LEARNING_RATE, stock.0, accumulator.grads());
+                let loss = fused
+                    .step_in_parts(LEARNING_RATE, parts(ends), |model, part| {
+                        model.loss(part.clone())
+                    })
+                    .unwrap();
+                if is_exact(device) {
+                    let expected = expected.unwrap().into_data();
+                    loss.into_data().assert_eq(&expected, true);
+                }
+            }
+            assert_equal_weights(&stock.0, &fused.model());
+        }
+    }
+}
+
 on_every_backend!(
+    parts_of_different_sizes_match_stock_mean,
     accumulation_equals_stock_with_a_short_last_group,
     a_step_can_do_with_the_accumulated_gradients_alone,
 );
@@ -89,4 +136,35 @@ fn a_step_without_accumulated_gradients_is_refused() {
     fused.step_accumulated_ok(LEARNING_RATE);
     let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
+}
+
+#[test]
+fn parts_without_items_or_with_failing_part_leave_nothing() {
+    let device = Device::flex().autodiff();
+    let mut fused = FusedOptimizer::new_ok(Network::init(&device), SgdConfig::new().init());
+    let before = fused.model();
+    let x = &batches(&device, 1)[0];
+    let error = fused
+        .step_in_parts(LEARNING_RATE, [(x.clone(), 0)], |model, part| {
+            model.loss(part.clone())
+        })
+        .unwrap_err();
+    assert_eq!(error, FusedError::NoItems);
+    let error = fused
+        .step_in_parts(
+            LEARNING_RATE,
+            [(true, 2), (false, 1)],
+            |model, connected| match connected {
+                true => model.loss(x.clone()),
+                false => Tensor::ones([1], &device),
+            },
+        )
+        .unwrap_err();
+    assert!(
+        matches!(error, FusedError::LossWithoutParameters { .. }),
+        "{error}"
+    );
+    let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(error, FusedError::NothingAccumulated);
+    assert_equal_weights(&before, &fused.model());
 }

@@ -1,0 +1,76 @@
+//! A step on a batch that is divided into micro-batches.
+
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::FusedOptimizer;
+use crate::error::FusedError;
+
+impl<M: Module> FusedOptimizer<M> {
+    /// Trains one step on a batch that is divided into `parts`, each with the number of its items (images, tokens that count).
+    ///
+    /// `forward` returns the mean loss of the items of one part. Each part counts by its share of all items, so the step is that
+    /// of the mean over the whole batch, also if the parts differ in size. A mean of the parts' means, as plain
+    /// [`accumulate`](Self::accumulate) calls give it, is another number. Parts without items are skipped.
+    /// Returns the mean loss of the whole batch. A closure that draws random numbers draws others for each part.
+    ///
+    /// ```
+    /// # use backburn::FusedOptimizer;
+    /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Tensor}};
+    /// # let device = Device::flex().autodiff();
+    /// # let mut fused = FusedOptimizer::new(LinearConfig::new(2, 1).init(&device), SgdConfig::new().init())?;
+    /// let batch = Tensor::<2>::ones([5, 2], &device);
+    /// let parts = batch.split(2, 0).into_iter().map(|part| { // of 2, 2 and 1 items
+    ///     let items = part.dims()[0];
+    ///     (part, items)
+    /// });
+    /// let loss = fused.step_in_parts(0.1, parts, |model, part| model.forward(part.clone()).mean())?;
+    /// # let _: Tensor<1> = loss;
+    /// # Ok::<(), backburn::FusedError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`FusedError::NoItems`] if no part has an item, and the errors of [`accumulate`](Self::accumulate) and of
+    /// [`step_repeatable`](Self::step_repeatable). All accumulated gradients are dropped then, but for those in the optimizer
+    /// state ([`accumulating_in_state`](Self::accumulating_in_state)).
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`step`](Self::step) does. The gradients of the parts before remain accumulated.
+    pub fn step_in_parts<P>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        parts: impl IntoIterator<Item = (P, usize)>,
+        forward: impl Fn(&M, &P) -> Tensor<1>,
+    ) -> Result<Tensor<1>, FusedError> {
+        let mut parts: Vec<_> = parts.into_iter().filter(|(_, items)| *items > 0).collect();
+        let all: usize = parts.iter().map(|(_, items)| items).sum();
+        let Some((last, last_items)) = parts.pop() else {
+            return self.core.refuse(FusedError::NoItems);
+        };
+        let share = |items: usize| items as f64 / all as f64;
+        let result = (|| {
+            let mut sum: Option<Tensor<1>> = None;
+            for (part, items) in parts {
+                let loss = self.accumulate(|model| forward(model, &part) * share(items))?;
+                sum = Some(match sum {
+                    Some(sum) => sum + loss,
+                    None => loss,
+                });
+            }
+            let loss = self.step_repeatable(learning_rate, |model| {
+                forward(model, &last) * share(last_items)
+            })?;
+            Ok(match sum {
+                Some(sum) => sum + loss,
+                None => loss,
+            })
+        })();
+        if result.is_err() {
+            self.core.drop_accumulated();
+        }
+        result
+    }
+}
