@@ -1,3 +1,5 @@
+use backburn_base::debug_prints_message;
+use backburn_optim::OptimError;
 use burn::module::ParamId;
 
 /// An error of creating a training, or of a step. The message names the parameter or option, and what to do.
@@ -602,16 +604,13 @@ pub(crate) fn listed(names: impl ExactSizeIterator<Item: std::fmt::Display>) -> 
     }
 }
 
-/// Implements `Debug` by `Display`: `unwrap` and a `main` that returns the error then print the message.
-macro_rules! debug_prints_message {
-    ($error:ty) => {
-        impl std::fmt::Debug for $error {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                std::fmt::Display::fmt(self, f)
-            }
+impl From<OptimError> for FusedError {
+    fn from(error: OptimError) -> Self {
+        match error {
+            OptimError::Averaging { reason } => Self::Averaging { reason },
+            OptimError::UnreadableRecord { reason } => Self::UnreadableRecord { reason },
         }
-    };
+    }
 }
 
 debug_prints_message!(FusedError);
-pub(crate) use debug_prints_message;

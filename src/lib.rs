@@ -70,12 +70,17 @@
 //! | `replica` | which of several devices owns a parameter, and how far one may run ahead |
 //! | `offload` | what waits in host memory, and where the model computes |
 //! | `device` | whether a device is there, and computes what it should |
-//! | `optim` | Burn's optimizers in a single pass over memory; knows nothing of fusing |
 //! | `quantized` | adapters on frozen weights in codes of a few bits |
 //! | `parameters` | the float parameters of a module: what there is, and other values in their places |
-//! | `optimizer_record` | takes records of optimizer states apart, and puts them together |
-//! | `memory` | records allocated bytes over time; the other rooms tell it what they do |
 //! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
+//!
+//! Below all of them are crates, which can be used without this one:
+//!
+//! | crate | contents |
+//! |---|---|
+//! | `backburn-optim` | [`optim`]: Burn's optimizers in a single pass over memory, formats of weights and states, optimizer records |
+//! | `backburn-memory` | [`memory`]: records allocated bytes over time |
+//! | `backburn-base` | tensors of any rank, transfers between devices, caught panics |
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -83,7 +88,6 @@
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod cast;
-mod caught;
 mod checkpoint;
 mod config;
 mod device;
@@ -99,10 +103,7 @@ mod load;
 mod load_store;
 mod lock;
 mod loss;
-pub mod memory;
 mod offload;
-pub mod optim;
-mod optimizer_record;
 mod parameters;
 mod pass;
 mod plan;
@@ -122,8 +123,14 @@ mod under_way;
 mod weights;
 mod worker;
 
+use backburn_base::caught;
 #[doc(inline)]
 pub use backburn_derive::Activations;
+#[doc(inline)]
+pub use backburn_memory as memory;
+#[doc(inline)]
+pub use backburn_optim as optim;
+use backburn_optim::optimizer_record;
 pub use cast::cast;
 pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;

@@ -30,7 +30,7 @@ pub enum LoadError {
     },
 }
 
-crate::error::debug_prints_message!(LoadError);
+backburn_base::debug_prints_message!(LoadError);
 
 /// `model` with the weights of a file of safetensors or of PyTorch, in `dtype`.
 ///

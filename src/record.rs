@@ -147,7 +147,7 @@ fn check_fits(
         if is_of_elements && !tensor.dtype.is_float() {
             let name = state.name_in_state(&tensor.name);
             let reason = format!("`{path}`: `{name}` is in {:?}", tensor.dtype);
-            return Err(unreadable(reason));
+            return Err(unreadable(reason).into());
         }
         let fits = if is_of_elements {
             tensor.shape == *shape
@@ -193,10 +193,8 @@ fn check_averages(
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;
         let [_, loaded] = states(written(loaded.to_record())?)?;
         if loaded.is_empty() {
-            return Err(damaged(
-                path,
-                "a part is missing, or of another type".into(),
-            ));
+            let reason = "a part is missing, or of another type".into();
+            return Err(damaged(path, reason).into());
         }
     }
     Ok(())

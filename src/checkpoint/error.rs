@@ -155,7 +155,7 @@ pub enum CheckpointError {
     Fused(#[from] FusedError),
 }
 
-crate::error::debug_prints_message!(CheckpointError);
+backburn_base::debug_prints_message!(CheckpointError);
 
 impl CheckpointError {
     pub(super) fn cannot_write(file: &Path, reason: impl ToString) -> Self {

@@ -4,10 +4,8 @@ use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
-use super::servers::answers;
 use super::trial;
-use super::{is_cubecl, is_remote};
-use crate::caught::catch;
+use super::{answers, caught, is_cubecl, is_remote};
 use crate::error::FusedError;
 
 /// The devices and types that have passed: kernels are compiled once a process.
@@ -134,9 +132,4 @@ fn listed(device: &Device) -> Option<Vec<Device>> {
         DispatchDevice::Cube(burn_cubecl::CubeDevice::Hip(_)) => list(DeviceType::Rocm),
         _ => None,
     }
-}
-
-/// What `work` returns, or what it says in its panic.
-pub(crate) fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
-    catch(work).map_err(|panic| panic.message().to_string())
 }

@@ -8,30 +8,31 @@
 //! beforehand tells ([`check`]).
 
 mod check;
+mod connected;
 #[cfg(feature = "cuda")]
 mod driver;
-mod read;
-mod servers;
 #[cfg(feature = "cubecl")]
 mod streams;
 mod threads;
-mod transfer;
 mod trial;
 #[cfg(not(feature = "cubecl"))]
 mod unasked;
 #[cfg(feature = "cubecl")]
 mod written;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
+pub(crate) use backburn_base::caught::caught;
+pub(crate) use backburn_base::{
+    answered, answers, forked, hand_over, host, in_memory, is_cubecl, is_remote, moved, of_data,
+    read, sent, transferred,
+};
 pub use check::check_device;
-pub(crate) use check::{caught, check, check_all_there, check_has, has};
-pub(crate) use read::{in_memory, moved, of_data, read};
-pub(crate) use servers::{answered, check_connected, forked, is_remote, sent};
+pub(crate) use check::{check, check_all_there, check_has, has};
+pub(crate) use connected::check_connected;
 #[cfg(feature = "cubecl")]
 pub(crate) use streams::check_streams;
 pub(crate) use threads::warm_threads;
-pub(crate) use transfer::{in_type, transferred};
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use unasked::Written;
 #[cfg(feature = "cubecl")]
@@ -48,41 +49,4 @@ pub(crate) fn check_written<const D: usize>(tensor: &Tensor<D>) -> Result<(), St
         FusedError::NotComputed { reason, .. } => reason,
         error => error.to_string(),
     })
-}
-
-/// Whether `device` is one of CubeCL's: it computes on a thread of its own, and what has to be known of a result
-/// has to be waited for.
-pub(crate) fn is_cubecl(device: &Device) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
-    match device.clone().inner().as_dispatch() {
-        #[cfg(feature = "cubecl")]
-        burn::backend::DispatchDevice::Cube(_) => true,
-        _ => false,
-    }
-}
-
-/// Lets `device` have what this thread has asked it for.
-///
-/// As long as `fusion` gathers operations, they hold their tensors, those that were dropped among them. And every thread
-/// has a stream of its own on CubeCL devices: what one has uploaded and not handed over, another can read too early. What is
-/// meant for a server waits for more to be sent with it.
-pub(crate) fn hand_over(device: &Device) {
-    if (is_cubecl(device) || is_remote(device))
-        && let Err(error) = device.flush()
-    {
-        // Whoever reads a result is told what has failed.
-        log::debug!("{device:?} has not taken all operations: {error}");
-    }
-}
-
-/// The device of this process that has all types, or `device` if this build has none.
-#[cfg(feature = "flex")]
-pub(crate) fn host(_device: &Device) -> Device {
-    Device::flex()
-}
-
-/// The same without a backend for all types.
-#[cfg(not(feature = "flex"))]
-pub(crate) fn host(device: &Device) -> Device {
-    device.clone()
 }

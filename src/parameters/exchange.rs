@@ -5,7 +5,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Shape, Tensor};
 
-use super::any::{AnyParam, AnyTensor};
+use super::{AnyParam, AnyTensor};
 
 /// `module` with what `change` makes of the values of the parameters that `which` tells, one after the other. Nothing here
 /// owns a value beside `change`.

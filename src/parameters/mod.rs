@@ -1,18 +1,14 @@
 //! The float parameters of a module, whatever their ranks: what there is, and other values in their places.
 
-mod any;
 mod around;
 mod exchange;
-mod key;
-mod list;
 mod load;
 mod statistics;
 
-pub(crate) use any::{AnyParam, AnyTensor, MAX_RANK, with_rank};
 pub(crate) use around::as_inner;
+pub use backburn_base::ModelKey;
+pub(crate) use backburn_base::{AnyParam, AnyTensor, MAX_RANK, Parameter, list, values, with_rank};
 pub(crate) use exchange::{exchange, taken};
-pub use key::ModelKey;
-pub(crate) use list::{Parameter, list, values};
 pub(crate) use load::load_same;
 #[cfg(feature = "store")]
 pub(crate) use load::{Loading, TakeOver, empty};

@@ -10,9 +10,9 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ParamId};
 
-use super::any::AnyTensor;
+use super::AnyTensor;
 use super::exchange::exchange;
-use super::list::{list, values};
+use super::{list, values};
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///

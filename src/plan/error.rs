@@ -69,4 +69,4 @@ pub enum PlanError {
     Fused(#[from] FusedError),
 }
 
-crate::error::debug_prints_message!(PlanError);
+backburn_base::debug_prints_message!(PlanError);

@@ -11,7 +11,8 @@ use super::states::{holds_codes, joined, split, with_states, written};
 use super::waiting::{Leaving, WaitingStates};
 use crate::caught::Caught;
 use crate::device::{host, is_remote};
-use crate::optim::{Asked, Call, formats_may_refuse};
+use crate::optim::call::{Asked, Call};
+use crate::optim::formats_may_refuse;
 use crate::optimizer_record::{
     RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
 };

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 
 use super::states;
 use crate::device::host;
-use crate::optim::Call;
+use crate::optim::call::Call;
 use crate::optimizer_record::{RecordedState, compact_records, written};
 use crate::parameters::{AnyTensor, Parameter, with_rank};
 use crate::policy::step_one;

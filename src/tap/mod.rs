@@ -12,6 +12,7 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::{BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
+pub(crate) use backburn_base::lift;
 pub(crate) use clock::Clocks;
 pub(crate) use extension::{GradientSink, Passed, primitive};
 pub(crate) use litter::{Litter, sweep_litter};
@@ -42,15 +43,6 @@ pub(crate) fn join<const D: usize>(
 ) -> Tensor<D> {
     let tapped = <Dispatch as TapBackend>::tap(value.into_dispatch(), beside, Delivery(sink));
     Tensor::from_dispatch(tapped)
-}
-
-/// Associates `value` with autodiff under the given checkpointing strategy, untracked.
-pub(crate) fn lift<const D: usize>(
-    value: Tensor<D>,
-    strategy: GradientCheckpointingStrategy,
-) -> Tensor<D> {
-    // `from_inner` alone gives the default strategy, and Burn refuses to mix strategies.
-    Tensor::from_inner(value).with_gradient_checkpointing_strategy(strategy)
 }
 
 /// Lets autodiff let go of what nobody holds any more: it keeps its entries of abandoned operations, with

@@ -1,0 +1,61 @@
+use std::collections::{HashMap, HashSet};
+
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+
+use super::any::{AnyParam, AnyTensor};
+
+/// A float parameter of a module: the values are the module's, lazy ones stay lazy.
+pub struct Parameter {
+    pub param: Box<dyn AnyParam>,
+    pub path: String,
+    /// The name of the reparameterization that it carries.
+    pub reparameterization: Option<String>,
+}
+
+/// The values of these parameters of `module`.
+pub fn values<M: Module>(module: &M, among: &HashSet<ParamId>) -> HashMap<ParamId, AnyTensor> {
+    if among.is_empty() {
+        return HashMap::new();
+    }
+    let found = list(module).into_iter().map(|parameter| parameter.param);
+    let found = found.filter(|param| among.contains(&param.id()));
+    found.map(|param| (param.id(), param.value())).collect()
+}
+
+/// The float parameters of `module`, in its order. As long as the list lives, it is a second owner of all of them.
+pub fn list<M: Module>(module: &M) -> Vec<Parameter> {
+    let mut lister = Lister::default();
+    module.visit(&mut lister);
+    lister.found
+}
+
+#[derive(Default)]
+struct Lister {
+    names: Vec<String>,
+    found: Vec<Parameter>,
+}
+
+impl ModuleVisitor for Lister {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        // Burn visits a reparameterized parameter first, then enters its reparameterization.
+        if container_type == "Reparameterization"
+            && let Some(parameter) = self.found.last_mut()
+        {
+            parameter.reparameterization = Some(name.to_string());
+        }
+        self.names.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.push(Parameter {
+            param: Box::new(param.clone()),
+            path: self.names.join("."),
+            reparameterization: None,
+        });
+    }
+}

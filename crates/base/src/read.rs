@@ -1,0 +1,68 @@
+use burn::backend::Dispatch;
+use burn::backend::ops::{FloatTensorOps, QTensorOps};
+use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
+
+use crate::{is_cubecl, is_remote, sent};
+
+/// What `tensor`, which has no autodiff, holds now.
+///
+/// CubeCL reads when the data are first looked at, and shows what has been written in place by then; meanwhile the
+/// memory of the device stays taken. So it is looked at, and copied, at once.
+pub fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
+    // With a second handle nobody writes in place.
+    let _kept = tensor.clone();
+    let data = tensor.into_data();
+    let bytes = Bytes::from_bytes_vec(data.as_bytes().to_vec());
+    TensorData::from_bytes(bytes, data.shape(), data.dtype())
+}
+
+/// `tensor`, which has no autodiff, when it has what it was made of: Burn reads what is in a file when somebody looks.
+pub fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
+    let data = match dtype {
+        DType::QFloat(_) => tensor.clone().into_data(),
+        // Nothing to look at, so that it would stay in its file.
+        _ if elements == 0 => return Tensor::zeros(tensor.shape(), (&tensor.device(), dtype)),
+        _ => {
+            let row: Tensor<1> = tensor.clone().reshape([elements]);
+            row.slice(0..1).into_data()
+        }
+    };
+    data.as_bytes();
+    tensor
+}
+
+/// `tensor`, which has no autodiff, on `device`: what it holds now. The rank in its type doesn't matter.
+pub fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    let from = tensor.device();
+    // Burn moves what is quantized in a buffer of twice its length.
+    let is_quantized = matches!(tensor.dtype(), DType::QFloat(_));
+    let is_long = is_quantized && !is_remote(&from) && !is_remote(device);
+    if from == *device || !(is_cubecl(&from) || is_long) {
+        return sent(tensor, device);
+    }
+    of_data(read(tensor), device)
+}
+
+/// A float tensor of `data`, in its type. `Tensor::from_data` would ask the type for the rank.
+pub fn of_data<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    let device = device.as_dispatch();
+    Tensor::from_dispatch(match data.dtype() {
+        DType::QFloat(_) => Dispatch::q_from_data(data, device),
+        _ => Dispatch::float_from_data(data, device),
+    })
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_become_a_tensor_of_their_shape_and_type_whatever_the_rank_in_the_type() {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let data = TensorData::from([[1.0, 2.0], [3.0, 4.0]]).convert_dtype(dtype);
+            let tensor = of_data::<1>(data.clone(), &Device::flex());
+            tensor.into_data().assert_eq(&data, true);
+        }
+    }
+}

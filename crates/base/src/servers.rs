@@ -1,0 +1,136 @@
+//! Devices of Burn's remote servers.
+//!
+//! # Timeouts
+//!
+//! Burn's client waits for an answer until its connection breaks: never, if a server hangs, and for about 15 minutes, if a link
+//! is cut while data are in flight. So what this crate waits for is waited for on a thread of its own, with a timeout
+//! ([`answered`], [`answers`]). The thread of the device, which all operations pass, must not wait: it takes no more than
+//! 32 operations meanwhile, and dropping a tensor is one. So a read is used and not `sync`.
+
+use std::sync::LazyLock;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::tensor::kind::Basic;
+use burn::tensor::{Device, Tensor};
+use burn_std::id::StreamId;
+use parking_lot::Mutex;
+
+use crate::caught::caught;
+use crate::host;
+
+/// The environment variable with the seconds within which a server must answer.
+const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
+
+static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
+    let seconds = std::env::var(VARIABLE).ok().and_then(|it| it.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(300))
+});
+
+/// Devices whose servers have not answered in time. A process has one session for each, which Burn does not open again.
+static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+
+/// Returns what `work` reads from `device`, which has no autodiff.
+///
+/// # Panics
+///
+/// If `device` is on a server that does not answer in time.
+pub fn answered<R: Send + 'static>(
+    device: &Device,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> R {
+    match is_remote(device) {
+        true => in_time(device, work).unwrap_or_else(|reason| panic!("{reason}")),
+        false => work(),
+    }
+}
+
+/// Does `work`, which waits for an answer of the server of `device`. If it is late, its thread waits on.
+fn in_time<R: Send + 'static>(
+    device: &Device,
+    work: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, String> {
+    let silent = || {
+        let seconds = TIMEOUT.as_secs();
+        format!("its server has not answered within {seconds} s, the limit that `{VARIABLE}` sets")
+    };
+    if LOST.lock().contains(device) {
+        return Err(silent());
+    }
+    let (sender, answer) = channel();
+    let stream = StreamId::current();
+    std::thread::spawn(move || {
+        let answer = stream.executes(|| caught(work));
+        // Fails if it is too late.
+        let _ = sender.send(answer);
+    });
+    answer.recv_timeout(*TIMEOUT).unwrap_or_else(|_| {
+        LOST.lock().push(device.clone());
+        Err(silent())
+    })
+}
+
+/// Waits until the server of `device`, which has no autodiff, has done all operations.
+pub fn answers(device: &Device) -> Result<(), String> {
+    let asked = device.clone();
+    let answer = in_time(device, move || {
+        // After the read, `sync` only reports errors.
+        Tensor::<1>::zeros([1], &asked).try_into_data()?;
+        asked.sync()
+    });
+    answer?.map_err(|error| error.to_string())
+}
+
+/// Returns `true` if `device` is on a server.
+pub fn is_remote(device: &Device) -> bool {
+    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "remote")]
+        burn::backend::DispatchDevice::Remote(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether Burn would have one server ask another for a tensor, or one device of a server another.
+///
+/// What we move goes through this process instead: a server waits for ever if the other is gone, or has the tensor ready just
+/// when it is asked for it (`ExternalCommService` of Burn 0.22.1 looks, and listens for news only then). And it need not
+/// know under what address the other is reached from there. Two devices of one server can't be told from those of two.
+fn between_servers(from: &Device, to: &Device) -> bool {
+    is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
+}
+
+/// [`Tensor::to_device`], but from one server to another through this process. What is there is the same tensor.
+pub fn sent<const D: usize, K: Basic + 'static>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Tensor<D, K> {
+    let from = tensor.device();
+    if from == *device {
+        return tensor;
+    }
+    let between = match between_servers(&from, device) {
+        true => host(device),
+        false => device.clone(),
+    };
+    let read = match is_remote(&from) && !from.is_autodiff() {
+        true => answered(&from, move || tensor.to_device(&between)),
+        // Another thread would wait for the graph of a tracked one.
+        false => tensor.to_device(&between),
+    };
+    match read.device() == *device {
+        true => read,
+        false => read.to_device(device),
+    }
+}
+
+/// [`Module::fork`], but what is on another server than `device` goes through this process.
+pub fn forked<M: Module>(module: M, device: &Device) -> M {
+    let devices = module.devices();
+    match devices.iter().any(|from| between_servers(from, device)) {
+        // As a whole, since Burn's mappers don't see constants.
+        true => module.fork(&host(device)).fork(device),
+        false => module.fork(device),
+    }
+}

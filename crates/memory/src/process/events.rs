@@ -1,0 +1,213 @@
+//! The log of what happened to memory, written from inside the allocator: atomics in chunks that the system hands out as the
+//! log grows, and has back when the recording ends. The program's allocator knows nothing of them.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// What a buffer is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Category {
+    /// The value of a parameter.
+    Parameter,
+    /// A gradient.
+    Gradient,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Allocated {
+        address: usize,
+        size: usize,
+    },
+    Freed {
+        address: usize,
+        size: usize,
+    },
+    /// The bytes from `address` on are of a category.
+    Shown {
+        address: usize,
+        size: usize,
+        category: Category,
+    },
+    /// A phase begins: its index in the recorder's list.
+    Entered {
+        phase: usize,
+    },
+    /// The next moment of a recomputed block.
+    Block {
+        run: usize,
+    },
+    /// The gradient of a parameter is complete.
+    Gradient {
+        size: usize,
+    },
+}
+
+/// Events in a chunk, of 1 MB.
+const CHUNK: usize = 1 << 15;
+/// The chunks that there may be: 33 million events.
+const CHUNKS: usize = 1 << 10;
+
+static LOGGING: AtomicBool = AtomicBool::new(false);
+/// Threads that are about to write.
+static WRITERS: AtomicUsize = AtomicUsize::new(0);
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+static LOG: [AtomicPtr<Entry>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
+static START: OnceLock<Instant> = OnceLock::new();
+
+/// Valid if all its bytes are zero: then it has not been written.
+#[repr(C)]
+struct Entry {
+    /// Nanoseconds since the first recording of the process.
+    time: AtomicU64,
+    address: AtomicUsize,
+    size: AtomicUsize,
+    kind: AtomicUsize,
+}
+
+impl Event {
+    /// Kind, address and size. The kind is not zero.
+    #[inline]
+    fn written(self) -> [usize; 3] {
+        match self {
+            Self::Allocated { address, size } => [1, address, size],
+            Self::Freed { address, size } => [2, address, size],
+            Self::Shown {
+                address,
+                size,
+                category: Category::Parameter,
+            } => [3, address, size],
+            Self::Shown {
+                address,
+                size,
+                category: Category::Gradient,
+            } => [4, address, size],
+            Self::Entered { phase } => [5, phase, 0],
+            Self::Block { run } => [6, run, 0],
+            Self::Gradient { size } => [7, 0, size],
+        }
+    }
+
+    /// What was written so.
+    fn read([kind, address, size]: [usize; 3]) -> Option<Self> {
+        let shown = |category| Self::Shown {
+            address,
+            size,
+            category,
+        };
+        match kind {
+            1 => Some(Self::Allocated { address, size }),
+            2 => Some(Self::Freed { address, size }),
+            3 => Some(shown(Category::Parameter)),
+            4 => Some(shown(Category::Gradient)),
+            5 => Some(Self::Entered { phase: address }),
+            6 => Some(Self::Block { run: address }),
+            7 => Some(Self::Gradient { size }),
+            _ => None,
+        }
+    }
+}
+
+/// Starts the log. It may not be under way, and the one before must have been cleared.
+pub(super) fn start() {
+    START.get_or_init(Instant::now);
+    NEXT.store(0, Ordering::SeqCst);
+    LOGGING.store(true, Ordering::SeqCst);
+}
+
+/// Ends the log.
+pub(crate) fn stop() {
+    LOGGING.store(false, Ordering::SeqCst);
+    // Each is in a few instructions of the allocator.
+    while WRITERS.load(Ordering::SeqCst) > 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// Gives the log, which has ended, back to the system.
+pub(super) fn clear() {
+    for chunk in &LOG {
+        let first = chunk.swap(null_mut(), Ordering::SeqCst);
+        if !first.is_null() {
+            // SAFETY: it came from `System` with this layout, and nobody has it any more: the log has ended, so whoever
+            // writes finds that out before it looks for a chunk, and `stop` has waited for those before.
+            unsafe { System.dealloc(first.cast(), layout()) };
+        }
+    }
+}
+
+fn layout() -> Layout {
+    Layout::new::<[Entry; CHUNK]>()
+}
+
+/// The number of events that did not fit.
+pub(super) fn lost() -> usize {
+    let all = NEXT.load(Ordering::SeqCst);
+    all - events().count()
+}
+
+/// The events of the log, which has ended, in order with their time in seconds.
+pub(super) fn events() -> impl Iterator<Item = (f64, Event)> {
+    let written = NEXT.load(Ordering::SeqCst).min(CHUNKS * CHUNK);
+    let time = |index| entry(index).map_or(0, |it| it.time.load(Ordering::Relaxed));
+    let first = time(0);
+    (0..written).filter_map(move |index| {
+        let Entry {
+            kind,
+            address,
+            size,
+            ..
+        } = entry(index)?;
+        let event = Event::read([kind, address, size].map(|it| it.load(Ordering::Relaxed)))?;
+        let nanoseconds = time(index).saturating_sub(first);
+        Some((nanoseconds as f64 / 1e9, event))
+    })
+}
+
+/// Writes an event, if the log is under way.
+#[inline]
+pub(super) fn note(event: Event) {
+    if LOGGING.load(Ordering::Relaxed) {
+        log(event);
+    }
+}
+
+#[cold]
+fn log(event: Event) {
+    WRITERS.fetch_add(1, Ordering::SeqCst);
+    // Who clears the log ends it first, and then waits for the writers.
+    if LOGGING.load(Ordering::SeqCst)
+        && let Some(entry) = entry(NEXT.fetch_add(1, Ordering::SeqCst))
+    {
+        let time = START.get().map_or(0, |start| start.elapsed().as_nanos());
+        let [kind, address, size] = event.written();
+        entry.time.store(time as u64, Ordering::Relaxed);
+        entry.address.store(address, Ordering::Relaxed);
+        entry.size.store(size, Ordering::Relaxed);
+        entry.kind.store(kind, Ordering::Relaxed);
+    }
+    WRITERS.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// The place of an event; none if there is no room. To be called between `start` and `clear` only.
+fn entry(index: usize) -> Option<&'static Entry> {
+    let chunk = LOG.get(index / CHUNK)?;
+    let mut first = chunk.load(Ordering::Acquire);
+    if first.is_null() {
+        // SAFETY: the layout is not empty.
+        let new = unsafe { System.alloc_zeroed(layout()) }.cast::<Entry>();
+        let put = chunk.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+        first = put.map_or_else(|other| other, |_| new);
+        if first != new && !new.is_null() {
+            // SAFETY: it came from `System` with this layout, and nobody else has seen it.
+            unsafe { System.dealloc(new.cast(), layout()) };
+        }
+    }
+    // SAFETY: a chunk has `CHUNK` entries, for which zeros are valid; it stays until `clear`, which waits for all writers, and
+    // all that is in it is atomic.
+    (!first.is_null()).then(|| unsafe { &*first.add(index % CHUNK) })
+}

@@ -1,0 +1,222 @@
+//! What stands in front: a [`MemoryRecorder`] starts and ends the one [`recording`] there may be, and the
+//! other rooms of the crate tell it what they do.
+
+mod recording;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+
+use super::error::MemoryError;
+use super::marks::{Limit, MarkLog, Meter, in_pools};
+use super::process::{self, Category, ProcessLog};
+use super::timeline::{MemoryTimeline, Phase};
+use recording::Log;
+
+pub use recording::{
+    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update, go_back,
+    is_recording, leave_second_run, note_gradient, show,
+};
+
+/// Bytes in use: in the pools of `device`, if it tells, else those of the process.
+///
+/// # Errors
+///
+/// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator).
+pub fn live(device: &Device) -> Result<usize, MemoryError> {
+    match in_pools(device) {
+        Some([in_use, _]) => Ok(in_use),
+        None if process::is_counting() => Ok(process::live()),
+        None => Err(MemoryError::NotInstalled),
+    }
+}
+
+/// The most bytes in use during `work` over those before, if all are counted: those in the pools of a device are not.
+pub fn most_during<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<usize>) {
+    if device.memory_pool_usage().is_some() || !process::is_counting() {
+        return (work(), None);
+    }
+    let (result, most) = process::most_during(work);
+    (result, Some(most))
+}
+
+/// The bytes of the process that `work` leaves in use, if they are counted, and a tensor on `device` is among them.
+pub fn left_by(device: &Device, work: impl FnOnce()) -> Option<usize> {
+    if device.memory_pool_usage().is_some() || !process::is_counting() {
+        work();
+        return None;
+    }
+    let before = process::live();
+    work();
+    Some(process::live().saturating_sub(before))
+}
+
+/// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
+///
+/// Start it before the first step: what an optimizer allocated earlier counts as rest. A fused
+/// optimizer tells the recorder its phases and shows it parameters and gradients by itself. A stock
+/// loop does so with the methods here:
+///
+/// ```
+/// # use backburn_memory::{MemoryRecorder, RecordingAllocator};
+/// # use burn::{nn::LinearConfig, optim::{AdamConfig, GradientsParams}, tensor::{Device, Tensor}};
+/// # #[global_allocator]
+/// # static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+/// # let device = Device::flex().autodiff();
+/// # let mut model = LinearConfig::new(64, 64).init(&device);
+/// # let mut optimizer = AdamConfig::new().init();
+/// # let x = Tensor::<2>::ones([8, 64], &device);
+/// let recorder = MemoryRecorder::start().unwrap();
+/// recorder.parameters(&model);
+///
+/// let loss = recorder.forward(|| model.forward(x).mean());
+/// let gradients = recorder.backward(|| GradientsParams::from_grads(loss.backward(), &model));
+/// recorder.gradients(&gradients, &model);
+/// model = recorder.update(|| optimizer.step(1e-3, model, gradients));
+/// recorder.parameters(&model);
+///
+/// let timeline = recorder.finish().unwrap();
+/// # let _ = timeline;
+/// ```
+///
+/// Dropped without `finish`, it stops recording. A panic in what is recorded leaves it as it is:
+/// `finish` gives what was recorded until then.
+#[derive(Debug)]
+pub struct MemoryRecorder {
+    _started: (),
+}
+
+impl MemoryRecorder {
+    /// Starts recording the memory of the process.
+    ///
+    /// # Errors
+    ///
+    /// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator), or a
+    /// recording is under way.
+    pub fn start() -> Result<Self, MemoryError> {
+        if !process::is_counting() {
+            return Err(MemoryError::NotInstalled);
+        }
+        recording::start(|| Log::Process(ProcessLog::start()))?;
+        Ok(Self { _started: () })
+    }
+
+    /// Starts recording the memory of `device`, if it tells what its pools hold, else that of the
+    /// process. No allocator is needed for the former.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    pub fn start_on(device: &Device) -> Result<Self, MemoryError> {
+        match in_pools(device) {
+            None => Self::start(),
+            Some(_) => Self::start_marks(Meter::Pools(Box::new(device.clone())), None),
+        }
+    }
+
+    /// Starts recording the most bytes between two marks: those in the pools of `device`, if it tells, else those of the
+    /// process, without a log of events. What is recorded ends with a panic where a parameter is read, a block runs or the backward pass
+    /// begins, if the process is beyond `limit` there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    #[doc(hidden)]
+    pub fn start_peaks(device: &Device, limit: Option<Limit>) -> Result<Self, MemoryError> {
+        let meter = match in_pools(device) {
+            Some(_) => Meter::Pools(Box::new(device.clone())),
+            None if process::is_counting() => Meter::Process,
+            None => return Err(MemoryError::NotInstalled),
+        };
+        Self::start_marks(meter, limit)
+    }
+
+    fn start_marks(meter: Meter, limit: Option<Limit>) -> Result<Self, MemoryError> {
+        recording::start(|| Log::Marks(MarkLog::start(meter, limit)))?;
+        Ok(Self { _started: () })
+    }
+
+    /// Ends a recording of peaks, and tells the most bytes that the pass has taken until it could be ended; none if it was.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`finish`](Self::finish).
+    #[doc(hidden)]
+    pub fn finish_peaks(self) -> Result<(MemoryTimeline, Option<usize>), MemoryError> {
+        let stretch = recording::stretch();
+        Ok((self.finish()?, stretch))
+    }
+
+    /// Ends the recording.
+    ///
+    /// # Errors
+    ///
+    /// If nothing happened since the start.
+    pub fn finish(self) -> Result<MemoryTimeline, MemoryError> {
+        // There is nothing left to give up: the next recording may have begun.
+        std::mem::forget(self);
+        recording::finish()
+    }
+
+    /// Shows the parameters of `model`: again after an update that does not work in place.
+    pub fn parameters<M: Module>(&self, model: &M) {
+        model.visit(&mut Show { gradients: None });
+    }
+
+    /// Shows the gradients of `model` after a stock backward pass.
+    pub fn gradients<M: Module>(&self, gradients: &GradientsParams, model: &M) {
+        model.visit(&mut Show {
+            gradients: Some(gradients),
+        });
+    }
+
+    /// Records `work` as the forward pass.
+    pub fn forward<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Forward, work)
+    }
+
+    /// Records `work` as the backward pass.
+    pub fn backward<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Backward, work)
+    }
+
+    /// Records `work` as the update of all parameters.
+    pub fn update<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Update { parameter: None }, work)
+    }
+
+    /// Records `work` as validation.
+    pub fn validation<R>(&self, work: impl FnOnce() -> R) -> R {
+        during(Phase::Validation, work)
+    }
+}
+
+impl Drop for MemoryRecorder {
+    fn drop(&mut self) {
+        recording::give_up();
+    }
+}
+
+fn during<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
+    enter(phase);
+    let result = work();
+    enter(Phase::Other);
+    result
+}
+
+struct Show<'a> {
+    gradients: Option<&'a GradientsParams>,
+}
+
+impl ModuleVisitor for Show<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        match self.gradients {
+            None => show(Category::Parameter, &param.base()),
+            Some(gradients) => {
+                if let Some(gradient) = gradients.get::<D>(param.id) {
+                    show(Category::Gradient, &gradient);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! CubeCL is configured once a process, so this test has one of its own.
+
+#![cfg(feature = "wgpu")]
+
+use backburn_memory::{MemoryError, match_pool_sizes};
+use burn::tensor::{Device, Tensor};
+
+#[test]
+fn pools_are_laid_out_once_and_before_the_first_use_of_a_device() {
+    match_pool_sizes().unwrap();
+    let device = Device::wgpu(Default::default());
+    let used = Tensor::<1>::ones([4], &device).sum().into_scalar::<f32>();
+    assert_eq!(used, 4.0);
+    let error = match_pool_sizes().unwrap_err();
+    assert!(matches!(error, MemoryError::AlreadyConfigured));
+    assert!(error.to_string().contains("before the first use"));
+}

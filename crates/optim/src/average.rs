@@ -1,0 +1,152 @@
+use std::sync::Arc;
+
+use burn::optim::{RecordState, StateSink, StateSource};
+use burn::tensor::{DType, Device, Tensor};
+use parking_lot::Mutex;
+
+use super::averaging::WeightAveragingConfig;
+use super::format::{Weight, steps};
+use super::kernel;
+use super::rule::Rule;
+use backburn_base::{host, in_type, moved, of_data};
+
+/// The average of a parameter over its updates.
+#[derive(Debug)]
+pub struct Average {
+    config: WeightAveragingConfig,
+    state: AverageState,
+}
+
+/// The part of an average that records hold. Clones share it, so that a record shows its current value.
+#[derive(Clone, Debug, Default)]
+pub struct AverageState(Arc<Mutex<Values>>);
+
+#[derive(Clone, Debug, Default)]
+struct Values {
+    /// Updates of the parameter.
+    updates: usize,
+    /// Updates that were counted.
+    count: usize,
+    /// In f32, or in f64 for a parameter in f64. It has the rank of the parameter, whatever its type says. `None` until the
+    /// average is started, and after an update of it has panicked.
+    mean: Option<Tensor<1>>,
+}
+
+impl Average {
+    /// An average with `config`, which continues from `before`.
+    pub fn new(config: WeightAveragingConfig, before: Option<Self>) -> Self {
+        Self {
+            config,
+            state: before.map(|before| before.state).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the part that records hold.
+    pub fn state(&self) -> &AverageState {
+        &self.state
+    }
+
+    /// Starts as `value`, or moves what was loaded to the device and the type of its averages.
+    pub fn start(&self, value: &Tensor<1>) {
+        let mut values = self.state.0.lock();
+        let loaded = values.mean.take();
+        let loaded = loaded.filter(|mean| mean.shape() == value.shape());
+        values.mean = Some(match loaded {
+            Some(mean) => in_type(moved(mean, &value.device()), type_of_average(value)),
+            None => copied(value),
+        });
+    }
+
+    /// Applies an update of the parameter, after which it has this `value`, without autodiff.
+    pub fn update(&self, value: &Tensor<1>) {
+        let mut values = self.state.0.lock();
+        if !self.config.counts(values.updates + 1) {
+            values.updates += 1;
+            return;
+        }
+        // An update that panics leaves the default: the average starts again.
+        let Values {
+            updates,
+            count,
+            mean,
+        } = std::mem::take(&mut *values);
+        // The first weight of a uniform average replaces the one at construction.
+        let mean = mean.filter(|_| self.config.decay.is_some() || count > 0);
+        let count = count + 1;
+        let mean = match mean {
+            Some(mean) => self.next(count, mean, value),
+            None => copied(value),
+        };
+        *values = Values {
+            updates: updates + 1,
+            count,
+            mean: Some(mean),
+        };
+    }
+
+    /// Applies the counted update of this number to `mean`, in place.
+    fn next(&self, count: usize, mean: Tensor<1>, value: &Tensor<1>) -> Tensor<1> {
+        let value = in_type(value.clone(), mean.dtype());
+        let rule = Rule::built_in::<0>(self.config.rule(count));
+        let (mean, _) = kernel::update(rule, Weight::plain(mean), value, Vec::new(), count);
+        mean.value
+    }
+
+    /// Returns the average in this type, if it was started.
+    pub fn mean(&self, dtype: DType) -> Option<Tensor<1>> {
+        let mean = self.state.0.lock().mean.clone();
+        mean.map(|mean| in_type(mean, dtype))
+    }
+}
+
+impl AverageState {
+    /// Takes over the values of `other`.
+    pub fn load(&self, other: &Self) {
+        if !Arc::ptr_eq(&self.0, &other.0) {
+            let values = other.0.lock().clone();
+            *self.0.lock() = values;
+        }
+    }
+}
+
+/// Returns the type in which averages of such values are kept.
+fn type_of_average(value: &Tensor<1>) -> DType {
+    match value.dtype() {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// Returns `value` in the type of its averages, in a buffer of its own: a shared one would be copied in the next step.
+fn copied(value: &Tensor<1>) -> Tensor<1> {
+    match type_of_average(value) {
+        dtype if dtype == value.dtype() => value.clone().mul_scalar(1.0),
+        dtype => in_type(value.clone(), dtype),
+    }
+}
+
+impl RecordState for AverageState {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        let values = self.0.lock();
+        sink.push_scalar(prefix, "updates", values.updates.into());
+        sink.push_scalar(prefix, "count", values.count.into());
+        if let Some(mean) = &values.mean {
+            sink.push_tensor(prefix, "average", mean.clone().into_data());
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let updates = steps(source.take_scalar(prefix, "updates")?)?;
+        let count = steps(source.take_scalar(prefix, "count")?)?;
+        let mean = match source.take_tensor(prefix, "average") {
+            Some(data) if !data.dtype().is_float() => return None,
+            // In its type, which not every device has.
+            mean => mean.map(|data| of_data(data, &host(device))),
+        };
+        Some(Self(Arc::new(Mutex::new(Values {
+            updates,
+            count,
+            mean,
+        }))))
+    }
+}

@@ -1,0 +1,67 @@
+use burn::config::Config;
+
+use super::rule::AverageRule;
+use crate::error::OptimError;
+
+/// An average of the weights over the steps of a training, beside the weights: exponential with a `decay`, else uniform.
+///
+/// A training of `backburn` takes it by `FusedConfig::with_averaging`, and `FusedOptimizer::averaged` returns a model with the
+/// average.
+///
+/// ```
+/// use backburn_optim::WeightAveragingConfig;
+///
+/// let averaging = WeightAveragingConfig::new().with_decay(Some(0.999)).with_warm_up(true);
+/// ```
+#[derive(Config, Copy, Debug, PartialEq)]
+pub struct WeightAveragingConfig {
+    /// Decay of an exponential moving average (EMA), from 0 to below 1. The average starts as the weights at construction. After
+    /// each counted update it is `average * decay + weight * (1 - decay)`, in this order.
+    ///
+    /// Without a decay the average is uniform ([stochastic weight averaging](https://arxiv.org/abs/1803.05407), SWA): the mean of
+    /// the weights after each counted update. After the first it is the weight, after the `n`th
+    /// `average + (weight - average) / n`.
+    pub decay: Option<f64>,
+    /// Limits the decay in the `n`th counted update to (1 + n) / (10 + n), so that the average forgets the first weights.
+    #[config(default = false)]
+    pub warm_up: bool,
+    /// Counts every `every`th update of a parameter.
+    #[config(default = 1)]
+    pub every: usize,
+    /// Lets `FusedLearner` validate with the average.
+    #[config(default = false)]
+    pub validate: bool,
+}
+
+impl WeightAveragingConfig {
+    /// Refuses values out of range.
+    #[doc(hidden)]
+    pub fn check(&self) -> Result<(), OptimError> {
+        let reason = match self.decay {
+            Some(decay) if !(0.0..1.0).contains(&decay) => {
+                format!("`decay` is {decay}: set it from 0 to below 1, for example to 0.999")
+            }
+            _ if self.every == 0 => {
+                "`every` is 0, so no update would count: set it to 1 or more".to_string()
+            }
+            _ => return Ok(()),
+        };
+        Err(OptimError::Averaging { reason })
+    }
+
+    /// Returns `true` if the average counts the update of this number, from one on.
+    pub(super) fn counts(&self, update: usize) -> bool {
+        update.is_multiple_of(self.every)
+    }
+
+    /// Returns the formula of the counted update of this number, from one on.
+    pub(super) fn rule(&self, count: usize) -> AverageRule {
+        let Some(decay) = self.decay else {
+            return AverageRule::Uniform(count);
+        };
+        let count = count as f64;
+        let warm = (1.0 + count) / (10.0 + count);
+        let decay = if self.warm_up { decay.min(warm) } else { decay };
+        AverageRule::Exponential(decay)
+    }
+}

@@ -1,0 +1,25 @@
+use backburn_base::debug_prints_message;
+
+/// An error of a config, or of a record of an optimizer.
+///
+/// `Debug` prints the message, too.
+#[derive(Clone, PartialEq, thiserror::Error)]
+pub enum OptimError {
+    /// A config of an average of the weights with a value out of range.
+    #[error("the weights can't be averaged: {reason}")]
+    Averaging {
+        /// Why, and what to do.
+        reason: String,
+    },
+
+    /// An optimizer record that can't be read.
+    #[error(
+        "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or go on without it"
+    )]
+    UnreadableRecord {
+        /// What Burn says about it.
+        reason: String,
+    },
+}
+
+debug_prints_message!(OptimError);

@@ -1,0 +1,214 @@
+//! Optimizer states in formats, in records.
+
+use burn::optim::{StateSink, StateSource};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+use burn_pack::Scalar;
+
+use super::super::call;
+use super::column::Kept;
+use super::low_bits::LowBits;
+use super::root::{Coding, GROUP, Width};
+use super::state::{PackedState, StateTensor};
+use super::weight::WeightFormat;
+use crate::optimizer_record::{
+    AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
+    records_are_compact,
+};
+
+/// Where the state of an optimizer around another is, whose own has this prefix.
+pub(crate) fn around(prefix: &str) -> String {
+    format!("{prefix}.{AROUND}")
+}
+
+/// A state in the type of its record, if it is one of this rank: Burn would take it to the default type of the device.
+pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
+    match data.dtype() {
+        dtype if !dtype.is_float() || data.rank() != D => None,
+        DType::F32 => Some(Tensor::from_data(data, (device, DType::F32))),
+        _ => Some(Tensor::from_data(data, device)),
+    }
+}
+
+/// The number of steps that a scalar tells, if it can be one.
+pub(crate) fn steps(scalar: Scalar) -> Option<usize> {
+    let steps = i32::try_from(scalar).ok()?;
+    steps.checked_add(1)?;
+    steps.try_into().ok()
+}
+
+impl Width {
+    fn of_bits(bits: usize) -> Option<Self> {
+        match bits {
+            4 => Some(Self::Four),
+            8 => Some(Self::Eight),
+            _ => None,
+        }
+    }
+}
+
+/// What a record holds of the formats that it was written from.
+#[derive(Default)]
+pub(crate) struct RecordedFormat {
+    pub(crate) width: Option<Width>,
+    /// The number of steps, where the optimizer's own state has none.
+    pub(crate) time: usize,
+    /// Whether there is the state of another optimizer.
+    pub(crate) wraps: bool,
+    /// What the weight in bf16 lacks.
+    pub(crate) low_bits: Option<LowBits>,
+}
+
+impl RecordedFormat {
+    /// Writes that of a parameter of this rank.
+    pub(crate) fn flatten(self, prefix: &str, rank: usize, sink: &mut StateSink) {
+        let prefix = format!("{prefix}.{FORMAT}");
+        if let Some(width) = self.width {
+            sink.push_scalar(&prefix, STATE_BITS, width.bits().into());
+        }
+        if self.wraps {
+            sink.push_scalar(&prefix, WRAPS, true.into());
+        }
+        if self.time > 0 {
+            sink.push_scalar(&prefix, TIME, self.time.into());
+        }
+        if let Some(low) = self.low_bits {
+            let bits = 16 + 8 * low.format.low_bytes();
+            sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
+            sink.push_scalar(&prefix, ELEMENTS, low.elements.into());
+            let words = unlike_a_parameter(rank, low.words.to_data());
+            sink.push_tensor(&prefix, LOW_BITS, words);
+        }
+    }
+
+    /// What the record says, if this version knows it.
+    pub(crate) fn unflatten(
+        prefix: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        call::report_formats();
+        let prefix = format!("{prefix}.{FORMAT}");
+        let width = match scalar(source, &prefix, STATE_BITS) {
+            Some(bits) => Some(Width::of_bits(bits)?),
+            None => None,
+        };
+        let time = match source.take_scalar(&prefix, TIME) {
+            Some(time) => steps(time)?,
+            None => 0,
+        };
+        let wraps = source.take_scalar(&prefix, WRAPS).is_some();
+        let low_bits = match scalar(source, &prefix, WEIGHT_BITS) {
+            Some(bits) => {
+                let (format, elements) = (split_of(bits)?, scalar(source, &prefix, ELEMENTS)?);
+                let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
+                Some(LowBits::of_record(words, format, elements, device)?)
+            }
+            None => None,
+        };
+        Some(Self {
+            width,
+            time,
+            wraps,
+            low_bits,
+        })
+    }
+}
+
+impl<const D: usize> StateTensor<D> {
+    /// Writes the state as `{prefix}.{leaf}`.
+    pub(crate) fn flatten(&self, prefix: &str, leaf: &str, sink: &mut StateSink) {
+        match self {
+            Self::Packed(packed) if records_are_compact() => {
+                packed.flatten(&format!("{prefix}.{leaf}"), sink);
+            }
+            state => sink.push_tensor(prefix, leaf, state.clone().full().into_data()),
+        }
+    }
+}
+
+impl<const D: usize> PackedState<D> {
+    fn flatten(&self, prefix: &str, sink: &mut StateSink) {
+        let [codes, scales] = [self.codes.to_data(), self.scales.to_data()];
+        sink.push_tensor(prefix, "codes", unlike_a_parameter(D, codes));
+        sink.push_tensor(prefix, "scales", unlike_a_parameter(D, scales));
+        for (dim, size) in self.shape.iter().enumerate() {
+            sink.push_scalar(prefix, &format!("dim_{dim}"), (*size).into());
+        }
+    }
+
+    /// Reads what a compact record holds of a state.
+    pub(crate) fn unflatten(
+        prefix: &str,
+        coding: Coding,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let dims = (0..D).map(|dim| scalar(source, prefix, &format!("dim_{dim}")));
+        let dims = dims.collect::<Option<Vec<usize>>>()?;
+        let mut sizes = dims.iter();
+        let elements = sizes.try_fold(1_usize, |product, dim| product.checked_mul(*dim))?;
+        let codes = flat(source.take_tensor(prefix, "codes")?, DType::U32)?;
+        let scales = flat(source.take_tensor(prefix, "scales")?, DType::F32)?;
+        let words = Kept::Codes(coding).words(elements);
+        let fits =
+            scales.num_elements() == elements.div_ceil(GROUP) && codes.num_elements() == words;
+        fits.then(|| Self {
+            codes: Tensor::from_data(codes, (device, DType::U32)),
+            scales: Tensor::from_data(scales, (device, DType::F32)),
+            coding,
+            shape: Shape::from(dims),
+        })
+    }
+}
+
+/// The format of weights of so many bits in all.
+fn split_of(bits: usize) -> Option<WeightFormat> {
+    match bits {
+        24 => Some(WeightFormat::Split24),
+        32 => Some(WeightFormat::Split32),
+        _ => None,
+    }
+}
+
+/// The low bits in a recorded state, if it has any, on `device`.
+pub fn recorded_low_bits(state: &RecordedState, device: &Device) -> Option<LowBits> {
+    let name = format!("{FORMAT}.{LOW_BITS}");
+    state.tensors.iter().find_map(|tensor| {
+        let prefix = tensor.name.strip_suffix(&name)?;
+        let scalar = |leaf| {
+            let name = format!("{prefix}{FORMAT}.{leaf}");
+            usize::try_from(*state.scalars.get(&name)?).ok()
+        };
+        let bytes = tensor.to_bytes().expect("Burn reads its own record");
+        let words = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
+        let words = flat(words, DType::U32)?;
+        LowBits::of_record(
+            words,
+            split_of(scalar(WEIGHT_BITS)?)?,
+            scalar(ELEMENTS)?,
+            device,
+        )
+    })
+}
+
+fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
+    source.take_scalar(prefix, leaf)?.try_into().ok()
+}
+
+/// `data` in one dimension more than a parameter, so that nobody takes it for a state of its shape.
+fn unlike_a_parameter(rank: usize, data: TensorData) -> TensorData {
+    let mut shape = vec![1; rank + 1];
+    shape[0] = data.num_elements();
+    reshaped(data, shape)
+}
+
+/// `data` in a row, if it is of this type.
+fn flat(data: TensorData, dtype: DType) -> Option<TensorData> {
+    let elements = data.num_elements();
+    (data.dtype() == dtype).then(|| reshaped(data, vec![elements]))
+}
+
+fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {
+    let (bytes, _, dtype) = data.into_parts();
+    TensorData::from_bytes(bytes, Shape::from(shape), dtype)
+}

@@ -1,0 +1,235 @@
+use burn::tensor::bf16;
+use serde::{Deserialize, Serialize};
+
+use super::root::GROUP;
+use super::told::told;
+
+/// What a weight in bf16 has beside the 8 bits of its mantissa; formulas on the bits of the f32.
+///
+/// Updates are computed in f32 in every format. A weight in f32 has all bits, so the formats are for weights in bf16
+/// (`backburn::cast`); parameters in f32 of fewer than 4096 elements beside them (norms, biases) are stepped as
+/// they are.
+///
+/// It is [`Plain`](Self::Plain) in a config that does not tell, as those of Burn's optimizers.
+///
+/// ```
+/// use backburn_optim::{AdamWConfig, WeightFormat};
+///
+/// let optimizer = AdamWConfig::new().with_weight_format(WeightFormat::Split24).init();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(remote = "Self")]
+pub enum WeightFormat {
+    /// Nothing: it is rounded to the nearest. Updates below a 256th of the weight are lost.
+    Plain,
+    /// Nothing, but it is rounded up or down at random, so that small updates count on average.
+    Stochastic,
+    /// 8 more bits, kept with the optimizer state. The last of the 24 is rounded at random.
+    Split24,
+    /// 16 more bits, kept with the optimizer state: all that f32 has.
+    Split32,
+}
+
+told!(WeightFormat, WeightFormat::Plain);
+
+impl WeightFormat {
+    /// Bytes that an element has in the optimizer state.
+    pub(crate) fn low_bytes(self) -> usize {
+        match self {
+            Self::Plain | Self::Stochastic => 0,
+            Self::Split24 => 1,
+            Self::Split32 => 2,
+        }
+    }
+}
+
+/// `value` rounded to the nearest.
+#[inline(always)]
+pub(crate) fn nearest(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let even = (bits >> 16) & 1;
+    let rounded = (bits.wrapping_add(0x7fff + even) >> 16) as u16;
+    bf16::from_bits(if value.is_nan() { nan(bits) } else { rounded })
+}
+
+/// `value` rounded up as often as it is nearer to that.
+#[inline(always)]
+pub(crate) fn stochastic(value: f32, random: u32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(random & 0xffff) >> 16) as u16;
+    let kept = (bits >> 16) as u16;
+    let rounded = if value.is_infinite() { kept } else { rounded };
+    bf16::from_bits(if value.is_nan() { nan(bits) } else { rounded })
+}
+
+/// `value` rounded at random to 24 bits: to the nearest bf16, and what that lacks.
+#[inline(always)]
+pub(crate) fn split24(value: f32, random: u32) -> (bf16, i8) {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(random & 0xff) >> 8;
+    let rounded = if value.is_finite() {
+        rounded
+    } else {
+        bits >> 8
+    };
+    let high = (rounded + 0x80) >> 8;
+    let low = rounded.wrapping_sub(high << 8) as i8;
+    match value.is_nan() {
+        true => (bf16::from_bits(nan(bits)), 0),
+        false => (bf16::from_bits(high as u16), low),
+    }
+}
+
+/// What [`split24`] has split.
+#[inline(always)]
+pub(crate) fn join24(high: bf16, low: i8) -> f32 {
+    let bits = u32::from(high.to_bits()) << 8;
+    f32::from_bits(bits.wrapping_add(i32::from(low) as u32) << 8)
+}
+
+/// `value` as the nearest bf16, and what that lacks.
+#[inline(always)]
+pub(crate) fn split32(value: f32) -> (bf16, i16) {
+    let bits = value.to_bits();
+    let high = bits.wrapping_add(0x8000) >> 16;
+    let low = bits.wrapping_sub(high << 16) as i16;
+    match value.is_nan() {
+        true => (bf16::from_bits(nan(bits)), 0),
+        false => (bf16::from_bits(high as u16), low),
+    }
+}
+
+/// What [`split32`] has split.
+#[inline(always)]
+pub(crate) fn join32(high: bf16, low: i16) -> f32 {
+    let bits = u32::from(high.to_bits()) << 16;
+    f32::from_bits(bits.wrapping_add(i32::from(low) as u32))
+}
+
+/// A bf16 that is no number, as those bits are.
+#[inline(always)]
+fn nan(bits: u32) -> u16 {
+    (bits >> 16) as u16 | 0x40
+}
+
+/// A number that tells these weights of a group from others.
+#[inline(always)]
+pub(crate) fn mark(weights: &[bf16; GROUP]) -> u32 {
+    let mut sum = 0_u32;
+    for lane in 0..GROUP {
+        let bits = u32::from(weights[lane].to_bits());
+        sum = sum.wrapping_add(bits.wrapping_mul(FACTORS[lane]));
+    }
+    sum
+}
+
+/// What each weight of a group counts. (Factors in a row would let small changes add up to nothing.)
+const FACTORS: [u32; GROUP] = {
+    let mut factors = [0x9e37_79b9_u32; GROUP];
+    let mut lane = 1;
+    while lane < GROUP {
+        factors[lane] = factors[lane - 1].wrapping_mul(0x2c1b_3c6d);
+        lane += 1;
+    }
+    factors
+};
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Any f32 at all.
+    fn number() -> impl Strategy<Value = f32> {
+        any::<u32>().prop_map(f32::from_bits)
+    }
+
+    proptest! {
+        #[test]
+        fn thirty_two_bits_lose_nothing(value in number()) {
+            let (high, low) = split32(value);
+            let joined = join32(high, low);
+            if value.is_nan() {
+                prop_assert!(joined.is_nan() && high.is_nan());
+            } else {
+                prop_assert_eq!(joined.to_bits(), value.to_bits());
+                // (Half of them lie between the largest bf16 and infinity.)
+                let nearest = bf16::from_f32(value);
+                let ties = value.to_bits() & 0xffff == 0x8000;
+                prop_assert!(ties || high.to_bits() == nearest.to_bits());
+            }
+        }
+
+        #[test]
+        fn twenty_four_bits_are_the_next_above_or_below(value in number(), random in any::<u32>()) {
+            let (high, low) = split24(value, random);
+            let joined = join24(high, low);
+            if value.is_nan() {
+                prop_assert!(joined.is_nan() && high.is_nan());
+            } else if value.is_infinite() {
+                prop_assert_eq!(joined, value);
+            } else {
+                let below = value.to_bits() & !0xff;
+                let above = if value.to_bits() == below { below } else { below + 0x100 };
+                prop_assert!([below, above].contains(&joined.to_bits()), "{value:e} {joined:e}");
+                // What was split comes out of it again.
+                prop_assert_eq!(split24(joined, random), (high, low));
+            }
+        }
+
+        #[test]
+        fn rounding_to_bf16_hides_nothing(value in number(), random in any::<u32>()) {
+            for rounded in [nearest(value), stochastic(value, random)] {
+                if value.is_nan() {
+                    prop_assert!(rounded.is_nan());
+                } else if value.is_infinite() {
+                    prop_assert_eq!(rounded.to_f32(), value);
+                } else {
+                    let below = value.to_bits() >> 16;
+                    let either = [below as u16, below as u16 + 1];
+                    prop_assert!(either.contains(&rounded.to_bits()));
+                }
+            }
+            if !value.is_nan() {
+                prop_assert_eq!(nearest(value).to_bits(), bf16::from_f32(value).to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn rounded_at_random_a_number_is_right_on_average() {
+        let value = 1.001_f32;
+        let random = (0..65_536).map(|random| f64::from(stochastic(value, random).to_f32()));
+        let mean = random.sum::<f64>() / 65_536.0;
+        assert!((mean - f64::from(value)).abs() < 1e-9, "{mean}");
+        let random = (0..256).map(|random| {
+            let (high, low) = split24(value, random);
+            f64::from(join24(high, low))
+        });
+        let mean = random.sum::<f64>() / 256.0;
+        assert!((mean - f64::from(value)).abs() < 1e-9, "{mean}");
+    }
+
+    #[test]
+    fn a_changed_weight_changes_the_mark() {
+        let weights: [bf16; GROUP] = std::array::from_fn(|i| bf16::from_f32((i + 1) as f32 / 7.0));
+        for index in 0..64 {
+            let mut changed = weights;
+            changed[index] = bf16::from_f32(changed[index].to_f32() + 0.5);
+            assert_ne!(mark(&changed), mark(&weights), "{index}");
+        }
+        // Many small changes, as those of a neighbouring checkpoint.
+        let mut seed = 1_u32;
+        for _ in 0..20_000 {
+            let nudged = weights.map(|weight| {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                bf16::from_bits(weight.to_bits() + 1 - ((seed >> 24) & 2) as u16)
+            });
+            assert_ne!(mark(&nudged), mark(&weights));
+        }
+        let mut swapped = weights;
+        swapped.swap(3, 4);
+        assert_ne!(mark(&swapped), mark(&weights));
+    }
+}

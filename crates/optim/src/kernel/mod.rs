@@ -1,0 +1,199 @@
+//! An update rule is applied to every element of a parameter: on the processor, by a kernel of its device, or by operations.
+
+mod blocks;
+#[cfg(feature = "cubecl")]
+mod cube;
+mod gradient;
+#[cfg(feature = "cubecl")]
+mod join;
+mod known_step;
+mod numbers;
+#[cfg(all(test, feature = "wgpu"))]
+#[path = "../../tests/kernels/on_wgpu.rs"]
+mod on_wgpu;
+mod operations;
+mod single_pass;
+
+use std::iter::once;
+
+#[cfg(feature = "cubecl")]
+use burn::backend::Dispatch;
+use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::call;
+use super::format::{GROUP, Noise, StateTensor, Weight, WeightFormat};
+use super::rule::{Rule, Set, Traced};
+#[cfg(feature = "cubecl")]
+use backburn_base::is_cubecl;
+
+use gradient::Gradient;
+pub use known_step::try_kernels;
+#[cfg(feature = "cubecl")]
+pub(crate) use single_pass::SinglePass;
+use single_pass::with_operands;
+
+/// What a step does with every element.
+#[derive(Clone, Debug)]
+pub(crate) struct Update {
+    rule: Rule,
+    /// How the weight is kept, and rounded. Without it all operands are in floats of one type, and the step is computed in
+    /// that, or in f32 if it is half of it; with it, in f32 whatever they are.
+    formats: Option<(WeightFormat, Noise)>,
+}
+
+impl Update {
+    /// What is done, operation by operation.
+    fn traced(&self) -> Traced {
+        self.rule.formula.traced()
+    }
+}
+
+/// Applies `rule` to the elements of a weight and of its states in the step of this number, and returns them. A buffer with one owner is written in
+/// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
+/// else in f32 whatever they are stored in, a group at a time.
+pub(super) fn update<const D: usize>(
+    rule: Rule,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+    number: usize,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let (dtype, format) = (weight.value.dtype(), weight.format);
+    let is_alike = |state: &_| matches!(state, StateTensor::Full(full) if full.dtype() == dtype);
+    let are_alike = gradient.dtype() == dtype && states.iter().all(is_alike);
+    let is_plain = format == WeightFormat::Plain && are_alike;
+    let update = Update {
+        rule,
+        formats: (!is_plain).then(|| (format, Noise::of_step(number))),
+    };
+    let way = Way::of(&weight.value, is_plain);
+    if way == Way::Operations {
+        return way.update(update, weight, gradient, states);
+    }
+    if update.rule.may_panic {
+        // While the caller holds the value: whether the formula panics depends on its fields alone.
+        update.traced();
+    }
+    call::give_up_parameter();
+    let (weight, states) = way.update(update, weight, gradient, states);
+    call::show_parameter(|| weight.value.clone().into());
+    (weight, states)
+}
+
+/// The weight with these numbers, in f32, in its format.
+pub(super) fn set_in_format<const D: usize>(
+    weight: Weight<D>,
+    numbers: Tensor<D>,
+    noise: Noise,
+) -> Weight<D> {
+    let set = Update {
+        rule: Rule::built_in::<0>(Set),
+        formats: Some((weight.format, noise)),
+    };
+    let way = Way::of(&weight.value, false);
+    way.update(set, weight, numbers, Vec::new()).0
+}
+
+/// The trained weight, in f32.
+pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
+    let value = weight.value.clone();
+    match weight.low_bits.clone() {
+        None => value.cast(FloatDType::F32),
+        #[cfg(feature = "cubecl")]
+        Some(low_bits) if !low_bits.is_loaded && is_cubecl(&value.device()) => {
+            join::joined(value, low_bits)
+        }
+        Some(low_bits) => low_bits.joined(value),
+    }
+}
+
+/// What applies a rule to the elements of a weight.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// The processor, where all operands lie as numbers in which it computes.
+    Numbers,
+    /// The processor, block by block.
+    Blocks,
+    /// A kernel of the device.
+    #[cfg(feature = "cubecl")]
+    Kernel,
+    /// Operations on whole tensors, as in Burn's own optimizers.
+    Operations,
+}
+
+impl Way {
+    /// That of this weight, without formats if `is_plain`: there are no operations for these.
+    fn of<const D: usize>(weight: &Tensor<D>, is_plain: bool) -> Self {
+        #[allow(unreachable_patterns)] // What is there depends on the build.
+        match weight.clone().into_dispatch().kind {
+            #[cfg(feature = "flex")]
+            DispatchTensorKind::Flex(BackendTensor::Float(weight)) => match weight.dtype() {
+                DType::F32 | DType::F64 if is_plain => Self::Numbers,
+                _ => Self::Blocks,
+            },
+            #[cfg(feature = "cubecl")]
+            DispatchTensorKind::Cube(BackendTensor::Float(_)) => Self::Kernel,
+            _ if is_plain => Self::Operations,
+            _ => Self::Blocks,
+        }
+    }
+
+    /// Takes the step.
+    fn update<const D: usize>(
+        self,
+        update: Update,
+        weight: Weight<D>,
+        gradient: Tensor<D>,
+        states: Vec<StateTensor<D>>,
+    ) -> (Weight<D>, Vec<StateTensor<D>>) {
+        let take = match self {
+            Self::Numbers if weight.value.dtype() == DType::F64 => numbers::update::<f64, D>,
+            Self::Numbers => numbers::update::<f32, D>,
+            Self::Operations => operations::update,
+            Self::Blocks => {
+                return with_operands(weight, states, |operands| {
+                    Gradient::with(gradient, |gradient| {
+                        blocks::update(&update, gradient, operands)
+                    })
+                });
+            }
+            #[cfg(feature = "cubecl")]
+            Self::Kernel => {
+                return with_operands(weight, states, |operands| {
+                    Dispatch::update(gradient.into_dispatch(), operands, update)
+                });
+            }
+        };
+        let states = states.into_iter().map(StateTensor::full);
+        let floats = once(weight.value).chain(states).collect();
+        let mut floats = take(&update, gradient, floats).into_iter();
+        let value = floats.next().expect("a weight is there");
+        let weight = Weight { value, ..weight };
+        (weight, floats.map(StateTensor::Full).collect())
+    }
+}
+
+/// Elements of a block, which stays in the first cache. They are few, so that the processor fetches those of the next block
+/// while it computes.
+const BLOCK: usize = 8 * GROUP;
+/// Elements that are worth a thread.
+const GRAIN: usize = 64 * BLOCK;
+
+/// Lets `each` update so many elements, parts of them on several threads if they are many: `take` takes off the first.
+fn on_threads<T: Send>(
+    length: usize,
+    mut all: T,
+    take: fn(&mut T, usize) -> T,
+    each: &(impl Fn(T) + Sync),
+) {
+    if length <= GRAIN {
+        return each(all);
+    }
+    let half = (length / 2).next_multiple_of(GROUP);
+    let first = take(&mut all, half);
+    rayon::join(
+        || on_threads(half, first, take, each),
+        || on_threads(length - half, all, take, each),
+    );
+}

@@ -1,0 +1,125 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # One pass
+//!
+//! A step of an optimizer written in tensor operations reads and writes the parameter's size a dozen
+//! times. Those here read gradient, parameter and states once and write parameter and states once,
+//! in place where the buffers have one owner, without a temporary of the parameter's size.
+//!
+//! A config's `init()` gives a [`ModuleOptimizer`] for stock and fused training alike, `build()` the
+//! bare optimizer for a parameter group. A config that Burn's wrote as JSON loads into ours.
+//!
+//! # Fidelity
+//!
+//! Every element goes through Burn's arithmetic in Burn's order. On `flex`, f32 and f64 results are
+//! those of Burn's own optimizers bit for bit. Half types are computed in f32 and rounded once, where
+//! Burn rounds after each operation: the tests hold them to 2 %. CubeCL's devices may contract a
+//! multiplication and an addition: the tests hold them to a thousandth. On any other backend a step is
+//! the same operations on whole tensors, in the order of Burn's own.
+//!
+//! # An optimizer of your own
+//!
+//! A formula for one element, and what is kept for it:
+//!
+//! ```
+//! use backburn_optim::{ElementState, ElementWise, Number, Rule, Ruled, StateFormat, Step, UpdateRule};
+//!
+//! /// RMSProp.
+//! #[derive(Clone, Debug)]
+//! struct RmsProp {
+//!     alpha: f64,
+//! }
+//!
+//! #[derive(Clone, Debug)]
+//! struct Formula {
+//!     alpha: f64,
+//!     learning_rate: f64,
+//! }
+//!
+//! impl UpdateRule<1> for Formula {
+//!     #[inline(always)]
+//!     fn update<N: Number>(&self, parameter: N, gradient: N, [square]: [N; 1]) -> (N, [N; 1]) {
+//!         let new = gradient * gradient * N::of(1.0 - self.alpha);
+//!         let square = square * N::of(self.alpha) + new;
+//!         let delta = gradient / (square.sqrt() + N::of(1e-5));
+//!         (parameter - delta * N::of(self.learning_rate), [square])
+//!     }
+//! }
+//!
+//! impl ElementWise for RmsProp {
+//!     const STATES: &'static [ElementState] = &[ElementState::positive("square_avg")];
+//!
+//!     fn rule(&self, step: Step) -> Rule {
+//!         Rule::new(Formula {
+//!             alpha: self.alpha,
+//!             learning_rate: step.learning_rate,
+//!         })
+//!     }
+//! }
+//!
+//! let optimizer = Ruled::new(RmsProp { alpha: 0.99 }).with_state_format(StateFormat::Bits8);
+//! ```
+
+#![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// What is for flex alone is unused without flex.
+#![cfg_attr(not(feature = "flex"), allow(unused))]
+
+mod adam;
+mod adamw;
+mod average;
+mod averaging;
+#[doc(hidden)]
+pub mod call;
+mod element_wise;
+mod error;
+mod format;
+mod in_format;
+mod kernel;
+mod lion;
+mod muon;
+mod muon_with_adamw;
+#[doc(hidden)]
+pub mod optimizer_record;
+mod rule;
+mod ruled;
+mod sgd;
+mod state;
+mod vectorized;
+
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{ModuleOptimizer, Optimizer};
+
+pub use adam::{Adam, AdamConfig};
+pub use adamw::{AdamW, AdamWConfig};
+#[doc(hidden)]
+pub use average::{Average, AverageState};
+pub use averaging::WeightAveragingConfig;
+pub use element_wise::{AccumulateInState, ElementState, ElementWise};
+pub use error::OptimError;
+#[doc(hidden)]
+pub use format::{LowBits, formats_may_refuse, recorded_low_bits};
+pub use format::{StateFormat, WeightFormat};
+pub use in_format::{InFormat, InFormatState};
+#[doc(hidden)]
+pub use kernel::try_kernels;
+pub use lion::{Lion, LionConfig};
+pub use muon::{Muon, MuonConfig, MuonState};
+pub use muon_with_adamw::{MuonWithAdamW, MuonWithAdamWConfig, MuonWithAdamWState};
+pub use optimizer_record::compact_records;
+pub use rule::{Number, Rule, Step, UpdateRule};
+pub use ruled::Ruled;
+pub use sgd::{Sgd, SgdConfig};
+pub use state::RuledState;
+
+/// `optimizer` for a whole module, with the clipping of its config.
+fn with_clipping(
+    optimizer: impl Optimizer,
+    clipping: Option<&GradientClippingConfig>,
+) -> ModuleOptimizer {
+    let optimizer = ModuleOptimizer::from(optimizer);
+    match clipping {
+        Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
+        None => optimizer,
+    }
+}

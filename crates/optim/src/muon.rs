@@ -1,0 +1,229 @@
+use burn::config::Config;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdjustLrFn, LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource,
+};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use super::call;
+use super::element_wise::{ElementState, ElementWise};
+use super::format::{Formats, StateFormat, WeightFormat};
+use super::kernel;
+use super::rule::{self, Rule, Step};
+use super::ruled::Ruled;
+use super::sgd::VELOCITY;
+use super::state::RuledState;
+use super::with_clipping;
+use backburn_base::AnyTensor;
+
+/// Configuration of [`Muon`]: the fields and defaults of Burn's [`MuonConfig`](burn::optim::MuonConfig).
+///
+/// It is for a parameter group of matrices; [`MuonWithAdamWConfig`](super::MuonWithAdamWConfig) is for a whole model.
+#[derive(Config, Debug)]
+pub struct MuonConfig {
+    /// Decoupled weight decay, by the learning rate that is not adjusted.
+    weight_decay: Option<WeightDecayConfig>,
+    /// Momentum, with dampening and Nesterov's variant.
+    #[config(default = "MomentumConfig { momentum: 0.95, dampening: 0.0, nesterov: true }")]
+    momentum: MomentumConfig,
+    /// Coefficients of the Newton-Schulz iteration.
+    #[config(default = "(3.4445, -4.775, 2.0315)")]
+    ns_coefficients: (f32, f32, f32),
+    /// The least norm that a matrix is divided by, for numerical stability.
+    #[config(default = 1e-7)]
+    epsilon: f32,
+    /// Steps of the Newton-Schulz iteration.
+    #[config(default = 5)]
+    ns_steps: usize,
+    /// How the learning rate goes by the shape of a matrix.
+    #[config(default = "AdjustLrFn::Original")]
+    adjust_lr_fn: AdjustLrFn,
+    /// How the momentum is kept.
+    #[config(default = "StateFormat::Full")]
+    state_format: StateFormat,
+    /// What weights in bf16 have beside their bits.
+    #[config(default = "WeightFormat::Plain")]
+    weight_format: WeightFormat,
+}
+
+impl MuonConfig {
+    /// The bare optimizer, for a parameter group of matrices.
+    pub fn build(&self) -> Muon {
+        let momentum = Ruled::new(Direction(self.momentum.clone()));
+        Muon {
+            momentum: momentum.with_state_format(self.state_format),
+            config: self.clone(),
+        }
+    }
+
+    /// The optimizer of a module of matrices alone.
+    pub fn init(&self) -> ModuleOptimizer {
+        with_clipping(self.build(), None)
+    }
+
+    /// The nearest matrix whose rows, or columns, are orthonormal, roughly: the Newton-Schulz iteration of the polynomial
+    /// `a x + b x^3 + c x^5`, which takes singular values towards one. The operations of Burn's `Muon` in their order, in two
+    /// buffers of the size of the `matrix` and three of the square of its shorter side.
+    fn orthogonalized(&self, matrix: Tensor<2>) -> Tensor<2> {
+        if matrix.shape().num_elements() == 0 {
+            return matrix;
+        }
+        let (a, b, c) = self.ns_coefficients;
+        let [rows, columns] = matrix.dims();
+        let is_tall = rows > columns;
+        let wide = if is_tall { matrix.transpose() } else { matrix };
+        let norm = wide.clone().powf_scalar(2.0).sum().sqrt();
+        let mut x = wide.div(norm.clamp_min(self.epsilon).unsqueeze());
+        for _ in 0..self.ns_steps {
+            let square = x.clone().matmul(x.clone().transpose());
+            let fourth = square.clone().matmul(square.clone()).mul_scalar(c);
+            let factor = square.mul_scalar(b).add(fourth);
+            let rest = factor.matmul(x.clone());
+            x = x.mul_scalar(a).add(rest);
+        }
+        if is_tall { x.transpose() } else { x }
+    }
+}
+
+/// Muon: momentum, orthogonalized.
+///
+/// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)),
+/// whose rows are the first dimension of a weight. Momentum and weight are each updated in a single pass; between the two
+/// there are two buffers of the size of the matrix and three of the square of its shorter side. In formats and for weights in
+/// f16 the iteration runs in f32.
+///
+/// # Errors
+///
+/// It steps matrices alone, as Burn's does. A parameter of another rank is refused by name before training starts
+/// by `backburn` (`FusedError::Unfit`): vectors, convolutions, and stacks of experts in one tensor. In a stock
+/// loop its step panics.
+#[derive(Clone, Debug)]
+pub struct Muon {
+    config: MuonConfig,
+    momentum: Ruled<Direction>,
+}
+
+/// Steps anything to where the momentum points.
+#[derive(Clone, Debug)]
+struct Direction(MomentumConfig);
+
+impl ElementWise for Direction {
+    const STATES: &'static [ElementState] = &[VELOCITY];
+    const TIME: Option<&'static str> = None;
+
+    fn rule(&self, step: Step) -> Rule {
+        Rule::built_in::<1>(rule::Momentum::new(step, &self.0))
+    }
+}
+
+/// State of [`Muon`]: the momentum, and the low bits of the weight if there are any, in Burn's names.
+#[derive(Clone, Debug)]
+pub struct MuonState<const D: usize>(RuledState<Direction, D>);
+
+impl<const D: usize> MuonState<D> {
+    /// The momentum, in full; none before the first step.
+    pub fn momentum(&self) -> Option<Tensor<D>> {
+        self.0.get(VELOCITY.name)
+    }
+}
+
+impl Muon {
+    /// What the learning rate is multiplied by for a matrix of this shape.
+    fn adjustment([rows, columns]: [usize; 2], function: AdjustLrFn) -> f64 {
+        let (rows, columns) = (rows as f64, columns as f64);
+        match function {
+            AdjustLrFn::Original => (rows / columns).max(1.0).sqrt(),
+            AdjustLrFn::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+        }
+    }
+}
+
+/// Refuses a parameter of this rank, if it is no matrix.
+fn check_matrix<const D: usize>() -> Result<(), String> {
+    if D == 2 {
+        return Ok(());
+    }
+    Err(format!(
+        "`Muon` steps matrices, and this one has {D} dimensions: give it another optimizer by a parameter group, as \
+         `MuonWithAdamWConfig` does"
+    ))
+}
+
+impl Optimizer for Muon {
+    type State<const D: usize> = MuonState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        parameter: Tensor<D>,
+        gradient: Tensor<D>,
+        state: Option<MuonState<D>>,
+    ) -> (Tensor<D>, Option<MuonState<D>>) {
+        let formats = Formats {
+            weight: self.config.weight_format,
+            ..self.momentum.formats
+        };
+        let inner = state.as_ref().map(|state| &state.0);
+        let fitted = check_matrix::<D>()
+            .and_then(|()| RuledState::fit(inner, formats, &parameter, &gradient));
+        let Ok(formats) = fitted.map_err(call::refuse) else {
+            return (parameter, state);
+        };
+        let mut state = state.map_or_else(RuledState::none, |state| state.0);
+        let (time, low_bits) = (state.time + 1, state.low_bits.take());
+        let gradient = match formats.is_plain {
+            true => gradient,
+            false => gradient.cast(FloatDType::F32),
+        };
+        // Where the momentum points. It is told nothing about the weight, which is not written yet: in the place of what is
+        // stepped there is something of its form.
+        let any = gradient.clone();
+        let momentum = || self.momentum.step(1.0, any, gradient, Some(state));
+        let (direction, state) = call::unheard(momentum);
+        // As it lies in memory, which decides the last bits of a product.
+        let matrix = AnyTensor::from(direction).of_rank::<2>();
+        let orthogonalized = match matrix.dtype() {
+            // Its squares leave the range of f16.
+            DType::F16 => {
+                let wide = self.config.orthogonalized(matrix.cast(FloatDType::F32));
+                wide.cast(FloatDType::F16)
+            }
+            _ => self.config.orthogonalized(matrix),
+        };
+        let direction = AnyTensor::from(orthogonalized).of_rank();
+        let penalty = self.config.weight_decay.as_ref();
+        let shape = [parameter.shape()[0], parameter.shape()[1]];
+        let rule = Rule::built_in::<0>(rule::Decayed {
+            decay: penalty.map_or(1.0, |decay| 1.0 - lr * f64::from(decay.penalty)),
+            learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
+        });
+        let weight = formats.weight(parameter, low_bits);
+        let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time);
+        let state = state.map(|mut state| {
+            if !formats.is_plain {
+                (state.time, state.low_bits) = (time, weight.low_bits);
+            }
+            MuonState(state)
+        });
+        (weight.value, state)
+    }
+
+    fn to_device<const D: usize>(state: MuonState<D>, device: &Device) -> MuonState<D> {
+        MuonState(Ruled::to_device(state.0, device))
+    }
+}
+
+impl<const D: usize> RecordState for MuonState<D> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        self.0.state_flatten(prefix, sink);
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        if let Err(reason) = check_matrix::<D>() {
+            call::tell_unfit(reason);
+            return None;
+        }
+        RuledState::state_unflatten(prefix, source, device).map(Self)
+    }
+}

@@ -1,0 +1,58 @@
+//! What the records of this crate's optimizers are asked for, for which Burn's interface has no room.
+
+use std::cell::{Cell, RefCell};
+
+use burn::tensor::Device;
+
+use backburn_base::caught::catch;
+
+thread_local! {
+    static COMPACT: Cell<bool> = const { Cell::new(false) };
+    static LOAD_ON: RefCell<Option<Device>> = const { RefCell::new(None) };
+}
+
+/// Lets `save` write the records of optimizer states as they are kept, in codes, instead of in f32.
+///
+/// Stock Burn can't read such a record, and starts the states anew without a word; [this crate](crate) resumes
+/// from both to the bit.
+///
+/// ```
+/// # use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
+/// use backburn_optim::{AdamWConfig, StateFormat, compact_records};
+///
+/// # let device = Device::flex().autodiff();
+/// # let model = LinearConfig::new(64, 64).init(&device);
+/// let mut optimizer = AdamWConfig::new().with_state_format(StateFormat::Bits8).init();
+/// # let gradients = model.forward(Tensor::<2>::ones([1, 64], &device)).mean().backward();
+/// # let gradients = GradientsParams::from_grads(gradients, &model);
+/// # optimizer.step(1e-3, model, gradients);
+/// let record = compact_records(|| optimizer.to_record());
+/// # let compact = record.into_bytes().unwrap().len();
+/// # assert!(compact < optimizer.to_record().into_bytes().unwrap().len() / 3);
+/// ```
+pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
+    let before = COMPACT.replace(true);
+    let saved = catch(save);
+    COMPACT.set(before);
+    saved.unwrap_or_else(|panic| panic.resume())
+}
+
+/// Whether the records that are written now are to be compact.
+pub fn records_are_compact() -> bool {
+    COMPACT.get()
+}
+
+/// Lets `load` bring the states of this crate's optimizers to `device`. Burn brings states to its default device, and from there to
+/// where they are used.
+pub fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
+    let before = LOAD_ON.replace(Some(device.clone()));
+    let loaded = catch(load);
+    LOAD_ON.set(before);
+    loaded.unwrap_or_else(|panic| panic.resume())
+}
+
+/// Where a state is loaded that Burn would bring to `device`.
+pub fn loads_on(device: &Device) -> Device {
+    let asked_for = LOAD_ON.with_borrow(Option::clone);
+    asked_for.unwrap_or_else(|| device.clone())
+}

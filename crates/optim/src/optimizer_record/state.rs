@@ -1,0 +1,117 @@
+use std::collections::BTreeMap;
+
+use burn::module::ParamId;
+use burn::optim::OptimizerRecord;
+use burn::tensor::Bytes;
+use burn_pack::{Reader, Scalar, Tensor, Writer};
+
+use super::names::{RANK, is_compact};
+use crate::error::OptimError;
+
+/// What a record holds for one parameter, under the names that it has there.
+#[derive(Default)]
+pub struct RecordedState {
+    /// Of the parameter.
+    pub id: String,
+    pub path: Option<String>,
+    pub scalars: BTreeMap<String, Scalar>,
+    pub tensors: Vec<Tensor>,
+}
+
+impl RecordedState {
+    /// That of a parameter without a state.
+    pub fn none(id: ParamId, path: &str, rank: usize) -> Self {
+        let id = id.val().to_string();
+        Self {
+            path: Some(path.to_string()),
+            scalars: [(format!("{id}.{RANK}"), rank.into())].into(),
+            tensors: Vec::new(),
+            id,
+        }
+    }
+
+    /// The rank of the parameter.
+    pub fn rank(&self) -> Result<usize, OptimError> {
+        let name = format!("{}.{RANK}", self.id);
+        match (self.scalars.get(&name), self.tensors.first()) {
+            (Some(rank), _) => {
+                usize::try_from(*rank).map_err(|_| unreadable(format!("`{name}` holds no rank")))
+            }
+            (None, Some(tensor)) => Ok(tensor.shape.num_dims()),
+            (None, None) => Err(unreadable(format!("there is no `{name}`"))),
+        }
+    }
+
+    /// Whether there is something in codes.
+    pub fn is_compact(&self) -> bool {
+        self.tensors.iter().any(|tensor| is_compact(&tensor.name))
+    }
+
+    /// The names of all tensors and scalars in the state.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let tensors = self.tensors.iter().map(|tensor| &tensor.name);
+        let names = tensors.chain(self.scalars.keys());
+        names.map(|name| self.name_in_state(name))
+    }
+
+    /// `moment_1` of `7.moment_1`.
+    pub fn name_in_state<'a>(&self, name: &'a str) -> &'a str {
+        let name = name.strip_prefix(&self.id).unwrap_or(name);
+        name.trim_start_matches('.')
+    }
+}
+
+/// The states in a serialized record, by the id of their parameter.
+pub fn read(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
+    let reader = Reader::from_bytes(record).map_err(unreadable)?;
+    let mut states = BTreeMap::<u64, RecordedState>::new();
+    for (name, scalar) in reader.scalars() {
+        let id = name.split('.').next().unwrap_or_default();
+        let id = id
+            .parse()
+            .map_err(|_| unreadable(format!("`{name}` names no parameter id")))?;
+        let state = states.entry(id).or_default();
+        state.scalars.insert(name.clone(), *scalar);
+    }
+    let mut paths = reader.metadata().clone();
+    for tensor in reader.into_tensors().map_err(unreadable)? {
+        let id = tensor
+            .param_id
+            .ok_or_else(|| unreadable(format!("`{}` names no parameter id", tensor.name)))?;
+        states.entry(id).or_default().tensors.push(tensor);
+    }
+    for (id, state) in &mut states {
+        state.id = id.to_string();
+        state.path = paths.remove(&state.id);
+    }
+    Ok(states)
+}
+
+/// A serialized record of these states.
+pub fn write(states: impl IntoIterator<Item = RecordedState>) -> Result<Bytes, OptimError> {
+    let mut all = RecordedState::default();
+    let mut paths = BTreeMap::new();
+    for state in states {
+        all.tensors.extend(state.tensors);
+        all.scalars.extend(state.scalars);
+        paths.extend(state.path.map(|path| (state.id, path)));
+    }
+    let mut writer = Writer::new(all.tensors);
+    for (name, scalar) in &all.scalars {
+        writer = writer.with_scalar(name, *scalar);
+    }
+    for (id, path) in &paths {
+        writer = writer.with_metadata(id, path);
+    }
+    writer.into_bytes().map_err(unreadable)
+}
+
+/// `record`, serialized.
+pub fn written(record: OptimizerRecord) -> Result<Bytes, OptimError> {
+    record.into_bytes().map_err(unreadable)
+}
+
+pub fn unreadable(reason: impl ToString) -> OptimError {
+    let reason = reason.to_string();
+    OptimError::UnreadableRecord { reason }
+}

@@ -1,0 +1,20 @@
+use burn::tensor::Device;
+
+use super::{answers, is_remote};
+use crate::error::FusedError;
+
+/// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time. Nothing else
+/// reports an operation that got lost on its way.
+pub fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
+    if cfg!(not(feature = "remote")) {
+        return Ok(());
+    }
+    let devices = devices();
+    let mut remote = devices.iter().filter(|device| is_remote(device));
+    remote.try_for_each(|device| {
+        answers(&device.clone().inner()).map_err(|reason| FusedError::DeviceLost {
+            device: format!("{device:?}"),
+            reason,
+        })
+    })
+}
