@@ -567,7 +567,7 @@ pub enum FusedError {
 
 impl FusedError {
     /// The second run of a block was not like the first.
-    pub(crate) fn other_run(block: &str) -> Self {
+    pub(crate) fn recomputation_differs(block: &str) -> Self {
         Self::RandomNumbers {
             place: format!("the second run of the recomputed block {block}"),
             unmoved: "Its parameters and those that only blocks before it use have not moved; those behind it may have"
@@ -576,7 +576,7 @@ impl FusedError {
     }
 
     /// The two passes of a step are not alike.
-    pub(crate) fn other_passes() -> Self {
+    pub(crate) fn passes_differ() -> Self {
         Self::RandomNumbers {
             place: "the second of the two passes of a step".to_string(),
             unmoved: "The parameters whose gradients had not arrived have not moved".to_string(),

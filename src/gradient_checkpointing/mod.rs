@@ -2,12 +2,12 @@
 
 mod activations;
 mod budget;
+mod checkpointed_block;
 mod constant;
 mod fingerprint;
-mod host;
-mod joint;
+mod node;
 mod outputs;
-mod segment;
+mod saved_input;
 mod sequence;
 mod sequential;
 mod tiled;
@@ -20,18 +20,18 @@ use burn::tensor::GradientCheckpointingStrategy;
 
 use activations::each;
 pub use activations::{Activations, FloatMap};
+use checkpointed_block::{BlockCall, CheckpointedBlock, FirstRun, block_name, with_panic_context};
 pub use constant::Constant;
-use host::KeptInput;
-use joint::Joint;
-use outputs::{Forms, tapped};
-use segment::{Call, FirstRun, Segment, located, name};
+use node::CheckpointNode;
+use outputs::{OutputSpecs, tap_outputs};
+use saved_input::SavedInput;
 pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
 use crate::memory;
 use crate::parameters::StatisticsGuard;
-use crate::pass::{RandomRun, Scope, Way};
+use crate::pass::{BlockMode, RandomRun, Scope};
 use crate::tap::lift;
 use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen};
 
@@ -173,27 +173,29 @@ where
         return forward(block, input);
     };
     memory::end_beyond_limit();
-    let way = match scope.is_in_block() {
-        true => Way::RunTwice { index: None },
+    let mode = match scope.is_in_block() {
+        true => BlockMode::Recompute { index: None },
         false => scope.pass.blocks.next(),
     };
     let random = scope
         .begin_random(devices)
         .unwrap_or_else(|error| panic!("{error}"));
-    match way {
-        Way::Keep => {
+    match mode {
+        BlockMode::KeepActivations => {
             let _entered = scope.kept(random.numbers.seed).enter();
             let block = with_frozen(block.clone(), scope.pass.blocks.placement());
             let output = forward(&block, input);
             random.end();
             output
         }
-        Way::RunTwice { index } => run_twice(scope, block, input, random, index, forward),
+        BlockMode::Recompute { index } => {
+            run_checkpointed(scope, block, input, random, index, forward)
+        }
     }
 }
 
 /// Runs a block once, and lets it wait for the gradients of its outputs to run again.
-fn run_twice<B, X, Y>(
+fn run_checkpointed<B, X, Y>(
     scope: Scope,
     block: &B,
     input: X,
@@ -215,7 +217,7 @@ where
     // Out of its autodiff graph; for every tensor the place where its gradient goes, if it is tracked.
     let mut tracked = Vec::new();
     let mut strategy = GradientCheckpointingStrategy::default();
-    let kept = input.map_floats(&mut |tensor| {
+    let detached = input.map_floats(&mut |tensor| {
         strategy = tensor.gradient_checkpointing_strategy().unwrap_or(strategy);
         let index = tracked.len();
         let what = || format!("float input {index} (counted from 0)");
@@ -229,11 +231,11 @@ where
     let (seed, on) = (random.numbers.seed, random.numbers.devices.first().cloned());
     let (output, drawn) = {
         let _entered = inside.enter();
-        let input = kept
+        let input = detached
             .clone()
             .map_floats(&mut |tensor| lift(tensor, strategy));
         let place = || {
-            let name = name::<B>(&readers);
+            let name = block_name::<B>(&readers);
             format!("the first run of the recomputed block {name}")
         };
         let run = || {
@@ -241,7 +243,10 @@ where
             let output = forward(&block, input);
             (output, random.end())
         };
-        scope.pass.blocks.first_run(|| located(run, place))
+        scope
+            .pass
+            .blocks
+            .first_run(|| with_panic_context(run, place))
     };
     if let Some(device) = &on {
         scope.pass.blocks.sweep(device);
@@ -252,41 +257,41 @@ where
     if !scope.records() {
         return output;
     }
-    let name = name::<B>(&readers);
-    let forms = Forms::of(&output);
+    let name = block_name::<B>(&readers);
+    let specs = OutputSpecs::of(&output);
     assert!(
-        !forms.tracked,
+        !specs.tracked,
         "the recomputed block {name} returns a tensor that depends on a trainable tensor from outside \
          of it: pass that as an input"
     );
     let is_tracked = tracked.iter().map(Option::is_some).collect();
     let tracked: Vec<_> = tracked.into_iter().flatten().chain(values).collect();
-    let Some(device) = forms.device.clone() else {
+    let Some(device) = specs.device.clone() else {
         return output;
     };
     if readers.reads().is_empty() && tracked.is_empty() {
         // Nothing in it is trained.
         return output;
     }
-    let (outputs, strategy) = (forms.found.len(), forms.strategy);
-    let (pass, name_of_joint) = (scope.pass.clone(), name.clone());
-    let segment = Segment {
+    let (outputs, strategy) = (specs.tensors.len(), specs.strategy);
+    let (pass, node_name) = (scope.pass.clone(), name.clone());
+    let checkpointed = CheckpointedBlock {
         name,
-        call: Call {
+        call: BlockCall {
             block,
             outside_of_form,
-            input: KeptInput::new(kept, scope.pass.blocks.saved.as_ref()),
+            input: SavedInput::new(detached, scope.pass.blocks.saved.as_ref()),
             tracked: is_tracked,
             forward,
         },
-        first: FirstRun::of(&output, forms, seed, drawn, statistics),
+        first: FirstRun::of(&output, specs, seed, drawn, statistics),
         scope,
         readers,
         index,
         run,
     };
-    let rerun = Box::new(|gradients, signal| segment.run(gradients, signal));
-    let joint = Arc::new(Joint::new(pass, name_of_joint, rerun, outputs));
-    let node = joint.node(tracked, &device, strategy);
-    tapped(output, &joint, &node, strategy)
+    let recompute = Box::new(|gradients, signal| checkpointed.run(gradients, signal));
+    let node = Arc::new(CheckpointNode::new(pass, node_name, recompute, outputs));
+    let anchor = node.anchor(tracked, &device, strategy);
+    tap_outputs(output, &node, &anchor, strategy)
 }

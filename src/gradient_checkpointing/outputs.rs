@@ -7,38 +7,38 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
 use super::activations::{Activations, each};
-use super::joint::Joint;
+use super::node::CheckpointNode;
 use crate::device::sent;
 use crate::memory::{self, BlockRun};
 use crate::tap::{GradientSink, Passed, join, lift, tap};
 
 /// What a block returns.
 #[derive(Debug, Default)]
-pub(super) struct Forms {
-    pub(super) found: Vec<(Shape, DType)>,
+pub(super) struct OutputSpecs {
+    pub(super) tensors: Vec<(Shape, DType)>,
     /// Whether a tensor is tracked.
     pub(super) tracked: bool,
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) device: Option<Device>,
 }
 
-impl Forms {
+impl OutputSpecs {
     pub(super) fn of<Y: Activations>(output: &Y) -> Self {
-        let mut forms = Self::default();
+        let mut specs = Self::default();
         each(output, |tensor| {
-            forms.found.push((tensor.shape(), tensor.dtype()));
-            forms.tracked |= tensor.is_tracked();
-            forms.device.get_or_insert_with(|| tensor.device());
+            specs.tensors.push((tensor.shape(), tensor.dtype()));
+            specs.tracked |= tensor.is_tracked();
+            specs.device.get_or_insert_with(|| tensor.device());
             if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
-                forms.strategy = strategy;
+                specs.strategy = strategy;
             }
         });
-        forms
+        specs
     }
 
     /// Bytes of all tensors.
     pub(super) fn bytes(&self) -> usize {
-        let tensors = self.found.iter();
+        let tensors = self.tensors.iter();
         tensors
             .map(|(shape, dtype)| shape.num_elements() * dtype.size())
             .sum()
@@ -46,18 +46,18 @@ impl Forms {
 }
 
 /// The `output` of the first run, tapped: its gradients go to the joint, which is this `node` on the tape.
-pub(super) fn tapped<Y: Activations>(
+pub(super) fn tap_outputs<Y: Activations>(
     output: Y,
-    joint: &Arc<Joint>,
-    node: &Tensor<1>,
+    node: &Arc<CheckpointNode>,
+    anchor: &Tensor<1>,
     strategy: GradientCheckpointingStrategy,
 ) -> Y {
     let mut outputs = 0..;
     output.map_floats(&mut |tensor| {
         let device = tensor.device();
-        let beside = sent(node.clone(), &device);
-        let output = Output {
-            joint: joint.clone(),
+        let beside = sent(anchor.clone(), &device);
+        let output = OutputSink {
+            node: node.clone(),
             index: outputs.next().unwrap_or_default(),
             signal: Mutex::new(Some(beside.clone().inner())),
         };
@@ -67,16 +67,16 @@ pub(super) fn tapped<Y: Activations>(
 }
 
 /// Where the gradient of an output arrives.
-struct Output {
-    joint: Arc<Joint>,
+struct OutputSink {
+    node: Arc<CheckpointNode>,
     index: usize,
     /// What the joint gets, to be reached: its own value, which says nothing.
     signal: Mutex<Option<Tensor<1>>>,
 }
 
-impl GradientSink for Output {
+impl GradientSink for OutputSink {
     fn receive(&self, gradient: DispatchTensor) -> Passed {
-        self.joint.arrive(self.index, gradient);
+        self.node.set_output_gradient(self.index, gradient);
         Passed {
             value: None,
             beside: self.signal.lock().take().map(Tensor::into_dispatch),
@@ -86,7 +86,7 @@ impl GradientSink for Output {
 
 /// Something to go back from beside every tensor in the `output` of the second run that has one of the `gradients`, which are in the
 /// order of the tensors; none if there are none. Its value is that of the `signal`, which says nothing.
-pub(super) fn root<Y: Activations>(
+pub(super) fn backward_root<Y: Activations>(
     output: &Y,
     gradients: Vec<Option<DispatchTensor>>,
     signal: &Tensor<1>,
@@ -99,7 +99,7 @@ pub(super) fn root<Y: Activations>(
         if let Some(gradient) = gradients.next().flatten() {
             let value = sent(signal.clone(), &tensor.device().inner());
             let gradient = Mutex::new(Some(gradient));
-            let given = Given { gradient, run };
+            let given = OutputGradient { gradient, run };
             let beside = tensor.clone().into_dispatch();
             let root = tap(value, strategy, beside, Arc::new(given));
             // One after the other they would be summed in another order than in the plain call.
@@ -113,13 +113,13 @@ pub(super) fn root<Y: Activations>(
 }
 
 /// The gradient of what its tap is beside, whatever arrives itself.
-struct Given {
+struct OutputGradient {
     gradient: Mutex<Option<DispatchTensor>>,
     /// For the memory recorder.
     run: Option<BlockRun>,
 }
 
-impl GradientSink for Given {
+impl GradientSink for OutputGradient {
     fn receive(&self, _gradient: DispatchTensor) -> Passed {
         if let Some(run) = self.run {
             memory::go_back(run);

@@ -40,11 +40,11 @@ pub(crate) struct Blocks {
 
 /// What becomes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum BlockMode {
     /// It is called with random numbers of its own, as if it ran twice.
-    Keep,
+    KeepActivations,
     /// It runs twice. A block that is in no other has an index.
-    RunTwice { index: Option<usize> },
+    Recompute { index: Option<usize> },
 }
 
 impl Blocks {
@@ -73,12 +73,12 @@ impl Blocks {
     }
 
     /// What becomes of the next block that is in no other.
-    pub(crate) fn next(&self) -> Way {
+    pub(crate) fn next(&self) -> BlockMode {
         self.litter.get_or_init(Litter::new);
         let index = self.called.fetch_add(1, Ordering::Relaxed);
         match self.config.keep_activations.get(index) {
-            Some(true) => Way::Keep,
-            _ => Way::RunTwice { index: Some(index) },
+            Some(true) => BlockMode::KeepActivations,
+            _ => BlockMode::Recompute { index: Some(index) },
         }
     }
 

@@ -29,7 +29,7 @@ use crate::random::Stream;
 use crate::replica::Membership;
 use counted::Counted;
 
-pub(crate) use blocks::{Blocks, Way};
+pub(crate) use blocks::{BlockMode, Blocks};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use course::{Course, Foresight};

@@ -23,7 +23,7 @@ impl GradientHook for Compare {
         let measured = self.measured.get(parameter.path);
         match found.is_some() && found == measured.copied().map(f64::to_bits) {
             true => GradientFlow::Continue(gradient),
-            false => GradientFlow::Stop(FusedError::other_passes()),
+            false => GradientFlow::Stop(FusedError::passes_differ()),
         }
     }
 }

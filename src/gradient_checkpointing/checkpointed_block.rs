@@ -7,8 +7,8 @@ use burn::tensor::Tensor;
 
 use super::activations::Activations;
 use super::fingerprint::Fingerprint;
-use super::host::KeptInput;
-use super::outputs::{Forms, root};
+use super::outputs::{OutputSpecs, backward_root};
+use super::saved_input::SavedInput;
 use crate::caught::catch;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -20,10 +20,10 @@ use crate::tap::{lift, sweep};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
 /// A block that has run without recording, with what its second run needs.
-pub(super) struct Segment<B, X, F> {
+pub(super) struct CheckpointedBlock<B, X, F> {
     pub(super) name: String,
     pub(super) scope: Scope,
-    pub(super) call: Call<B, X, F>,
+    pub(super) call: BlockCall<B, X, F>,
     pub(super) first: FirstRun,
     /// The parameters that wait for the second run.
     pub(super) readers: Arc<Readers>,
@@ -34,12 +34,12 @@ pub(super) struct Segment<B, X, F> {
 }
 
 /// What runs twice.
-pub(super) struct Call<B, X, F> {
+pub(super) struct BlockCall<B, X, F> {
     /// The parameters that are not in fused form are constants in it.
     pub(super) block: B,
     /// The places of those.
     pub(super) outside_of_form: Vec<usize>,
-    pub(super) input: KeptInput<X>,
+    pub(super) input: SavedInput<X>,
     /// Which of the float inputs are tracked.
     pub(super) tracked: Vec<bool>,
     pub(super) forward: F,
@@ -47,7 +47,7 @@ pub(super) struct Call<B, X, F> {
 
 /// What the first run was like, and the second is to be.
 pub(super) struct FirstRun {
-    outputs: Forms,
+    outputs: OutputSpecs,
     /// Of the blocks within.
     seed: u64,
     /// The random numbers that it has drawn.
@@ -62,7 +62,7 @@ impl FirstRun {
     /// Describes a run that returned `output`.
     pub(super) fn of<Y: Activations>(
         output: &Y,
-        outputs: Forms,
+        outputs: OutputSpecs,
         seed: u64,
         drawn: Drawn,
         statistics: Statistics,
@@ -84,13 +84,13 @@ impl FirstRun {
 }
 
 /// A second run that has been recorded.
-struct Recorded<Y> {
+struct Recomputation<Y> {
     output: Y,
     /// In the order of the inputs, then the parameters that are not in fused form.
     leaves: Vec<OwnLeaf>,
 }
 
-impl<B, X, Y, F> Segment<B, X, F>
+impl<B, X, Y, F> CheckpointedBlock<B, X, F>
 where
     B: Module + 'static,
     X: Activations,
@@ -116,7 +116,7 @@ where
         let readers = self.readers.clone();
         let recorded = self.record();
         readers.settle();
-        let Recorded { output, leaves } = match recorded {
+        let Recomputation { output, leaves } = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
                 pass.fail(FailedIn::Backward, error);
@@ -127,7 +127,7 @@ where
             memory::leave_second_run(run);
         }
         let signal = Tensor::from_dispatch(signal);
-        let root = root(&output, gradients, &signal, strategy, run);
+        let root = backward_root(&output, gradients, &signal, strategy, run);
         drop(output);
         let root = root.expect("an output has called for the block");
         let gradients = root.backward();
@@ -135,7 +135,7 @@ where
     }
 
     /// Runs the block again, recorded.
-    fn record(self) -> Result<Recorded<Y>, FusedError> {
+    fn record(self) -> Result<Recomputation<Y>, FusedError> {
         let Self {
             name,
             scope,
@@ -187,22 +187,22 @@ where
                      before it are unchanged,"
                 )
             };
-            located(run, place)
+            with_panic_context(run, place)
         };
         let is_other = |first| first != Fingerprint::of(&output);
         let is_other = first.fingerprint.is_some_and(is_other);
         let first_reads = readers.reads();
         let other_reads = first_reads.first_beyond(&reads).map(|path| (path, false));
         let other_reads = other_reads.or_else(|| Some((reads.first_beyond(first_reads)?, true)));
-        let forms = Forms::of(&output);
+        let specs = OutputSpecs::of(&output);
         assert!(
-            other_reads.is_some() || forms.found == first.outputs.found,
+            other_reads.is_some() || specs.tensors == first.outputs.tensors,
             "the second run of the recomputed block {name} returned other tensors than the first: \
              it must compute the same from its inputs"
         );
         let error = match other_reads {
-            None if !is_other => return Ok(Recorded { output, leaves }),
-            None => FusedError::other_run(&name),
+            None if !is_other => return Ok(Recomputation { output, leaves }),
+            None => FusedError::recomputation_differs(&name),
             Some((path, is_second)) => FusedError::BlockReads {
                 block: index,
                 name,
@@ -223,7 +223,7 @@ where
 
 /// What a recomputed block is called in messages: its type, and the place in the model of the
 /// parameters that it has read.
-pub(super) fn name<B>(readers: &Readers) -> String {
+pub(super) fn block_name<B>(readers: &Readers) -> String {
     let place = readers.reads().place();
     match place.is_empty() {
         true => format!("`{}`", type_name::<B>()),
@@ -232,7 +232,7 @@ pub(super) fn name<B>(readers: &Readers) -> String {
 }
 
 /// Does `work`, and puts before the message of a panic in it where it was.
-pub(super) fn located<R>(work: impl FnOnce() -> R, place: impl FnOnce() -> String) -> R {
+pub(super) fn with_panic_context<R>(work: impl FnOnce() -> R, place: impl FnOnce() -> String) -> R {
     catch(work).unwrap_or_else(|panic| match panic.text() {
         Some(message) => panic!("{} panicked: {message}", place()),
         None => panic.resume(),

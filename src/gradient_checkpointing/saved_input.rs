@@ -10,7 +10,7 @@ use crate::error::FusedError;
 use crate::offload::{Saved, SavedTensors};
 
 /// The input of a block between its runs, without autodiff.
-pub(super) struct KeptInput<X> {
+pub(super) struct SavedInput<X> {
     /// The input, with placeholders for what is on the host.
     input: X,
     on_host: Option<OnHost>,
@@ -25,14 +25,14 @@ struct OnHost {
     all: Arc<SavedTensors>,
 }
 
-impl<X: Activations> KeptInput<X> {
+impl<X: Activations> SavedInput<X> {
     /// Keeps `input`; what has memory of its own in `on_host`, if there is that.
     pub(super) fn new(input: X, on_host: Option<&Arc<SavedTensors>>) -> Self {
         let Some(all) = on_host else {
             let on_host = None;
             return Self { input, on_host };
         };
-        let (mut which, mut leaving) = (Vec::new(), Vec::new());
+        let (mut which, mut offloaded) = (Vec::new(), Vec::new());
         let input = input.map_floats(&mut |tensor| {
             let device = tensor.device();
             let leaves = all.leaves(&device);
@@ -41,12 +41,12 @@ impl<X: Activations> KeptInput<X> {
                 return tensor;
             }
             let one = TensorData::zeros::<f32, _>(vec![1; tensor.shape().num_dims()]);
-            leaving.push(tensor);
+            offloaded.push(tensor);
             of_data(one, &host(&device))
         });
-        let on_host = (!leaving.is_empty()).then(|| OnHost {
+        let on_host = (!offloaded.is_empty()).then(|| OnHost {
             which,
-            saved: all.save(leaving),
+            saved: all.save(offloaded),
             all: all.clone(),
         });
         Self { input, on_host }

@@ -11,7 +11,7 @@ use crate::weights::{TrackedTensor, Unused};
 
 /// Runs a block for the second time and back. Gets the gradients of its outputs, those that there are, with a signal that it may
 /// give in its turn, and returns those of the tensors that it computes with.
-pub(super) type Rerun = Box<
+pub(super) type Recompute = Box<
     dyn FnOnce(Vec<Option<DispatchTensor>>, DispatchTensor) -> Vec<Option<DispatchTensor>> + Send,
 >;
 
@@ -27,30 +27,30 @@ pub(super) type Rerun = Box<
 /// block may have inputs and outputs of all shapes, dtypes and devices, and an output that the loss does
 /// not use has no gradient. The joint has no more nodes than that: every backward pass in the process, and so the
 /// second run of every block, looks at all nodes that there are.
-pub(super) struct Joint {
+pub(super) struct CheckpointNode {
     pass: Arc<Pass>,
     /// Of the block.
     name: String,
-    rerun: Mutex<Option<Rerun>>,
+    recompute: Mutex<Option<Recompute>>,
     /// Of the outputs.
-    arrived: Mutex<Vec<Option<DispatchTensor>>>,
+    output_gradients: Mutex<Vec<Option<DispatchTensor>>>,
     /// Of what the block computes with: nothing if the pass has failed.
-    found: Mutex<Vec<Option<DispatchTensor>>>,
+    input_gradients: Mutex<Vec<Option<DispatchTensor>>>,
 }
 
-impl Joint {
-    pub(super) fn new(pass: Arc<Pass>, name: String, rerun: Rerun, outputs: usize) -> Self {
+impl CheckpointNode {
+    pub(super) fn new(pass: Arc<Pass>, name: String, recompute: Recompute, outputs: usize) -> Self {
         Self {
             pass,
             name,
-            rerun: Mutex::new(Some(rerun)),
-            arrived: Mutex::new(vec![None; outputs]),
-            found: Mutex::default(),
+            recompute: Mutex::new(Some(recompute)),
+            output_gradients: Mutex::new(vec![None; outputs]),
+            input_gradients: Mutex::default(),
         }
     }
 
     /// The first node of the joint on the tape, between `tracked`, which the block computes with, and the outputs.
-    pub(super) fn node(
+    pub(super) fn anchor(
         self: &Arc<Self>,
         tracked: Vec<TrackedTensor>,
         device: &Device,
@@ -59,7 +59,7 @@ impl Joint {
         let end = lift(Tensor::zeros([1], &device.clone().inner()), strategy);
         let link = |index, unused| {
             Arc::new(Link {
-                joint: self.clone(),
+                node: self.clone(),
                 index,
                 unused: Mutex::new(unused),
             })
@@ -76,25 +76,25 @@ impl Joint {
     }
 
     /// The turn of a link comes; that of the block comes with the first.
-    fn reach(&self, signal: &DispatchTensor) {
-        let rerun = self.rerun.lock().take();
-        if let Some(rerun) = rerun {
-            let arrived = std::mem::take(&mut *self.arrived.lock());
-            *self.found.lock() = self
+    fn run_once(&self, signal: &DispatchTensor) {
+        let recompute = self.recompute.lock().take();
+        if let Some(recompute) = recompute {
+            let output_gradients = std::mem::take(&mut *self.output_gradients.lock());
+            *self.input_gradients.lock() = self
                 .pass
-                .guarded(FailedIn::Backward, || rerun(arrived, signal.clone()));
+                .guarded(FailedIn::Backward, || recompute(output_gradients, signal.clone()));
         }
     }
 
     /// The gradient of an output arrives.
-    pub(super) fn arrive(&self, index: usize, gradient: DispatchTensor) {
-        self.arrived.lock()[index] = Some(gradient);
+    pub(super) fn set_output_gradient(&self, index: usize, gradient: DispatchTensor) {
+        self.output_gradients.lock()[index] = Some(gradient);
     }
 }
 
 /// The turn of something that the block computes with.
 struct Link {
-    joint: Arc<Joint>,
+    node: Arc<CheckpointNode>,
     index: usize,
     /// Its gradient if the block does not use it.
     unused: Mutex<Option<Unused>>,
@@ -102,7 +102,7 @@ struct Link {
 
 impl GradientSink for Link {
     fn receive(&self, signal: DispatchTensor) -> Passed {
-        self.joint.reach(&signal);
+        self.node.run_once(&signal);
         Passed {
             value: Some(signal),
             beside: self.gradient(),
@@ -112,14 +112,14 @@ impl GradientSink for Link {
 
 impl Link {
     fn gradient(&self) -> Option<DispatchTensor> {
-        let mut found = self.joint.found.lock();
+        let mut found = self.node.input_gradients.lock();
         let found = found.get_mut(self.index).map(Option::take);
         let has_run = found.is_some();
         found.flatten().or_else(|| {
             let Unused { what, zeros } = self.unused.lock().take()?;
             if has_run {
-                let blocks = &self.joint.pass.blocks;
-                blocks.tell_unused(&self.joint.name, &what);
+                let blocks = &self.node.pass.blocks;
+                blocks.tell_unused(&self.node.name, &what);
             }
             Some(zeros())
         })
