@@ -114,7 +114,7 @@ impl FusedConfig {
         }
         if let Some(offload) = &self.offload {
             offload.check()?;
-            if offload.states_wait() && in_state {
+            if offload.offloads_states() && in_state {
                 return Err(FusedError::Offload {
                     reason: "a state that waits is a record, which does not hold a group of micro-batches that \
                              has begun: use `Offload::Updates`, or accumulate in a buffer, which waits in host \
@@ -157,9 +157,9 @@ impl FusedConfig {
     }
 
     /// The number of elements from which the states of parameters are kept on the host.
-    pub(crate) fn states_wait_from(&self) -> Option<usize> {
+    pub(crate) fn offloaded_state_elements(&self) -> Option<usize> {
         let offload = self.offload.as_ref()?;
-        offload.states_wait().then_some(offload.min_elements)
+        offload.offloads_states().then_some(offload.min_elements)
     }
 
     /// What it asks of where parameters rest.

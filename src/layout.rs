@@ -22,7 +22,7 @@ use burn::tensor::{DType, Device, FloatDType};
 
 use crate::device::{hand_over, transferred};
 use crate::error::FusedError;
-use crate::offload::{Placement, Transfers};
+use crate::offload::{OffloadEngine, TransferWorkers};
 use crate::parameters::AnyTensor;
 use crate::replica::Membership;
 pub(crate) use request::{Request, Rest};
@@ -34,11 +34,11 @@ pub(crate) struct Layout {
     device: Option<Device>,
     request: Request,
     /// If something waits on the host.
-    pub(crate) placement: Option<Arc<Placement>>,
+    pub(crate) placement: Option<Arc<OffloadEngine>>,
     /// Which rank it is that of, if there is a group of ranks.
     pub(crate) member: Option<Membership>,
     /// Who moves what leaves the device for a while, if something does.
-    pub(crate) transfers: Option<Arc<Transfers>>,
+    pub(crate) transfers: Option<Arc<TransferWorkers>>,
 }
 
 /// Where a value rests, and is stepped.
@@ -68,11 +68,11 @@ impl Layout {
     pub(crate) fn new(request: Request, device: &Device) -> Result<Self, FusedError> {
         let max = request.max_bytes_under_way;
         let offload = request.offload.clone();
-        let placement = offload.map(|offload| Placement::new(offload, max, device));
+        let placement = offload.map(|offload| OffloadEngine::new(offload, max, device));
         let placement = placement.transpose()?.map(Arc::new);
         let transfers = match &placement {
             Some(placement) => Some(placement.transfers.clone()),
-            None if request.offload_inputs => Some(Arc::new(Transfers::new(max, None)?)),
+            None if request.offload_inputs => Some(Arc::new(TransferWorkers::new(max, None)?)),
             None => None,
         };
         Ok(Self {
@@ -192,7 +192,7 @@ impl Layout {
         let replicates = self.replicates(id);
         if site.is_host {
             let placement = self.placement.as_ref();
-            let keeps = placement.is_some_and(|it| it.config.waiting_blocks().is_none());
+            let keeps = placement.is_some_and(|it| it.config.offloaded_blocks().is_none());
             return match keeps && replicates {
                 true => Holding::Kept,
                 false => Holding::ForRead,
@@ -213,12 +213,12 @@ impl Layout {
     }
 
     /// From where they come, if they wait on the host.
-    pub(crate) fn placement_of_blocks(&self) -> Option<&Arc<Placement>> {
+    pub(crate) fn placement_of_blocks(&self) -> Option<&Arc<OffloadEngine>> {
         let shards = |member: &Membership| !member.group.replicates_weights();
         let shards = self.among_others().is_some_and(shards);
-        let waits = |placement: &&Arc<Placement>| {
-            placement.config.waiting_blocks().is_some()
-                || (shards && !placement.config.states_wait())
+        let waits = |placement: &&Arc<OffloadEngine>| {
+            placement.config.offloaded_blocks().is_some()
+                || (shards && !placement.config.offloads_states())
         };
         self.placement.as_ref().filter(waits)
     }
@@ -233,7 +233,7 @@ impl Layout {
     ) -> Result<AnyTensor, FusedError> {
         let travels = tensor.device() != *device;
         let ranks = self.member.as_ref().filter(|_| travels);
-        // Transfers in both directions at once can block each other on some backends.
+        // TransferWorkers in both directions at once can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
         let carried = transferred(tensor.untyped(), device, dtype);
         if ranks.is_some() {

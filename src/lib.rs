@@ -96,6 +96,7 @@ mod estimate;
 mod fused;
 mod gradient_checkpointing;
 mod host_memory;
+mod in_flight;
 mod layout;
 mod linear_cross_entropy;
 mod load;
@@ -119,7 +120,6 @@ mod squares;
 mod tap;
 #[cfg(feature = "train")]
 pub mod train;
-mod under_way;
 mod weights;
 mod worker;
 

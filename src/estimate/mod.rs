@@ -129,7 +129,7 @@ impl MemoryEstimate {
         let optimizer_state = tensors.iter().sum();
         let resident = Resident::of(&parameters, &tensors, config, false, 1);
         let offload = config.offload.as_ref();
-        let copies = offload.map_or(0, |offload| offload.kept_of(resident.copies));
+        let copies = offload.map_or(0, |offload| offload.device_bytes_of(resident.copies));
         let device = resident.weights + resident.states + copies;
         let transfer = resident.gradients_in_flight.max(resident.states_in_flight);
         let bookkeeping = Bookkeeping::of(&parameters, states.sum() - optimizer_state);

@@ -7,7 +7,7 @@ use burn::tensor::TensorData;
 use super::activations::Activations;
 use crate::device::{host, of_data};
 use crate::error::FusedError;
-use crate::offload::{Saved, SavedTensors};
+use crate::offload::{ActivationOffload, OffloadedTensors};
 
 /// The input of a block between its runs, without autodiff.
 pub(super) struct SavedInput<X> {
@@ -20,14 +20,14 @@ pub(super) struct SavedInput<X> {
 struct OnHost {
     /// Whether it is there, for every float tensor of the input.
     which: Vec<bool>,
-    saved: Arc<Saved>,
+    saved: Arc<OffloadedTensors>,
     /// Among what the pass has saved.
-    all: Arc<SavedTensors>,
+    all: Arc<ActivationOffload>,
 }
 
 impl<X: Activations> SavedInput<X> {
     /// Keeps `input`; what has memory of its own in `on_host`, if there is that.
-    pub(super) fn new(input: X, on_host: Option<&Arc<SavedTensors>>) -> Self {
+    pub(super) fn new(input: X, on_host: Option<&Arc<ActivationOffload>>) -> Self {
         let Some(all) = on_host else {
             let on_host = None;
             return Self { input, on_host };
@@ -35,7 +35,7 @@ impl<X: Activations> SavedInput<X> {
         let (mut which, mut offloaded) = (Vec::new(), Vec::new());
         let input = input.map_floats(&mut |tensor| {
             let device = tensor.device();
-            let leaves = all.leaves(&device);
+            let leaves = all.is_offloadable(&device);
             which.push(leaves);
             if !leaves {
                 return tensor;

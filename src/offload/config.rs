@@ -77,12 +77,12 @@ impl OffloadConfig {
     }
 
     /// Whether optimizer states wait on the host while the parameters rest on the device.
-    pub(crate) fn states_wait(&self) -> bool {
+    pub(crate) fn offloads_states(&self) -> bool {
         self.offload == Offload::States
     }
 
     /// Of which blocks the weights wait, if those of any do; else the device keeps a copy of what rests on the host.
-    pub(crate) fn waiting_blocks(&self) -> Option<WaitingBlocks> {
+    pub(crate) fn offloaded_blocks(&self) -> Option<WaitingBlocks> {
         match self.offload {
             Offload::Weights(blocks) => Some(blocks),
             Offload::States | Offload::Updates => None,
@@ -91,7 +91,7 @@ impl OffloadConfig {
 
     /// What the device keeps between two steps of weights of so many bytes that rest on the host, as if all were
     /// read in blocks of one size.
-    pub(crate) fn kept_of(&self, bytes: usize) -> usize {
+    pub(crate) fn device_bytes_of(&self, bytes: usize) -> usize {
         match self.offload {
             Offload::States | Offload::Updates => bytes,
             Offload::Weights(WaitingBlocks::All) => 0,
@@ -106,7 +106,7 @@ impl OffloadConfig {
 impl WaitingBlocks {
     /// Which blocks stay on the device, given the bytes of the weights of each in the order of a step: from the
     /// ends, beginning with the last.
-    pub(crate) fn staying(self, bytes: &[usize]) -> Vec<bool> {
+    pub(crate) fn resident_blocks(self, bytes: &[usize]) -> Vec<bool> {
         let count = bytes.len();
         // So much may stay, in blocks or in bytes.
         let (mut left, in_blocks) = match self {

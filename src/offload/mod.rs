@@ -1,13 +1,13 @@
 //! What of a training waits in host memory, and where the model computes.
 
+mod activations;
+mod capacity;
 mod config;
-mod placement;
-mod room;
-mod saved;
-mod transfers;
+mod engine;
+mod workers;
 
+pub(crate) use activations::{ActivationOffload, OffloadedTensors};
+pub(crate) use capacity::check_offload_fits;
 pub use config::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
-pub(crate) use placement::Placement;
-pub(crate) use room::check_room_to_wait;
-pub(crate) use saved::{Saved, SavedTensors};
-pub(crate) use transfers::Transfers;
+pub(crate) use engine::OffloadEngine;
+pub(crate) use workers::TransferWorkers;

@@ -9,7 +9,7 @@ use super::counted::Counted;
 use super::course::{Course, Foresight};
 use super::learned::Learned;
 use super::owed::Readers;
-use crate::offload::{Placement, SavedTensors};
+use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::Litter;
 
@@ -20,7 +20,7 @@ pub(crate) struct Blocks {
     /// Who brings what they read, if it comes and goes with their runs.
     foresight: Option<Arc<dyn Foresight>>,
     /// If their inputs wait on the host.
-    pub(crate) saved: Option<Arc<SavedTensors>>,
+    pub(crate) saved: Option<Arc<ActivationOffload>>,
     /// In which order they run, and what each reads.
     pub(crate) course: Mutex<Course>,
     /// The number of blocks so far that are in no other.
@@ -52,7 +52,7 @@ impl Blocks {
     pub(super) fn new(
         config: Arc<GradientCheckpointingConfig>,
         foresight: Option<Arc<dyn Foresight>>,
-        saved: Option<Arc<SavedTensors>>,
+        saved: Option<Arc<ActivationOffload>>,
         learned: Arc<Learned>,
         seeds: Arc<StepSeeds>,
         seed: Option<u64>,
@@ -100,7 +100,7 @@ impl Blocks {
     }
 
     /// From where their weights come over, if any wait.
-    pub(crate) fn placement(&self) -> Option<&Placement> {
+    pub(crate) fn placement(&self) -> Option<&OffloadEngine> {
         self.foresight.as_deref()?.placement()
     }
 

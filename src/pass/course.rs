@@ -3,7 +3,7 @@ use std::fmt::Debug;
 
 use burn::module::ParamId;
 
-use crate::offload::Placement;
+use crate::offload::OffloadEngine;
 
 /// The course of a pass: which of its blocks runs when, and which parameters each reads. Blocks within blocks
 /// belong to the outer one.
@@ -61,5 +61,5 @@ pub(crate) trait Foresight: Debug + Send + Sync {
     fn first_run_is_over(&self, reads: &[ParamId]);
 
     /// Where what it brings comes from, if anything waits on the host.
-    fn placement(&self) -> Option<&Placement>;
+    fn placement(&self) -> Option<&OffloadEngine>;
 }

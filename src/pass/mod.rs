@@ -74,7 +74,7 @@ impl Pass {
         self.end_forward();
         *self.stage.lock() = Stage::Backward;
         if let Some(saved) = &self.blocks.saved {
-            saved.send_for_last();
+            saved.prefetch_last();
         }
     }
 

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 
 use super::{Blocks, Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Stage};
 use crate::memory;
-use crate::offload::{SavedTensors, Transfers};
+use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::{Plan, Update};
 use crate::random::{StepSeeds, Stream, mix, of_rank};
 use crate::replica::Membership;
@@ -60,7 +60,7 @@ impl Session {
         order: &Order,
         closure: Closure,
         foresight: Option<Arc<dyn Foresight>>,
-        transfers: Option<Arc<Transfers>>,
+        transfers: Option<Arc<TransferWorkers>>,
     ) -> Running {
         let Order {
             plan,
@@ -80,7 +80,7 @@ impl Session {
         let blocks = Blocks::new(
             checkpointing,
             foresight,
-            transfers.map(|it| Arc::new(SavedTensors::new(it, is_recorded))),
+            transfers.map(|it| Arc::new(ActivationOffload::new(it, is_recorded))),
             self.learned.clone(),
             self.seeds.clone(),
             seed,

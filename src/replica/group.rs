@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::flow::Flow;
 use super::ledger::Ledger;
 use super::ownership::{Ownership, Sharding, Size};
-use crate::under_way::Limit;
+use crate::in_flight::InFlightLimit;
 
 /// The ranks that train a model together.
 #[derive(Debug)]
@@ -40,11 +40,13 @@ impl Group {
         max_bytes_under_way: Option<usize>,
         parameters: Vec<Size>,
     ) -> Self {
-        let limit = Limit::new(max_bytes_under_way);
-        parameters.iter().for_each(|size| limit.note(size.bytes));
+        let limit = InFlightLimit::new(max_bytes_under_way);
+        parameters
+            .iter()
+            .for_each(|size| limit.add_parameter(size.bytes));
         let bytes = parameters.iter().map(|size| size.bytes).sum();
         Self {
-            flow: Flow::new(devices.len(), limit.of_gradients(), bytes),
+            flow: Flow::new(devices.len(), limit.gradients(), bytes),
             owners: ownership.assign(parameters, devices.len()),
             wire: Mutex::default(),
             ledger: Ledger::new(devices.len()),

@@ -94,12 +94,12 @@ impl View {
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
         let placement = self.layout.placement.as_ref();
-        let queue = placement.filter(|p| !p.config.states_wait() && !pass.is_recorded);
+        let queue = placement.filter(|p| !p.config.offloads_states() && !pass.is_recorded);
         match queue {
             None => self.give(pass, gradient),
             Some(placement) => {
                 let (view, of_queue) = (self.clone(), pass.clone());
-                placement.send_home(self.bytes(), move || {
+                placement.step_on_host(self.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
                         of_queue.guarded(FailedIn::Update, || view.give(&of_queue, gradient));

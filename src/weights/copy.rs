@@ -135,7 +135,7 @@ impl View {
             && self.lacks_copy(graph)
         {
             let view = self.clone();
-            placement.send_ahead(move || view.fetch());
+            placement.prefetch(move || view.fetch());
             placement.transfers.to_device.wait();
         }
     }

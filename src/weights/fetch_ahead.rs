@@ -4,7 +4,7 @@ use burn::module::ParamId;
 use parking_lot::Mutex;
 
 use super::views::Views;
-use crate::offload::Placement;
+use crate::offload::OffloadEngine;
 use crate::pass::{Course, Foresight};
 
 /// Lets go of the copies that a run of a block has read. Those that wait on the host it brings over while the block
@@ -12,7 +12,7 @@ use crate::pass::{Course, Foresight};
 #[derive(Debug)]
 pub(crate) struct FetchAhead {
     views: Arc<Views>,
-    placement: Option<Arc<Placement>>,
+    placement: Option<Arc<OffloadEngine>>,
     before: Course,
     /// What was brought for the run under way, and what for the next.
     fetched: Mutex<[Vec<ParamId>; 2]>,
@@ -21,7 +21,7 @@ pub(crate) struct FetchAhead {
 impl FetchAhead {
     pub(super) fn new(
         views: Arc<Views>,
-        placement: Option<Arc<Placement>>,
+        placement: Option<Arc<OffloadEngine>>,
         before: Course,
     ) -> Self {
         Self {
@@ -33,9 +33,9 @@ impl FetchAhead {
     }
 
     /// Brings what the run of this number reads, and the one before it did not, as far as it may be under way.
-    fn fetch_for(&self, run: usize, placement: &Placement) -> Vec<ParamId> {
+    fn fetch_for(&self, run: usize, placement: &OffloadEngine) -> Vec<ParamId> {
         let reads = self.before.reads_anew(run).unwrap_or_default();
-        let mut left = placement.transfers.limit.of_reads();
+        let mut left = placement.transfers.limit.prefetch();
         let mut fits = |id: &&ParamId| {
             let view = self.views.get(**id);
             let rest = left.checked_sub(view.bytes());
@@ -46,7 +46,7 @@ impl FetchAhead {
         let coming: Vec<_> = reads.iter().filter(&mut fits).copied().collect();
         if !coming.is_empty() {
             let (views, coming) = (self.views.clone(), coming.clone());
-            placement.send_ahead(move || coming.iter().for_each(|id| views.get(*id).fetch()));
+            placement.prefetch(move || coming.iter().for_each(|id| views.get(*id).fetch()));
         }
         coming
     }
@@ -57,7 +57,7 @@ impl Foresight for FetchAhead {
         reads.iter().for_each(|id| self.views.get(*id).let_go());
     }
 
-    fn placement(&self) -> Option<&Placement> {
+    fn placement(&self) -> Option<&OffloadEngine> {
         self.placement.as_deref()
     }
 
@@ -66,7 +66,7 @@ impl Foresight for FetchAhead {
             return;
         };
         // A device that is behind still holds the weights of the blocks before.
-        placement.catch_up();
+        placement.sync();
         let mut fetched = self.fetched.lock();
         let [of_last, mut of_this] = std::mem::take(&mut *fetched);
         if run == 0 {

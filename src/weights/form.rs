@@ -15,7 +15,7 @@ use super::restored::{Place, Value};
 use super::views::Views;
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::offload::check_room_to_wait;
+use crate::offload::check_offload_fits;
 use crate::parameters::{exchange, taken, with_own_statistics};
 use crate::pass::{Course, Foresight, Session};
 
@@ -54,7 +54,7 @@ impl<M: Module> FusedForm<M> {
         beside: Option<&Self>,
     ) -> Result<Self, FusedError> {
         let inventory = Inventory::take(&module, &layout)?;
-        check_room_to_wait(inventory.leaving)?;
+        check_offload_fits(inventory.leaving)?;
         if beside.is_none() {
             inventory.check_stepped(&session.update.lock(), &layout)?;
         }
@@ -206,7 +206,7 @@ impl<M: Module> FusedForm<M> {
         let Some(placement) = self.layout.placement_of_blocks() else {
             return;
         };
-        if let (None, Some(waiting)) = (&self.course, placement.config.waiting_blocks()) {
+        if let (None, Some(waiting)) = (&self.course, placement.config.offloaded_blocks()) {
             self.views.keep_copies(course, waiting);
         }
         self.course = Some(course.clone());

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use super::inventory::Inventory;
 use crate::device::moved;
 use crate::layout::Layout;
-use crate::offload::Placement;
+use crate::offload::OffloadEngine;
 use crate::parameters::{AnyTensor, exchange, list, running_statistics, values};
 use crate::pass::Scope;
 use crate::quantized::QuantizedAdapter;
@@ -77,7 +77,7 @@ pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, othe
 
 /// `module` with all that waits on the host, and is not in training, on the device, if anything does: what a block computes with
 /// in one run.
-pub(crate) fn with_frozen<M: Module>(module: M, placement: Option<&Placement>) -> M {
+pub(crate) fn with_frozen<M: Module>(module: M, placement: Option<&OffloadEngine>) -> M {
     let Some(placement) = placement else {
         return module;
     };

@@ -13,7 +13,7 @@ use super::stage::{Accumulated, Answers, Held, Outcome, ParameterReport};
 use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
 use crate::memory::{self, Category};
-use crate::offload::Placement;
+use crate::offload::OffloadEngine;
 use crate::optim::{Average, WeightAveragingConfig};
 use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::Session;
@@ -43,15 +43,16 @@ pub(super) struct Ground {
     /// Where the gradients of micro-batches are added up.
     pub(super) sums: Device,
     /// Who moves optimizer states that wait on the host, beside the thread that computes: those of a model alone.
-    pub(super) states: Option<Arc<Placement>>,
+    pub(super) states: Option<Arc<OffloadEngine>>,
     /// Whether the backend can tell that a buffer has one owner.
     tells_owners: bool,
 }
 
 impl Ground {
     pub(super) fn new(site: Site, layout: &Layout) -> Self {
-        let moves_states =
-            |placement: &&Arc<Placement>| placement.config.states_wait() && layout.member.is_none();
+        let moves_states = |placement: &&Arc<OffloadEngine>| {
+            placement.config.offloads_states() && layout.member.is_none()
+        };
         let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
         let host = layout.placement.as_ref().map(|placement| &placement.host);
         Self {

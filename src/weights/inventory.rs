@@ -9,7 +9,7 @@ use super::handle::is_in_form;
 use crate::device;
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::offload::Placement;
+use crate::offload::OffloadEngine;
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
 use crate::quantized::QuantizedAdapter;
@@ -222,14 +222,14 @@ impl Entry {
     }
 
     /// The same on the host, where all of the ordinary model is.
-    fn check_on_host(&self, placement: &Placement) -> Result<(), FusedError> {
+    fn check_on_host(&self, placement: &OffloadEngine) -> Result<(), FusedError> {
         let Self { path, dtype, .. } = self;
         let host = &placement.host;
         let reason = if !device::has(host, *dtype) {
             format!(
                 "parameter `{path}` is {dtype:?}, which the host {host:?} does not have: use `OffloadHost::Flex`"
             )
-        } else if placement.config.states_wait() && self.is_trained() && *dtype != DType::F32 {
+        } else if placement.config.offloads_states() && self.is_trained() && *dtype != DType::F32 {
             format!(
                 "parameter `{path}` is {dtype:?}, and optimizer states wait in f32: use `Offload::Updates`"
             )

@@ -6,7 +6,7 @@ use super::home::Home;
 use super::stage::{Accumulated, Held, Outcome};
 use crate::caught::{Caught, catch};
 use crate::memory::{self, Category};
-use crate::offload::Placement;
+use crate::offload::OffloadEngine;
 use crate::parameters::AnyTensor;
 use crate::pass::{FailedIn, Pass};
 use crate::policy::{Goal, Leaving};
@@ -130,7 +130,7 @@ impl Home {
         let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);
         if let Some(placement) = placement {
             let (limit, device) = (
-                placement.transfers.limit.of_reads(),
+                placement.transfers.limit.prefetch(),
                 &self.ground.site.device,
             );
             let elements = self.elements();
@@ -138,7 +138,7 @@ impl Home {
                 .update
                 .lock()
                 .send_for_next(self.id, elements, limit, device);
-            next.into_iter().for_each(|next| placement.send_ahead(next));
+            next.into_iter().for_each(|next| placement.prefetch(next));
         }
         let mut state = self.state.lock();
         let value = state.value.take();
@@ -182,7 +182,12 @@ impl Home {
     }
 
     /// Has the state leave for the host: beside what this thread does, if it may.
-    fn let_leave(&self, pass: &Arc<Pass>, leaving: Leaving, placement: Option<&Arc<Placement>>) {
+    fn let_leave(
+        &self,
+        pass: &Arc<Pass>,
+        leaving: Leaving,
+        placement: Option<&Arc<OffloadEngine>>,
+    ) {
         let path = self.path.clone();
         let leave = move || match catch(leaving.leave) {
             Ok(()) => {}
@@ -191,14 +196,14 @@ impl Home {
                 panic.message()
             ),
         };
-        let may = |placement: &&Arc<Placement>| {
-            leaving.bytes.unwrap_or(usize::MAX) <= placement.transfers.limit.of_reads()
+        let may = |placement: &&Arc<OffloadEngine>| {
+            leaving.bytes.unwrap_or(usize::MAX) <= placement.transfers.limit.prefetch()
         };
         match placement.filter(may) {
             None => leave(),
             Some(placement) => {
                 let of_queue = pass.clone();
-                placement.send_state_home(move || of_queue.guarded(FailedIn::Update, leave));
+                placement.evict_state(move || of_queue.guarded(FailedIn::Update, leave));
             }
         }
     }

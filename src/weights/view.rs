@@ -97,7 +97,7 @@ impl View {
             device,
         };
         if let Some(placement) = view.layout.placement.as_ref().filter(|_| view.waits) {
-            placement.transfers.limit.note(view.bytes());
+            placement.transfers.limit.add_parameter(view.bytes());
         }
         view
     }

@@ -90,7 +90,7 @@ impl Views {
             let coming = views.filter(|view| view.comes_from_host());
             coming.map(|view| view.bytes()).sum()
         });
-        let stays = waiting.staying(&bytes.collect::<Vec<_>>());
+        let stays = waiting.resident_blocks(&bytes.collect::<Vec<_>>());
         let staying = blocks.into_iter().zip(stays).filter(|(_, stays)| *stays);
         let parameters = staying.flat_map(|(reads, _)| reads);
         parameters.for_each(|id| self.get(*id).keep_copy());

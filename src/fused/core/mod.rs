@@ -24,7 +24,7 @@ use crate::error::FusedError;
 use crate::estimate::made_on_host;
 use crate::fused::policies::Policies;
 use crate::layout::Layout;
-use crate::offload::check_room_to_wait;
+use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
 use crate::policy::{AverageKeeper, Update};
@@ -76,7 +76,7 @@ impl<M: Module> Core<M> {
         let layout = Layout::new(config.layout(), &computes_on)?;
         let session = Arc::new(Session::new(Update::new(
             optimizer,
-            config.states_wait_from(),
+            config.offloaded_state_elements(),
         )));
         let is_offloaded = layout.placement.is_some();
         let moves =
@@ -88,7 +88,7 @@ impl<M: Module> Core<M> {
         if is_offloaded {
             let leaving = Inventory::take(&model, &layout)?.leaving;
             let made = made_on_host(&model, &session.update.lock().anew(), config);
-            check_room_to_wait(leaving.saturating_add(made))?;
+            check_offload_fits(leaving.saturating_add(made))?;
         }
         if moves {
             Inventory::take(&model, &Layout::on(&computes_on, config.compute_dtype))?;
@@ -108,7 +108,7 @@ impl<M: Module> Core<M> {
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         merge_pending(&model);
-        let session = Session::new(Update::new(optimizer, config.states_wait_from()));
+        let session = Session::new(Update::new(optimizer, config.offloaded_state_elements()));
         let ranks = Ranks::on_devices(model, devices, &session, config)?;
         let core = Self::of(ranks, policies);
         Ok(core)

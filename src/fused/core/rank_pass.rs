@@ -13,7 +13,7 @@ use crate::error::FusedError;
 use crate::layout::Layout;
 use crate::loss::{Loss, Told};
 use crate::memory;
-use crate::offload::Transfers;
+use crate::offload::TransferWorkers;
 use crate::pass::{FailedIn, Failure, Pass, Scope};
 use crate::random::Stream;
 use crate::replica::Membership;
@@ -125,7 +125,7 @@ impl RankPass {
 }
 
 /// Waits, when dropped, for what is on its way between a device and the host.
-struct InFlight<'a>(&'a Transfers);
+struct InFlight<'a>(&'a TransferWorkers);
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {

@@ -11,7 +11,7 @@ use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
 use crate::estimate::made_on_host;
 use crate::layout::Layout;
-use crate::offload::check_room_to_wait;
+use crate::offload::check_offload_fits;
 use crate::parameters::{running_statistics, with_own_statistics};
 use crate::pass::Session;
 use crate::replica::{Group, Membership};
@@ -68,7 +68,7 @@ impl<M: Module> Ranks<M> {
         let inventory = Inventory::take(&model, &first)?;
         if request.offload.is_some() {
             let made = made_on_host(&model, &session.update.lock().anew(), config);
-            check_room_to_wait(inventory.leaving.saturating_add(made))?;
+            check_offload_fits(inventory.leaving.saturating_add(made))?;
         }
         // The latter only for the order of their sums: they are on all ranks.
         let released = inventory.sizes(Role::Released);

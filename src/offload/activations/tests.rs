@@ -8,20 +8,20 @@ use crate::{
     gradient_checkpointing,
 };
 
-fn saved_tensors(waits: bool) -> SavedTensors {
-    let transfers = Transfers::new(None, Some(Device::flex())).unwrap();
-    SavedTensors::new(Arc::new(transfers), waits)
+fn saved_tensors(is_synchronous: bool) -> ActivationOffload {
+    let transfers = TransferWorkers::new(None, Some(Device::flex())).unwrap();
+    ActivationOffload::new(Arc::new(transfers), is_synchronous)
 }
 
-fn save(all: &SavedTensors, value: f32) -> Arc<Saved> {
+fn save(all: &ActivationOffload, value: f32) -> Arc<OffloadedTensors> {
     all.save(vec![Tensor::full([2], value, &Device::flex())])
 }
 
-fn is_away(saved: &Saved) -> bool {
-    matches!(*saved.stage.lock(), Stage::Away(_))
+fn is_on_host(saved: &OffloadedTensors) -> bool {
+    matches!(*saved.state.lock(), TransferState::OnHost(_))
 }
 
-fn take(all: &SavedTensors, saved: Arc<Saved>) -> Vec<f32> {
+fn take(all: &ActivationOffload, saved: Arc<OffloadedTensors>) -> Vec<f32> {
     let tensors = all.take(saved).unwrap().into_iter();
     tensors
         .flat_map(|it| it.into_data().iter::<f32>().collect::<Vec<_>>())
@@ -30,23 +30,23 @@ fn take(all: &SavedTensors, saved: Arc<Saved>) -> Vec<f32> {
 
 #[test]
 fn what_is_saved_comes_back_one_ahead_in_whatever_order_it_is_taken() {
-    for waits in [false, true] {
-        let all = saved_tensors(waits);
+    for is_synchronous in [false, true] {
+        let all = saved_tensors(is_synchronous);
         let [first, unused, third, last] = [1.0, 2.0, 3.0, 4.0].map(|value| save(&all, value));
         all.transfers.wait();
         assert!(
             [&first, &unused, &third, &last]
                 .into_iter()
-                .all(|it| is_away(it))
+                .all(|it| is_on_host(it))
         );
-        all.send_for_last();
-        assert!(!is_away(&last) && is_away(&third));
+        all.prefetch_last();
+        assert!(!is_on_host(&last) && is_on_host(&third));
         assert_eq!(take(&all, last), [4.0; 2]);
-        assert!(!is_away(&third) && is_away(&unused));
+        assert!(!is_on_host(&third) && is_on_host(&unused));
         // One that nobody takes is in nobody's way, whether it is still there or not.
         drop(unused);
         assert_eq!(take(&all, third), [3.0; 2]);
-        assert!(!is_away(&first));
+        assert!(!is_on_host(&first));
         assert_eq!(take(&all, first), [1.0; 2]);
         let [earlier, later] = [5.0, 6.0].map(|value| save(&all, value));
         assert_eq!(take(&all, earlier), [5.0; 2]);
@@ -65,12 +65,12 @@ fn what_has_not_left_stays_and_what_is_dropped_leaves_nothing() {
         .give(0, usize::MAX, move || wait.recv().unwrap());
     let [dropped, taken] = [1.0, 2.0].map(|value| {
         let tensor = Tensor::full([2], value, &Device::flex());
-        let stage = Mutex::new(Stage::Leaving(vec![tensor]));
-        let is_back = Condvar::new();
-        let saved = Arc::new(Saved {
+        let state = Mutex::new(TransferState::Offloading(vec![tensor]));
+        let is_fetched = Condvar::new();
+        let saved = Arc::new(OffloadedTensors {
             bytes: 8,
-            stage,
-            is_back,
+            state,
+            is_fetched,
         });
         all.order.lock().push(Arc::downgrade(&saved));
         saved
@@ -88,7 +88,7 @@ fn what_is_lost_on_the_way_is_an_error_and_holds_nobody_up() {
     let all = saved_tensors(false);
     let saved = save(&all, 1.0);
     all.transfers.wait();
-    *saved.stage.lock() = Stage::Lost("no memory".to_string());
+    *saved.state.lock() = TransferState::Failed("no memory".to_string());
     assert_eq!(all.take(saved).unwrap_err(), "no memory");
 }
 
@@ -122,7 +122,7 @@ fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
         .unwrap()
         .with_config_on(config, &device)
         .unwrap();
-    SENT_FOR.take();
+    PREFETCHED.take();
     for _ in 0..2 {
         fused
             .step(0.1, |model| {
@@ -137,5 +137,5 @@ fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
             })
             .unwrap();
     }
-    assert_eq!(SENT_FOR.take(), [true; 10]);
+    assert_eq!(PREFETCHED.take(), [true; 10]);
 }

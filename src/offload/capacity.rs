@@ -4,14 +4,15 @@ use crate::error::FusedError;
 use crate::host_memory::HostMemory;
 
 /// Refuses a host that has no memory left for so many bytes of what is to wait there.
-pub(crate) fn check_room_to_wait(bytes: usize) -> Result<(), FusedError> {
-    check_room(bytes, "FusedConfig::offload").map_err(|reason| FusedError::Offload { reason })
+pub(crate) fn check_offload_fits(bytes: usize) -> Result<(), FusedError> {
+    check_host_memory(bytes, "FusedConfig::offload")
+        .map_err(|reason| FusedError::Offload { reason })
 }
 
 /// Refuses `bytes` more in host memory if the machine, or the control group of this process, has less left. Says so in the name of
 /// `option`, which asks for them.
-pub(super) fn check_room(bytes: usize, option: &str) -> Result<(), String> {
-    let left = if bytes == 0 { None } else { left() };
+pub(super) fn check_host_memory(bytes: usize, option: &str) -> Result<(), String> {
+    let left = if bytes == 0 { None } else { available() };
     match left {
         Some(left) if bytes as u64 > left => Err(format!(
             "`{option}` needs {bytes} bytes of host memory, of which {left} are left: give the process more, or have less wait there"
@@ -21,7 +22,7 @@ pub(super) fn check_room(bytes: usize, option: &str) -> Result<(), String> {
 }
 
 /// What this process can still get, swap included, if the system tells.
-fn left() -> Option<u64> {
+fn available() -> Option<u64> {
     let memory = HostMemory::now().ok()?;
     let of_machine = memory.available.saturating_add(memory.free_swap);
     let of_group = memory.group.map_or(u64::MAX, |group| {

@@ -2,27 +2,27 @@ use burn::tensor::Device;
 
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::under_way::Limit;
+use crate::in_flight::InFlightLimit;
 use crate::worker::Worker;
 
 /// Who moves things between a device and the host, beside the thread that computes.
 #[derive(Debug)]
-pub(crate) struct Transfers {
+pub(crate) struct TransferWorkers {
     /// Brings gradients to the host, and steps their parameters there; and what is saved for the backward pass.
     pub(crate) to_host: Worker,
     /// Brings back what waits on the host, before it is read.
     pub(crate) to_device: Worker,
     /// Of what goes either way.
-    pub(crate) limit: Limit,
+    pub(crate) limit: InFlightLimit,
     /// The device that is known to have memory of its own, without autodiff.
-    apart: Option<Device>,
+    separate_device: Option<Device>,
 }
 
-impl Transfers {
+impl TransferWorkers {
     /// Those of a device that has memory of its own, or of any of CubeCL's, with so many bytes under way.
     pub(crate) fn new(
         max_bytes_under_way: Option<usize>,
-        apart: Option<Device>,
+        separate_device: Option<Device>,
     ) -> Result<Self, FusedError> {
         let worker = |name| {
             Worker::new(name).map_err(|error| FusedError::Offload {
@@ -32,14 +32,14 @@ impl Transfers {
         Ok(Self {
             to_host: worker("to host")?,
             to_device: worker("to device")?,
-            limit: Limit::new(max_bytes_under_way),
-            apart,
+            limit: InFlightLimit::new(max_bytes_under_way),
+            separate_device,
         })
     }
 
     /// Whether what is on `device`, without autodiff, takes no memory of the host.
-    pub(super) fn is_apart(&self, device: &Device) -> bool {
-        is_cubecl(device) || self.apart.as_ref() == Some(device)
+    pub(super) fn has_own_memory(&self, device: &Device) -> bool {
+        is_cubecl(device) || self.separate_device.as_ref() == Some(device)
     }
 
     /// Waits until nothing is under way.

@@ -3,23 +3,23 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::config::OffloadConfig;
-use super::transfers::Transfers;
+use super::workers::TransferWorkers;
 use crate::device;
 use crate::error::FusedError;
 use crate::tap;
 
 /// Where the parts of a training are, and who moves them.
 #[derive(Debug)]
-pub(crate) struct Placement {
+pub(crate) struct OffloadEngine {
     pub(crate) config: OffloadConfig,
     /// Where the model computes, with autodiff.
     pub(crate) device: Device,
     /// What waits there is without autodiff.
     pub(crate) host: Device,
-    pub(crate) transfers: Arc<Transfers>,
+    pub(crate) transfers: Arc<TransferWorkers>,
 }
 
-impl Placement {
+impl OffloadEngine {
     /// The placement of a model that computes on `device`, with so many bytes under way; `config` has been checked.
     pub(crate) fn new(
         config: OffloadConfig,
@@ -43,7 +43,7 @@ impl Placement {
                 ),
             });
         }
-        if config.states_wait() {
+        if config.offloads_states() {
             check_loading()?;
         }
         // That of the closure, and two of its own.
@@ -53,9 +53,9 @@ impl Placement {
             true => device.clone(),
             false => device.clone().autodiff(),
         };
-        let apart = Some(device.clone().inner());
+        let separate_device = Some(device.clone().inner());
         Ok(Self {
-            transfers: Arc::new(Transfers::new(max_bytes_under_way, apart)?),
+            transfers: Arc::new(TransferWorkers::new(max_bytes_under_way, separate_device)?),
             config,
             device,
             host,
@@ -64,27 +64,27 @@ impl Placement {
 
     /// Brings a gradient of so many bytes to the host and steps its parameter there, beside what this thread does;
     /// waits while too much is under way.
-    pub(crate) fn send_home(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
-        let limit = self.transfers.limit.of_gradients();
-        let job = self.handing_over(step);
+    pub(crate) fn step_on_host(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
+        let limit = self.transfers.limit.gradients();
+        let job = self.with_flush(step);
         self.transfers.to_host.give(bytes, limit, job);
     }
 
     /// Brings weights to the device before they are read, beside what this thread does.
-    pub(crate) fn send_ahead(&self, fetch: impl FnOnce() + Send + 'static) {
-        let job = self.handing_over(fetch);
+    pub(crate) fn prefetch(&self, fetch: impl FnOnce() + Send + 'static) {
+        let job = self.with_flush(fetch);
         self.transfers.to_device.give(0, usize::MAX, job);
     }
 
     /// Has an optimizer state leave for the host beside what this thread does, one at a time.
-    pub(crate) fn send_state_home(&self, leave: impl FnOnce() + Send + 'static) {
+    pub(crate) fn evict_state(&self, leave: impl FnOnce() + Send + 'static) {
         // It was stepped on this thread's stream.
         device::hand_over(&self.device);
-        self.transfers.to_host.give(1, 1, self.handing_over(leave));
+        self.transfers.to_host.give(1, 1, self.with_flush(leave));
     }
 
     /// `job`, after which the device has what the thread of the job has asked it for.
-    fn handing_over(&self, job: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
+    fn with_flush(&self, job: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
         let device = self.device.clone();
         move || {
             job();
@@ -94,7 +94,7 @@ impl Placement {
 
     /// Waits until the device has computed what this thread has asked it for, so that it has let go of what it needs
     /// no longer.
-    pub(crate) fn catch_up(&self) {
+    pub(crate) fn sync(&self) {
         if let Err(error) = self.device.sync() {
             // Whoever reads a result is told what has failed.
             log::debug!("{:?} has not computed everything: {error}", self.device);
