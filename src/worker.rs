@@ -11,10 +11,10 @@ use crate::lock;
 type Job = Box<dyn FnOnce() + Send>;
 
 /// A job with its bytes.
-struct Given {
+struct QueuedJob {
     bytes: usize,
     /// Whether it was given on a thread of a rayon pool, which may wait for it.
-    by_pool: bool,
+    from_pool: bool,
     job: Job,
 }
 
@@ -22,14 +22,14 @@ struct Given {
 /// devices it has a stream of its own, which lives as long as it does.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    jobs: Sender<Given>,
-    under_way: Arc<UnderWay>,
+    jobs: Sender<QueuedJob>,
+    in_flight: Arc<InFlight>,
     thread: ThreadId,
 }
 
 /// What has been given to the thread and is not done.
 #[derive(Debug, Default)]
-struct UnderWay {
+struct InFlight {
     load: Mutex<Load>,
     less: Condvar,
 }
@@ -42,26 +42,26 @@ struct Load {
 
 impl Worker {
     pub(crate) fn new(name: &str) -> std::io::Result<Self> {
-        let (jobs, queue) = channel::<Given>();
-        let under_way = Arc::<UnderWay>::default();
-        let done = under_way.clone();
+        let (jobs, queue) = channel::<QueuedJob>();
+        let in_flight = Arc::<InFlight>::default();
+        let done = in_flight.clone();
         let handle = thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
                 let mut own_pool = None;
-                for Given {
+                for QueuedJob {
                     bytes,
-                    by_pool,
+                    from_pool,
                     job,
                 } in queue
                 {
-                    if by_pool && own_pool.is_none() {
+                    if from_pool && own_pool.is_none() {
                         own_pool = leave_pool();
                     }
                     #[cfg(test)]
                     crate::schedule::point();
                     let _finished = Finished {
-                        under_way: &done,
+                        in_flight: &done,
                         bytes,
                     };
                     // Whoever has given the job sees to its panics; the thread goes on.
@@ -72,21 +72,21 @@ impl Worker {
             })?;
         Ok(Self {
             jobs,
-            under_way,
+            in_flight,
             thread: handle.thread().id(),
         })
     }
 
     /// Gives the thread a job with so many bytes: when no more than `limit` are under way with them, or nothing is.
-    pub(crate) fn give(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
+    pub(crate) fn submit(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
         lock::check_none_held("a job is given to a thread");
-        let mut load = self.under_way.load.lock();
+        let mut load = self.in_flight.load.lock();
         while load.jobs > 0 && load.bytes + bytes > limit {
-            self.under_way.less.wait(&mut load);
+            self.in_flight.less.wait(&mut load);
         }
-        let given = self.jobs.send(Given {
+        let given = self.jobs.send(QueuedJob {
             bytes,
-            by_pool: rayon::current_thread_index().is_some(),
+            from_pool: rayon::current_thread_index().is_some(),
             job: Box::new(job),
         });
         given.expect("the thread waits for jobs as long as it can get any");
@@ -96,14 +96,14 @@ impl Worker {
     }
 
     /// Waits until all is done, unless this is the thread itself, in one of its jobs.
-    pub(crate) fn wait(&self) {
+    pub(crate) fn wait_idle(&self) {
         if thread::current().id() == self.thread {
             return;
         }
         lock::check_none_held("a thread is waited for");
-        let mut load = self.under_way.load.lock();
+        let mut load = self.in_flight.load.lock();
         while load.jobs > 0 {
-            self.under_way.less.wait(&mut load);
+            self.in_flight.less.wait(&mut load);
         }
     }
 }
@@ -118,16 +118,16 @@ fn leave_pool() -> Option<ThreadPool> {
 
 /// Counts a job as done when dropped.
 struct Finished<'a> {
-    under_way: &'a UnderWay,
+    in_flight: &'a InFlight,
     bytes: usize,
 }
 
 impl Drop for Finished<'_> {
     fn drop(&mut self) {
-        let mut load = self.under_way.load.lock();
+        let mut load = self.in_flight.load.lock();
         load.jobs -= 1;
         load.bytes -= self.bytes;
-        self.under_way.less.notify_all();
+        self.in_flight.less.notify_all();
     }
 }
 
@@ -145,16 +145,16 @@ mod tests {
         let mut given = 0;
         for bytes in [4, 4, 4, 20, 4, 1] {
             let done = finished.clone();
-            worker.give(bytes, 10, move || {
+            worker.submit(bytes, 10, move || {
                 thread::sleep(Duration::from_millis(5));
                 done.fetch_add(bytes, Ordering::SeqCst);
             });
             given += bytes;
             // What is larger than the limit goes alone.
-            let under_way = given - finished.load(Ordering::SeqCst);
-            assert!(under_way <= bytes.max(10), "{under_way} of 10");
+            let in_flight = given - finished.load(Ordering::SeqCst);
+            assert!(in_flight <= bytes.max(10), "{in_flight} of 10");
         }
-        worker.wait();
+        worker.wait_idle();
         assert_eq!(finished.load(Ordering::SeqCst), given);
     }
 
@@ -164,11 +164,11 @@ mod tests {
         let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
         let (sender, receiver) = channel();
         pool.install(|| {
-            worker.give(0, 10, move || {
+            worker.submit(0, 10, move || {
                 let threads = rayon::join(|| thread::current().id(), || thread::current().id());
                 let _ = sender.send((threads, rayon::current_num_threads()));
             });
-            worker.wait();
+            worker.wait_idle();
         });
         let here = worker.thread;
         assert_eq!(receiver.recv().unwrap(), ((here, here), 1));
@@ -179,14 +179,14 @@ mod tests {
         let worker = Worker::new("test").unwrap();
         let done = Arc::new(AtomicUsize::new(0));
         let counted = done.clone();
-        worker.give(0, 10, || {
+        worker.submit(0, 10, || {
             thread::sleep(Duration::from_millis(5));
             panic!("in a job");
         });
-        worker.give(0, 10, move || {
+        worker.submit(0, 10, move || {
             counted.fetch_add(1, Ordering::SeqCst);
         });
-        worker.wait();
+        worker.wait_idle();
         assert_eq!(done.load(Ordering::SeqCst), 1);
     }
 }

@@ -74,7 +74,7 @@ impl ActivationOffload {
         } else {
             let limit = self.transfers.limit.activations(bytes);
             let offloading = Arc::downgrade(&saved);
-            self.transfers.to_host.give(bytes, limit, move || {
+            self.transfers.to_host.submit(bytes, limit, move || {
                 if let Some(saved) = offloading.upgrade() {
                     saved.offload();
                 }
@@ -132,7 +132,7 @@ impl ActivationOffload {
         }
         let fetching = saved.clone();
         let worker = &self.transfers.to_device;
-        worker.give(saved.bytes, usize::MAX, move || fetching.fetch(data));
+        worker.submit(saved.bytes, usize::MAX, move || fetching.fetch(data));
     }
 }
 

@@ -67,20 +67,20 @@ impl OffloadEngine {
     pub(crate) fn step_on_host(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
         let limit = self.transfers.limit.gradients();
         let job = self.with_flush(step);
-        self.transfers.to_host.give(bytes, limit, job);
+        self.transfers.to_host.submit(bytes, limit, job);
     }
 
     /// Brings weights to the device before they are read, beside what this thread does.
     pub(crate) fn prefetch(&self, fetch: impl FnOnce() + Send + 'static) {
         let job = self.with_flush(fetch);
-        self.transfers.to_device.give(0, usize::MAX, job);
+        self.transfers.to_device.submit(0, usize::MAX, job);
     }
 
     /// Has an optimizer state leave for the host beside what this thread does, one at a time.
     pub(crate) fn evict_state(&self, leave: impl FnOnce() + Send + 'static) {
         // It was stepped on this thread's stream.
         device::hand_over(&self.device);
-        self.transfers.to_host.give(1, 1, self.with_flush(leave));
+        self.transfers.to_host.submit(1, 1, self.with_flush(leave));
     }
 
     /// `job`, after which the device has what the thread of the job has asked it for.

@@ -44,7 +44,7 @@ impl TransferWorkers {
 
     /// Waits until nothing is under way.
     pub(crate) fn wait(&self) {
-        self.to_host.wait();
-        self.to_device.wait();
+        self.to_host.wait_idle();
+        self.to_device.wait_idle();
     }
 }

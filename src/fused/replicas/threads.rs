@@ -80,7 +80,7 @@ where
             let (work, sender) = (self.work.clone(), sender.clone());
             let numbers = numbers.as_ref();
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
-            self.threads.0[rank].give(0, usize::MAX, move || {
+            self.threads.0[rank].submit(0, usize::MAX, move || {
                 let output = take_part(&part, numbers, || work(&model, &part, batch));
                 // What it has of the training is gone before anybody goes on.
                 drop((model, work, part));

@@ -62,7 +62,7 @@ fn what_has_not_left_stays_and_what_is_dropped_leaves_nothing() {
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     all.transfers
         .to_host
-        .give(0, usize::MAX, move || wait.recv().unwrap());
+        .submit(0, usize::MAX, move || wait.recv().unwrap());
     let [dropped, taken] = [1.0, 2.0].map(|value| {
         let tensor = Tensor::full([2], value, &Device::flex());
         let state = Mutex::new(TransferState::Offloading(vec![tensor]));
