@@ -13,7 +13,7 @@ pub(super) enum Engine<M: LearnerModel> {
 }
 
 /// Copies a batch for the second of two passes.
-pub(super) type Repeat<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
+pub(super) type CloneItem<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
 
 /// What a training step gives for the metrics.
 type Output<M> = <M as TrainStep>::Output;
@@ -24,11 +24,11 @@ impl<M: LearnerModel + 'static> Engine<M> {
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         mut items: Vec<Option<<M as TrainStep>::Input>>,
-        repeat: Option<Repeat<M>>,
+        clone_item: Option<CloneItem<M>>,
     ) -> Result<Vec<Output<M>>, FusedError> {
         let mut next = move || {
-            let again = items.iter().map(|item| item.as_ref().zip(repeat));
-            let again = again.map(|again| again.map(|(item, repeat)| repeat(item)));
+            let again = items.iter().map(|item| item.as_ref().zip(clone_item));
+            let again = again.map(|again| again.map(|(item, clone_item)| clone_item(item)));
             let again = again.collect();
             std::mem::replace(&mut items, again)
         };

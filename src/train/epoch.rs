@@ -7,7 +7,7 @@ use burn::train::{
     ValidLoader, train::WorkerFailure,
 };
 
-use super::engine::{Engine, Repeat};
+use super::engine::{CloneItem, Engine};
 use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::error::FusedError;
@@ -85,7 +85,7 @@ pub(super) fn train<M: LearnerModel>(
     learner: &mut Learner<FusedModel<M>>,
     dataloaders: &[TrainLoader<FusedModel<M>>],
     accumulation: Option<usize>,
-    repeat: Option<Repeat<M>>,
+    clone_item: Option<CloneItem<M>>,
     last_step: &LastStep,
     events: &mut Events<M>,
 ) {
@@ -103,7 +103,7 @@ pub(super) fn train<M: LearnerModel>(
             learner.lr_step();
             learner.lr_current()
         });
-        let outputs = match engine.train(learning_rate, items, repeat) {
+        let outputs = match engine.train(learning_rate, items, clone_item) {
             Ok(outputs) => outputs,
             Err(error) => {
                 events.fail(&error);

@@ -28,8 +28,8 @@ pub trait LaunchFused<M: LearnerModel> {
 
 impl<M: LearnerModel> LaunchFused<M> for SupervisedTraining<FusedModel<M>> {
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M> {
-        let FusedLearner { learner, how } = learner;
-        let strategy = TrainingStrategy::Custom(Arc::new(how));
+        let FusedLearner { learner, strategy } = learner;
+        let strategy = TrainingStrategy::Custom(Arc::new(strategy));
         let result = self.with_training_strategy(strategy).launch(learner);
 
         LearningResult {

@@ -8,8 +8,8 @@ use burn::store::ModuleRecord;
 use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, Learner, LearnerModel, TrainStep};
 
+use super::checkout;
 use super::execution::Execution;
-use super::loan;
 use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
 use super::strategy::FusedStrategy;
@@ -43,7 +43,7 @@ use crate::record;
 /// ```
 pub struct FusedLearner<M: LearnerModel> {
     pub(super) learner: Learner<FusedModel<M>>,
-    pub(super) how: FusedStrategy<M>,
+    pub(super) strategy: FusedStrategy<M>,
 }
 
 impl<M: LearnerModel> FusedLearner<M> {
@@ -86,10 +86,10 @@ impl<M: LearnerModel> FusedLearner<M> {
     ) -> Self {
         Self {
             learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
-            how: FusedStrategy {
+            strategy: FusedStrategy {
                 policies,
                 execution: Execution::default(),
-                repeat: None,
+                clone_item: None,
                 last_step: LastStep::default(),
             },
         }
@@ -117,11 +117,11 @@ impl<M: LearnerModel> FusedLearner<M> {
         <M as TrainStep>::Input: Clone,
     {
         // Burn loads a checkpoint into the optimizer before the training begins.
-        let optimizer = loan::optimizer(&mut self.learner);
-        let (policies, optimizer) = self.how.policies.with_config(config, optimizer)?;
-        loan::set_optimizer(&mut self.learner, optimizer);
-        self.how.policies = policies;
-        self.how.repeat = Some(Clone::clone);
+        let optimizer = checkout::optimizer(&mut self.learner);
+        let (policies, optimizer) = self.strategy.policies.with_config(config, optimizer)?;
+        checkout::set_optimizer(&mut self.learner, optimizer);
+        self.strategy.policies = policies;
+        self.strategy.clone_item = Some(Clone::clone);
         Ok(self)
     }
 
@@ -134,7 +134,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// used all the same.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
-        self.how.policies.hooks.push(group, Arc::new(hook));
+        self.strategy.policies.hooks.push(group, Arc::new(hook));
         self
     }
 
@@ -154,27 +154,29 @@ impl<M: LearnerModel> FusedLearner<M> {
         mut self,
         strategy: ExecutionStrategy,
     ) -> Result<Self, FusedError> {
-        self.how.execution = Execution::of(strategy)?;
+        self.strategy.execution = Execution::of(strategy)?;
         Ok(self)
     }
 
     /// A metric of the global norm of the gradients before clipping.
     pub fn gradient_norm(&self) -> StepMetric {
-        StepMetric::new("Gradient Norm", &self.how.last_step, |step| {
+        StepMetric::new("Gradient Norm", &self.strategy.last_step, |step| {
             step.gradient_norm
         })
     }
 
     /// A metric of what the gradients are multiplied by to clip them.
     pub fn clipping_coefficient(&self) -> StepMetric {
-        StepMetric::new("Clipping Coefficient", &self.how.last_step, |step| {
+        StepMetric::new("Clipping Coefficient", &self.strategy.last_step, |step| {
             step.clipping
         })
     }
 
     /// A metric of what the loss is multiplied by.
     pub fn loss_scale(&self) -> StepMetric {
-        StepMetric::new("Loss Scale", &self.how.last_step, |step| step.loss_scale)
+        StepMetric::new("Loss Scale", &self.strategy.last_step, |step| {
+            step.loss_scale
+        })
     }
 
     /// Load the state of the model, as [`Learner::load_model`]. Load it before that of the optimizer,
@@ -195,11 +197,11 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// With the message of the error that [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record) would return, as
     /// `Learner::load_optim` panics on a record that it can't load.
     pub fn load_optim(&mut self, record: OptimizerRecord) {
-        let optimizer = loan::optimizer(&mut self.learner);
+        let optimizer = checkout::optimizer(&mut self.learner);
         let model = self.model();
         let optimizer =
             record::load(record, &optimizer, &model).unwrap_or_else(|error| panic!("{error}"));
-        loan::set_optimizer(&mut self.learner, optimizer);
+        checkout::set_optimizer(&mut self.learner, optimizer);
     }
 
     /// Load the state of the learning rate scheduler, as [`Learner::load_scheduler`].

@@ -91,18 +91,18 @@
 //!   error `TrainingError::Workers`, as in Burn, too. A step that can't be taken ends
 //!   it with `TrainingError::Workers`, the one of Burn's errors that is about a training step.
 
+mod checkout;
 mod engine;
 mod epoch;
-mod exchange;
 mod execution;
 mod launch;
 mod learner;
-mod loan;
 mod metric;
 mod model;
 mod resume;
-mod still;
+mod snapshot;
 mod strategy;
+mod swap_slot;
 
 pub use launch::LaunchFused;
 pub use learner::FusedLearner;

@@ -7,7 +7,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Device;
 use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 
-use super::exchange::Exchange;
+use super::swap_slot::SwapSlot;
 use crate::device::is_cubecl;
 use crate::parameters::as_inner;
 use crate::record;
@@ -21,21 +21,21 @@ use crate::weights::forked_in_codes;
 #[derive(Clone, Debug)]
 pub struct FusedModel<M> {
     model: M,
-    exchange: Exchange<M>,
+    swap_slot: SwapSlot<M>,
 }
 
 impl<M> FusedModel<M> {
     pub(super) fn new(model: M) -> Self {
-        let exchange = Exchange::new();
-        Self { model, exchange }
+        let swap_slot = SwapSlot::new();
+        Self { model, swap_slot }
     }
 
     pub(super) fn into_inner(self) -> M {
         self.model
     }
 
-    pub(super) fn exchange(&self) -> &Exchange<M> {
-        &self.exchange
+    pub(super) fn swap_slot(&self) -> &SwapSlot<M> {
+        &self.swap_slot
     }
 }
 
@@ -53,12 +53,12 @@ impl<M: LearnerModel> TrainStep for FusedModel<M> {
         learning_rate: ModuleLearningRate,
         gradients: GradientsParams,
     ) -> Self {
-        let Self { model, exchange } = self;
-        let model = match exchange.answer(model, optimizer) {
+        let Self { model, swap_slot } = self;
+        let model = match swap_slot.swap(model, optimizer) {
             Ok(model) => model,
             Err(model) => model.optimize(optimizer, learning_rate, gradients),
         };
-        Self { model, exchange }
+        Self { model, swap_slot }
     }
 }
 

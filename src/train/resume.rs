@@ -1,9 +1,9 @@
 use burn::optim::OptimizerRecord;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
-use super::loan;
+use super::checkout;
 use super::model::FusedModel;
-use super::still::still;
+use super::snapshot::snapshot;
 use crate::error::FusedError;
 use crate::optimizer_record::{read, written};
 use crate::record;
@@ -16,15 +16,15 @@ pub(super) fn check<M: LearnerModel>(
     learner: &mut Learner<FusedModel<M>>,
 ) -> Result<(), FusedError> {
     let model = learner.model().into_inner();
-    let stateless = record::parameters_without_state(&loan::optimizer(learner), &model)?;
+    let stateless = record::parameters_without_state(&checkout::optimizer(learner), &model)?;
     if stateless.is_empty() {
         return Ok(());
     }
     // Only loading it once more, into an optimizer that takes whatever it gets, tells what the record has.
     let mut reader = learner.clone();
-    loan::set_optimizer(&mut reader, still(OptimizerRecord::default));
+    checkout::set_optimizer(&mut reader, snapshot(OptimizerRecord::default));
     let mut reader = checkpointer.load_checkpoint(reader, epoch);
-    let recorded = read(written(loan::optimizer(&mut reader).to_record())?)?;
+    let recorded = read(written(checkout::optimizer(&mut reader).to_record())?)?;
     for (id, path) in stateless {
         if let Some(state) = recorded.get(&id.val()) {
             let state = format!("state of rank {}", state.rank()?);

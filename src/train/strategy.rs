@@ -7,10 +7,10 @@ use burn::train::{
     SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
 };
 
-use super::engine::{Engine, Repeat};
+use super::checkout::Checkout;
+use super::engine::{CloneItem, Engine};
 use super::epoch::{self, Events};
 use super::execution::Execution;
-use super::loan::Loan;
 use super::metric::LastStep;
 use super::model::FusedModel;
 use super::resume;
@@ -22,7 +22,7 @@ use crate::replica::{Ownership, Sharding};
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
     pub(super) execution: Execution,
-    pub(super) repeat: Option<Repeat<M>>,
+    pub(super) clone_item: Option<CloneItem<M>>,
     pub(super) last_step: LastStep,
 }
 
@@ -114,21 +114,21 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
                 .unwrap_or_else(|error| panic!("{error}"));
         }
         let fuse = |model, optimizer| self.fuse(model, optimizer, &devices);
-        let loan = Loan::new(&mut learner, fuse);
-        let mut loan = loan.unwrap_or_else(|error| panic!("{error}"));
+        let checkout = Checkout::new(&mut learner, fuse);
+        let mut checkout = checkout.unwrap_or_else(|error| panic!("{error}"));
 
         for epoch in starting_epoch..=components.num_epochs {
             events.train(LearnerEvent::StartSplit {
                 epoch_number: epoch,
                 total_items,
             });
-            let (engine, learner) = loan.parts();
+            let (engine, learner) = checkout.engine_and_learner();
             epoch::train(
                 engine,
                 learner,
                 &dataloaders_train,
                 components.grad_accumulation,
-                self.repeat,
+                self.clone_item,
                 &self.last_step,
                 &mut events,
             );
@@ -146,7 +146,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
                 total_items: dataloader_valid.num_items(),
             });
             epoch::valid(
-                &loan.engine().core().validated(),
+                &checkout.engine().core().validated(),
                 &dataloader_valid,
                 &mut events,
             );
@@ -161,7 +161,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             }
 
             if let Some(checkpointer) = &mut checkpointer {
-                loan.show(|learner| {
+                checkout.with_learner_restored(|learner| {
                     checkpointer.checkpoint(learner, epoch, &components.event_store);
                 });
             }
@@ -172,7 +172,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             }
         }
 
-        if let Err(reason) = loan.end() {
+        if let Err(reason) = checkout.end() {
             events.fail_at(
                 0,
                 format!("the model can't be put together again: {reason}"),

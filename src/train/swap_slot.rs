@@ -6,17 +6,17 @@ use parking_lot::Mutex;
 /// Where a model and an optimizer are left for those of Burn's `Learner`.
 ///
 /// `Learner::optimizer_step` hands the model and a mutable reference to the optimizer, which are
-/// private, to the model's own `TrainStep::optimize`. If something is [left](Self::leave) here, that
-/// call [answers](Self::answer) by exchanging both.
+/// private, to the model's own `TrainStep::optimize`. If something is [left](Self::put) here, that
+/// call [answers](Self::swap) by exchanging both.
 #[derive(Clone)]
-pub(super) struct Exchange<M>(Arc<Mutex<Option<(M, ModuleOptimizer)>>>);
+pub(super) struct SwapSlot<M>(Arc<Mutex<Option<(M, ModuleOptimizer)>>>);
 
-impl<M> Exchange<M> {
+impl<M> SwapSlot<M> {
     pub(super) fn new() -> Self {
         Self(Arc::new(Mutex::new(None)))
     }
 
-    pub(super) fn leave(&self, model: M, optimizer: ModuleOptimizer) {
+    pub(super) fn put(&self, model: M, optimizer: ModuleOptimizer) {
         *self.0.lock() = Some((model, optimizer));
     }
 
@@ -26,7 +26,7 @@ impl<M> Exchange<M> {
 
     /// The learner's side: exchanges its `model` and `optimizer` for those that were left. Gives
     /// `model` back if none were.
-    pub(super) fn answer(&self, model: M, optimizer: &mut ModuleOptimizer) -> Result<M, M> {
+    pub(super) fn swap(&self, model: M, optimizer: &mut ModuleOptimizer) -> Result<M, M> {
         let mut waiting = self.0.lock();
         let Some((other, left)) = waiting.take() else {
             return Err(model);
@@ -41,8 +41,8 @@ pub(super) fn no_optimizer() -> ModuleOptimizer {
     SgdConfig::new().init()
 }
 
-impl<M> std::fmt::Debug for Exchange<M> {
+impl<M> std::fmt::Debug for SwapSlot<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exchange").finish_non_exhaustive()
+        f.debug_struct("SwapSlot").finish_non_exhaustive()
     }
 }

@@ -2,9 +2,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::train::{Learner, LearnerModel};
 
 use super::engine::Engine;
-use super::exchange::no_optimizer;
 use super::model::FusedModel;
-use super::still::still;
+use super::snapshot::snapshot;
+use super::swap_slot::no_optimizer;
 use crate::device::caught;
 use crate::error::FusedError;
 
@@ -12,53 +12,57 @@ use crate::error::FusedError;
 ///
 /// Meanwhile the learner has neither: a second owner of a weight or of an optimizer state would turn
 /// its update into a copy. When the loan is dropped, whatever the way, the learner has both back.
-pub(super) struct Loan<'a, M: LearnerModel> {
+pub(super) struct Checkout<'a, M: LearnerModel> {
     learner: &'a mut Learner<FusedModel<M>>,
     engine: Engine<M>,
     /// Not while the learner is [shown](Self::show).
-    lent: bool,
+    is_checked_out: bool,
 }
 
-impl<'a, M: LearnerModel> Loan<'a, M> {
+impl<'a, M: LearnerModel> Checkout<'a, M> {
     /// Lends model and optimizer to what `fuse` makes of them. If it fails, the learner keeps both.
     pub(super) fn new(
         learner: &'a mut Learner<FusedModel<M>>,
         fuse: impl FnOnce(M, ModuleOptimizer) -> Result<Engine<M>, FusedError>,
     ) -> Result<Self, FusedError> {
         let engine = fuse(learner.model().into_inner(), optimizer(learner))?;
-        let mut loan = Self {
+        let mut checkout = Self {
             learner,
             engine,
-            lent: false,
+            is_checked_out: false,
         };
-        swap(loan.learner, loan.engine.core().hollow(), no_optimizer());
-        loan.lent = true;
-        Ok(loan)
+        swap(
+            checkout.learner,
+            checkout.engine.core().hollow(),
+            no_optimizer(),
+        );
+        checkout.is_checked_out = true;
+        Ok(checkout)
     }
 
     pub(super) fn engine(&self) -> &Engine<M> {
         &self.engine
     }
 
-    pub(super) fn parts(&mut self) -> (&mut Engine<M>, &mut Learner<FusedModel<M>>) {
+    pub(super) fn engine_and_learner(&mut self) -> (&mut Engine<M>, &mut Learner<FusedModel<M>>) {
         (&mut self.engine, self.learner)
     }
 
     /// Lets the learner have the current model and the optimizer while `look` runs. What it saves of them on another thread
     /// is what they are now.
-    pub(super) fn show(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
+    pub(super) fn with_learner_restored(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
         if self.engine.core().is_read_late() {
-            let optimizer = still(|| self.engine.core().optimizer_record());
+            let optimizer = snapshot(|| self.engine.core().optimizer_record());
             swap(self.learner, self.engine.core().model(), optimizer);
             look(self.learner);
             swap(self.learner, self.engine.core().hollow(), no_optimizer());
             return;
         }
-        self.give_back();
+        self.check_in();
         look(self.learner);
         let (_, optimizer) = swap(self.learner, self.engine.core().hollow(), no_optimizer());
         self.engine.core_mut().replace_optimizer(optimizer);
-        self.lent = true;
+        self.is_checked_out = true;
     }
 
     /// Ends the loan.
@@ -67,24 +71,24 @@ impl<'a, M: LearnerModel> Loan<'a, M> {
     ///
     /// If the model can't be put together again: a device that has some of it is lost. The learner has no weights then.
     pub(super) fn end(mut self) -> Result<(), String> {
-        let given_back = caught(|| self.give_back());
-        self.lent = false;
-        given_back
+        let checked_in = caught(|| self.check_in());
+        self.is_checked_out = false;
+        checked_in
     }
 
-    fn give_back(&mut self) {
+    fn check_in(&mut self) {
         let model = self.engine.core().model();
         let optimizer = self.engine.core_mut().replace_optimizer(no_optimizer());
         swap(self.learner, model, optimizer);
-        self.lent = false;
+        self.is_checked_out = false;
     }
 }
 
-impl<M: LearnerModel> Drop for Loan<'_, M> {
+impl<M: LearnerModel> Drop for Checkout<'_, M> {
     fn drop(&mut self) {
         // A second panic would end the process.
-        if self.lent
-            && let Err(reason) = caught(|| self.give_back())
+        if self.is_checked_out
+            && let Err(reason) = caught(|| self.check_in())
         {
             log::error!(
                 "after a panic in training the model can't be put together again: {reason}"
@@ -116,10 +120,10 @@ fn swap<M: LearnerModel>(
     model: M,
     optimizer: ModuleOptimizer,
 ) -> (M, ModuleOptimizer) {
-    let exchange = learner.model().exchange().clone();
-    exchange.leave(model, optimizer);
+    let swap_slot = learner.model().swap_slot().clone();
+    swap_slot.put(model, optimizer);
     learner.optimizer_step(GradientsParams::new());
-    exchange
+    swap_slot
         .take()
-        .expect("the learner's model has made the exchange")
+        .expect("the learner's model has made the swap")
 }

@@ -9,7 +9,7 @@ use burn::tensor::kind::BridgeTensor;
 use burn::tensor::{Bytes, Device, TensorData};
 use parking_lot::Mutex;
 
-use super::exchange::no_optimizer;
+use super::swap_slot::no_optimizer;
 use crate::optimizer_record::{RecordedState, read, written};
 
 /// An optimizer of no other use than that its records hold what `record`, which gives the same again, holds now.
@@ -17,18 +17,18 @@ use crate::optimizer_record::{RecordedState, read, written};
 /// Burn's learner saves a record on another thread, beside the next steps, and what is on a CubeCL device is read when it is
 /// saved, and shows what has been written in place by then. This one is read as soon as there is a record of it: not before,
 /// since the learner may want none.
-pub(super) fn still(mut record: impl FnMut() -> OptimizerRecord) -> ModuleOptimizer {
-    let still = Still::default();
-    let optimizer = no_optimizer().with_group(ParamGroup::all(), still.clone(), None);
+pub(super) fn snapshot(mut record: impl FnMut() -> OptimizerRecord) -> ModuleOptimizer {
+    let snapshot = SnapshotOptimizer::default();
+    let optimizer = no_optimizer().with_group(ParamGroup::all(), snapshot.clone(), None);
     // Only a record tells which states there are. It is not read, but what it is to hold may have to be computed: so one
     // after the other.
     let optimizer = optimizer.load_record(record());
-    still.0.lock().unread = Some(record());
+    snapshot.0.lock().unread = Some(record());
     optimizer
 }
 
 #[derive(Clone, Default)]
-struct Still(Arc<Mutex<Contents>>);
+struct SnapshotOptimizer(Arc<Mutex<Contents>>);
 
 #[derive(Default)]
 struct Contents {
@@ -47,7 +47,7 @@ impl Contents {
     }
 }
 
-impl DynOptimizer for Still {
+impl DynOptimizer for SnapshotOptimizer {
     fn step_dyn(
         &self,
         _rank: usize,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_still_optimizer_has_the_record_of_the_moment_that_it_was_made() {
+    fn snapshot_optimizer_keeps_record_across_steps() {
         let device = Device::flex().autodiff();
         let lion = ParamGroup::from_predicate("1.weight");
         let in_few_bits = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
@@ -153,14 +153,14 @@ mod tests {
                 step(&mut fused);
                 let expected = contents(fused.to_record());
                 let compact = compact_records(|| contents(fused.to_record()));
-                let [still, still_compact] = [
-                    still(|| fused.to_record()),
-                    compact_records(|| still(|| fused.to_record())),
+                let [snapshot, compact_snapshot] = [
+                    snapshot(|| fused.to_record()),
+                    compact_records(|| snapshot(|| fused.to_record())),
                 ];
                 step(&mut fused);
-                assert!(contents(still.to_record()) == expected);
-                assert!(contents(still.to_record()) == expected);
-                assert!(contents(still_compact.to_record()) == compact);
+                assert!(contents(snapshot.to_record()) == expected);
+                assert!(contents(snapshot.to_record()) == expected);
+                assert!(contents(compact_snapshot.to_record()) == compact);
             }
         }
     }
