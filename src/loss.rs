@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Gradients, Tensor};
 
-use crate::tap::{GradientSink, Passed, join};
+use crate::tap::{GradientSink, PassedGradients, join};
 
 /// What the forward closure of a step returns: a loss of any rank, alone or with anything else.
 ///
@@ -45,11 +45,11 @@ pub type Told = Box<dyn Fn() + Send + Sync>;
 struct Root(Told);
 
 impl GradientSink for Root {
-    fn receive(&self, gradient: DispatchTensor) -> Passed {
+    fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         (self.0)();
-        Passed {
+        PassedGradients {
             value: Some(gradient),
-            beside: None,
+            anchor: None,
         }
     }
 }
@@ -70,8 +70,8 @@ impl<const D: usize> Loss for Tensor<D> {
             root = root.mul_scalar(scale);
         }
         if let Some(told) = begins {
-            let beside = root.clone().into_dispatch();
-            root = join(root, beside, Arc::new(Root(told)));
+            let anchor = root.clone().into_dispatch();
+            root = join(root, anchor, Arc::new(Root(told)));
         }
         let gradients = root.backward();
         drop(root);

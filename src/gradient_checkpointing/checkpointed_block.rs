@@ -16,7 +16,7 @@ use crate::memory::{self, BlockRun};
 use crate::parameters::Statistics;
 use crate::pass::{Drawn, FailedIn, Readers, Scope};
 use crate::random::Stream;
-use crate::tap::{lift, sweep};
+use crate::tap::{collect_graph, lift};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
 /// A block that has run without recording, with what its second run needs.
@@ -216,7 +216,7 @@ where
         }
         inside.abandon();
         drop((output, leaves));
-        on.iter().for_each(sweep);
+        on.iter().for_each(collect_graph);
         Err(error)
     }
 }

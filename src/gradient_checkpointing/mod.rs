@@ -249,7 +249,7 @@ where
             .first_run(|| with_panic_context(run, place))
     };
     if let Some(device) = &on {
-        scope.pass.blocks.sweep(device);
+        scope.pass.blocks.collect_graph(device);
     }
     if let Some(index) = index {
         scope.pass.blocks.leave_first_run(index, &readers);

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::device::sent;
 use crate::pass::{FailedIn, Pass};
-use crate::tap::{GradientSink, Passed, join, lift};
+use crate::tap::{GradientSink, PassedGradients, join, lift};
 use crate::weights::{TrackedTensor, Unused};
 
 /// Runs a block for the second time and back. Gets the gradients of its outputs, those that there are, with a signal that it may
@@ -101,11 +101,11 @@ struct Link {
 }
 
 impl GradientSink for Link {
-    fn receive(&self, signal: DispatchTensor) -> Passed {
+    fn receive(&self, signal: DispatchTensor) -> PassedGradients {
         self.node.run_once(&signal);
-        Passed {
+        PassedGradients {
             value: Some(signal),
-            beside: self.gradient(),
+            anchor: self.gradient(),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::activations::{Activations, each};
 use super::node::CheckpointNode;
 use crate::device::sent;
 use crate::memory::{self, BlockRun};
-use crate::tap::{GradientSink, Passed, join, lift, tap};
+use crate::tap::{GradientSink, PassedGradients, join, lift, tap};
 
 /// What a block returns.
 #[derive(Debug, Default)]
@@ -55,14 +55,14 @@ pub(super) fn tap_outputs<Y: Activations>(
     let mut outputs = 0..;
     output.map_floats(&mut |tensor| {
         let device = tensor.device();
-        let beside = sent(anchor.clone(), &device);
+        let anchor = sent(anchor.clone(), &device);
         let output = OutputSink {
             node: node.clone(),
             index: outputs.next().unwrap_or_default(),
-            signal: Mutex::new(Some(beside.clone().inner())),
+            signal: Mutex::new(Some(anchor.clone().inner())),
         };
         let untracked = lift(tensor.inner(), strategy);
-        join(untracked, beside.into_dispatch(), Arc::new(output))
+        join(untracked, anchor.into_dispatch(), Arc::new(output))
     })
 }
 
@@ -75,11 +75,11 @@ struct OutputSink {
 }
 
 impl GradientSink for OutputSink {
-    fn receive(&self, gradient: DispatchTensor) -> Passed {
+    fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         self.node.set_output_gradient(self.index, gradient);
-        Passed {
+        PassedGradients {
             value: None,
-            beside: self.signal.lock().take().map(Tensor::into_dispatch),
+            anchor: self.signal.lock().take().map(Tensor::into_dispatch),
         }
     }
 }
@@ -100,8 +100,8 @@ pub(super) fn backward_root<Y: Activations>(
             let value = sent(signal.clone(), &tensor.device().inner());
             let gradient = Mutex::new(Some(gradient));
             let given = OutputGradient { gradient, run };
-            let beside = tensor.clone().into_dispatch();
-            let root = tap(value, strategy, beside, Arc::new(given));
+            let anchor = tensor.clone().into_dispatch();
+            let root = tap(value, strategy, anchor, Arc::new(given));
             // One after the other they would be summed in another order than in the plain call.
             all = Some(match all.take() {
                 Some(others) => sent(root, &others.device()) + others,
@@ -120,13 +120,13 @@ struct OutputGradient {
 }
 
 impl GradientSink for OutputGradient {
-    fn receive(&self, _gradient: DispatchTensor) -> Passed {
+    fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
         if let Some(run) = self.run {
             memory::go_back(run);
         }
-        Passed {
+        PassedGradients {
             value: None,
-            beside: self.gradient.lock().take(),
+            anchor: self.gradient.lock().take(),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::learned::Learned;
 use super::owed::Readers;
 use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{self, Seeds, StepSeeds, mix};
-use crate::tap::Litter;
+use crate::tap::GraphGc;
 
 /// The blocks of a pass that are under gradient checkpointing.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(crate) struct Blocks {
     /// Blocks whose first run is under way.
     running: AtomicUsize,
     /// Of their first runs, since the first was called.
-    litter: OnceLock<Litter>,
+    graph_gc: OnceLock<GraphGc>,
     pub(crate) learned: Arc<Learned>,
     /// Where the seed of this step comes from.
     pub(crate) seeds: Arc<StepSeeds>,
@@ -64,7 +64,7 @@ impl Blocks {
             course: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
-            litter: OnceLock::new(),
+            graph_gc: OnceLock::new(),
             learned,
             seeds,
             own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
@@ -74,7 +74,7 @@ impl Blocks {
 
     /// What becomes of the next block that is in no other.
     pub(crate) fn next(&self) -> BlockMode {
-        self.litter.get_or_init(Litter::new);
+        self.graph_gc.get_or_init(GraphGc::new);
         let index = self.called.fetch_add(1, Ordering::Relaxed);
         match self.config.keep_activations.get(index) {
             Some(true) => BlockMode::KeepActivations,
@@ -111,8 +111,10 @@ impl Blocks {
     }
 
     /// Lets autodiff let go of what first runs have left, if that is enough to be worth it.
-    pub(crate) fn sweep(&self, device: &Device) {
-        self.litter.get_or_init(Litter::new).sweep(device);
+    pub(crate) fn collect_graph(&self, device: &Device) {
+        self.graph_gc
+            .get_or_init(GraphGc::new)
+            .collect_if_due(device);
     }
 
     /// Whether a block runs without recording, on whichever thread.

@@ -12,7 +12,7 @@ use crate::loss::Loss;
 use crate::memory::{self, MemoryError};
 use crate::optim::SgdConfig;
 use crate::parameters::{ModelKey, list, running_statistics};
-use crate::tap::sweep;
+use crate::tap::collect_graph;
 
 use super::budget::Budget;
 use super::error::PlanError;
@@ -288,6 +288,6 @@ where
 
 /// Returns the bytes in use, without nodes that autodiff keeps of models that were dropped.
 fn held(device: &Device) -> Result<usize, MemoryError> {
-    sweep(device);
+    collect_graph(device);
     memory::live(device)
 }

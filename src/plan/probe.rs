@@ -9,7 +9,7 @@ use crate::caught::catch;
 use crate::fused::{Door, FusedOptimizer};
 use crate::loss::Loss;
 use crate::memory::{self, Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
-use crate::tap::sweep;
+use crate::tap::collect_graph;
 
 use super::error::PlanError;
 use super::line::Expected;
@@ -181,7 +181,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         let (timeline, stretch) = recorder.finish_peaks()?;
         let Some(stretch) = stretch else {
             // Autodiff holds what the pass had kept until then.
-            sweep(self.device);
+            collect_graph(self.device);
             let bytes = timeline.peak().bytes.total();
             self.is_beyond = bytes > limit.worth;
             self.ended_at = Some(self.ended_at.map_or(bytes, |fewest| fewest.min(bytes)));

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
-use super::extension::{Delivery, GradientSink, Passed, TapBackend};
-use super::{lift, sweep};
+use super::extension::{Delivery, GradientSink, PassedGradients, TapBackend};
+use super::{collect_graph, lift};
 
 /// Depth between two ticks.
 ///
@@ -14,7 +14,7 @@ use super::{lift, sweep};
 const SPACING: usize = 64;
 
 /// The most ticks whose operations are kept before they are collected.
-const MOST_UNSWEPT: usize = 64;
+const MOST_UNCOLLECTED: usize = 64;
 
 /// Untracked tensors of growing depth on the autodiff tape, one per parameter read.
 ///
@@ -69,7 +69,7 @@ impl Clock {
             let last = self.ticks.last().cloned();
             let last = last.unwrap_or_else(|| self.start());
             self.ticks.push(next(last));
-            self.sweep_after(self.ticks.len());
+            self.collect_after(self.ticks.len());
         }
         self.ticks[index].clone()
     }
@@ -81,22 +81,22 @@ impl Clock {
             return below.clone();
         }
         let deepest = (0..=reads).fold(self.start(), |tick, made| {
-            self.sweep_after(made);
+            self.collect_after(made);
             next(tick)
         });
         let leaf = lift(self.zero(), self.strategy).require_grad();
         let below = deeper(deepest, leaf.into_dispatch());
-        sweep(&self.device);
+        collect_graph(&self.device);
         self.below = Some((reads, below.clone()));
         below
     }
 
     /// Collects abandoned operations after every sixteenth of the `ticks`, 64 at most. A collection visits all ticks, so one for
     /// each tick takes time in the square of their number.
-    fn sweep_after(&self, ticks: usize) {
-        let every = (ticks / 16).clamp(1, MOST_UNSWEPT);
+    fn collect_after(&self, ticks: usize) {
+        let every = (ticks / 16).clamp(1, MOST_UNCOLLECTED);
         if ticks.is_multiple_of(every) {
-            sweep(&self.device);
+            collect_graph(&self.device);
         }
     }
 
@@ -116,21 +116,21 @@ fn next(tick: DispatchTensor) -> DispatchTensor {
 }
 
 /// The same tensor, one deeper on the tape than both.
-fn deeper(tick: DispatchTensor, beside: DispatchTensor) -> DispatchTensor {
-    <Dispatch as TapBackend>::tap(tick, beside, Delivery(Arc::new(Untracked)))
+fn deeper(tick: DispatchTensor, anchor: DispatchTensor) -> DispatchTensor {
+    <Dispatch as TapBackend>::tap(tick, anchor, Delivery(Arc::new(Untracked)))
 }
 
 struct Untracked;
 
 impl GradientSink for Untracked {
-    fn receive(&self, _gradient: DispatchTensor) -> Passed {
+    fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
         unreachable!("nothing passes a gradient on to a clock")
     }
 }
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use super::super::sweeps;
+    use super::super::collections;
     use super::*;
 
     #[test]
@@ -138,9 +138,9 @@ mod tests {
         let device = Device::flex();
         let mut clocks = Clocks::default();
         let clock = clocks.of(&device, GradientCheckpointingStrategy::default());
-        let before = sweeps();
+        let before = collections();
         (0..2048).for_each(|read| drop(clock.tick(read)));
-        let collections = sweeps() - before;
+        let collections = collections() - before;
         assert!(collections <= 256, "{collections}");
     }
 }

@@ -17,16 +17,16 @@ pub(crate) trait GradientSink: Send + Sync {
     /// goes on from there.
     ///
     /// The autodiff graph is locked during the call: the receiver must not touch a tensor of it.
-    fn receive(&self, gradient: DispatchTensor) -> Passed;
+    fn receive(&self, gradient: DispatchTensor) -> PassedGradients;
 }
 
 /// The gradients that a sink passes on; without one, a tensor gets no gradient.
 #[derive(Debug, Default)]
-pub(crate) struct Passed {
+pub(crate) struct PassedGradients {
     /// Of the value, if that was tracked itself.
     pub(crate) value: Option<DispatchTensor>,
     /// Of the tensor beside the value.
-    pub(crate) beside: Option<DispatchTensor>,
+    pub(crate) anchor: Option<DispatchTensor>,
 }
 
 /// What a tap carries from the forward to the backward pass.
@@ -53,10 +53,10 @@ pub(crate) trait TapBackend: Backend {
     /// get the gradients that the sink passes on.
     fn tap(
         value: FloatTensor<Self>,
-        beside: FloatTensor<Self>,
+        anchor: FloatTensor<Self>,
         delivery: Delivery,
     ) -> FloatTensor<Self> {
-        let _ = (beside, delivery);
+        let _ = (anchor, delivery);
         value
     }
 }
@@ -78,12 +78,12 @@ where
 {
     fn tap(
         value: FloatTensor<Self>,
-        beside: FloatTensor<Self>,
+        anchor: FloatTensor<Self>,
         delivery: Delivery,
     ) -> FloatTensor<Self> {
         let (value, leaf) = value.into_parts();
         let prepared = Tap
-            .prepare::<C>([leaf, beside.node()])
+            .prepare::<C>([leaf, anchor.node()])
             .compute_bound()
             .stateful();
 
@@ -115,8 +115,8 @@ where
         let gradient = gradients.consume::<B>(&ops.node);
         let Delivery(sink) = ops.state;
         let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
-        let Passed { value, beside } = sink.receive(gradient);
-        for (parent, gradient) in ops.parents.into_iter().zip([value, beside]) {
+        let PassedGradients { value, anchor } = sink.receive(gradient);
+        for (parent, gradient) in ops.parents.into_iter().zip([value, anchor]) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, primitive(gradient));
             }

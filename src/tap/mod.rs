@@ -3,7 +3,7 @@
 
 mod clock;
 mod extension;
-mod litter;
+mod graph_gc;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub(crate) use backburn_base::lift;
 pub(crate) use clock::Clocks;
-pub(crate) use extension::{GradientSink, Passed, primitive};
-pub(crate) use litter::{Litter, sweep_litter};
+pub(crate) use extension::{GradientSink, PassedGradients, primitive};
+pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 
 use extension::{Delivery, TapBackend};
 
@@ -28,41 +28,41 @@ use extension::{Delivery, TapBackend};
 pub(crate) fn tap<const D: usize>(
     value: Tensor<D>,
     strategy: GradientCheckpointingStrategy,
-    beside: DispatchTensor,
+    anchor: DispatchTensor,
     sink: Arc<dyn GradientSink>,
 ) -> Tensor<D> {
-    join(lift(value, strategy).require_grad(), beside, sink)
+    join(lift(value, strategy).require_grad(), anchor, sink)
 }
 
 /// Taps `value` beside another tensor, one of which is tracked: the finished gradient is delivered to `sink`,
 /// and what is tracked gets what the sink passes on.
 pub(crate) fn join<const D: usize>(
     value: Tensor<D>,
-    beside: DispatchTensor,
+    anchor: DispatchTensor,
     sink: Arc<dyn GradientSink>,
 ) -> Tensor<D> {
-    let tapped = <Dispatch as TapBackend>::tap(value.into_dispatch(), beside, Delivery(sink));
+    let tapped = <Dispatch as TapBackend>::tap(value.into_dispatch(), anchor, Delivery(sink));
     Tensor::from_dispatch(tapped)
 }
 
 /// Lets autodiff let go of what nobody holds any more: it keeps its entries of abandoned operations, with
 /// what they have saved for their backward steps, until a backward pass, any backward pass, sweeps them up.
-pub(crate) fn sweep(device: &Device) {
+pub(crate) fn collect_graph(device: &Device) {
     #[cfg(test)]
-    SWEEPS.set(SWEEPS.get() + 1);
+    COLLECTIONS.set(COLLECTIONS.get() + 1);
     let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &device.clone().inner()));
     leaf.require_grad().backward();
 }
 
 #[cfg(test)]
 thread_local! {
-    static SWEEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    static COLLECTIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Returns the number of sweeps on this thread.
 #[cfg(all(test, feature = "flex"))]
-fn sweeps() -> usize {
-    SWEEPS.get()
+fn collections() -> usize {
+    COLLECTIONS.get()
 }
 
 /// Whether autodiff takes operations: not while a thread waits for a graph that is locked, to join it with another.
@@ -70,7 +70,7 @@ pub(crate) fn is_free(device: &Device) -> bool {
     let (sender, receiver) = std::sync::mpsc::channel();
     let device = device.clone();
     std::thread::spawn(move || {
-        sweep(&device);
+        collect_graph(&device);
         let _ = sender.send(());
     });
     receiver.recv_timeout(Duration::from_secs(5)).is_ok()

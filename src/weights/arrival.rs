@@ -19,7 +19,7 @@ use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::{self, Closure, FailedIn, Failure, Owed, Pass};
 use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{Hold, Membership};
-use crate::tap::{self, GradientSink, Passed};
+use crate::tap::{self, GradientSink, PassedGradients};
 
 /// Where the gradient of one tap of a parameter arrives.
 pub(super) struct Arrival {
@@ -31,7 +31,7 @@ pub(super) struct Arrival {
 }
 
 impl GradientSink for Arrival {
-    fn receive(&self, gradient: DispatchTensor) -> Passed {
+    fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         let path = &self.view.home.path;
         match *self.pass.stage.lock() {
             pass::Stage::Backward | pass::Stage::Failed(_) => {}
@@ -59,7 +59,7 @@ impl GradientSink for Arrival {
         self.pass.guarded(FailedIn::Backward, || {
             self.view.arrive(&self.pass, gradient.into())
         });
-        Passed::default()
+        PassedGradients::default()
     }
 }
 

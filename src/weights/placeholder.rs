@@ -8,7 +8,7 @@ use burn::tensor::{
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 use super::unreadable::Nothing;
-use crate::tap::{GradientSink, Passed, join, lift};
+use crate::tap::{GradientSink, PassedGradients, join, lift};
 
 /// What is wrong with a read of a placeholder of the parameter at `path`.
 fn around(path: &str) -> String {
@@ -89,7 +89,7 @@ struct Trap {
 }
 
 impl GradientSink for Trap {
-    fn receive(&self, _gradient: DispatchTensor) -> Passed {
+    fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
         panic!("{}. No parameter was updated", around(&self.path));
     }
 }

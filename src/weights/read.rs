@@ -98,7 +98,7 @@ impl View {
                 let gathered = self.among.as_ref().map(|it| self.count_gathered(it));
                 drop(gathered);
                 // A recurrent layer reads its parameters in every step of a long run.
-                pass.blocks.sweep(&self.device);
+                pass.blocks.collect_graph(&self.device);
                 self.constant_of(self.plain(Keeps::ForRun))
             }
             Place::Hook(called_for) => panic!(

@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::parameters::load_same;
 use crate::policy::average_id;
 use crate::record;
-use crate::tap::sweep;
+use crate::tap::collect_graph;
 
 /// Why a training can't go on with records.
 pub(crate) enum Unfit {
@@ -53,7 +53,7 @@ impl<M: Module> Core<M> {
         self.enter(ranks.map_err(Unfit::Fused)?);
         self.begin_from(|update| update.start_over(optimizer));
         // What autodiff has noted of the parameters that were there.
-        sweep(&self.ranks.device());
+        collect_graph(&self.ranks.device());
         Ok(())
     }
 

@@ -30,7 +30,7 @@ use crate::pass::Session;
 use crate::policy::{AverageKeeper, Update};
 use crate::record;
 use crate::report::StepReport;
-use crate::tap::sweep_litter;
+use crate::tap::collect_graph_if_due;
 use crate::weights::{Accumulated, Inventory, Role, Value, forked_in_codes};
 pub(crate) use change::Unfit;
 pub(in crate::fused) use executor::{Inline, RankExecutor, RankOutput, RankOutputs};
@@ -160,7 +160,7 @@ impl<M: Module> Core<M> {
     /// Returns `made`, which lifted the values of parameters, after what autodiff has noted of earlier ones is collected.
     pub(in crate::fused) fn and_collect<R>(&self, made: R) -> R {
         // Autodiff has one collection for all devices, and this one computes at once.
-        sweep_litter(&host(&self.ranks.device()));
+        collect_graph_if_due(&host(&self.ranks.device()));
         made
     }
 
