@@ -29,22 +29,23 @@ pub trait Loss: sealed::Sealed + Sized {
 
     /// The elements of the loss, without autodiff.
     #[doc(hidden)]
-    fn numbers(&self) -> Tensor<1>;
+    fn elements(&self) -> Tensor<1>;
 
     /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss. Who wants to know is told when the
     /// pass begins, and Burn has locked the graph.
     #[doc(hidden)]
-    fn go_back(self, scale: Option<f64>, begins: Option<Told>) -> (Self, Gradients);
+    fn run_backward(self, scale: Option<f64>, on_backward: Option<OnBackward>)
+    -> (Self, Gradients);
 }
 
 /// Is told something.
 #[doc(hidden)]
-pub type Told = Box<dyn Fn() + Send + Sync>;
+pub type OnBackward = Box<dyn Fn() + Send + Sync>;
 
 /// At the root of a graph, whose backward step is the first.
-struct Root(Told);
+struct BackwardRoot(OnBackward);
 
-impl GradientSink for Root {
+impl GradientSink for BackwardRoot {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         (self.0)();
         PassedGradients {
@@ -59,19 +60,23 @@ impl<const D: usize> Loss for Tensor<D> {
         Tensor::is_tracked(self)
     }
 
-    fn numbers(&self) -> Tensor<1> {
+    fn elements(&self) -> Tensor<1> {
         let elements = self.shape().num_elements();
         self.clone().inner().reshape([elements])
     }
 
-    fn go_back(self, scale: Option<f64>, begins: Option<Told>) -> (Self, Gradients) {
+    fn run_backward(
+        self,
+        scale: Option<f64>,
+        on_backward: Option<OnBackward>,
+    ) -> (Self, Gradients) {
         let mut root = self.clone();
         if let Some(scale) = scale {
             root = root.mul_scalar(scale);
         }
-        if let Some(told) = begins {
+        if let Some(on_backward) = on_backward {
             let anchor = root.clone().into_dispatch();
-            root = join(root, anchor, Arc::new(Root(told)));
+            root = join(root, anchor, Arc::new(BackwardRoot(on_backward)));
         }
         let gradients = root.backward();
         drop(root);
@@ -84,12 +89,16 @@ impl<const D: usize, T> Loss for (Tensor<D>, T) {
         self.0.has_graph()
     }
 
-    fn numbers(&self) -> Tensor<1> {
-        self.0.numbers()
+    fn elements(&self) -> Tensor<1> {
+        self.0.elements()
     }
 
-    fn go_back(self, scale: Option<f64>, begins: Option<Told>) -> (Self, Gradients) {
-        let (loss, gradients) = self.0.go_back(scale, begins);
+    fn run_backward(
+        self,
+        scale: Option<f64>,
+        on_backward: Option<OnBackward>,
+    ) -> (Self, Gradients) {
+        let (loss, gradients) = self.0.run_backward(scale, on_backward);
         ((loss, self.1), gradients)
     }
 }

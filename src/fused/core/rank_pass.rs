@@ -11,7 +11,7 @@ use crate::caught::{Caught, catch};
 use crate::device::check_written;
 use crate::error::FusedError;
 use crate::layout::Layout;
-use crate::loss::{Loss, Told};
+use crate::loss::{Loss, OnBackward};
 use crate::memory;
 use crate::offload::TransferWorkers;
 use crate::pass::{FailedIn, Failure, Pass, Scope};
@@ -105,20 +105,20 @@ impl RankPass {
             return Err(FusedError::LossNotTracked);
         }
         if self.read_late {
-            check_written(&loss.numbers())
+            check_written(&loss.elements())
                 .map_err(|reason| FusedError::LossNotComputed { reason })?;
         }
         self.pass.enter_backward();
         let begins = self.pass.among.as_ref().map(|among| {
             let Membership { group, rank } = among.clone();
             group.flow.ready(rank);
-            Box::new(move || group.flow.begun(rank)) as Told
+            Box::new(move || group.flow.begun(rank)) as OnBackward
         });
         if self.pass.is_recorded {
             memory::enter(memory::Phase::Backward);
             memory::end_beyond_limit();
         }
-        let (loss, mut gradients) = loss.go_back(self.pass.plan.scale, begins);
+        let (loss, mut gradients) = loss.run_backward(self.pass.plan.scale, begins);
         let gradients = GradientsParams::from_params(&mut gradients, model, &self.views.leaves);
         Ok((loss, gradients))
     }
