@@ -1,6 +1,6 @@
 use super::MemoryEstimate;
 use super::bookkeeping::Bookkeeping;
-use super::side_by_side::{SideBySide, back};
+use super::concurrent_calls::{ConcurrentCalls, backward_range};
 use crate::error::FusedError;
 use crate::memory::{MemoryTimeline, Phase, RecomputedBlock};
 
@@ -45,10 +45,10 @@ impl MemoryEstimate {
     /// If the recording is not complete, or contains anything but dry runs of this model.
     pub fn with_dry_run(self, timeline: &MemoryTimeline) -> Result<Self, FusedError> {
         self.check(timeline)?;
-        let recomputed = Curve::of(timeline, |_| 0);
-        let others = SideBySide::of(timeline);
+        let recomputed = MemoryCurve::of(timeline, |_| 0);
+        let others = ConcurrentCalls::of(timeline);
         let kept = |held: fn(&RecomputedBlock, f64) -> usize| {
-            Curve::of(timeline, |seconds| {
+            MemoryCurve::of(timeline, |seconds| {
                 let held = timeline.blocks.iter().map(|block| held(block, seconds));
                 held.fold(others.at(seconds, |_| true), usize::saturating_add)
             })
@@ -61,7 +61,7 @@ impl MemoryEstimate {
         let Bookkeeping { tick, pass, .. } = self.bookkeeping;
         let of_stock = stock.most_with_gradients.saturating_sub(pass);
         let held = self.parameters + self.optimizer_state + self.averages;
-        let peak_of = |curve: &Curve, reads: usize| {
+        let peak_of = |curve: &MemoryCurve, reads: usize| {
             let in_pass = curve.most.max(curve.most_of_updates(&self));
             self.device + self.bookkeeping.fused + reads * tick + in_pass.max(self.transfer)
         };
@@ -111,7 +111,7 @@ impl MemoryEstimate {
 }
 
 /// Bytes in use, less those at the start of a recording.
-struct Curve {
+struct MemoryCurve {
     most: usize,
     /// If complete gradients stay, as with stock Burn.
     most_with_gradients: usize,
@@ -119,7 +119,7 @@ struct Curve {
     at_gradients: Vec<(usize, usize)>,
 }
 
-impl Curve {
+impl MemoryCurve {
     /// Returns the curve of passes that hold `more` bytes at a moment.
     fn of(timeline: &MemoryTimeline, more: impl Fn(f64) -> usize) -> Self {
         let mut samples = timeline.samples.iter();
@@ -170,9 +170,11 @@ impl Reads {
     fn of(timeline: &MemoryTimeline) -> Self {
         let passes = timeline.dry_runs.len().max(1);
         let of_blocks = timeline.blocks.iter().map(|block| {
-            let back = back(timeline, block);
+            let backward_range = backward_range(timeline, block);
             let gradients = timeline.gradients.iter();
-            gradients.filter(|it| back.contains(&it.seconds)).count()
+            gradients
+                .filter(|it| backward_range.contains(&it.seconds))
+                .count()
         });
         let of_blocks: Vec<usize> = of_blocks.collect();
         let all = timeline.gradients.len();

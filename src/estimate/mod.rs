@@ -1,7 +1,7 @@
 mod bookkeeping;
+mod concurrent_calls;
 mod dry_run;
 mod resident;
-mod side_by_side;
 mod states;
 
 use std::fmt::{Display, Formatter};
@@ -17,8 +17,8 @@ use crate::weights::Entry;
 
 use bookkeeping::Bookkeeping;
 
+pub(crate) use concurrent_calls::ConcurrentCalls;
 pub(crate) use resident::Resident;
-pub(crate) use side_by_side::SideBySide;
 pub(crate) use states::{States, measure, parameters};
 
 /// The bytes that a training will hold, before its first step.
@@ -169,7 +169,7 @@ impl MemoryEstimate {
 
 /// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter that is
 /// stepped there. States that an optimizer refuses are left out: the first step reports the error.
-pub(crate) fn made_on_host<M: Module>(
+pub(crate) fn host_allocation<M: Module>(
     model: &M,
     optimizer: &ModuleOptimizer,
     config: &FusedConfig,

@@ -57,7 +57,7 @@ impl States {
 }
 
 /// Measures what `optimizer` holds for `parameters`: steps zeros in the place of each, one after the other. Of a large one
-/// three slices are enough, whose states grow evenly. If its `shape_tells`, parameters of a shape are all alike to it.
+/// three slices are enough, whose states grow evenly. If its `by_shape`, parameters of a shape are all alike to it.
 ///
 /// # Errors
 ///
@@ -65,7 +65,7 @@ impl States {
 pub(crate) fn measure(
     optimizer: &ModuleOptimizer,
     parameters: &[Entry],
-    shape_tells: bool,
+    by_shape: bool,
 ) -> Result<States, FusedError> {
     let trained = parameters.iter().find(|it| it.is_trained());
     let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
@@ -80,7 +80,7 @@ pub(crate) fn measure(
             states.updates.push(0);
             continue;
         }
-        let place = if shape_tells { "" } else { &*parameter.path };
+        let place = if by_shape { "" } else { &*parameter.path };
         let key = (parameter.shape.to_vec(), parameter.dtype, place);
         let stepped = match known.entry(key) {
             hash_map::Entry::Occupied(known) => *known.get(),
@@ -97,12 +97,12 @@ pub(crate) fn measure(
 
 /// Zeros, stepped.
 #[derive(Clone, Copy, Debug)]
-struct Stepped {
+struct SliceBytes {
     state: usize,
     update: Option<usize>,
 }
 
-fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped, FusedError> {
+fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<SliceBytes, FusedError> {
     let shape = &parameter.shape.to_vec();
     let whole = || step(optimizer, parameter, shape);
     let Some((axis, rows)) = shape.iter().copied().enumerate().max_by_key(|(_, n)| *n) else {
@@ -127,7 +127,7 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<Stepped
     let more = (rows - thin) as f64 / thin as f64;
     let line = |begin: usize, grows: f64| begin + (grows * more).ceil() as usize;
     let update = one.update.zip(three.update);
-    Ok(Stepped {
+    Ok(SliceBytes {
         state: line(one.state, grows as f64),
         update: update.map(|(one, three)| line(one, three.saturating_sub(one) as f64 / 2.0)),
     })
@@ -163,7 +163,7 @@ fn step(
     optimizer: &ModuleOptimizer,
     parameter: &Entry,
     shape: &[usize],
-) -> Result<Stepped, FusedError> {
+) -> Result<SliceBytes, FusedError> {
     let Entry {
         path,
         id,
@@ -187,7 +187,7 @@ fn step(
     let (stepped, most) = memory::most_during(device, step);
     stepped.result.map_err(unfit)?;
     drop(stepped.value);
-    Ok(Stepped {
+    Ok(SliceBytes {
         state: recorded(&update),
         update: most,
     })

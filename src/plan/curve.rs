@@ -1,6 +1,6 @@
 //! What a pass holds in which some blocks keep their activations, from the recording of one in which all were recomputed.
 
-use crate::estimate::SideBySide;
+use crate::estimate::ConcurrentCalls;
 use crate::memory::{Phase, RecomputedBlock};
 
 use super::probe::Recorded;
@@ -13,7 +13,7 @@ pub(super) struct Curve {
     /// Index of the first sample of the backward pass.
     backward: usize,
     blocks: Vec<RecomputedBlock>,
-    side_by_side: SideBySide,
+    concurrent_calls: ConcurrentCalls,
     /// Bytes that a block holds if it keeps its activations, in multiples of what the recording says.
     share: f64,
 }
@@ -34,7 +34,7 @@ impl Curve {
             samples: samples.collect(),
             backward,
             blocks: timeline.blocks.clone(),
-            side_by_side: SideBySide::of(timeline),
+            concurrent_calls: ConcurrentCalls::of(timeline),
             share: 1.0,
         })
     }
@@ -69,7 +69,7 @@ impl Curve {
             let is_kept = |index| keep.get(index) == Some(&true);
             let kept = blocks.filter(|block| is_kept(block.index));
             let held: usize = kept.map(|block| block.held_at(*seconds)).sum();
-            (*bytes, held + self.side_by_side.at(*seconds, is_kept))
+            (*bytes, held + self.concurrent_calls.at(*seconds, is_kept))
         })
     }
 

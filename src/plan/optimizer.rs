@@ -27,7 +27,7 @@ mod sealed {
     #[allow(private_interfaces)] // Nobody outside can call it.
     pub trait Planned: Sized {
         /// Whether what it holds for a parameter goes by its shape alone, wherever it is.
-        const SHAPE_TELLS: bool;
+        const DEPENDS_ON_SHAPE_ONLY: bool;
 
         /// The same with formats, if it has any; those that are not given stay.
         fn formatted(
@@ -42,7 +42,7 @@ mod sealed {
 }
 
 macro_rules! planned {
-    ($($shape_tells:literal, $config:ty: |$it:ident| $in_state:expr;)*) => {
+    ($($by_shape:literal, $config:ty: |$it:ident| $in_state:expr;)*) => {
         $(
             impl PlannedOptimizer for $config {
                 fn build(&self) -> ModuleOptimizer {
@@ -52,7 +52,7 @@ macro_rules! planned {
 
             #[allow(private_interfaces)]
             impl Planned for $config {
-                const SHAPE_TELLS: bool = $shape_tells;
+                const DEPENDS_ON_SHAPE_ONLY: bool = $by_shape;
 
                 fn formatted(
                     &self,
@@ -101,7 +101,7 @@ impl PlannedOptimizer for ModuleOptimizer {
 
 #[allow(private_interfaces)]
 impl Planned for ModuleOptimizer {
-    const SHAPE_TELLS: bool = false;
+    const DEPENDS_ON_SHAPE_ONLY: bool = false;
 
     fn formatted(
         &self,

@@ -67,7 +67,11 @@ impl Profile {
         let Some(optimizer) = optimizer.formatted(formats.0, formats.1) else {
             return Ok(());
         };
-        match estimate::measure(&optimizer.build(), &self.parameters, O::SHAPE_TELLS) {
+        match estimate::measure(
+            &optimizer.build(),
+            &self.parameters,
+            O::DEPENDS_ON_SHAPE_ONLY,
+        ) {
             Ok(held) => self.states.push((formats, held)),
             Err(error) if formats == (None, None) => return Err(error.into()),
             Err(error) => log::info!("{error}"),

@@ -21,7 +21,7 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::{caught, host};
 use crate::error::FusedError;
-use crate::estimate::made_on_host;
+use crate::estimate::host_allocation;
 use crate::fused::policies::Policies;
 use crate::layout::Layout;
 use crate::offload::check_offload_fits;
@@ -87,7 +87,7 @@ impl<M: Module> Core<M> {
         }
         if is_offloaded {
             let leaving = Inventory::take(&model, &layout)?.leaving;
-            let made = made_on_host(&model, &session.update.lock().anew(), config);
+            let made = host_allocation(&model, &session.update.lock().anew(), config);
             check_offload_fits(leaving.saturating_add(made))?;
         }
         if moves {

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
-use crate::estimate::made_on_host;
+use crate::estimate::host_allocation;
 use crate::layout::Layout;
 use crate::offload::check_offload_fits;
 use crate::parameters::{running_statistics, with_own_statistics};
@@ -67,7 +67,7 @@ impl<M: Module> Ranks<M> {
         };
         let inventory = Inventory::take(&model, &first)?;
         if request.offload.is_some() {
-            let made = made_on_host(&model, &session.update.lock().anew(), config);
+            let made = host_allocation(&model, &session.update.lock().anew(), config);
             check_offload_fits(inventory.leaving.saturating_add(made))?;
         }
         // The latter only for the order of their sums: they are on all ranks.

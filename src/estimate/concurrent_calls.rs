@@ -6,10 +6,10 @@ use crate::memory::{MemoryTimeline, RecomputedBlock};
 
 /// The backward passes of recomputed blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct SideBySide(Vec<Call>);
+pub(crate) struct ConcurrentCalls(Vec<RecordedCall>);
 
 #[derive(Clone, Debug)]
-struct Call {
+struct RecordedCall {
     /// Number of the row of calls.
     row: usize,
     /// Index of the block.
@@ -19,17 +19,17 @@ struct Call {
     bytes: usize,
 }
 
-impl SideBySide {
+impl ConcurrentCalls {
     pub(crate) fn of(timeline: &MemoryTimeline) -> Self {
         // One call after the other, before any is recomputed.
-        let are_side_by_side = |a: &RecomputedBlock, b: &RecomputedBlock| {
+        let are_concurrent = |a: &RecomputedBlock, b: &RecomputedBlock| {
             a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
         };
-        let rows = timeline.blocks.chunk_by(are_side_by_side).enumerate();
+        let rows = timeline.blocks.chunk_by(are_concurrent).enumerate();
         let calls = rows.flat_map(|(row, blocks)| {
             blocks.iter().map(move |block| {
                 let (backward, bytes) = backward_bytes(timeline, block);
-                Call {
+                RecordedCall {
                     row,
                     index: block.index,
                     backward,
@@ -53,7 +53,7 @@ impl SideBySide {
 }
 
 /// When this block is recomputed and runs its backward pass.
-pub(super) fn back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
+pub(super) fn backward_range(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
     let begins = timeline.blocks.iter().map(|block| block.backward);
     let end = begins.filter(|begin| *begin > block.backward);
     block.backward..end.fold(f64::INFINITY, f64::min)
@@ -61,15 +61,15 @@ pub(super) fn back(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<
 
 /// Returns when a block runs its backward pass, and the most bytes that this takes in addition to its activations.
 fn backward_bytes(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
-    let back = back(timeline, block);
+    let backward_range = backward_range(timeline, block);
     let begin = timeline
         .samples
-        .partition_point(|it| it.seconds <= back.start);
+        .partition_point(|it| it.seconds <= backward_range.start);
     let samples = timeline.samples[begin.saturating_sub(1)..].iter();
     let mut bytes = samples
-        .take_while(|sample| sample.seconds < back.end)
+        .take_while(|sample| sample.seconds < backward_range.end)
         .map(|sample| sample.bytes.total());
     let held = bytes.next().unwrap_or(0).saturating_add(block.activations);
     let most = bytes.max().unwrap_or(0);
-    (back, most.saturating_sub(held))
+    (backward_range, most.saturating_sub(held))
 }
