@@ -3,11 +3,11 @@
 use crate::estimate::ConcurrentCalls;
 use crate::memory::{Phase, RecomputedBlock};
 
-use super::probe::Recorded;
+use super::probe::RecordedPass;
 
 /// Bytes in use over a pass whose blocks were all recomputed.
 #[derive(Clone, Debug)]
-pub(super) struct Curve {
+pub(super) struct ActivationCurve {
     /// Bytes in use, by seconds.
     samples: Vec<(f64, usize)>,
     /// Index of the first sample of the backward pass.
@@ -21,9 +21,9 @@ pub(super) struct Curve {
 /// No block holds more than this multiple of what the recording says.
 const MOST: f64 = 4.0;
 
-impl Curve {
+impl ActivationCurve {
     /// Returns `None` if no block was recomputed in the pass.
-    pub(super) fn of(Recorded { run, timeline }: &Recorded) -> Option<Self> {
+    pub(super) fn of(RecordedPass { run, timeline }: &RecordedPass) -> Option<Self> {
         let grown = run.peak - timeline.peak().bytes.total();
         let samples = timeline.samples.iter();
         let is_backward = |phase: &Phase| matches!(phase, Phase::Backward);
@@ -74,7 +74,7 @@ impl Curve {
     }
 
     /// Learns how large activations are from a pass with this peak.
-    pub(super) fn learn(&mut self, keep: &[bool], peak: usize) {
+    pub(super) fn calibrate(&mut self, keep: &[bool], peak: usize) {
         // A peak where no block holds anything says nothing of blocks.
         if peak > self.bytes(&[], 0.0).max().unwrap_or(0) {
             let shares = self
@@ -85,7 +85,7 @@ impl Curve {
     }
 
     /// Takes over what a pass over fewer items has learned.
-    pub(super) fn take_over(&mut self, fewer: &Self) {
+    pub(super) fn calibrate_from(&mut self, fewer: &Self) {
         self.share = fewer.share.max(1.0);
     }
 }

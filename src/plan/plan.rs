@@ -10,10 +10,10 @@ use crate::pass::GradientCheckpointingConfig;
 use crate::replica::Ownership;
 
 use super::candidate::Candidate;
-use super::known::Choice;
 use super::named;
 use super::optimizer::PlannedOptimizer;
 use super::search::Search;
+use super::set_profile::Choice;
 
 /// How to train a model within a number of bytes, as [`Planner::plan`](crate::Planner::plan) returns it.
 ///

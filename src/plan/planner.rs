@@ -19,7 +19,7 @@ use super::error::PlanError;
 use super::optimizer::PlannedOptimizer;
 use super::plan::Plan;
 use super::probe::Probe;
-use super::profile::{AT_FIRST, Profile};
+use super::profile::{FIRST_PASS_BYTES, Profile};
 use super::search::{MARGIN, MARGIN_APART, Search};
 use super::set::TechniqueSet;
 use super::storage::WeightStorage;
@@ -197,7 +197,7 @@ where
             } else {
                 storage.making(&sizes)
             };
-            let least = before + weights + AT_FIRST;
+            let least = before + weights + FIRST_PASS_BYTES;
             if least > budget {
                 search.too_large.push((storage, least));
                 continue;
@@ -266,10 +266,10 @@ where
             device,
             budget: search.budget,
             room: search.budget.saturating_sub(search.least_resident(storage)),
-            unseen: search.margin.max(1.0),
+            margin: search.margin.max(1.0),
             spread: 0.0,
-            ended_at: None,
-            is_beyond: false,
+            stopped_at: None,
+            exceeded_limit: false,
             progress: self.progress,
         };
         search.profiles[place].measure_first(&mut probe, self.batch)?;

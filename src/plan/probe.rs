@@ -12,8 +12,8 @@ use crate::memory::{self, Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
 use crate::tap::collect_graph;
 
 use super::error::PlanError;
-use super::line::Expected;
-use super::pass::count;
+use super::forecast::Forecast;
+use super::pass_profile::count;
 
 /// Seconds above which a pass is not run again only to measure it better.
 pub(super) const SLOW: f64 = 2.0;
@@ -30,7 +30,7 @@ const MARGIN: f64 = 0.1;
 
 /// The bytes and the time of one pass.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct PassBytes {
     /// Bytes in use when it began.
     pub(super) start: usize,
     /// The most bytes in use, with those before.
@@ -43,8 +43,8 @@ pub(super) struct Run {
 }
 
 /// A pass that ended well.
-pub(super) struct Recorded {
-    pub(super) run: Run,
+pub(super) struct RecordedPass {
+    pub(super) run: PassBytes,
     pub(super) timeline: MemoryTimeline,
 }
 
@@ -52,7 +52,7 @@ fn bytes(sample: &Sample) -> usize {
     sample.bytes.total()
 }
 
-impl Run {
+impl PassBytes {
     fn of(timeline: &MemoryTimeline, stretch: usize, seconds: f64) -> Self {
         let start = timeline.samples.first().map_or(0, bytes);
         let end = timeline.samples.last().map_or(0, bytes);
@@ -77,7 +77,7 @@ impl Run {
     }
 }
 
-impl Recorded {
+impl RecordedPass {
     /// Returns `true` if the pass has left or freed so much that a second one is more precise.
     fn warms_up(&self) -> bool {
         let end = self.timeline.samples.last().map_or(self.run.start, bytes);
@@ -94,13 +94,13 @@ pub(super) struct Probe<'a, M: Module, F> {
     /// Bytes of the budget that a pass may take, with all that was in use before.
     pub(super) room: usize,
     /// A pass is counted as this multiple of what is seen of it.
-    pub(super) unseen: f64,
+    pub(super) margin: f64,
     /// The part by which one pass was larger than an equal one.
     pub(super) spread: f64,
     /// The fewest bytes in use where a pass was ended.
-    pub(super) ended_at: Option<usize>,
+    pub(super) stopped_at: Option<usize>,
     /// `true` if the last pass that was ended had taken too much, `false` if it was only expected to.
-    pub(super) is_beyond: bool,
+    pub(super) exceeded_limit: bool,
     pub(super) progress: fn(&str),
 }
 
@@ -110,11 +110,11 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         &mut self,
         items: usize,
         keep: &[bool],
-        expected: Expected,
+        expected: Forecast,
     ) -> Result<Option<usize>, PlanError> {
         let (mut least, mut most) = (usize::MAX, 0);
         for _ in 0..REPEATS {
-            let Some(Recorded { run, .. }) = self.pass(items, keep, expected)? else {
+            let Some(RecordedPass { run, .. }) = self.pass(items, keep, expected)? else {
                 return Ok(None);
             };
             least = least.min(run.in_pass());
@@ -135,8 +135,8 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         &mut self,
         items: usize,
         keep: &[bool],
-        expected: Expected,
-    ) -> Result<Option<Recorded>, PlanError> {
+        expected: Forecast,
+    ) -> Result<Option<RecordedPass>, PlanError> {
         let blocks = match count(keep) {
             0 => "all blocks recomputed".to_string(),
             kept if kept == keep.len() => "no block recomputed".to_string(),
@@ -156,10 +156,10 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     fn recorded(
         &mut self,
         items: usize,
-        expected: Expected,
-    ) -> Result<Option<Recorded>, PlanError> {
+        expected: Forecast,
+    ) -> Result<Option<RecordedPass>, PlanError> {
         let start = memory::live(self.device)?;
-        let room = self.room.saturating_sub(start) as f64 / self.unseen;
+        let room = self.room.saturating_sub(start) as f64 / self.margin;
         let with_margin = |bytes: usize| (bytes as f64 * (1.0 + MARGIN + self.spread)) as usize;
         let is_sure = expected.most > 0 && start + with_margin(expected.most) <= self.budget;
         let guard = |bytes: usize| if is_sure { 0 } else { with_margin(bytes) };
@@ -183,12 +183,12 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
             // Autodiff holds what the pass had kept until then.
             collect_graph(self.device);
             let bytes = timeline.peak().bytes.total();
-            self.is_beyond = bytes > limit.worth;
-            self.ended_at = Some(self.ended_at.map_or(bytes, |fewest| fewest.min(bytes)));
+            self.exceeded_limit = bytes > limit.worth;
+            self.stopped_at = Some(self.stopped_at.map_or(bytes, |fewest| fewest.min(bytes)));
             return Ok(None);
         };
         ended.unwrap_or_else(|panic| panic.resume())?;
-        let run = Run::of(&timeline, stretch, seconds);
-        Ok(Some(Recorded { run, timeline }))
+        let run = PassBytes::of(&timeline, stretch, seconds);
+        Ok(Some(RecordedPass { run, timeline }))
     }
 }

@@ -8,21 +8,21 @@ use crate::memory;
 use crate::weights::Entry;
 
 use super::error::PlanError;
-use super::line::Expected;
+use super::forecast::Forecast;
 use super::optimizer::PlannedOptimizer;
-use super::pass::{Kept, Pass};
+use super::pass_profile::{BlockChoice, PassProfile};
 use super::probe::Probe;
 use super::set::Formats;
 use super::storage::WeightStorage;
 
 /// Bytes that the first pass takes at least for threads of the backend, activations and nodes of the graph.
-pub(super) const AT_FIRST: usize = 1 << 19;
+pub(super) const FIRST_PASS_BYTES: usize = 1 << 19;
 
 /// A pass is measured over at most this multiple of the items of the largest one before.
 const GROWTH: usize = 4;
 
 /// More blocks than a step has.
-const MANY: usize = 1 << 12;
+const MAX_BLOCKS: usize = 1 << 12;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Profile {
@@ -34,13 +34,13 @@ pub(super) struct Profile {
     /// The most bytes in use between passes.
     between: usize,
     /// The fewest bytes in use where a pass was ended.
-    ended_at: Option<usize>,
+    stopped_at: Option<usize>,
     /// Over more and more items.
-    pub(super) passes: Vec<Pass>,
+    pub(super) passes: Vec<PassProfile>,
     /// The fewest items that did not fit with all blocks recomputed.
-    pub(super) too_many: Option<usize>,
+    pub(super) too_many_items: Option<usize>,
     /// Items of the last pass, if it was ended because it was expected not to fit: fewer are measured to expect better.
-    unsure: Option<usize>,
+    undecided: Option<usize>,
 }
 
 impl Profile {
@@ -97,19 +97,19 @@ impl Profile {
 
     /// Bytes that a pass takes at least, with those before, if none has ended well.
     pub(super) fn least(&self) -> usize {
-        let least = self.between + 2 * self.largest_gradient() + AT_FIRST;
-        least.max(self.ended_at.unwrap_or(0))
+        let least = self.between + 2 * self.largest_gradient() + FIRST_PASS_BYTES;
+        least.max(self.stopped_at.unwrap_or(0))
     }
 
-    pub(super) fn pass_over(&self, items: usize) -> Option<&Pass> {
+    pub(super) fn pass_over(&self, items: usize) -> Option<&PassProfile> {
         self.passes.iter().find(|pass| pass.items == items)
     }
 
     /// Returns what a pass over `items` with recomputed blocks is expected to hold.
-    pub(super) fn expected(&self, items: usize) -> Expected {
+    pub(super) fn expected(&self, items: usize) -> Forecast {
         let fewer = self.passes.iter().filter(|pass| pass.items < items);
         let known: Vec<_> = fewer.map(|pass| (pass.items, pass.run)).collect();
-        let expected = Expected::after(&known, items, self.largest_gradient());
+        let expected = Forecast::after(&known, items, self.largest_gradient());
         let more = self.passes.iter().find(|pass| pass.items > items);
         more.map_or(expected, |pass| expected.at_most(&pass.run))
     }
@@ -126,7 +126,7 @@ impl Profile {
             return Ok(());
         }
         self.measure(probe, 1)?;
-        if batch > 1 && self.too_many.is_none() {
+        if batch > 1 && self.too_many_items.is_none() {
             self.measure(probe, 2)?;
         }
         Ok(())
@@ -136,8 +136,8 @@ impl Profile {
     pub(super) fn next(&self, items: usize) -> usize {
         let fewer = self.passes.iter().rfind(|pass| pass.items < items);
         let fewer = fewer.map_or(0, |pass| pass.items);
-        let unsure = self.unsure.filter(|unsure| *unsure > fewer);
-        let most = unsure.map_or(fewer.saturating_mul(GROWTH), |it| fewer.midpoint(it));
+        let undecided = self.undecided.filter(|undecided| *undecided > fewer);
+        let most = undecided.map_or(fewer.saturating_mul(GROWTH), |it| fewer.midpoint(it));
         items.min(most.max(1))
     }
 
@@ -147,20 +147,20 @@ impl Profile {
         probe: &mut Probe<'_, M, F>,
         items: usize,
     ) -> Result<(), PlanError> {
-        let keep = vec![false; MANY];
+        let keep = vec![false; MAX_BLOCKS];
         let recorded = probe.pass(items, &keep, self.expected(items))?;
-        self.ended_at = probe.ended_at;
+        self.stopped_at = probe.stopped_at;
         let Some(recorded) = recorded else {
             let fewer = self.passes.iter().rfind(|pass| pass.items < items);
             let fewer = fewer.map_or(0, |pass| pass.items);
             let is_near = items <= fewer + fewer / 4 + 1;
-            match probe.is_beyond || is_near {
-                true => self.too_many = Some(items),
-                false => self.unsure = Some(items),
+            match probe.exceeded_limit || is_near {
+                true => self.too_many_items = Some(items),
+                false => self.undecided = Some(items),
             }
             return Ok(());
         };
-        self.unsure = None;
+        self.undecided = None;
         // Nodes of the graph were in use before the first pass, and are not between others.
         let before = if self.passes.is_empty() {
             0
@@ -169,11 +169,11 @@ impl Profile {
         };
         let left = memory::live(probe.device)?;
         self.between = before.max(recorded.run.start).max(left);
-        let mut pass = Pass::of(items, &recorded);
+        let mut pass = PassProfile::of(items, &recorded);
         let fewer = self.passes.iter().rfind(|pass| pass.items < items);
         let fewer = fewer.and_then(|pass| pass.curve.as_ref());
         if let (Some(curve), Some(fewer)) = (&mut pass.curve, fewer) {
-            curve.take_over(fewer);
+            curve.calibrate_from(fewer);
         }
         self.passes.push(pass);
         self.passes.sort_by_key(|pass| pass.items);
@@ -185,12 +185,12 @@ impl Profile {
         &mut self,
         probe: &mut Probe<'_, M, F>,
         items: usize,
-        kept: &Kept,
+        kept: &BlockChoice,
     ) -> Result<(), PlanError> {
         let pass = self.passes.iter_mut().find(|pass| pass.items == items);
         let pass = pass.expect("it was chosen from them");
         let curve = pass.curve.as_ref();
-        let expected = Expected {
+        let expected = Forecast {
             in_pass: kept.in_pass,
             most: kept.in_pass,
             stretch: pass.run.stretch,
@@ -199,7 +199,7 @@ impl Profile {
         let in_pass = probe.prove(items, &kept.keep, expected)?;
         let limit = probe.room.saturating_sub(pass.run.start);
         pass.note(kept.keep.clone(), in_pass, limit);
-        self.ended_at = probe.ended_at;
+        self.stopped_at = probe.stopped_at;
         if in_pass.is_some() {
             self.between = self.between.max(memory::live(probe.device)?);
         }

@@ -4,9 +4,9 @@ use crate::config::FusedConfig;
 
 use super::candidate::Candidate;
 use super::error::PlanError;
-use super::known::{Choice, Known};
 use super::profile::Profile;
 use super::set::{Formats, Split, TechniqueSet};
+use super::set_profile::{Choice, SetProfile};
 use super::storage::WeightStorage;
 
 /// A pass is counted as this multiple of what was measured: what threads compute at once differs from run to run.
@@ -54,10 +54,10 @@ impl Search {
     }
 
     /// Returns what is known of a set; `None` if its storage was not measured, or the optimizer does not have its formats.
-    fn known<'a>(&'a self, set: &'a TechniqueSet) -> Option<Known<'a>> {
+    fn known<'a>(&'a self, set: &'a TechniqueSet) -> Option<SetProfile<'a>> {
         let profile = self.profile(set.storage())?;
         let states = profile.states_in(set.formats())?;
-        Some(Known {
+        Some(SetProfile {
             search: self,
             set,
             profile,
@@ -108,7 +108,7 @@ impl Search {
     fn smallest(&self, set: &TechniqueSet) -> Option<Candidate> {
         let storage = set.storage();
         let known = self.known(set);
-        if let Some(choice) = known.as_ref().and_then(Known::smallest) {
+        if let Some(choice) = known.as_ref().and_then(SetProfile::smallest) {
             return Some(choice.candidate());
         }
         let device_bytes = match (self.profile(storage), known) {

@@ -1,10 +1,10 @@
 //! What a pass is expected to hold before it runs, on a line through passes over fewer items.
 
-use super::probe::Run;
+use super::probe::PassBytes;
 
 /// Bytes of a pass, without those that were in use before it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Expected {
+pub(super) struct Forecast {
     /// On the line.
     pub(super) in_pass: usize,
     /// If all of it grows in proportion to the items.
@@ -18,9 +18,13 @@ pub(super) struct Expected {
 /// Other kernels may be used for more items, with larger buffers.
 const OTHER_KERNELS: f64 = 1.5;
 
-impl Expected {
+impl Forecast {
     /// Returns what a pass over `items` holds, from those over fewer that are `known`, the last of them the largest.
-    pub(super) fn after(known: &[(usize, Run)], items: usize, largest_gradient: usize) -> Self {
+    pub(super) fn after(
+        known: &[(usize, PassBytes)],
+        items: usize,
+        largest_gradient: usize,
+    ) -> Self {
         let Some((&(many, last), before)) = known.split_last() else {
             return Self {
                 stretch: largest_gradient,
@@ -50,7 +54,7 @@ impl Expected {
     }
 
     /// Limits this to a pass over more items.
-    pub(super) fn at_most(self, more: &Run) -> Self {
+    pub(super) fn at_most(self, more: &PassBytes) -> Self {
         Self {
             in_pass: self.in_pass.min(more.in_pass()),
             most: self.most.min(more.in_pass()),
@@ -65,8 +69,8 @@ mod tests {
     use super::*;
 
     /// Returns a pass over `items` that holds `bytes`.
-    fn over(items: usize, bytes: usize) -> (usize, Run) {
-        let run = Run {
+    fn over(items: usize, bytes: usize) -> (usize, PassBytes) {
+        let run = PassBytes {
             start: 100,
             peak: 100 + bytes,
             rise: 0,
@@ -79,9 +83,9 @@ mod tests {
     #[test]
     fn pass_over_more_items_is_on_a_line_or_in_proportion() {
         let known = [over(1, 1010), over(2, 1020)];
-        let first = Expected::after(&known[..1], 2, 0);
+        let first = Forecast::after(&known[..1], 2, 0);
         assert_eq!([first.in_pass, first.most], [1010, 2020]);
-        let second = Expected::after(&known, 4, 0);
+        let second = Forecast::after(&known, 4, 0);
         assert_eq!([second.in_pass, second.most], [1040, 2040]);
     }
 }

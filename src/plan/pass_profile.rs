@@ -1,16 +1,16 @@
 //! What is known of passes over one number of items.
 
-use super::curve::Curve;
-use super::probe::{Recorded, Run, SLOW};
+use super::curve::ActivationCurve;
+use super::probe::{PassBytes, RecordedPass, SLOW};
 
 /// Passes over `items`.
 #[derive(Clone, Debug)]
-pub(super) struct Pass {
+pub(super) struct PassProfile {
     pub(super) items: usize,
     /// The pass whose blocks were all recomputed.
-    pub(super) run: Run,
+    pub(super) run: PassBytes,
     /// `None` if the pass has no blocks.
-    pub(super) curve: Option<Curve>,
+    pub(super) curve: Option<ActivationCurve>,
     proofs: Vec<Proof>,
 }
 
@@ -24,7 +24,7 @@ struct Proof {
 
 /// Which blocks keep their activations, and what the pass holds then.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
+pub(super) struct BlockChoice {
     pub(super) keep: Vec<bool>,
     pub(super) in_pass: usize,
     /// `true` if a dry run said so.
@@ -36,30 +36,30 @@ pub(super) fn count(keep: &[bool]) -> usize {
     keep.iter().filter(|keep| **keep).count()
 }
 
-impl Pass {
-    pub(super) fn of(items: usize, recorded: &Recorded) -> Self {
+impl PassProfile {
+    pub(super) fn of(items: usize, recorded: &RecordedPass) -> Self {
         Self {
             items,
             run: recorded.run,
-            curve: Curve::of(recorded),
+            curve: ActivationCurve::of(recorded),
             proofs: Vec::new(),
         }
     }
 
     fn blocks(&self) -> usize {
-        self.curve.as_ref().map_or(0, Curve::count)
+        self.curve.as_ref().map_or(0, ActivationCurve::count)
     }
 
     /// Notes the bytes of a dry run; `None` if it went beyond `limit`.
     pub(super) fn note(&mut self, keep: Vec<bool>, in_pass: Option<usize>, limit: usize) {
         if let Some(curve) = &mut self.curve {
-            curve.learn(&keep, self.run.start + in_pass.unwrap_or(limit));
+            curve.calibrate(&keep, self.run.start + in_pass.unwrap_or(limit));
         }
         self.proofs.push(Proof { keep, in_pass });
     }
 
     /// Returns the pass with these blocks, proved or as the curve says; `None` if it is too large.
-    fn kept(&self, keep: Vec<bool>) -> Option<Kept> {
+    fn kept(&self, keep: Vec<bool>) -> Option<BlockChoice> {
         // As many blocks that are known to be too large are too large with others.
         let covers = |proof: &Proof| proof.keep.iter().zip(&keep).all(|(of, keep)| keep >= of);
         let mut too_large = self.proofs.iter().filter(|it| it.in_pass.is_none());
@@ -68,12 +68,12 @@ impl Pass {
         }
         let proof = self.proofs.iter().find(|proof| proof.keep == keep);
         let proved = proof.and_then(|proof| proof.in_pass);
-        let expected = |curve: &Curve| curve.peak(&keep).saturating_sub(self.run.start);
+        let expected = |curve: &ActivationCurve| curve.peak(&keep).saturating_sub(self.run.start);
         let in_pass = proved.unwrap_or_else(|| {
             let expected = self.curve.as_ref().map_or(0, expected);
             expected.max(self.run.in_pass() * usize::from(count(&keep) == 0))
         });
-        Some(Kept {
+        Some(BlockChoice {
             keep,
             in_pass,
             is_proved: proved.is_some(),
@@ -81,20 +81,24 @@ impl Pass {
     }
 
     /// Returns the pass with no recomputed blocks.
-    pub(super) fn none_recomputed(&self) -> Option<Kept> {
+    pub(super) fn none_recomputed(&self) -> Option<BlockChoice> {
         self.kept(vec![true; self.blocks()])
     }
 
     /// Returns the pass whose blocks are all recomputed.
-    pub(super) fn all_recomputed(&self) -> Option<Kept> {
+    pub(super) fn all_recomputed(&self) -> Option<BlockChoice> {
         self.kept(vec![false; self.blocks()])
     }
 
     /// Returns the pass with the fewest recomputed blocks that `fits`; with none if it may not `recompute`.
-    pub(super) fn choose(&self, recompute: bool, fits: impl Fn(usize) -> bool) -> Option<Kept> {
+    pub(super) fn choose(
+        &self,
+        recompute: bool,
+        fits: impl Fn(usize) -> bool,
+    ) -> Option<BlockChoice> {
         let fitting = |keep| self.kept(keep).filter(|kept| fits(kept.in_pass));
         let is_open = self.proofs.len() < if self.run.seconds > SLOW { 3 } else { 8 };
-        let is_allowed = |kept: &Kept| kept.is_proved || is_open;
+        let is_allowed = |kept: &BlockChoice| kept.is_proved || is_open;
         let none = fitting(vec![true; self.blocks()]).filter(is_allowed);
         if none.is_some() || !recompute {
             return none;
@@ -114,7 +118,7 @@ impl Pass {
             }
         }
         let expected = expected.filter(is_allowed);
-        let is_enough = |proved: &Kept| {
+        let is_enough = |proved: &BlockChoice| {
             let kept = expected.as_ref().map_or(0, |kept| count(&kept.keep));
             count(&proved.keep) >= kept
         };

@@ -4,7 +4,7 @@ use crate::config::FusedConfig;
 use crate::estimate::{Resident, States};
 
 use super::candidate::Candidate;
-use super::pass::{Kept, Pass};
+use super::pass_profile::{BlockChoice, PassProfile};
 use super::profile::Profile;
 use super::search::Search;
 use super::set::{Split, TechniqueSet};
@@ -21,7 +21,7 @@ pub(super) struct Choice<'a> {
     pub(super) split: Split,
     pub(super) items: usize,
     /// `None` if no pass over as many items was measured.
-    pub(super) kept: Option<Kept>,
+    pub(super) kept: Option<BlockChoice>,
     /// Bytes at the peak where the model computes, and on the host.
     pub(super) device: usize,
     pub(super) host: usize,
@@ -42,7 +42,7 @@ impl Choice<'_> {
 }
 
 /// What is known of trainings with a set of techniques.
-pub(super) struct Known<'a> {
+pub(super) struct SetProfile<'a> {
     pub(super) search: &'a Search,
     pub(super) set: &'a TechniqueSet,
     pub(super) profile: &'a Profile,
@@ -51,7 +51,7 @@ pub(super) struct Known<'a> {
     pub(super) config: FusedConfig,
 }
 
-impl<'a> Known<'a> {
+impl<'a> SetProfile<'a> {
     /// Returns the largest part of the batch that fits, with the fewest recomputed blocks.
     pub(super) fn first_that_fits(&self) -> Option<Choice<'a>> {
         let first = |recompute| {
@@ -70,14 +70,14 @@ impl<'a> Known<'a> {
     }
 
     fn fitting(&self, items: usize, split: Split, recompute: bool) -> Option<Choice<'a>> {
-        let part = self.part(items, split);
+        let part = self.without_pass(items, split);
         let fits = |in_pass| part.with(in_pass, None).device <= self.search.budget;
         if let Some(pass) = self.profile.pass_over(items) {
             let kept = pass.choose(recompute, fits)?;
             return Some(part.with(kept.in_pass, Some(kept)));
         }
         let is_open = !self.profile.passes.is_empty()
-            && self.profile.too_many.is_none_or(|many| items < many);
+            && self.profile.too_many_items.is_none_or(|many| items < many);
         // What many items hold is only known once a few were measured.
         let in_pass = self.profile.expected(self.profile.next(items)).in_pass;
         (is_open && fits(in_pass)).then(|| part.with(in_pass, None))
@@ -85,18 +85,22 @@ impl<'a> Known<'a> {
 
     /// Returns the part of the batch that takes least, with all blocks recomputed if this set may.
     pub(super) fn smallest(&self) -> Option<Choice<'a>> {
-        let of_pass = |pass: &Pass| match self.set.blocks {
+        let of_pass = |pass: &PassProfile| match self.set.blocks {
             true => pass.all_recomputed(),
             false => pass.none_recomputed(),
         };
         let first = self.profile.passes.first()?.run.in_pass();
         let all = self.parts().map(|(items, split)| {
-            let part = self.part(items, split);
+            let part = self.without_pass(items, split);
             if let Some(kept) = self.profile.pass_over(items).and_then(of_pass) {
                 return part.with(kept.in_pass, Some(kept));
             }
             let mut choice = part.with(self.profile.expected(items).in_pass.max(first), None);
-            if self.profile.too_many.is_some_and(|many| items >= many) {
+            if self
+                .profile
+                .too_many_items
+                .is_some_and(|many| items >= many)
+            {
                 choice.device = choice.device.max(self.search.budget.saturating_add(1));
             }
             choice
@@ -105,9 +109,9 @@ impl<'a> Known<'a> {
     }
 
     /// Returns the way to train without its passes.
-    fn part(&self, items: usize, split: Split) -> Part<'a> {
+    fn without_pass(&self, items: usize, split: Split) -> PartialChoice<'a> {
         let (resident, host) = self.resident(split);
-        Part(
+        PartialChoice(
             Choice {
                 set: self.set,
                 storage: self.profile.storage,
@@ -140,10 +144,10 @@ impl<'a> Known<'a> {
 }
 
 /// A way to train without its passes, and the margin of these.
-struct Part<'a>(Choice<'a>, f64);
+struct PartialChoice<'a>(Choice<'a>, f64);
 
-impl<'a> Part<'a> {
-    fn with(&self, in_pass: usize, kept: Option<Kept>) -> Choice<'a> {
+impl<'a> PartialChoice<'a> {
+    fn with(&self, in_pass: usize, kept: Option<BlockChoice>) -> Choice<'a> {
         let in_pass = (in_pass as f64 * self.1).ceil() as usize;
         Choice {
             kept,
