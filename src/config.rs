@@ -106,7 +106,7 @@ impl FusedConfig {
         if let Some(scaling) = self.loss_scaling {
             scaling.check()?;
         }
-        if let Some(reason) = self.contradiction(in_state) {
+        if let Some(reason) = self.conflict(in_state) {
             return Err(FusedError::Combination { reason });
         }
         if let Some(averaging) = &self.averaging {
@@ -127,7 +127,7 @@ impl FusedConfig {
     }
 
     /// Why options make no sense together, or none at all.
-    fn contradiction(&self, in_state: bool) -> Option<&'static str> {
+    fn conflict(&self, in_state: bool) -> Option<&'static str> {
         let exact = self.clipping.is_some_and(|clipping| clipping.is_exact());
         let overflow = self.loss_scaling.map(|scaling| scaling.overflow);
         Some(match (in_state, overflow) {

@@ -46,18 +46,18 @@ pub fn load_record_in<M: Module>(
 ) -> Result<M, RecordError> {
     check_devices(&model, dtype).unwrap_or_else(|error| panic!("{error}"));
     let statistics = running_statistics(&model);
-    let hollow = model.map(&mut Hollow { dtype, statistics });
+    let skeleton = model.map(&mut SkeletonMapper { dtype, statistics });
     let record = record.cast_to_module_dtype();
-    hollow.try_load_record(record.allow_partial(false).validate(true))
+    skeleton.try_load_record(record.allow_partial(false).validate(true))
 }
 
 /// Leaves views of one element in the place of parameters, of their shapes and in another type.
-struct Hollow {
+struct SkeletonMapper {
     dtype: FloatDType,
     statistics: HashSet<ParamId>,
 }
 
-impl ModuleMapper for Hollow {
+impl ModuleMapper for SkeletonMapper {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let is_quantized =
             || param.is_initialized() && matches!(param.base().dtype(), DType::QFloat(_));
@@ -65,14 +65,14 @@ impl ModuleMapper for Hollow {
             return param;
         }
         let dtype = self.dtype;
-        let hollow = move |value: Tensor<D>| {
+        let skeleton = move |value: Tensor<D>| {
             let element = Tensor::<D>::zeros([1; D], (&value.device(), dtype.into()));
             element.expand(value.shape())
         };
         if !param.is_initialized() {
             // It still knows the shape in which it is recorded: that of a layer in columns is another.
-            return param.init_mapper(hollow);
+            return param.init_mapper(skeleton);
         }
-        param.map(|value| leaf(value, hollow))
+        param.map(|value| leaf(value, skeleton))
     }
 }

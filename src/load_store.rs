@@ -78,7 +78,7 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
     store: impl FnOnce(PathBuf) -> S,
     dtype: FloatDType,
 ) -> Result<(M, ApplyResult), LoadError> {
-    let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, None)?;
+    let (loaded, applied) = load_into(model, path.as_ref(), store, dtype, None)?;
     Ok((loaded.module, applied))
 }
 
@@ -116,12 +116,12 @@ pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     lora: QuantizedLora,
 ) -> Result<(M, ApplyResult), LoadError> {
     let base = AdaptedBase::new(lora, dtype);
-    let (loaded, applied) = loaded(model, path.as_ref(), store, dtype, Some(base))?;
+    let (loaded, applied) = load_into(model, path.as_ref(), store, dtype, Some(base))?;
     let base = loaded.takes.base.expect("it was given");
     Ok((loaded.module.apply_reparameterization(base), applied))
 }
 
-fn loaded<M: Module, S: ModuleStore>(
+fn load_into<M: Module, S: ModuleStore>(
     model: M,
     path: &Path,
     store: impl FnOnce(PathBuf) -> S,
@@ -133,7 +133,7 @@ fn loaded<M: Module, S: ModuleStore>(
         dtype,
         statistics: running_statistics(&model),
         base,
-        uncoded: Vec::new(),
+        quantization_errors: Vec::new(),
     };
     let module = model;
     let mut loading = Loading { module, takes };
@@ -151,8 +151,8 @@ fn loaded<M: Module, S: ModuleStore>(
         // The store was told not to validate.
         return Err(unloadable(format!("{:?}", applied.errors)));
     }
-    if !loading.takes.uncoded.is_empty() {
-        return Err(unloadable(loading.takes.uncoded.join("; ")));
+    if !loading.takes.quantization_errors.is_empty() {
+        return Err(unloadable(loading.takes.quantization_errors.join("; ")));
     }
     if let Some(base) = &loading.takes.base
         && let Some(adapted) = base.adapted_before(&list(&loading.module))
@@ -200,7 +200,7 @@ struct Cast {
     /// If some are to be coded.
     base: Option<AdaptedBase>,
     /// Why some were not.
-    uncoded: Vec<String>,
+    quantization_errors: Vec<String>,
 }
 
 impl TakeOver for Cast {
@@ -229,7 +229,7 @@ impl TakeOver for Cast {
             };
             // A panic here would end the process.
             return base.code(path, param).unwrap_or_else(|(param, reason)| {
-                self.uncoded.push(reason);
+                self.quantization_errors.push(reason);
                 param
             });
         }

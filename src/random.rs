@@ -87,13 +87,13 @@ impl Stream {
     }
 
     /// Continues with the numbers after a `run`, which do not depend on how many it drew.
-    pub(crate) fn follow(&mut self, run: u64) {
+    pub(crate) fn advance(&mut self, run: u64) {
         self.seed = mix(self.seed, run);
         self.start();
     }
 
     /// Whether anybody has drawn since the numbers began; waits for the devices, and leaves others behind.
-    pub(crate) fn is_touched(&self) -> bool {
+    pub(crate) fn was_drawn(&self) -> bool {
         let draw = || self.devices.iter().map(draw_seed).collect::<Vec<_>>();
         let next = draw();
         // Twice, since another thread may draw just now, and by chance as many as the work did.
@@ -119,7 +119,7 @@ fn draw_seed(device: &Device) -> u64 {
 }
 
 /// A seed from the operating system, which leaves Burn's generators alone.
-pub(crate) fn seed_of_system() -> u64 {
+pub(crate) fn system_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 

@@ -14,7 +14,7 @@ use crate::device::caught;
 use crate::error::FusedError;
 use crate::optimizer_record::{
     RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
-    stock_can_ignore, unreadable, write, written,
+    stock_can_ignore, to_bytes, unreadable, write,
 };
 use crate::parameters::{Parameter, list};
 use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average};
@@ -28,7 +28,7 @@ pub(crate) fn load<M: Module>(
     optimizer: &ModuleOptimizer,
     model: &M,
 ) -> Result<ModuleOptimizer, FusedError> {
-    let bytes = written(record)?.shared();
+    let bytes = to_bytes(record)?.shared();
     let [states, averages] = states(bytes.clone())?;
     let empty = optimizer.clone().load_record(OptimizerRecord::default());
     let parameters = check_fit(&states, model, &empty)?;
@@ -41,14 +41,14 @@ pub(crate) fn load<M: Module>(
 }
 
 /// The same with all that it holds in host memory.
-pub(crate) fn read_at_once(record: OptimizerRecord) -> OptimizerRecord {
-    let bytes = written(record).unwrap_or_else(|error| panic!("{error}"));
+pub(crate) fn read_into_host(record: OptimizerRecord) -> OptimizerRecord {
+    let bytes = to_bytes(record).unwrap_or_else(|error| panic!("{error}"));
     OptimizerRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }
 
 /// The same of a model.
 #[cfg(feature = "train")]
-pub(crate) fn model_read_at_once(record: ModuleRecord) -> ModuleRecord {
+pub(crate) fn read_model_into_host(record: ModuleRecord) -> ModuleRecord {
     let bytes = record
         .into_bytes()
         .unwrap_or_else(|error| panic!("{error}"));
@@ -62,7 +62,7 @@ pub(crate) fn parameters_without_state<M: Module>(
     optimizer: &ModuleOptimizer,
     model: &M,
 ) -> Result<Vec<(ParamId, String)>, FusedError> {
-    let [states, averages] = states(written(optimizer.to_record())?)?;
+    let [states, averages] = states(to_bytes(optimizer.to_record())?)?;
     let empty = optimizer.clone().load_record(OptimizerRecord::default());
     let parameters = check_fit(&states, model, &empty)?;
     check_averages(averages, &parameters)?;
@@ -191,7 +191,7 @@ fn check_averages(
         let record = OptimizerRecord::from_bytes(write([average])?).map_err(unreadable)?;
         let loaded = caught(|| keeper.clone().load_record(record));
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;
-        let [_, loaded] = states(written(loaded.to_record())?)?;
+        let [_, loaded] = states(to_bytes(loaded.to_record())?)?;
         if loaded.is_empty() {
             let reason = "a part is missing, or of another type".into();
             return Err(damaged(path, reason).into());
@@ -219,7 +219,7 @@ fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), Fuse
     } else {
         loaded.to_record()
     };
-    let [loaded, _] = states(written(loaded)?)?;
+    let [loaded, _] = states(to_bytes(loaded)?)?;
     let loaded = loaded.values().flat_map(names).collect::<Vec<_>>();
     match found.into_iter().find(|name| !loaded.contains(name)) {
         Some(state) => Err(FusedError::RecordOfAnotherOptimizer { path, state }),

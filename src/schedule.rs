@@ -10,14 +10,14 @@ use crate::random::mix;
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// Shuffles by the numbers of `seed` until what is returned is dropped.
-pub(crate) fn shuffled(seed: u64) -> Shuffled {
+pub(crate) fn shuffle(seed: u64) -> ShuffleGuard {
     NEXT.store(mix(seed, 1) | 1 << 63, Ordering::Relaxed);
-    Shuffled
+    ShuffleGuard
 }
 
-pub(crate) struct Shuffled;
+pub(crate) struct ShuffleGuard;
 
-impl Drop for Shuffled {
+impl Drop for ShuffleGuard {
     fn drop(&mut self) {
         NEXT.store(0, Ordering::Relaxed);
     }

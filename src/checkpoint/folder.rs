@@ -19,7 +19,7 @@ use super::training::{ALL, TRAINING};
 enum Entry {
     Step(u64),
     Temporary,
-    Aside(u64),
+    Replaced(u64),
 }
 
 impl Entry {
@@ -36,12 +36,12 @@ impl Entry {
         let step = number(text)?;
         match kind.strip_prefix("tmp-") {
             Some(process) => process.parse::<u32>().ok().map(|_| Self::Temporary),
-            None => (kind == "old").then_some(Self::Aside(step)),
+            None => (kind == "old").then_some(Self::Replaced(step)),
         }
     }
 }
 
-pub(super) fn of_step(folder: &Path, step: u64) -> PathBuf {
+pub(super) fn step_folder(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step}"))
 }
 
@@ -49,7 +49,7 @@ pub(super) fn temporary(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!(".step-{step}.tmp-{}", std::process::id()))
 }
 
-fn aside(folder: &Path, step: u64) -> PathBuf {
+fn replaced(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!(".step-{step}.old"))
 }
 
@@ -59,8 +59,8 @@ pub(super) fn complete(folder: &Path) -> Result<BTreeMap<u64, PathBuf>, Checkpoi
     for (entry, path) in entries(folder)? {
         let step = match entry {
             Entry::Step(step) => step,
-            Entry::Aside(step) if !of_step(folder, step).exists() => step,
-            Entry::Aside(_) | Entry::Temporary => continue,
+            Entry::Replaced(step) if !step_folder(folder, step).exists() => step,
+            Entry::Replaced(_) | Entry::Temporary => continue,
         };
         if is_complete(&path)? {
             found.insert(step, path);
@@ -73,13 +73,13 @@ pub(super) fn complete(folder: &Path) -> Result<BTreeMap<u64, PathBuf>, Checkpoi
 
 /// Renames `temporary` to the folder of `step`, in the place of the checkpoint that is there.
 pub(super) fn publish(folder: &Path, temporary: &Path, step: u64) -> Result<(), CheckpointError> {
-    let target = of_step(folder, step);
+    let target = step_folder(folder, step);
     let is_there = fs::symlink_metadata(&target).is_ok();
     if is_there && !target.is_dir() {
         return Err(CheckpointError::cannot_write(&target, "it is no folder"));
     }
     if is_there {
-        rename(&target, &aside(folder, step))?;
+        rename(&target, &replaced(folder, step))?;
     }
     rename(temporary, &target)?;
     flush_folder(folder)?;
@@ -91,7 +91,7 @@ pub(super) fn publish(folder: &Path, temporary: &Path, step: u64) -> Result<(), 
 
 /// Removes the checkpoint of `step`.
 pub(super) fn remove(folder: &Path, step: u64) -> Result<(), CheckpointError> {
-    rename(&of_step(folder, step), &aside(folder, step))?;
+    rename(&step_folder(folder, step), &replaced(folder, step))?;
     discard(folder, step)
 }
 
@@ -101,8 +101,8 @@ pub(super) fn clean(folder: &Path) -> Result<(), CheckpointError> {
         match entry {
             Entry::Step(_) => {}
             Entry::Temporary => fs::remove_dir_all(&path).map_err(cannot_write(&path))?,
-            Entry::Aside(step) => {
-                let target = of_step(folder, step);
+            Entry::Replaced(step) => {
+                let target = step_folder(folder, step);
                 if !is_complete(&path)? || is_complete(&target)? {
                     discard(folder, step)?;
                 } else if !target.exists() {
@@ -116,7 +116,7 @@ pub(super) fn clean(folder: &Path) -> Result<(), CheckpointError> {
 
 /// Removes a checkpoint that was renamed, but for files that no save has written: these move to the folder of `step`.
 fn discard(folder: &Path, step: u64) -> Result<(), CheckpointError> {
-    let (path, target) = (aside(folder, step), of_step(folder, step));
+    let (path, target) = (replaced(folder, step), step_folder(folder, step));
     if path.is_symlink() {
         // Windows removes a link to a folder as a folder.
         let removed = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));

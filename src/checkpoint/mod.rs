@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use crate::device::caught;
 use crate::error::FusedError;
-use crate::fused::{Door, FusedOptimizer, FusedReplicas, Unfit};
+use crate::fused::{Door, FusedOptimizer, FusedReplicas, ResumeError};
 pub use error::CheckpointError;
 use lock::Lock;
 pub use progress::Progress;
@@ -276,13 +276,13 @@ impl Checkpoint {
             .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
         let trained_only = saved.trained_only;
         let resumed = training.core_mut().resume(&model, trained_only, state);
-        resumed.map_err(|unfit| match unfit {
-            Unfit::Model(error) => CheckpointError::of_model(&model, trained_only, error),
-            Unfit::Optimizer(error) => CheckpointError::Optimizer {
+        resumed.map_err(|error| match error {
+            ResumeError::Model(error) => CheckpointError::of_model(&model, trained_only, error),
+            ResumeError::Optimizer(error) => CheckpointError::Optimizer {
                 file: optimizer,
                 error,
             },
-            Unfit::Fused(error) => CheckpointError::Fused(error),
+            ResumeError::Fused(error) => CheckpointError::Fused(error),
         })?;
         Ok(progress)
     }

@@ -51,10 +51,10 @@ impl<P> Progress<P> {
 }
 
 fn read<P: DeserializeOwned>(bytes: &[u8]) -> Result<P, CheckpointError> {
-    ciborium::from_reader(bytes).map_err(|error| unfit::<P>("read", error))
+    ciborium::from_reader(bytes).map_err(|error| plan_error::<P>("read", error))
 }
 
-fn unfit<P>(done: &'static str, reason: impl ToString) -> CheckpointError {
+fn plan_error<P>(done: &'static str, reason: impl ToString) -> CheckpointError {
     CheckpointError::Plan {
         done,
         of: type_name::<P>(),
@@ -67,7 +67,7 @@ impl<P: Serialize + DeserializeOwned> Progress<P> {
     pub(super) fn to_bytes(&self) -> Result<(Bytes, Vec<u8>), CheckpointError> {
         let mut plan = Vec::new();
         ciborium::into_writer(&self.plan, &mut plan)
-            .map_err(|error| unfit::<P>("written", error))?;
+            .map_err(|error| plan_error::<P>("written", error))?;
         // A plan that can't be read is an error now, not when the training is to go on.
         read::<P>(&plan)?;
         let scheduler = self.scheduler.clone().into_bytes();

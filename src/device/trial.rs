@@ -11,7 +11,7 @@ pub(super) fn run(device: &Device, dtype: FloatDType) -> Result<(), String> {
     by_burn(device, dtype)?;
     optim::try_kernels(device, dtype)?;
     #[cfg(feature = "cubecl")]
-    squares::try_kernel(device, dtype)?;
+    squares::check_kernel(device, dtype)?;
     Ok(())
 }
 

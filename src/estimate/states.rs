@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 use crate::caught::Caught;
 use crate::error::FusedError;
 use crate::memory;
-use crate::optimizer_record::{compact_records, read, written};
+use crate::optimizer_record::{compact_records, read, to_bytes};
 use crate::parameters::{AnyTensor, list, with_rank};
 use crate::policy::Update;
 use crate::weights::Entry;
@@ -152,7 +152,7 @@ fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
 /// Bytes of the tensors of all states, as they are kept.
 fn recorded(update: &Update) -> usize {
     // Not as stock Burn would record them.
-    let record = compact_records(|| written(update.to_record()));
+    let record = compact_records(|| to_bytes(update.to_record()));
     let states = record.and_then(read).expect("Burn reads its own record");
     let tensors = states.values().flat_map(|state| &state.tensors);
     tensors.map(|tensor| tensor.byte_len()).sum()

@@ -11,7 +11,7 @@ mod replicas;
 
 #[cfg(feature = "train")]
 pub(crate) use core::Core;
-pub(crate) use core::{Door, Unfit};
+pub(crate) use core::{Door, ResumeError};
 pub use optimizer::FusedOptimizer;
 pub(crate) use policies::Policies;
 pub use replicas::{FusedReplicas, RankBytes};

@@ -174,7 +174,7 @@ where
             random.iter().for_each(Stream::start);
             let output = forward(&recorded, input);
             if let Some(mut random) = random.clone() {
-                random.follow(2);
+                random.advance(2);
             }
             output
         };

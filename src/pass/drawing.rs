@@ -8,7 +8,7 @@ use super::learned::Draws;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::random::{RngLock, Stream, ThreadLock, seed_of_system};
+use crate::random::{RngLock, Stream, ThreadLock, system_seed};
 
 /// The lock that a forward pass holds.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Pass {
         if self.blocks.learned.draws() != Draws::Always {
             self.has_drawn(&numbers);
         }
-        numbers.follow(3);
+        numbers.advance(3);
     }
 
     /// The forward pass goes on with `numbers`.
@@ -115,7 +115,7 @@ impl Pass {
         if learned.knows_draws() && numbers.devices.iter().any(is_cubecl) {
             return learned.may_draw();
         }
-        let drawn = numbers.is_touched();
+        let drawn = numbers.was_drawn();
         if drawn {
             learned.has_drawn();
         }
@@ -161,7 +161,7 @@ impl Scope {
         }
         let numbers = Stream::new(devices, |device| match &lock {
             Some(_) => self.next_seed(device),
-            None => seed_of_system(),
+            None => system_seed(),
         });
         let lock = lock.map(|lock| self.among_threads(lock)).transpose()?;
         if lock.is_some() {
@@ -204,7 +204,7 @@ impl RandomRun {
         }
         let drawn = self.pass.has_drawn(&self.numbers);
         let mut next = self.numbers.clone();
-        next.follow(1);
+        next.advance(1);
         self.pass.continue_with(next);
         match drawn {
             true => Drawn::Numbers(self.numbers),

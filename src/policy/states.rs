@@ -55,7 +55,7 @@ pub(super) fn holds_codes(record: &Bytes) -> bool {
 
 /// A record as bytes.
 pub(super) fn written(record: OptimizerRecord) -> Bytes {
-    record::written(record).expect("Burn writes its own record")
+    record::to_bytes(record).expect("Burn writes its own record")
 }
 
 fn read(record: Bytes) -> impl Iterator<Item = RecordedState> {

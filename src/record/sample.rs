@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 use super::states;
 use crate::device::host;
 use crate::optim::call::Call;
-use crate::optimizer_record::{RecordedState, compact_records, written};
+use crate::optimizer_record::{RecordedState, compact_records, to_bytes};
 use crate::parameters::{AnyTensor, Parameter, with_rank};
 use crate::policy::step_one;
 
@@ -71,7 +71,7 @@ impl<'a> Sample<'a> {
             true => compact_records(|| optimizer.to_record()),
             false => optimizer.to_record(),
         };
-        let [mut states, _] = states(written(record).ok()?).ok()?;
+        let [mut states, _] = states(to_bytes(record).ok()?).ok()?;
         states.remove(&id.val())
     }
 }

@@ -12,7 +12,7 @@ mod on_device;
 use burn::tensor::TensorData;
 
 #[cfg(feature = "cubecl")]
-pub(crate) use on_device::{sums_of, try_kernel};
+pub(crate) use on_device::{check_kernel, sums_of};
 
 /// Elements beyond this are made smaller.
 pub(crate) const LARGE: f64 = (1u64 << 40) as f64;

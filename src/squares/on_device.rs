@@ -19,16 +19,16 @@ const UNITS: usize = 256;
 #[backend_extension(Cube: cfg(feature = "cubecl"), Fusion: cfg(feature = "fusion"))]
 trait SumOfSquares: Backend {
     /// For every cube of the kernel the sums of squares of large, ordinary and small elements.
-    #[fusion(dtype = computed(elements), shape = parts(elements))]
+    #[fusion(dtype = compute_dtype(elements), shape = sums_shape(elements))]
     fn sum_of_squares(elements: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl SumOfSquares for CubeBackend {
     fn sum_of_squares(elements: FloatTensor<Self>) -> FloatTensor<Self> {
         let client = elements.client.clone();
-        let shape = parts(elements.meta.shape());
+        let shape = sums_shape(elements.meta.shape());
         let cubes = shape[0] / 3;
-        let dtype = computed(elements.dtype);
+        let dtype = compute_dtype(elements.dtype);
         let sums = empty_device_dtype(client.clone(), elements.device.clone(), shape, dtype);
         let count = elements.meta.num_elements();
         let sizes = client.io_optimized_vector_sizes(elements.dtype.size());
@@ -63,7 +63,7 @@ pub(crate) fn sums_of<const D: usize>(elements: Tensor<D>) -> Tensor<1> {
 }
 
 /// Half types are computed in f32.
-fn computed(dtype: DType) -> DType {
+fn compute_dtype(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
         _ => DType::F32,
@@ -71,13 +71,13 @@ fn computed(dtype: DType) -> DType {
 }
 
 /// Three for every cube.
-fn parts(elements: &Shape) -> Shape {
+fn sums_shape(elements: &Shape) -> Shape {
     let cubes = elements.num_elements().div_ceil(GRAIN).clamp(1, MOST_CUBES);
     Shape::new([3 * cubes])
 }
 
 /// The squares of numbers that are known, on a device of CubeCL's. Returns what the kernel has computed where it is another.
-pub(crate) fn try_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
+pub(crate) fn check_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
     // f16 has neither large nor small ones.
     let magnitudes = match dtype {
         FloatDType::F16 => &[1.0][..],

@@ -90,7 +90,7 @@ impl<M: Module> Module for FusedModel<M> {
         let is_read_late = self.devices().iter().any(is_cubecl);
         let record = self.model.into_record();
         match is_read_late {
-            true => record::model_read_at_once(record),
+            true => record::read_model_into_host(record),
             false => record,
         }
     }

@@ -5,7 +5,7 @@ use super::checkout;
 use super::model::FusedModel;
 use super::snapshot::snapshot;
 use crate::error::FusedError;
-use crate::optimizer_record::{read, written};
+use crate::optimizer_record::{read, to_bytes};
 use crate::record;
 
 /// Refuses what Burn has loaded from the checkpoint of `epoch` if a state does not fit its parameter,
@@ -24,7 +24,7 @@ pub(super) fn check<M: LearnerModel>(
     let mut reader = learner.clone();
     checkout::set_optimizer(&mut reader, snapshot(OptimizerRecord::default));
     let mut reader = checkpointer.load_checkpoint(reader, epoch);
-    let recorded = read(written(checkout::optimizer(&mut reader).to_record())?)?;
+    let recorded = read(to_bytes(checkout::optimizer(&mut reader).to_record())?)?;
     for (id, path) in stateless {
         if let Some(state) = recorded.get(&id.val()) {
             let state = format!("state of rank {}", state.rank()?);

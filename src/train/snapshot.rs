@@ -10,7 +10,7 @@ use burn::tensor::{Bytes, Device, TensorData};
 use parking_lot::Mutex;
 
 use super::swap_slot::no_optimizer;
-use crate::optimizer_record::{RecordedState, read, written};
+use crate::optimizer_record::{RecordedState, read, to_bytes};
 
 /// An optimizer of no other use than that its records hold what `record`, which gives the same again, holds now.
 ///
@@ -40,7 +40,7 @@ impl Contents {
     /// The state of the parameter with this id.
     fn state(&mut self, id: &str) -> Option<&RecordedState> {
         if let Some(record) = self.unread.take() {
-            let states = written(record).map(Bytes::shared).and_then(read);
+            let states = to_bytes(record).map(Bytes::shared).and_then(read);
             self.states = states.unwrap_or_else(|error| panic!("{error}"));
         }
         self.states.get(&id.parse().ok()?)

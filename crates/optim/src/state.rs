@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{Coding, LowBits, PackedState, RecordedFormat, StateTensor, loaded, steps};
 use super::rule::Step;
-use crate::optimizer_record::loads_on;
+use crate::optimizer_record::load_device;
 
 /// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
 /// beside them if there are any.
@@ -84,7 +84,7 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let device = &loads_on(device);
+        let device = &load_device(device);
         let format = RecordedFormat::unflatten(prefix, source, device)?;
         let time = match R::TIME {
             Some(name) => steps(source.take_scalar(prefix, name)?)?,

@@ -15,7 +15,7 @@ use crate::record;
 use crate::tap::collect_graph;
 
 /// Why a training can't go on with records.
-pub(crate) enum Unfit {
+pub(crate) enum ResumeError {
     /// The record of the model is that of another.
     Model(RecordError),
     /// The record of the optimizer is that of another, or of another model.
@@ -42,15 +42,15 @@ impl<M: Module> Core<M> {
         file: &Path,
         trained_only: bool,
         optimizer: OptimizerRecord,
-    ) -> Result<(), Unfit> {
+    ) -> Result<(), ResumeError> {
         // Straight to where the parameters rest, so that no device has to hold all.
         let model = self.ranks.form().at_home();
         let trained = trained_only.then(|| self.trained_in(&model));
-        let model = load_same(model, file, trained.as_ref()).map_err(Unfit::Model)?;
+        let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
         let anew = self.ranks.session().update.lock().anew();
-        let optimizer = record::load(optimizer, &anew, &model).map_err(Unfit::Optimizer)?;
+        let optimizer = record::load(optimizer, &anew, &model).map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
-        self.enter(ranks.map_err(Unfit::Fused)?);
+        self.enter(ranks.map_err(ResumeError::Fused)?);
         self.begin_from(|update| update.start_over(optimizer));
         // What autodiff has noted of the parameters that were there.
         collect_graph(&self.ranks.device());

@@ -32,7 +32,7 @@ use crate::record;
 use crate::report::StepReport;
 use crate::tap::collect_graph_if_due;
 use crate::weights::{Accumulated, Inventory, Role, Value, forked_in_codes};
-pub(crate) use change::Unfit;
+pub(crate) use change::ResumeError;
 pub(in crate::fused) use executor::{Inline, RankExecutor, RankOutput, RankOutputs};
 pub(in crate::fused) use rank_pass::RankPass;
 pub(super) use ranks::Ranks;
@@ -251,7 +251,7 @@ impl<M: Module> Core<M> {
     pub(super) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer_record();
         match self.is_read_late() {
-            true => record::read_at_once(record),
+            true => record::read_into_host(record),
             false => record,
         }
     }

@@ -7,7 +7,7 @@ use super::executor::RankExecutor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::policy::{Goal, Norm, Plan};
-use crate::random::{RngLock, Stream, seed_of_system};
+use crate::random::{RngLock, Stream, system_seed};
 
 impl<M: Module> Core<M> {
     /// First all gradients are measured, then they are used.
@@ -24,7 +24,7 @@ impl<M: Module> Core<M> {
             // Without the lock a seed would be missing where another pass draws.
             Stream::new(devices, |device| match &lock {
                 Some(_) => session.seeds.next(device),
-                None => seed_of_system(),
+                None => system_seed(),
             })
         };
         let plan = self.policies.plan(Goal::Measure, None);

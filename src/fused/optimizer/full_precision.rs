@@ -5,7 +5,7 @@ use super::FusedOptimizer;
 use crate::cast::{cast, leaf};
 use crate::device::host;
 use crate::optim::recorded_low_bits;
-use crate::optimizer_record::{read, written};
+use crate::optimizer_record::{read, to_bytes};
 use crate::parameters::exchange;
 
 impl<M: Module> FusedOptimizer<M> {
@@ -21,7 +21,7 @@ impl<M: Module> FusedOptimizer<M> {
             |param| param.is_initialized() && param.value().dtype() == DType::BF16,
             |id, high| {
                 let record = session.update.lock().record_of(id);
-                let states = written(record).and_then(read);
+                let states = to_bytes(record).and_then(read);
                 let states = states.expect("Burn reads its own record");
                 let device = host(&high.device().inner());
                 let recorded = |state| recorded_low_bits(state, &device);

@@ -56,7 +56,7 @@ impl GradientHook for Reading {
 
 /// The weights after some steps, in the schedule of this number.
 fn trained(model: Model, config: FusedConfig, schedule: Option<u64>) -> Vec<TensorData> {
-    let _shuffled = schedule.map(schedule::shuffled);
+    let _shuffled = schedule.map(schedule::shuffle);
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     let devices = [Device::ndarray(), Device::ndarray()];
     let begun = Begun::default();

@@ -4,15 +4,15 @@
 //! A record shows what it holds in its serialized form only, a pack of tensors and scalars. Each has the name
 //! `{parameter id}.{name in the state}`; beside them there are the paths of the parameters.
 
-mod asked;
 mod names;
+mod options;
 mod own_memory;
 mod state;
 
-pub use asked::{compact_records, load_on, loads_on, records_are_compact};
+pub use options::{compact_records, load_device, load_on, records_are_compact};
 pub use names::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
     is_of_elements, stock_can_ignore,
 };
 pub use own_memory::load_in_own_memory;
-pub use state::{RecordedState, read, unreadable, write, written};
+pub use state::{RecordedState, read, unreadable, write, to_bytes};

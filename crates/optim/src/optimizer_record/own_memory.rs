@@ -1,6 +1,6 @@
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 
-use super::asked::compact_records;
+use super::options::compact_records;
 
 /// `optimizer` with the states in `record`, each in memory of its own. What Burn reads from bytes borrows them, and each state holds
 /// all bytes of the record as long as it lives, written or not.

@@ -107,7 +107,7 @@ pub fn write(states: impl IntoIterator<Item = RecordedState>) -> Result<Bytes, O
 }
 
 /// `record`, serialized.
-pub fn written(record: OptimizerRecord) -> Result<Bytes, OptimError> {
+pub fn to_bytes(record: OptimizerRecord) -> Result<Bytes, OptimError> {
     record.into_bytes().map_err(unreadable)
 }
 

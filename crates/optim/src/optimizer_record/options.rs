@@ -52,7 +52,7 @@ pub fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
 }
 
 /// Where a state is loaded that Burn would bring to `device`.
-pub fn loads_on(device: &Device) -> Device {
+pub fn load_device(device: &Device) -> Device {
     let asked_for = LOAD_ON.with_borrow(Option::clone);
     asked_for.unwrap_or_else(|| device.clone())
 }
