@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use backburn::memory::{MemoryRecorder, match_pool_sizes};
 use backburn::{
-    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, WaitingBlocks,
+    FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, OffloadedBlocks,
     optim as ours,
 };
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
@@ -123,7 +123,7 @@ impl Counts {
             ("in blocks", None),
             ("states", Some(Offload::States)),
             ("updates", Some(Offload::Updates)),
-            ("weights", Some(Offload::Weights(WaitingBlocks::All))),
+            ("weights", Some(Offload::Weights(OffloadedBlocks::All))),
         ] {
             let model = Mlp::init(device).with_recompute_blocks(true);
             let mut fused = FusedOptimizer::new(model, ours::AdamConfig::new().init()).unwrap();

@@ -28,7 +28,7 @@ use crate::tap::lift;
 /// # Errors
 ///
 /// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`,
-/// [`FusedError::DeviceNotThere`] if it is not there.
+/// [`FusedError::DeviceUnavailable`] if it is not there.
 pub fn cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);

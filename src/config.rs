@@ -88,7 +88,7 @@ pub struct FusedConfig {
     ///
     /// By default a quarter more than the largest parameter has, and the weights of one block: so one gradient is used while the
     /// next is computed.
-    pub max_bytes_under_way: Option<usize>,
+    pub max_bytes_in_flight: Option<usize>,
 }
 
 impl Default for FusedConfig {
@@ -167,7 +167,7 @@ impl FusedConfig {
         Request {
             compute_dtype: self.compute_dtype,
             offload: self.offload.clone(),
-            max_bytes_under_way: self.max_bytes_under_way,
+            max_bytes_in_flight: self.max_bytes_in_flight,
             offload_inputs: self.gradient_checkpointing.offload_inputs,
         }
     }

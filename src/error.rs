@@ -34,7 +34,7 @@ pub enum FusedError {
 
     /// A parameter that its optimizer does not step, whatever its gradient.
     #[error("parameter `{path}` can't be trained: {reason}")]
-    Unfit {
+    UnsupportedParameter {
         /// Path of the parameter; of several, the first by name.
         path: String,
         /// Why, and what to do.
@@ -46,7 +46,7 @@ pub enum FusedError {
         "{device} can't be used: {reason}. Look whether the device is there, and whether its driver is \
          installed and new enough for this build of Burn; what its thread has printed says more"
     )]
-    DeviceNotThere {
+    DeviceUnavailable {
         /// The device.
         device: String,
         /// What is known.
@@ -82,7 +82,7 @@ pub enum FusedError {
         "{device} gives wrong results in {dtype}: {found}. A kernel may not have compiled, and then the device's \
          thread has printed why. Use another float type, or another device"
     )]
-    DeviceComputesWrong {
+    WrongResults {
         /// The float type.
         dtype: String,
         /// The device.

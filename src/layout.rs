@@ -66,7 +66,7 @@ pub(crate) enum Holding {
 impl Layout {
     /// Of a model on one device, which is `device` if something waits on the host; else the model says.
     pub(crate) fn new(request: Request, device: &Device) -> Result<Self, FusedError> {
-        let max = request.max_bytes_under_way;
+        let max = request.max_bytes_in_flight;
         let offload = request.offload.clone();
         let placement = offload.map(|offload| OffloadEngine::new(offload, max, device));
         let placement = placement.transpose()?.map(Arc::new);

@@ -149,7 +149,7 @@ pub use load::load_record_in;
 #[cfg(feature = "store")]
 pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
 pub use loss::Loss;
-pub use offload::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+pub use offload::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
 pub use optim::WeightAveragingConfig;
 pub use parameters::ModelKey;
 pub use pass::{GradientCheckpointingConfig, StepContext, scale_loss};

@@ -23,8 +23,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 const MODES: [Offload; 4] = [
     Offload::States,
     Offload::Updates,
-    Offload::Weights(WaitingBlocks::All),
-    Offload::Weights(WaitingBlocks::Fraction(0.5)),
+    Offload::Weights(OffloadedBlocks::All),
+    Offload::Weights(OffloadedBlocks::Fraction(0.5)),
 ];
 
 fn stack(depth: usize, width: usize, device: &Device) -> Vec<Linear> {
@@ -172,7 +172,7 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
         let config = OffloadConfig::new(Offload::States).with_min_elements(1);
         let config = FusedConfig::new()
             .with_offload(Some(config))
-            .with_max_bytes_under_way(limit);
+            .with_max_bytes_in_flight(limit);
         let model = stack(4, 4, &Device::flex().autodiff());
         let mut fused = FusedOptimizer::new_ok(model, CountedSgd.into());
         fused = fused.with_config_on_ok(config, &device);
@@ -233,8 +233,8 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
         &device.clone().autodiff(),
     );
     for (mode, blocks) in [
-        (Offload::Weights(WaitingBlocks::All), 5),
-        (Offload::Weights(WaitingBlocks::Fraction(0.5)), 11),
+        (Offload::Weights(OffloadedBlocks::All), 5),
+        (Offload::Weights(OffloadedBlocks::Fraction(0.5)), 11),
         (Offload::Updates, 16),
     ] {
         let model = stack(depth, width, &Device::flex().autodiff());

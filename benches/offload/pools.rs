@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use backburn::memory::match_pool_sizes;
 use backburn::{
     FusedConfig, FusedOptimizer, GradientFlow, GradientHook, HookedParameter, Offload,
-    OffloadConfig, WaitingBlocks,
+    OffloadConfig, OffloadedBlocks,
 };
 use burn::module::ParamGroup;
 use burn::optim::{AdamConfig, GradientsParams};
@@ -155,8 +155,8 @@ fn measure(way: &str, depth: usize, width: usize) -> Measured {
     let offload = match way {
         "states" => Some(Offload::States),
         "updates" => Some(Offload::Updates),
-        "half" => Some(Offload::Weights(WaitingBlocks::Fraction(0.5))),
-        "weights" | "a weight ahead" => Some(Offload::Weights(WaitingBlocks::All)),
+        "half" => Some(Offload::Weights(OffloadedBlocks::Fraction(0.5))),
+        "weights" | "a weight ahead" => Some(Offload::Weights(OffloadedBlocks::All)),
         _ => None,
     };
     let in_blocks = matches!(way, "in blocks" | "half" | "weights" | "a weight ahead");
@@ -222,7 +222,7 @@ fn fused(
             .with_config_on(
                 FusedConfig::new()
                     .with_offload(Some(OffloadConfig::new(offload)))
-                    .with_max_bytes_under_way(limit),
+                    .with_max_bytes_in_flight(limit),
                 &device,
             )
             .unwrap(),

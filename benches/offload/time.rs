@@ -3,14 +3,14 @@
 //! they are read while they are kept, which `ndarray` does element by element.
 //!
 //! The ways take turns, step by step, each in a process of its own. A ratio is the median over all rounds of what a step took in multiples
-//! of the same step of the same round without offload, in blocks where it is in blocks. Beside it is that with `max_bytes_under_way` of
+//! of the same step of the same round without offload, in blocks where it is in blocks. Beside it is that with `max_bytes_in_flight` of
 //! zero: nothing comes before it is needed.
 
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
 
 use backburn::{
     FusedConfig, FusedOptimizer, GradientCheckpointingConfig, Offload, OffloadConfig, OffloadHost,
-    WaitingBlocks, optim::AdamConfig,
+    OffloadedBlocks, optim::AdamConfig,
 };
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -88,7 +88,7 @@ pub fn train(way: &str, batch: usize) {
     let offload = match way {
         STATES => Some(OffloadConfig::new(Offload::States)),
         "updates" => Some(OffloadConfig::new(Offload::Updates)),
-        "weights" => Some(OffloadConfig::new(Offload::Weights(WaitingBlocks::All))),
+        "weights" => Some(OffloadConfig::new(Offload::Weights(OffloadedBlocks::All))),
         // Nothing else leaves.
         "inputs" => Some(OffloadConfig::new(Offload::Updates).with_min_elements(usize::MAX)),
         _ => None,
@@ -101,7 +101,7 @@ pub fn train(way: &str, batch: usize) {
     let config = FusedConfig::new()
         .with_offload(offload)
         .with_gradient_checkpointing(blocks)
-        .with_max_bytes_under_way(limit);
+        .with_max_bytes_in_flight(limit);
     let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let mut fused = fused.with_config_on(config, &device).unwrap();
     let input = Tensor::<2>::random([batch, WIDTH], Distribution::Default, &tracked);

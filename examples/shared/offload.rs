@@ -1,7 +1,7 @@
 //! What waits in host memory, to choose from on a command line.
 
 use anyhow::{Result, bail};
-use backburn::{Offload, OffloadConfig, WaitingBlocks};
+use backburn::{Offload, OffloadConfig, OffloadedBlocks};
 use clap::ValueEnum;
 
 use crate::backend::Backend;
@@ -33,7 +33,7 @@ impl Waiting {
         OffloadConfig::new(match self {
             Self::States => Offload::States,
             Self::Updates => Offload::Updates,
-            Self::Weights => Offload::Weights(WaitingBlocks::All),
+            Self::Weights => Offload::Weights(OffloadedBlocks::All),
         })
     }
 }

@@ -20,7 +20,7 @@ pub enum CheckpointError {
         "there is no checkpoint in {folder}: no save was completed there. Train from the start, or name another folder",
         folder = folder.display()
     )]
-    NotThere {
+    NotFound {
         /// The folder.
         folder: PathBuf,
     },

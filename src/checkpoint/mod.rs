@@ -320,7 +320,7 @@ impl Checkpoint {
         let steps = folder::complete(&self.folder)?;
         let Some(newest) = steps.keys().next_back() else {
             let folder = self.folder.clone();
-            return Err(CheckpointError::NotThere { folder });
+            return Err(CheckpointError::NotFound { folder });
         };
         let step = self.step.unwrap_or(*newest);
         let Some(path) = steps.get(&step) else {

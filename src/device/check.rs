@@ -29,9 +29,9 @@ static PASSED: Mutex<Vec<(Device, DType)>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 ///
-/// - [`FusedError::DeviceNotThere`]: the device is not there, or its driver is not, or is too old, or its server does not answer.
+/// - [`FusedError::DeviceUnavailable`]: the device is not there, or its driver is not, or is too old, or its server does not answer.
 /// - [`FusedError::FloatTypeNotSupported`]: it can't compute in `dtype`.
-/// - [`FusedError::DeviceComputesWrong`]: it does not compute what it should, or nothing at all.
+/// - [`FusedError::WrongResults`]: it does not compute what it should, or nothing at all.
 pub fn check_device(device: &Device, dtype: FloatDType) -> Result<(), FusedError> {
     check(device, dtype.into())
 }
@@ -55,7 +55,7 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     }
     if !is_trusted() {
         let tried = caught(|| trial::run(device, dtype.into())).flatten();
-        tried.map_err(|found| FusedError::DeviceComputesWrong {
+        tried.map_err(|found| FusedError::WrongResults {
             dtype: format!("{dtype:?}"),
             device: format!("{device:?}"),
             found,
@@ -96,7 +96,7 @@ fn is_trusted() -> bool {
 
 /// Opens `device`.
 fn is_there(device: &Device) -> Result<(), FusedError> {
-    let not_there = |reason| FusedError::DeviceNotThere {
+    let not_there = |reason| FusedError::DeviceUnavailable {
         device: format!("{device:?}"),
         reason,
     };

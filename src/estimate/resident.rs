@@ -37,7 +37,7 @@ impl Resident {
         let trained = parameters.iter().filter(|it| it.is_trained());
         let owners = Ownership::BySize.assign(trained.map(Entry::size).collect(), ranks);
         let request = config.layout();
-        let mut in_flight = StatesInFlight::within(config.max_bytes_under_way);
+        let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
         let mut devices = vec![0; ranks];
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {

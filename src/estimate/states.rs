@@ -176,7 +176,7 @@ fn step(
     let zeros = || -> AnyTensor {
         with_rank!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())
     };
-    let unfit = |panic: Caught| FusedError::Unfit {
+    let unfit = |panic: Caught| FusedError::UnsupportedParameter {
         path: path.to_string(),
         reason: panic.message().to_string(),
     };

@@ -80,9 +80,9 @@ impl CheckpointNode {
         let recompute = self.recompute.lock().take();
         if let Some(recompute) = recompute {
             let output_gradients = std::mem::take(&mut *self.output_gradients.lock());
-            *self.input_gradients.lock() = self
-                .pass
-                .guarded(FailedIn::Backward, || recompute(output_gradients, signal.clone()));
+            *self.input_gradients.lock() = self.pass.guarded(FailedIn::Backward, || {
+                recompute(output_gradients, signal.clone())
+            });
         }
     }
 

@@ -9,7 +9,7 @@ pub(crate) struct Request {
     pub(crate) compute_dtype: Option<FloatDType>,
     /// What waits on the host, if anything does.
     pub(crate) offload: Option<OffloadConfig>,
-    pub(crate) max_bytes_under_way: Option<usize>,
+    pub(crate) max_bytes_in_flight: Option<usize>,
     /// Offloads the inputs of checkpointed blocks, too.
     pub(crate) offload_inputs: bool,
 }

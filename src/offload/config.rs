@@ -18,7 +18,7 @@ pub enum Offload {
     /// [block](crate::gradient_checkpointing()) runs, for the first time and for the second, and are gone after
     /// it. A weight that is read outside of a block stays on the device, as with `Updates`. Frozen weights wait,
     /// whichever blocks they are in, and never go back; one with an adapter must be read in a block.
-    Weights(WaitingBlocks),
+    Weights(OffloadedBlocks),
 }
 
 /// Of which blocks the weights wait in host memory, under [`Offload::Weights`].
@@ -26,7 +26,7 @@ pub enum Offload {
 /// The blocks that stay on the device are the last and the first ones in the order of a step: their weights would
 /// turn around at once.
 #[derive(Config, Copy, Debug, PartialEq)]
-pub enum WaitingBlocks {
+pub enum OffloadedBlocks {
     /// All.
     All,
     /// This part of them, from 0 to 1.
@@ -47,9 +47,9 @@ pub enum OffloadHost {
 /// How a training is divided between a device and the host.
 ///
 /// ```
-/// use backburn::{Offload, OffloadConfig, WaitingBlocks};
+/// use backburn::{Offload, OffloadConfig, OffloadedBlocks};
 ///
-/// let config = OffloadConfig::new(Offload::Weights(WaitingBlocks::Fraction(0.5)));
+/// let config = OffloadConfig::new(Offload::Weights(OffloadedBlocks::Fraction(0.5)));
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct OffloadConfig {
@@ -68,8 +68,9 @@ impl OffloadConfig {
     /// Refuses what can't be meant.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
         match self.offload {
-            Offload::Weights(WaitingBlocks::Fraction(part)) if !(0.0..=1.0).contains(&part) => {
-                let reason = format!("`WaitingBlocks::Fraction` is {part}: it must be from 0 to 1");
+            Offload::Weights(OffloadedBlocks::Fraction(part)) if !(0.0..=1.0).contains(&part) => {
+                let reason =
+                    format!("`OffloadedBlocks::Fraction` is {part}: it must be from 0 to 1");
                 Err(FusedError::Offload { reason })
             }
             _ => Ok(()),
@@ -82,7 +83,7 @@ impl OffloadConfig {
     }
 
     /// Of which blocks the weights wait, if those of any do; else the device keeps a copy of what rests on the host.
-    pub(crate) fn offloaded_blocks(&self) -> Option<WaitingBlocks> {
+    pub(crate) fn offloaded_blocks(&self) -> Option<OffloadedBlocks> {
         match self.offload {
             Offload::Weights(blocks) => Some(blocks),
             Offload::States | Offload::Updates => None,
@@ -94,16 +95,16 @@ impl OffloadConfig {
     pub(crate) fn device_bytes_of(&self, bytes: usize) -> usize {
         match self.offload {
             Offload::States | Offload::Updates => bytes,
-            Offload::Weights(WaitingBlocks::All) => 0,
-            Offload::Weights(WaitingBlocks::Fraction(part)) => {
+            Offload::Weights(OffloadedBlocks::All) => 0,
+            Offload::Weights(OffloadedBlocks::Fraction(part)) => {
                 ((1.0 - part) * bytes as f64).round() as usize
             }
-            Offload::Weights(WaitingBlocks::Beyond(budget)) => budget.min(bytes),
+            Offload::Weights(OffloadedBlocks::Beyond(budget)) => budget.min(bytes),
         }
     }
 }
 
-impl WaitingBlocks {
+impl OffloadedBlocks {
     /// Which blocks stay on the device, given the bytes of the weights of each in the order of a step: from the
     /// ends, beginning with the last.
     pub(crate) fn resident_blocks(self, bytes: &[usize]) -> Vec<bool> {

@@ -23,7 +23,7 @@ impl OffloadEngine {
     /// The placement of a model that computes on `device`, with so many bytes under way; `config` has been checked.
     pub(crate) fn new(
         config: OffloadConfig,
-        max_bytes_under_way: Option<usize>,
+        max_bytes_in_flight: Option<usize>,
         device: &Device,
     ) -> Result<Self, FusedError> {
         let host = config.host.device()?;
@@ -55,7 +55,7 @@ impl OffloadEngine {
         };
         let separate_device = Some(device.clone().inner());
         Ok(Self {
-            transfers: Arc::new(TransferWorkers::new(max_bytes_under_way, separate_device)?),
+            transfers: Arc::new(TransferWorkers::new(max_bytes_in_flight, separate_device)?),
             config,
             device,
             host,

@@ -8,6 +8,6 @@ mod workers;
 
 pub(crate) use activations::{ActivationOffload, OffloadedTensors};
 pub(crate) use capacity::check_offload_fits;
-pub use config::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+pub use config::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
 pub(crate) use engine::OffloadEngine;
 pub(crate) use workers::TransferWorkers;

@@ -21,7 +21,7 @@ pub(crate) struct TransferWorkers {
 impl TransferWorkers {
     /// Those of a device that has memory of its own, or of any of CubeCL's, with so many bytes under way.
     pub(crate) fn new(
-        max_bytes_under_way: Option<usize>,
+        max_bytes_in_flight: Option<usize>,
         separate_device: Option<Device>,
     ) -> Result<Self, FusedError> {
         let worker = |name| {
@@ -32,7 +32,7 @@ impl TransferWorkers {
         Ok(Self {
             to_host: worker("to host")?,
             to_device: worker("to device")?,
-            limit: InFlightLimit::new(max_bytes_under_way),
+            limit: InFlightLimit::new(max_bytes_in_flight),
             separate_device,
         })
     }

@@ -23,7 +23,7 @@ pub struct GradientCheckpointingConfig {
     /// Whether the float inputs of recomputed blocks wait for the second run in the memory of the
     /// host, on CubeCL devices and on the one that computes with [offload](crate::OffloadConfig). They leave and come
     /// back on threads of their own, the latter a block ahead, as far as
-    /// [`max_bytes_under_way`](crate::FusedConfig::max_bytes_under_way) allows.
+    /// [`max_bytes_in_flight`](crate::FusedConfig::max_bytes_in_flight) allows.
     #[config(default = false)]
     pub offload_inputs: bool,
 }

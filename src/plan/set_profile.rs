@@ -136,7 +136,7 @@ impl<'a> SetProfile<'a> {
         if split.ranks > 1 {
             // Gradients of the other ranks wait for the slowest rank, and the new weight arrives.
             let largest = profile.largest_gradient();
-            let each = self.config.max_bytes_under_way.unwrap_or(largest / 4 * 5);
+            let each = self.config.max_bytes_in_flight.unwrap_or(largest / 4 * 5);
             device += (split.ranks - 1) * each + 2 * largest;
         }
         (device, resident.host_weights + resident.host_states)

@@ -1,6 +1,6 @@
 use burn::tensor::FloatDType;
 
-use crate::offload::{Offload, OffloadConfig, WaitingBlocks};
+use crate::offload::{Offload, OffloadConfig, OffloadedBlocks};
 
 /// In which type the weights are stored, and where. Each storage is measured on its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ impl WeightStorage {
 
     /// Returns what is offloaded while the model is measured.
     pub(super) fn offload(self) -> Option<OffloadConfig> {
-        let weights = Offload::Weights(WaitingBlocks::All);
+        let weights = Offload::Weights(OffloadedBlocks::All);
         self.on_host.then(|| OffloadConfig::new(weights))
     }
 

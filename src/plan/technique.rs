@@ -1,6 +1,6 @@
 use burn::config::Config;
 
-use crate::offload::{Offload, WaitingBlocks};
+use crate::offload::{Offload, OffloadedBlocks};
 use crate::optim::{StateFormat, WeightFormat};
 
 /// A way to take less memory than fused training alone does.
@@ -103,7 +103,7 @@ impl Technique {
         match self {
             Self::HostStates => Some(Offload::States),
             Self::HostUpdates => Some(Offload::Updates),
-            Self::HostWeights => Some(Offload::Weights(WaitingBlocks::All)),
+            Self::HostWeights => Some(Offload::Weights(OffloadedBlocks::All)),
             _ => None,
         }
     }

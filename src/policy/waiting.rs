@@ -216,7 +216,7 @@ mod tests {
         let offload = OffloadConfig::new(Offload::States).with_host(OffloadHost::Flex);
         let config = FusedConfig::new()
             .with_offload(Some(offload.with_min_elements(1)))
-            .with_max_bytes_under_way(limit);
+            .with_max_bytes_in_flight(limit);
         FusedOptimizer::new(model, AdamConfig::new().init())
             .unwrap()
             .with_config_on(config, &device())

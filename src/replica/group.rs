@@ -37,10 +37,10 @@ impl Group {
         devices: Vec<Device>,
         sharding: Sharding,
         ownership: Ownership,
-        max_bytes_under_way: Option<usize>,
+        max_bytes_in_flight: Option<usize>,
         parameters: Vec<Size>,
     ) -> Self {
-        let limit = InFlightLimit::new(max_bytes_under_way);
+        let limit = InFlightLimit::new(max_bytes_in_flight);
         parameters
             .iter()
             .for_each(|size| limit.add_parameter(size.bytes));

@@ -136,7 +136,7 @@ impl View {
         {
             let view = self.clone();
             placement.prefetch(move || view.fetch());
-            placement.transfers.to_device.wait();
+            placement.transfers.to_device.wait_idle();
         }
     }
 

@@ -73,7 +73,7 @@ impl Foresight for FetchAhead {
             of_this = self.fetch_for(run, placement);
         }
         // Else the run could overtake what was sent for, and both would come over for it.
-        placement.transfers.to_device.wait();
+        placement.transfers.to_device.wait_idle();
         // The run before has read what it wanted: what is left of what was brought for it would stay in the way.
         let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
         in_the_way.for_each(|id| self.views.get(*id).let_go());

@@ -86,7 +86,7 @@ impl Inventory {
             let unsupported = update.unsupported(&device, id, path, rank, entry.dtype, elements);
             if let Some(reason) = unsupported {
                 let path = path.to_string();
-                return Err(FusedError::Unfit { path, reason });
+                return Err(FusedError::UnsupportedParameter { path, reason });
             }
         }
         Ok(())

@@ -17,7 +17,7 @@ impl View {
         let has_answered = self.state.lock().has_answered();
         if let (true, Some(placement)) = (has_answered, &self.layout.placement) {
             // What is read does not depend on how far an update is.
-            placement.transfers.to_host.wait();
+            placement.transfers.to_host.wait_idle();
         }
         let mut state = self.state.lock();
         let may_change = || {

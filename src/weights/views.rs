@@ -7,7 +7,7 @@ use burn::optim::GradientsParams;
 use super::home::Home;
 use super::stage::{Accumulated, ParameterReport};
 use super::view::View;
-use crate::offload::WaitingBlocks;
+use crate::offload::OffloadedBlocks;
 use crate::parameters::with_rank;
 use crate::pass::{Course, Pass};
 
@@ -83,7 +83,7 @@ impl Views {
     }
 
     /// Lets the device keep the weights of the blocks that don't wait on the host.
-    pub(crate) fn keep_copies(&self, course: &Course, waiting: WaitingBlocks) {
+    pub(crate) fn keep_copies(&self, course: &Course, waiting: OffloadedBlocks) {
         let blocks = course.blocks();
         let bytes = blocks.iter().map(|reads| {
             let views = reads.iter().map(|id| self.get(*id));

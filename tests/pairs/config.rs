@@ -116,8 +116,8 @@ impl Options {
             Waiting::None => return None,
             Waiting::States => Offload::States,
             Waiting::Updates => Offload::Updates,
-            Waiting::Weights => Offload::Weights(WaitingBlocks::All),
-            Waiting::HalfOfWeights => Offload::Weights(WaitingBlocks::Fraction(0.5)),
+            Waiting::Weights => Offload::Weights(OffloadedBlocks::All),
+            Waiting::HalfOfWeights => Offload::Weights(OffloadedBlocks::Fraction(0.5)),
         };
         // Adapters on a base that waits are read in blocks only: the embedding stays.
         let min_elements = if self.has_adapters() { 2000 } else { 1 };
@@ -141,7 +141,7 @@ impl Options {
             .with_averaging(self.averaging())
             .with_gradient_checkpointing(blocks)
             .with_offload(self.offload())
-            .with_max_bytes_under_way(match self.limit {
+            .with_max_bytes_in_flight(match self.limit {
                 Limit::None => None,
                 Limit::Byte => Some(1),
                 Limit::Some => Some(20_000),

@@ -51,7 +51,7 @@ fn a_device_that_is_not_there_is_refused_by_its_number() {
     let is_refused = |refused| {
         matches!(
             refused,
-            Err(PlanError::Fused(FusedError::DeviceNotThere { .. }))
+            Err(PlanError::Fused(FusedError::DeviceUnavailable { .. }))
         )
     };
     assert!(is_refused(refused));

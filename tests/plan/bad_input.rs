@@ -200,7 +200,7 @@ fn a_device_that_is_not_there_is_refused_by_name() {
     let refused = planner.plan(Mlp::loss, ENOUGH);
     let is_refused = matches!(
         refused,
-        Err(PlanError::Fused(FusedError::DeviceNotThere { .. }))
+        Err(PlanError::Fused(FusedError::DeviceUnavailable { .. }))
     );
     assert!(is_refused, "{refused:?}");
 }
@@ -219,7 +219,7 @@ fn an_optimizer_that_refuses_a_parameter_is_refused_by_its_path() {
     let of_f32 = Planner::new(init, in_bf16).plan(loss, ENOUGH);
     let refused = [(muon.map(drop), "bias"), (of_f32.map(drop), "weight")];
     for (refused, named) in refused {
-        let Err(PlanError::Fused(FusedError::Unfit { path, .. })) = refused else {
+        let Err(PlanError::Fused(FusedError::UnsupportedParameter { path, .. })) = refused else {
             panic!("{refused:?}");
         };
         assert_eq!(path, named);

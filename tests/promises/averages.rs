@@ -146,7 +146,7 @@ fn average_after_each_step_equals_stock_loop() {
     let host = [
         Offload::States,
         Offload::Updates,
-        Offload::Weights(WaitingBlocks::All),
+        Offload::Weights(OffloadedBlocks::All),
     ];
     let offloads = [None].into_iter().chain(host.map(|it| Some(on_host(it))));
     for offload in offloads {

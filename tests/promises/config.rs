@@ -62,7 +62,7 @@ fn a_config_that_was_saved_is_the_same() {
         .with_offload(Some(OffloadConfig::new(Offload::Updates)))
         .with_sharding(Sharding::Full)
         .with_ownership(Ownership::BySize)
-        .with_max_bytes_under_way(Some(1));
+        .with_max_bytes_in_flight(Some(1));
     let file = tempfile::NamedTempFile::new().unwrap();
     config.save(file.path()).unwrap();
     assert_eq!(FusedConfig::load(file.path()).unwrap(), config);

@@ -312,6 +312,6 @@ fn a_parameter_of_more_dimensions_than_an_optimizer_knows_is_an_error_by_name() 
     let device = Device::flex().autodiff();
     let deep = Param::from_tensor(Tensor::zeros([1; 9], &device));
     let error = FusedOptimizer::new(Deep { deep }, SgdConfig::new().init()).unwrap_err();
-    assert!(matches!(&error, FusedError::Unfit { path, .. } if path == "deep"));
+    assert!(matches!(&error, FusedError::UnsupportedParameter { path, .. } if path == "deep"));
     assert!(error.to_string().contains("up to 8 dimensions"), "{error}");
 }

@@ -114,7 +114,7 @@ pub fn waiting() -> [FusedConfig; 3] {
     [
         Offload::States,
         Offload::Updates,
-        Offload::Weights(WaitingBlocks::All),
+        Offload::Weights(OffloadedBlocks::All),
     ]
     .map(|offload| {
         let offload = OffloadConfig::new(offload)

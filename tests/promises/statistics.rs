@@ -50,7 +50,7 @@ fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
         config.clone(),
         offloaded(Offload::States),
         offloaded(Offload::Updates),
-        offloaded(Offload::Weights(WaitingBlocks::All)),
+        offloaded(Offload::Weights(OffloadedBlocks::All)),
     ];
     let fused = |config: FusedConfig| {
         let fused = FusedOptimizer::new_ok(Normed::init(device), AdamWConfig::new().init());

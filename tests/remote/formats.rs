@@ -12,7 +12,10 @@ fn bits8() -> ModuleOptimizer {
 #[track_caller]
 fn assert_refused<T>(made: Result<T, FusedError>, format: &str) {
     let error = made.map(drop).expect_err(format);
-    assert!(matches!(error, FusedError::Unfit { .. }), "{error}");
+    assert!(
+        matches!(error, FusedError::UnsupportedParameter { .. }),
+        "{error}"
+    );
     assert!(error.to_string().contains(format), "{error}");
 }
 

@@ -58,7 +58,7 @@ fn killed_server_before_training_is_an_error() {
         server.kill();
         let error = check_device(&server.device, FloatDType::F32).unwrap_err();
         assert!(
-            matches!(error, FusedError::DeviceNotThere { .. }),
+            matches!(error, FusedError::DeviceUnavailable { .. }),
             "{error}"
         );
     });
@@ -72,7 +72,7 @@ fn stopped_server_before_training_is_an_error() {
         let start = Instant::now();
         let error = check_device(&server.device, FloatDType::F32).unwrap_err();
         assert!(
-            matches!(error, FusedError::DeviceNotThere { .. }),
+            matches!(error, FusedError::DeviceUnavailable { .. }),
             "{error}"
         );
         assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());

@@ -222,7 +222,7 @@ fn opposed_orders_of_parameters_come_through() {
         let devices = devices.clone();
         std::thread::spawn(move || {
             let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                .with_config_ok(FusedConfig::new().with_max_bytes_under_way(Some(limit)));
+                .with_config_ok(FusedConfig::new().with_max_bytes_in_flight(Some(limit)));
             for step in 0..20 {
                 let x = Tensor::ones([2, 6], &devices[0]);
                 let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];

@@ -13,7 +13,7 @@ fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
     let device = flex(1).remove(0);
     in_time(move || {
         let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2))
-            .with_config_ok(FusedConfig::new().with_max_bytes_under_way(Some(0)));
+            .with_config_ok(FusedConfig::new().with_max_bytes_in_flight(Some(0)));
         let shared = Tensor::<1>::ones([1], &device).require_grad();
         let batches = tokens(&device, &[2, 2]);
         // Burn joins the graphs of both, and locks them: it depends on when.
@@ -129,7 +129,7 @@ fn any_limit_may_be_asked_for() {
         let device = device.clone();
         in_time(move || {
             let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(3))
-                .with_config_ok(FusedConfig::new().with_max_bytes_under_way(Some(limit)));
+                .with_config_ok(FusedConfig::new().with_max_bytes_in_flight(Some(limit)));
             fused.step_ok(RATE, tokens(&device, &[2, 2, 4]), Network::loss);
         });
     }

@@ -62,7 +62,7 @@ fn muon_on_several_devices_equals_stock_whoever_owns_a_matrix() {
             (FusedConfig::new(), &on_device),
             (offloaded(Offload::States), &on_device),
             (offloaded(Offload::Updates), &on_host),
-            (offloaded(Offload::Weights(WaitingBlocks::All)), &on_host),
+            (offloaded(Offload::Weights(OffloadedBlocks::All)), &on_host),
         ] {
             for sharding in [Sharding::State, Sharding::Full] {
                 let config = config.clone().with_sharding(sharding);

@@ -86,7 +86,7 @@ fn in_every_way(
     test: impl Fn(FusedReplicas<Network>),
 ) {
     let devices = flex(ranks);
-    let everything = Offload::Weights(WaitingBlocks::All);
+    let everything = Offload::Weights(OffloadedBlocks::All);
     let offloads = [None, Some(Offload::Updates), Some(everything)];
     for (sharding, offload) in [Sharding::State, Sharding::Full]
         .into_iter()

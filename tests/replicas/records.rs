@@ -122,8 +122,8 @@ fn replicas_can_be_made_again_with_another_config() {
         &|config| config.with_offload(waits(Offload::States)),
         &|config| config.with_sharding(Sharding::State),
         &|config| config.with_offload(waits(Offload::Updates)),
-        &|config| config.with_max_bytes_under_way(Some(0)),
-        &|config| config.with_offload(waits(Offload::Weights(WaitingBlocks::All))),
+        &|config| config.with_max_bytes_in_flight(Some(0)),
+        &|config| config.with_offload(waits(Offload::Weights(OffloadedBlocks::All))),
         &|config| config.with_offload(None),
     ];
     for (batches, change) in steps.iter().zip(changes) {

@@ -195,7 +195,7 @@ fn copies_for_inference_go_with_who_reads_them() {
     let _alone = alone();
     for config in [
         computed_in(FloatDType::BF16),
-        offloaded(Offload::Weights(WaitingBlocks::All)),
+        offloaded(Offload::Weights(OffloadedBlocks::All)),
     ] {
         let stay = slope(|width| {
             let mut fused = FusedOptimizer::new_ok(Network::of_width(width, &device()), adamw())
@@ -219,7 +219,7 @@ fn copies_for_inference_go_with_who_reads_them() {
 #[test]
 fn frozen_weights_are_on_the_host_once_for_all_ranks() {
     let _alone = alone();
-    let config = offloaded(Offload::Weights(WaitingBlocks::All)).with_sharding(Sharding::Full);
+    let config = offloaded(Offload::Weights(OffloadedBlocks::All)).with_sharding(Sharding::Full);
     let [one, three] = [1, 3].map(|ranks| {
         slope(|width| {
             let model = Network::of_width(width, &other());
@@ -246,7 +246,7 @@ fn frozen_weights_are_on_the_host_once_for_all_ranks() {
 #[test]
 fn replicas_are_made_without_the_weights_on_the_devices() {
     let _alone = alone();
-    let config = offloaded(Offload::Weights(WaitingBlocks::All)).with_sharding(Sharding::Full);
+    let config = offloaded(Offload::Weights(OffloadedBlocks::All)).with_sharding(Sharding::Full);
     let [one, two] = [1, 2].map(|ranks| {
         slope(|width| {
             let model = Network::of_width(width, &other());

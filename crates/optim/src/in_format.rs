@@ -22,7 +22,7 @@ use super::kernel;
 ///
 /// # Errors
 ///
-/// A parameter that is not in bf16 is refused before training starts by `backburn` (`FusedError::Unfit`), one of
+/// A parameter that is not in bf16 is refused before training starts by `backburn` (`FusedError::UnsupportedParameter`), one of
 /// fewer than 4096 elements in its step; such a small one in f32 is stepped as it is. In a stock loop the step panics.
 #[derive(Clone, Debug)]
 pub struct InFormat<O> {

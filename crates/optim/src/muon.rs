@@ -96,7 +96,7 @@ impl MuonConfig {
 /// # Errors
 ///
 /// It steps matrices alone, as Burn's does. A parameter of another rank is refused by name before training starts
-/// by `backburn` (`FusedError::Unfit`): vectors, convolutions, and stacks of experts in one tensor. In a stock
+/// by `backburn` (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In a stock
 /// loop its step panics.
 #[derive(Clone, Debug)]
 pub struct Muon {

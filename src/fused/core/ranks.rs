@@ -77,7 +77,7 @@ impl<M: Module> Ranks<M> {
             devices.clone(),
             config.sharding,
             config.ownership,
-            config.max_bytes_under_way,
+            config.max_bytes_in_flight,
             parameters,
         ));
         // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:

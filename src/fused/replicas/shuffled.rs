@@ -90,7 +90,7 @@ fn trained(model: Model, config: FusedConfig, schedule: Option<u64>) -> Vec<Tens
 fn the_weights_are_the_same_in_whichever_order_the_threads_of_two_owners_run() {
     let base = FusedConfig::new()
         .with_ownership(Ownership::BySize)
-        .with_max_bytes_under_way(Some(0));
+        .with_max_bytes_in_flight(Some(0));
     let clipping = Some(GlobalNormClippingConfig::Exact(0.1));
     let offload = OffloadConfig::new(Offload::Updates).with_min_elements(1);
     let configs = [

@@ -133,7 +133,7 @@ fn folder_without_a_checkpoint_is_an_error() {
         let refused = assert_refused(folder);
         assert_eq!(
             refused,
-            CheckpointError::NotThere {
+            CheckpointError::NotFound {
                 folder: folder.to_path_buf()
             }
         );

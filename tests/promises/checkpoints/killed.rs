@@ -101,7 +101,7 @@ fn first_save_killed_leaves_none_and_can_be_repeated() {
         now.insert(name.clone(), bytes[..bytes.len() / 2].to_vec());
         let killed = folder_of(&now);
         let refused = assert_refused(killed.path());
-        assert!(matches!(refused, CheckpointError::NotThere { .. }));
+        assert!(matches!(refused, CheckpointError::NotFound { .. }));
         save(killed.path(), 9);
         assert_is_after(killed.path(), 9);
         assert_eq!(files(killed.path()).len(), 6);

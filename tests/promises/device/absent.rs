@@ -7,7 +7,7 @@ fn a_device_that_is_not_there_is_refused_by_name() {
     let device = Device::cuda(99);
     let error = check_device(&device, FloatDType::F32).unwrap_err();
     assert!(
-        matches!(error, FusedError::DeviceNotThere { .. }),
+        matches!(error, FusedError::DeviceUnavailable { .. }),
         "{error}"
     );
     assert!(error.to_string().contains("99"), "{error}");

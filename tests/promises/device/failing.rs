@@ -42,7 +42,7 @@ fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() 
     for offload in [
         Offload::States,
         Offload::Updates,
-        Offload::Weights(WaitingBlocks::All),
+        Offload::Weights(OffloadedBlocks::All),
     ] {
         let linear = |_| LinearConfig::new(8, 8).init(&Device::flex().autodiff());
         let model: Vec<Linear> = (0..2).map(linear).collect();

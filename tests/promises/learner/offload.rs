@@ -12,7 +12,7 @@ use crate::common::*;
 const MODES: [Offload; 3] = [
     Offload::States,
     Offload::Updates,
-    Offload::Weights(WaitingBlocks::All),
+    Offload::Weights(OffloadedBlocks::All),
 ];
 
 fn there() -> Device {

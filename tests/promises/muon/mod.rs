@@ -318,7 +318,7 @@ fn what_is_no_matrix_is_refused_by_name_before_training() {
     let device = Device::flex().autodiff();
     let muon = || ours::MuonConfig::new().init();
     let refused = |error: FusedError, named: &str, rank: &str| {
-        assert!(matches!(&error, FusedError::Unfit { path, .. } if path == named));
+        assert!(matches!(&error, FusedError::UnsupportedParameter { path, .. } if path == named));
         let text = error.to_string();
         assert!(text.contains(named) && text.contains(rank), "{text}");
         assert!(text.contains("MuonWithAdamWConfig"), "{text}");

@@ -104,7 +104,7 @@ fn any_number_of_bytes_may_be_under_way(device: &Device) {
         for mode in modes(device) {
             let config = FusedConfig::new()
                 .with_offload(Some(config(device, mode)))
-                .with_max_bytes_under_way(Some(limit));
+                .with_max_bytes_in_flight(Some(limit));
             let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
                 .with_config_on_ok(config, device);
             train_fused(&mut fused, 4, RATE, loss);

@@ -105,7 +105,7 @@ fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
 
 fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     let model = Network::init(device).apply_lora(Lora::new(2, 4.0));
-    let mode = Offload::Weights(WaitingBlocks::All);
+    let mode = Offload::Weights(OffloadedBlocks::All);
     let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init()).with_config_on_ok(
         FusedConfig::new().with_offload(Some(config(device, mode))),
         device,
@@ -130,7 +130,7 @@ fn a_frozen_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     let model = with_a_frozen_adapter(Network::init(device));
     // The adapters of the embedding wait, too, or are too small to.
     for min_elements in [10, 50] {
-        let mode = Offload::Weights(WaitingBlocks::All);
+        let mode = Offload::Weights(OffloadedBlocks::All);
         let config = config(device, mode).with_min_elements(min_elements);
         let fused = FusedOptimizer::new_ok(model.clone(), AdamConfig::new().init());
         let mut fused =

@@ -47,7 +47,7 @@ fn inputs_that_come_a_block_ahead_change_no_bit(device: &Device) {
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
             for limit in [None, Some(0), Some(200)] {
-                let config = with_inputs(device, mode).with_max_bytes_under_way(limit);
+                let config = with_inputs(device, mode).with_max_bytes_in_flight(limit);
                 let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
                 let mut fused = fused.with_config_on_ok(config, device);
                 train_fused(&mut fused, 4, RATE, loss);
@@ -70,7 +70,7 @@ fn a_panic_while_inputs_are_away_leaves_nothing_behind() {
     let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
     train_fused(&mut plain, 3, RATE, good);
     for fails_recorded in [false, true] {
-        let config = with_inputs(&device, Offload::Weights(WaitingBlocks::All));
+        let config = with_inputs(&device, Offload::Weights(OffloadedBlocks::All));
         let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         fused = fused.with_config_on_ok(config, &device);
         train_fused(&mut fused, 1, RATE, good);

@@ -30,7 +30,7 @@ fn a_host_without_the_bytes_is_refused_by_option_and_bytes() {
     let long = Tensor::<2>::ones([1, 1], &device.clone().inner()).expand([1 << 24, 1 << 24]);
     model[1].weight = Param::initialized(model[1].weight.id, Tensor::from_inner(long));
     let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-    let config = config(&device, Offload::Weights(WaitingBlocks::All));
+    let config = config(&device, Offload::Weights(OffloadedBlocks::All));
     let config = FusedConfig::new().with_offload(Some(config));
     let error = fused.with_config_on(config, &device).unwrap_err();
     let FusedError::Offload { reason } = &error else {
@@ -42,7 +42,7 @@ fn a_host_without_the_bytes_is_refused_by_option_and_bytes() {
 
 fn options_that_contradict_each_other_are_refused(device: &Device) {
     for part in [-0.5, 1.5, f64::NAN] {
-        let blocks = Offload::Weights(WaitingBlocks::Fraction(part));
+        let blocks = Offload::Weights(OffloadedBlocks::Fraction(part));
         let error = refused(config(device, blocks), device, Network::init(device));
         assert!(error.contains("from 0 to 1"), "{error}");
     }
@@ -280,7 +280,7 @@ fn two_trainings_run_beside_each_other(device: &Device) {
 }
 
 fn a_model_for_inference_can_be_moved(device: &Device) {
-    let mode = Offload::Weights(WaitingBlocks::All);
+    let mode = Offload::Weights(OffloadedBlocks::All);
     let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
         .with_config_on_ok(
             FusedConfig::new().with_offload(Some(config(device, mode))),
@@ -300,7 +300,7 @@ fn a_model_for_inference_can_be_moved(device: &Device) {
 }
 
 fn a_model_from_inference_is_not_trained(device: &Device) {
-    let mode = Offload::Weights(WaitingBlocks::All);
+    let mode = Offload::Weights(OffloadedBlocks::All);
     let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
         .with_config_on_ok(
             FusedConfig::new().with_offload(Some(config(device, mode))),

@@ -79,8 +79,8 @@ fn the_host_keeps_the_weights_in_their_own_type(device: &Device) {
         let expected = train_mixed(copy(), &xs, dtype);
         for mode in [
             Offload::Updates,
-            Offload::Weights(WaitingBlocks::All),
-            Offload::Weights(WaitingBlocks::Fraction(0.5)),
+            Offload::Weights(OffloadedBlocks::All),
+            Offload::Weights(OffloadedBlocks::Fraction(0.5)),
         ] {
             let config = FusedConfig::new()
                 .with_offload(Some(config(device, mode)))

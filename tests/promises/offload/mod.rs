@@ -21,9 +21,9 @@ const RATE: f64 = 1e-2;
 const MODES: [Offload; 5] = [
     Offload::States,
     Offload::Updates,
-    Offload::Weights(WaitingBlocks::All),
-    Offload::Weights(WaitingBlocks::Fraction(0.5)),
-    Offload::Weights(WaitingBlocks::Beyond(1500)),
+    Offload::Weights(OffloadedBlocks::All),
+    Offload::Weights(OffloadedBlocks::Fraction(0.5)),
+    Offload::Weights(OffloadedBlocks::Beyond(1500)),
 ];
 
 #[derive(Module, Debug)]

@@ -26,7 +26,7 @@ fn with_states(device: &Device, limit: Option<usize>) -> FusedConfig {
     let offload = config(device, Offload::States);
     FusedConfig::new()
         .with_offload(Some(offload))
-        .with_max_bytes_under_way(limit)
+        .with_max_bytes_in_flight(limit)
 }
 
 fn states_come_ahead_in_whatever_order(device: &Device) {

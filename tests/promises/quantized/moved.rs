@@ -70,7 +70,7 @@ fn codes_go_to_any_host_and_back_when_the_training_changes() {
             for offload in [
                 Offload::States,
                 Offload::Updates,
-                Offload::Weights(WaitingBlocks::All),
+                Offload::Weights(OffloadedBlocks::All),
             ] {
                 assert_equal_factors(&expected, &train(Some(offload)));
             }

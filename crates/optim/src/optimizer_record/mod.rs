@@ -9,10 +9,10 @@ mod options;
 mod own_memory;
 mod state;
 
-pub use options::{compact_records, load_device, load_on, records_are_compact};
 pub use names::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
     is_of_elements, stock_can_ignore,
 };
+pub use options::{compact_records, load_device, load_on, records_are_compact};
 pub use own_memory::load_in_own_memory;
-pub use state::{RecordedState, read, unreadable, write, to_bytes};
+pub use state::{RecordedState, read, to_bytes, unreadable, write};
