@@ -185,6 +185,8 @@ mod book {
         Averages: "../docs/averages.md"
         Blocks: "../docs/blocks.md"
         Formats: "../docs/formats.md"
+        MixedPrecision: "../docs/mixed-precision.md"
+        Quantized: "../docs/quantized.md"
         Muon: "../docs/muon.md"
         Offload: "../docs/offload.md"
         Devices: "../docs/devices.md"
