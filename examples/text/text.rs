@@ -12,13 +12,19 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use crate::tokens::Vocabulary;
 
 const PLAYS: &[u8] = include_bytes!("data/shakespeare.txt.gz");
-/// A text that plays know nothing of: pages of this project.
+/// Text of another kind than plays: pages of this project.
 pub const PAGES: &str = concat!(
+    include_str!("../../docs/accumulation.md"),
     include_str!("../../docs/architecture.md"),
+    include_str!("../../docs/averages.md"),
     include_str!("../../docs/backends.md"),
+    include_str!("../../docs/clipping.md"),
     include_str!("../../docs/formats.md"),
+    include_str!("../../docs/formats-measured.md"),
     include_str!("../../docs/memory.md"),
+    include_str!("../../docs/mixed-precision.md"),
     include_str!("../../docs/policies.md"),
+    include_str!("../../docs/quantized.md"),
 );
 
 /// Plays of Shakespeare.
