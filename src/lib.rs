@@ -162,7 +162,7 @@ pub use quantized::{BaseFormat, QuantizedAdapter, QuantizedLora};
 pub use replica::{Ownership, Sharding};
 pub use report::StepReport;
 
-/// The programs of README and of the book compile and run: the tests of the documentation find them here.
+/// Compiles and runs the programs of the README and the book as doc tests.
 #[cfg(doctest)]
 mod book {
     macro_rules! pages {
